@@ -1,0 +1,106 @@
+"""The exceptions that people see: what is wrong, the value, what is allowed, what to do.
+
+A `TunerError` is an answer to the user and is printed without a traceback. Any other
+exception that reaches the command line is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+EXIT_FOUND = 0
+EXIT_NOTHING_FITS = 1
+EXIT_BAD_INPUT = 2
+EXIT_UNAVAILABLE = 3
+EXIT_INTERRUPTED = 130
+
+
+class TunerError(Exception):
+    """Base of every error that is an answer to the user.
+
+    `message` says what is wrong with which value; `hint` says what to do. `exit_code`
+    is the status with which the command line ends.
+    """
+
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in an input: where it stands, and what it is.
+
+    `where` is a place a person can find ("qlora27b.yaml:12 knobs.micro_batch"), or empty.
+    """
+
+    message: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+class InputError(TunerError):
+    """The input is wrong (exit code 2). Carries every problem found, not only the first."""
+
+    exit_code = EXIT_BAD_INPUT
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        problems: Iterable[Problem] = (),
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        lines = [self.message, *(f"  - {problem}" for problem in self.problems)]
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class NothingFitsError(TunerError):
+    """The search ended, and no configuration fits the GPU (exit code 1)."""
+
+    exit_code = EXIT_NOTHING_FITS
+
+
+class UnavailableError(TunerError):
+    """Something this machine lacks is needed: a library, a GPU, the network (exit code 3)."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+def nearest(value: str, allowed: Iterable[str]) -> str | None:
+    """The allowed word closest in spelling to `value`, or None when none is close."""
+    by_lower = {word.lower(): word for word in allowed}
+    close = difflib.get_close_matches(value.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[close[0]] if close else None
+
+
+def unknown(kind: str, value: str, allowed: Iterable[str], *, list_command: str = "") -> InputError:
+    """An `InputError` for a word that is not in the catalogue, with the nearest spelling.
+
+    `kind` is the field's noun ("GPU", "search space", "knob"); `list_command` is a command
+    that lists what is allowed, shown when the list is long.
+    """
+    words = sorted(allowed)
+    close = nearest(value, words)
+    parts = [f"did you mean {close!r}?"] if close else []
+    if len(words) <= 12 or not list_command:
+        parts.append(f"allowed: {', '.join(words)}")
+    else:
+        parts.append(f"`{list_command}` lists all {len(words)}")
+    return InputError(f"unknown {kind} {value!r}", hint="; ".join(parts))

@@ -1,0 +1,343 @@
+"""The frozen values that travel between the layers, and nothing else.
+
+Sizes are in bytes and times in seconds; every physical quantity carries its unit in its
+name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device; a
+`TrialRecord` holds either or both and says which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+KnobValue = bool | int | float | str | tuple[str, ...]
+
+JOURNAL_SCHEMA = 1
+"""Version of the record that `TrialRecord.to_dict` writes."""
+
+
+class Configuration(Mapping[str, KnobValue]):
+    """One complete setting of every knob, fixed and derived value: an immutable mapping.
+
+    Lists become tuples, so that a configuration can be hashed. Equality and `key` do not
+    depend on the order of the names.
+    """
+
+    __slots__ = ("_key", "_values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values: dict[str, KnobValue] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in sorted(values.items())
+        }
+        text = json.dumps(self._values, sort_keys=True, separators=(",", ":"))
+        self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits that identify these values, the same in every process."""
+        return self._key
+
+    def replace(self, **changes: Any) -> Configuration:
+        """A copy with some values changed or added."""
+        return Configuration({**self._values, **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values as JSON types (tuples become lists)."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in self._values.items()}
+
+    def __getitem__(self, name: str) -> KnobValue:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Configuration) and self._key == other._key
+
+    def __repr__(self) -> str:
+        return f"Configuration({self._values!r})"
+
+
+class Source(enum.StrEnum):
+    """Where a number comes from."""
+
+    PREDICTED = "predicted"
+    MEASURED = "measured"
+
+
+class Status(enum.StrEnum):
+    """How a trial ended. Out of memory is an outcome, not an error."""
+
+    OK = "ok"
+    OOM = "oom"
+    THRASHING = "thrashing"
+    TIMEOUT = "timeout"
+    NON_FINITE = "non_finite"
+    CRASHED = "crashed"
+    INVALID = "invalid"
+    INTERRUPTED = "interrupted"
+
+
+class MemoryCategory(enum.StrEnum):
+    """What a byte of device memory is used for at the peak."""
+
+    WEIGHTS = "weights"
+    ADAPTERS = "adapters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    LOGITS_AND_LOSS = "logits_and_loss"
+    TEMPORARY = "temporary"
+    ALLOCATOR_OVERHEAD = "allocator_overhead"
+    """Reserved by PyTorch's caching allocator and not allocated at the peak."""
+    CONTEXT_AND_WORKSPACE = "context_and_workspace"
+    """CUDA context, loaded kernels and what the driver keeps: outside PyTorch's counters."""
+
+
+class Phase(enum.StrEnum):
+    """The stage of a trial in which memory is used, or ran out."""
+
+    LOAD = "load"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Peak memory of a training step on one GPU, in bytes.
+
+    `device_bytes` is what NVML would show for the process (`peak_reserved_bytes` plus CUDA
+    context); `breakdown` splits `device_bytes` by `MemoryCategory` and adds up to it exactly.
+    `loaded_bytes` is allocated once model, adapters and optimizer exist and before the first
+    step. `paged_bytes` is managed memory of paged optimizers, which torch does not count and
+    the driver can move to the host: it is not part of `device_bytes`.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    loaded_bytes: int
+    phase_peak_bytes: Mapping[str, int]
+    peak_phase: str
+    breakdown: Mapping[str, int]
+    paged_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a configuration trains, at one fixed effective batch.
+
+    `step_s` is one optimizer step (all its micro-steps), `it_per_s` counts micro-steps as
+    the progress bars of trainers do, `tokens_per_s` counts tokens that are not padding.
+    `mfu` is model FLOPs per second over the GPU's dense peak in the compute precision, with
+    recomputation of checkpointed activations not counted; None where the peak is unknown.
+    `breakdown_s` splits `step_s` by kind of work and adds up to it.
+    """
+
+    step_s: float
+    it_per_s: float
+    samples_per_s: float
+    tokens_per_s: float
+    mfu: float | None
+    breakdown_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model of the GPU says of one configuration; nothing here was measured.
+
+    `fits` is decided on `memory.device_bytes` plus `margin_bytes` against `limit_bytes`, the
+    memory of the GPU. `limits` names what bounds the speed ("matmul", "bandwidth", ...).
+    """
+
+    fits: bool
+    limit_bytes: int
+    margin_bytes: int
+    memory: Memory
+    speed: Speed
+    trainable_params: int
+    total_params: int
+    gpu: str
+    method: str
+    """How it was predicted, for example "trace of two optimizer steps, full depth"."""
+    source: Source = Source.PREDICTED
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat JSON object; the keys that scripts read are part of the contract."""
+        data = _plain(self)
+        speed = data.pop("speed")
+        return {**data, **speed, "source": str(self.source)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Prediction:
+        """The inverse of `to_dict`; keys that are not known are ignored."""
+        return cls(
+            memory=_build(Memory, data["memory"]),
+            speed=_build(Speed, data),
+            source=Source(data["source"]),
+            **{k: data[k] for k in _scalar_names(cls)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a real device did in one trial. `device` is the exact device name."""
+
+    memory: Memory
+    speed: Speed
+    trainable_params: int
+    total_params: int
+    device: str
+    steps: int
+    loss_finite: bool
+    source: Source = Source.MEASURED
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat JSON object, shaped as `Prediction.to_dict`."""
+        data = _plain(self)
+        speed = data.pop("speed")
+        return {**data, **speed, "source": str(self.source)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        """The inverse of `to_dict`."""
+        return cls(
+            memory=_build(Memory, data["memory"]),
+            speed=_build(Speed, data),
+            source=Source(data["source"]),
+            **{k: data[k] for k in _scalar_names(cls)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of running one configuration once, whatever happened.
+
+    `prediction` of a simulated trial is the full trace; a real trial carries `measurement`.
+    `phase` and `requested_bytes` say where and at what size memory ran out, when it did.
+    """
+
+    status: Status
+    prediction: Prediction | None = None
+    measurement: Measurement | None = None
+    phase: str | None = None
+    requested_bytes: int | None = None
+    message: str = ""
+    duration_s: float = 0.0
+
+    @property
+    def evidence(self) -> Prediction | Measurement | None:
+        """The numbers to rank by: measured ones where they exist, else predicted ones."""
+        return self.measurement or self.prediction
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """One line of the journal: everything needed to show, rank or repeat one trial."""
+
+    trial_id: str
+    space: str
+    gpu: str
+    gpu_memory_bytes: int
+    configuration: Configuration
+    outcome: Outcome
+    seed: int
+    started_at: str
+    """UTC, ISO 8601 with seconds."""
+    versions: Mapping[str, str]
+    searcher: str
+    run_id: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the trial ended well and its memory, with the margin, is inside the GPU."""
+        if self.outcome.status is not Status.OK:
+            return False
+        if self.outcome.measurement is not None:
+            return self.outcome.measurement.memory.device_bytes <= self.gpu_memory_bytes
+        return self.outcome.prediction is not None and self.outcome.prediction.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only; `schema` says which version of this record it is."""
+        outcome = self.outcome
+        return {
+            "schema": JOURNAL_SCHEMA,
+            "trial_id": self.trial_id,
+            "run_id": self.run_id,
+            "space": self.space,
+            "gpu": self.gpu,
+            "gpu_memory_bytes": self.gpu_memory_bytes,
+            "configuration": self.configuration.to_dict(),
+            "status": str(outcome.status),
+            "phase": outcome.phase,
+            "requested_bytes": outcome.requested_bytes,
+            "message": outcome.message,
+            "duration_s": outcome.duration_s,
+            "predicted": outcome.prediction.to_dict() if outcome.prediction else None,
+            "measured": outcome.measurement.to_dict() if outcome.measurement else None,
+            "seed": self.seed,
+            "started_at": self.started_at,
+            "searcher": self.searcher,
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrialRecord:
+        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError when malformed."""
+        predicted, measured = data["predicted"], data["measured"]
+        return cls(
+            trial_id=data["trial_id"],
+            run_id=data["run_id"],
+            space=data["space"],
+            gpu=data["gpu"],
+            gpu_memory_bytes=data["gpu_memory_bytes"],
+            configuration=Configuration(data["configuration"]),
+            outcome=Outcome(
+                status=Status(data["status"]),
+                prediction=Prediction.from_dict(predicted) if predicted else None,
+                measurement=Measurement.from_dict(measured) if measured else None,
+                phase=data["phase"],
+                requested_bytes=data["requested_bytes"],
+                message=data["message"],
+                duration_s=data["duration_s"],
+            ),
+            seed=data["seed"],
+            started_at=data["started_at"],
+            versions=data["versions"],
+            searcher=data["searcher"],
+        )
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """A dataclass as nested plain dictionaries (mappings are copied)."""
+    return {
+        f.name: _plain(value) if dataclasses.is_dataclass(value) else _copied(value)
+        for f in dataclasses.fields(record)
+        for value in (getattr(record, f.name),)
+    }
+
+
+def _copied(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _build(cls: type[Any], data: Mapping[str, Any]) -> Any:
+    return cls(**{f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data})
+
+
+def _scalar_names(cls: type[Any]) -> list[str]:
+    nested = {"memory", "speed", "source"}
+    return [f.name for f in dataclasses.fields(cls) if f.name not in nested]
