@@ -1,0 +1,1 @@
+"""The models that `tuner` knows: architectures, no weights."""

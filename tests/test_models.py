@@ -1,0 +1,360 @@
+"""Every model of the catalogue builds and has its published size; names find it or say why not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.errors import EXIT_BAD_INPUT, InputError
+from tuner.models import catalogue
+from tuner.models.catalogue import (
+    auto_class,
+    config_digest,
+    get_entry,
+    load_catalogue,
+    resolve_config,
+)
+
+IDS = list(load_catalogue())
+SEVEN_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def build_on_meta(config):
+    import torch
+
+    with torch.device("meta"):
+        return auto_class(config).from_config(config)
+
+
+def count(parameters) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    """A hub that refuses the connection at once, and no cache to fall back on."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+
+# --- the architectures -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_id", IDS)
+def test_the_model_builds_and_has_its_published_size(model_id):
+    entry = load_catalogue()[model_id]
+    config = resolve_config(model_id)
+    model = build_on_meta(config)
+    built_as = {
+        "causal-lm": config.architectures[0],
+        "image-text": "Gemma3ForConditionalGeneration",
+        "encoder": {"bert": "BertModel", "roberta": "RobertaModel"}.get(config.model_type),
+    }
+    assert type(model).__name__ == built_as[entry.task]
+    assert count(model.parameters()) == entry.params
+
+
+@pytest.mark.parametrize(
+    ("model_id", "params"),
+    [
+        ("medgemma-27b-text", 27_009_002_240),
+        ("medgemma-4b", 4_300_079_472),
+        ("gemma-2-2b", 2_614_341_888),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("roberta-base", 124_645_632),
+        ("all-minilm-l6-v2", 22_713_216),
+    ],
+)
+def test_the_eight_models_of_the_first_systems_are_known(model_id, params):
+    assert load_catalogue()[model_id].params == params
+
+
+@pytest.mark.parametrize(
+    ("model_id", "dimensions"),
+    [
+        ("medgemma-27b-text", (5376, 62, 32, 16, 128, 21504, 262144, True)),
+        ("medgemma-4b", (2560, 34, 8, 4, 256, 10240, 262208, True)),
+        ("gemma-2-2b", (2304, 26, 8, 4, 256, 9216, 256000, True)),
+        ("qwen2.5-7b", (3584, 28, 28, 4, 128, 18944, 152064, False)),
+        ("qwen2.5-3b", (2048, 36, 16, 2, 128, 11008, 151936, True)),
+        ("llama-3.1-8b", (4096, 32, 32, 8, 128, 14336, 128256, False)),
+    ],
+)
+def test_dimensions_of_the_first_systems(model_id, dimensions):
+    config = resolve_config(model_id).get_text_config()
+    assert dimensions == (
+        config.hidden_size,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        config.intermediate_size,
+        config.vocab_size,
+        config.tie_word_embeddings,
+    )
+
+
+def test_rank_128_on_the_27b_model_trains_908_million_parameters():
+    from peft import LoraConfig, get_peft_model
+
+    model = build_on_meta(resolve_config("medgemma-27b-text"))
+    lora = LoraConfig(r=128, lora_alpha=256, target_modules=SEVEN_LINEARS, task_type="CAUSAL_LM")
+    adapted = get_peft_model(model, lora, low_cpu_mem_usage=True)
+    trainable = count(p for p in adapted.parameters() if p.requires_grad)
+    assert trainable == 908_132_352
+
+
+def test_lora_by_name_also_hits_the_vision_tower_of_the_4b_model():
+    model = build_on_meta(resolve_config("medgemma-4b"))
+    q_projs = [name for name, _ in model.named_modules() if name.endswith("q_proj")]
+    assert len(q_projs) == 34 + 27
+
+
+def test_gemma_3_keeps_its_two_rope_bases_and_five_local_layers_per_global_one():
+    config = resolve_config("medgemma-27b-text")
+    assert config.rope_parameters == {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+    }
+    assert config.layer_types[:6] == ["sliding_attention"] * 5 + ["full_attention"]
+    assert config.layer_types.count("full_attention") == 10
+    assert (config.sliding_window, config.query_pre_attn_scalar) == (1024, 168)
+
+
+def test_llama_3_keeps_its_rope_scaling():
+    rope = resolve_config("llama-3.1-8b").rope_parameters
+    assert rope == {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def test_gemma_2_keeps_soft_caps_and_alternating_windows():
+    config = resolve_config("gemma-2-2b")
+    assert (config.attn_logit_softcapping, config.final_logit_softcapping) == (50.0, 30.0)
+    assert config.layer_types == ["sliding_attention", "full_attention"] * 13
+    assert config.sliding_window == 4096
+
+
+def test_qwen_2_5_has_biases_on_q_k_and_v_only():
+    layer = build_on_meta(resolve_config("qwen2.5-7b")).model.layers[0]
+    biased = [n for n, p in layer.named_parameters() if n.endswith("bias")]
+    assert biased == [f"self_attn.{name}_proj.bias" for name in "qkv"]
+
+
+# --- names -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "model_id"),
+    [
+        ("medgemma-27b-text", "medgemma-27b-text"),
+        ("gemma-3-27b-text", "medgemma-27b-text"),
+        ("google/medgemma-27b-text-it", "medgemma-27b-text"),
+        ("MedGemma_27B_text", "medgemma-27b-text"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("qwen2.5-7b-instruct", "qwen2.5-7b"),
+        ("gemma2-2b", "gemma-2-2b"),
+        ("llama3.1-8b", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
+        ("sentence-transformers/all-MiniLM-L6-v2", "all-minilm-l6-v2"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"),
+        ("gemma-2b", "gemma-2b"),
+    ],
+)
+def test_models_are_found_as_people_type_them(typed, model_id):
+    entry = get_entry(typed)
+    assert entry is not None
+    assert entry.id == model_id
+
+
+@pytest.mark.parametrize("typed", ["mistral-7b", "gemma-22b", "qwen2.57b", "", "./roberta-base"])
+def test_a_name_that_could_mean_something_else_finds_nothing(typed):
+    assert get_entry(typed) is None
+
+
+def test_every_exact_name_belongs_to_one_model():
+    owners: dict[str, str] = {}
+    for entry in load_catalogue().values():
+        for name in entry.names:
+            assert owners.setdefault(name.lower(), entry.id) == entry.id, name
+            assert get_entry(name) == entry
+
+
+def test_every_entry_says_where_its_count_comes_from_and_its_file_is_named_after_it():
+    for path in catalogue.CONFIGS.glob("*.json"):
+        fields = json.loads(path.read_text())
+        assert fields["id"] == path.stem
+        assert fields["source"]
+        assert fields["config"]["architectures"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("medgema-27b-text", "medgemma-27b-text"), ("Qwen2.5-7B-Instrct", "Qwen2.5-7B-Instruct")],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(typed, meant):
+    with pytest.raises(InputError, match="unknown model") as caught:
+        resolve_config(typed)
+    assert repr(typed) in caught.value.message
+    assert f"did you mean '{meant}'" in str(caught.value.hint)
+
+
+def test_the_beginning_of_several_names_is_answered_with_all_of_them():
+    with pytest.raises(InputError) as caught:
+        resolve_config("mistral-7b")
+    assert "allowed: mistral-7b-v0.1, mistral-7b-v0.3" in str(caught.value)
+
+
+@given(st.text(max_size=40).filter(lambda text: "/" not in text and get_entry(text) is None))
+def test_a_word_that_is_no_model_is_a_clear_error(text):
+    with pytest.raises(InputError) as caught:
+        resolve_config(text)
+    assert caught.value.exit_code == EXIT_BAD_INPUT
+
+
+# --- folders -----------------------------------------------------------------------------
+
+
+def test_a_local_folder_with_a_config_is_a_model(tmp_path):
+    resolve_config("qwen2.5-0.5b").save_pretrained(tmp_path)
+    loaded = resolve_config(str(tmp_path))
+    assert config_digest(loaded) == config_digest(resolve_config("qwen2.5-0.5b"))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "has no config.json"),
+        ("{not json", "cannot be read as JSON"),
+        ("[]", "names no model_type"),
+        ('{"hidden_size": 8}', "names no model_type"),
+        ('{"model_type": "no_such_model"}', "cannot be used"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "cannot be used"),
+        (
+            '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}',
+            "code of its own, which is never run",
+        ),
+    ],
+)
+def test_a_folder_that_holds_no_usable_config_is_one_message(tmp_path, content, problem):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=problem) as caught:
+        resolve_config(str(tmp_path))
+    assert str(tmp_path) in caught.value.message
+    assert caught.value.exit_code == EXIT_BAD_INPUT
+
+
+def test_a_path_that_is_not_there_is_not_looked_up_on_the_hub():
+    with pytest.raises(InputError, match="does not exist"):
+        resolve_config("./roberta-base")
+
+
+# --- the hub -----------------------------------------------------------------------------
+
+
+def test_a_hub_model_without_a_network_is_one_quick_message(no_network):
+    import transformers  # noqa: F401 - so that its import is not timed
+
+    started = time.monotonic()
+    with pytest.raises(InputError, match="needs the network") as caught:
+        resolve_config("somebody/some-model")
+    assert time.monotonic() - started < 5
+    assert caught.value.exit_code == EXIT_BAD_INPUT
+    assert "tuner models" in str(caught.value.hint)
+
+
+def test_offline_mode_is_named_as_the_reason(no_network, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE is set"):
+        resolve_config("somebody/some-model")
+
+
+def test_a_hub_config_in_the_cache_needs_no_network(no_network, tmp_path):
+    snapshot = tmp_path / "models--somebody--some-model" / "snapshots" / "abc"
+    resolve_config("smollm2-135m").save_pretrained(snapshot)
+    reference = tmp_path / "models--somebody--some-model" / "refs" / "main"
+    reference.parent.mkdir()
+    reference.write_text("abc")
+    assert resolve_config("somebody/some-model").hidden_size == 576
+
+
+@pytest.mark.parametrize(
+    ("error_name", "message"),
+    [("GatedRepoError", "is gated"), ("RepositoryNotFoundError", "unknown model")],
+)
+def test_what_the_hub_refuses_is_said_plainly(monkeypatch, error_name, message):
+    import transformers
+    from huggingface_hub import errors
+
+    # The hub's exceptions read only these of the response that caused them.
+    response = SimpleNamespace(headers={}, status_code=401, request=None)
+    refusal = getattr(errors, error_name)("refused", response=response)
+
+    def from_pretrained(*_, **__):
+        raise OSError("transformers' own words") from refusal
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(catalogue, "_require_hub", lambda name: None)
+    with pytest.raises(InputError, match=message) as caught:
+        resolve_config("somebody/some-model")
+    assert "somebody/some-model" in caught.value.message
+
+
+# --- keys and speed ----------------------------------------------------------------------
+
+
+def test_the_digest_tells_architectures_apart_and_nothing_else():
+    digests = {model_id: config_digest(resolve_config(model_id)) for model_id in IDS}
+    # Llama-3.3-70B is Llama-3.1-70B trained further.
+    assert digests.pop("llama-3.3-70b") == digests["llama-3.1-70b"]
+    assert len(set(digests.values())) == len(digests)
+    config = resolve_config("qwen2.5-7b")
+    config._name_or_path = "elsewhere"
+    assert config_digest(config) == digests["qwen2.5-7b"]
+    config.num_hidden_layers = 2
+    assert config_digest(config) != digests["qwen2.5-7b"]
+
+
+def test_a_resolved_config_can_be_changed_without_changing_the_catalogue():
+    resolve_config("medgemma-27b-text").rope_parameters["full_attention"]["factor"] = 1.0
+    again = resolve_config("medgemma-27b-text")
+    assert again.rope_parameters["full_attention"]["factor"] == 8.0
+
+
+def test_finding_a_model_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys; from tuner.models.catalogue import get_entry;"
+        "entry = get_entry('google/medgemma-27b-text-it');"
+        "assert (entry.hidden_size, entry.layers, entry.vocab_size) == (5376, 62, 262144);"
+        "heavy = {'torch', 'transformers', 'huggingface_hub', 'numpy'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    root = Path(catalogue.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=30)
+
+
+def test_loading_the_catalogue_is_quick():
+    load_catalogue.cache_clear()
+    started = time.perf_counter()
+    load_catalogue()
+    assert time.perf_counter() - started < 0.06
