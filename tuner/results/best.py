@@ -1,0 +1,311 @@
+"""The one plain answer: the fastest configuration that fits, and what it costs to use it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.records import Configuration, Measurement, Prediction, Source, Speed, TrialRecord
+from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.front import device_bytes, fits_within, margin_bytes, tokens_per_s
+from tuner.units import format_duration, format_gib
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """Time and money for one pass over the training data, and for the whole run.
+
+    Pure training: no evaluation, no checkpoints, no start-up. Money is None when the price
+    of the GPU is unknown, and what concerns the run when the number of epochs is.
+    """
+
+    examples: int
+    epochs: float | None
+    steps_per_epoch: int | None
+    epoch_s: float
+    run_s: float | None
+    epoch_usd: float | None
+    run_usd: float | None
+    price_usd_per_hour: float | None
+    price_date: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The recommended configuration against the space's baseline.
+
+    `speedup` is the ratio of tokens/s, `saved_bytes` the device memory that becomes free
+    (negative when more is used); each is None where the baseline has no such number.
+    """
+
+    baseline: TrialRecord
+    baseline_fits: bool
+    speedup: float | None
+    saved_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The fastest trial that fits with its margin, with what follows from it.
+
+    `trials` and `fitting` count the configurations that it was chosen from; `conditions`
+    are the floors and `--where` texts that they had to meet.
+    """
+
+    record: TrialRecord
+    evidence: Prediction | Measurement
+    gpu: GpuLike
+    space: SpaceFacts
+    cost: RunCost | None
+    gain: Gain | None
+    trials: int
+    fitting: int
+    conditions: tuple[str, ...] = ()
+
+    @property
+    def configuration(self) -> Configuration:
+        """The recommended settings."""
+        return self.record.configuration
+
+    @property
+    def source(self) -> Source:
+        """Whether the numbers are predicted or measured."""
+        return self.evidence.source
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the GPU that stays free at the peak, the margin included."""
+        return self.gpu.memory_bytes - self.evidence.memory.device_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types: what `best.yaml` holds and `tuner best --json` prints."""
+        return {
+            "space": self.space.name,
+            "model": self.space.model,
+            "gpu": _gpu_dict(self.gpu),
+            "source": str(self.source),
+            "configuration": self.configuration.to_dict(),
+            "memory": self._memory_dict(),
+            "speed": self._speed_dict(),
+            "run": _cost_dict(self.cost),
+            "baseline": _gain_dict(self.gain),
+            "trainable_params": self.evidence.trainable_params,
+            "total_params": self.evidence.total_params,
+            "chosen_from": {
+                "trials": self.trials,
+                "fitting": self.fitting,
+                "conditions": list(self.conditions),
+            },
+            "trial": {
+                "id": self.record.trial_id,
+                "run_id": self.record.run_id,
+                "started_at": self.record.started_at,
+                "seed": self.record.seed,
+                "searcher": self.record.searcher,
+                "versions": dict(self.record.versions),
+            },
+        }
+
+    def _memory_dict(self) -> dict[str, Any]:
+        memory = self.evidence.memory
+        margin = margin_bytes(self.record)
+        return {
+            "peak_device_memory": format_gib(memory.device_bytes),
+            "peak_device_bytes": memory.device_bytes,
+            "peak_reserved_bytes": memory.peak_reserved_bytes,
+            "peak_allocated_bytes": memory.peak_allocated_bytes,
+            "peak_phase": memory.peak_phase,
+            "free": format_gib(self.free_bytes),
+            "free_bytes": self.free_bytes,
+            "margin": format_gib(margin),
+            "margin_bytes": margin,
+            "used_fraction": round(memory.device_bytes / self.gpu.memory_bytes, 4),
+            "breakdown_bytes": {str(k): v for k, v in memory.breakdown.items()},
+        }
+
+    def _speed_dict(self) -> dict[str, Any]:
+        speed = self.evidence.speed
+        return {
+            "tokens_per_s": _rounded(speed.tokens_per_s),
+            "samples_per_s": _rounded(speed.samples_per_s),
+            "step": format_duration(speed.step_s),
+            "step_s": _rounded(speed.step_s),
+            "it_per_s": _rounded(speed.it_per_s),
+            "mfu": _rounded(speed.mfu) if speed.mfu is not None else None,
+        }
+
+
+def recommend(
+    records: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: GpuLike,
+    *,
+    where: Callable[[Configuration], bool] | None = None,
+    conditions: Sequence[str] = (),
+) -> Recommendation | None:
+    """The fastest of `records` that fits `gpu` with its margin; None when none does.
+
+    `where` keeps a configuration or drops it, and `conditions` are its texts, for people.
+    Among equally fast ones the one with less memory wins, then the smaller configuration
+    key. The baseline is looked up among all records, whether it meets `where` or not.
+    """
+    allowed = [r for r in records if where is None or where(r.configuration)]
+    fitting = [r for r in allowed if fits_within(r, gpu.memory_bytes)]
+    if not fitting:
+        return None
+    best = min(fitting, key=_fastest_first)
+    evidence = best.outcome.evidence
+    assert evidence is not None  # without numbers a trial does not fit
+    return Recommendation(
+        record=best,
+        evidence=evidence,
+        gpu=gpu,
+        space=space,
+        cost=run_cost(best, space, gpu),
+        gain=_gain(best, find_baseline(records, space.baseline), gpu),
+        trials=len(allowed),
+        fitting=len(fitting),
+        conditions=tuple(conditions),
+    )
+
+
+def run_cost(record: TrialRecord, space: SpaceFacts, gpu: GpuLike) -> RunCost | None:
+    """Time and money of an epoch and a run; None without numbers or number of examples."""
+    evidence = record.outcome.evidence
+    if evidence is None or space.examples is None or evidence.speed.samples_per_s <= 0:
+        return None
+    speed: Speed = evidence.speed
+    epoch_s = space.examples / speed.samples_per_s
+    run_s = epoch_s * space.epochs if space.epochs is not None else None
+    price = gpu.price_usd_per_hour
+    batch = record.configuration.get("effective_batch")
+    has_batch = isinstance(batch, int) and batch > 0
+    return RunCost(
+        examples=space.examples,
+        epochs=space.epochs,
+        steps_per_epoch=math.ceil(space.examples / batch) if has_batch else None,  # type: ignore[operator]
+        epoch_s=epoch_s,
+        run_s=run_s,
+        epoch_usd=epoch_s / 3600 * price if price is not None else None,
+        run_usd=run_s / 3600 * price if price is not None and run_s is not None else None,
+        price_usd_per_hour=price,
+        price_date=gpu.price_date,
+    )
+
+
+def find_baseline(
+    records: Iterable[TrialRecord], settings: Mapping[str, Any] | None
+) -> TrialRecord | None:
+    """The trial whose configuration has all of `settings`.
+
+    None when there is no such trial, or when `settings` leave open which of several is meant.
+    """
+    if not settings:
+        return None
+    wanted = Configuration(settings)
+    matches = [
+        r
+        for r in records
+        if all(r.configuration.get(name) == value for name, value in wanted.items())
+    ]
+    return matches[0] if len({r.configuration.key for r in matches}) == 1 else None
+
+
+def best_yaml(best: Recommendation | None, space: SpaceFacts, gpu: GpuLike, *, trials: int) -> str:
+    """The text of `best.yaml`: two lines for people, then `Recommendation.to_dict` as YAML.
+
+    When nothing fits, `configuration` is null and the text says so; an answer of an earlier
+    search must not stay behind.
+    """
+    import yaml  # 30 ms that `tuner best` does not need  # noqa: PLC0415
+
+    if best is None:
+        comment = (
+            f"# None of the {trials} configurations of {_one_line(space.name)} that were tried "
+            f"fits {_one_line(gpu.name)} with its margin.\n"
+            "# Lower the floors (--where), widen the search space, or take a larger GPU.\n"
+        )
+        data: dict[str, Any] = {"space": space.name, "gpu": _gpu_dict(gpu), "configuration": None}
+    else:
+        source = str(best.source).upper()
+        how = (
+            "no GPU was used, try it before you rely on it"
+            if best.source is Source.PREDICTED
+            else f"on {_one_line(getattr(best.evidence, 'device', 'a GPU'))}"
+        )
+        comment = (
+            f"# The fastest configuration of {_one_line(space.name)} found for "
+            f"{_one_line(gpu.name)}: it fits with {format_gib(best.free_bytes)} to spare.\n"
+            f"# Every number of memory, speed, time and cost below is {source} ({how}).\n"
+        )
+        data = best.to_dict()
+    body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    return comment + body
+
+
+def _fastest_first(record: TrialRecord) -> tuple[float, int, str]:
+    return (-(tokens_per_s(record) or 0.0), device_bytes(record) or 0, record.configuration.key)
+
+
+def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: GpuLike) -> Gain | None:
+    if baseline is None:
+        return None
+    old_speed, new_speed = tokens_per_s(baseline), tokens_per_s(best)
+    old_bytes, new_bytes = device_bytes(baseline), device_bytes(best)
+    return Gain(
+        baseline=baseline,
+        baseline_fits=fits_within(baseline, gpu.memory_bytes),
+        speedup=new_speed / old_speed if old_speed and new_speed else None,
+        saved_bytes=old_bytes - new_bytes if old_bytes and new_bytes else None,
+    )
+
+
+def _gpu_dict(gpu: GpuLike) -> dict[str, Any]:
+    return {
+        "id": gpu.id,
+        "name": gpu.name,
+        "memory": format_gib(gpu.memory_bytes),
+        "memory_bytes": gpu.memory_bytes,
+    }
+
+
+def _cost_dict(cost: RunCost | None) -> dict[str, Any] | None:
+    if cost is None:
+        return None
+    return {
+        "examples": cost.examples,
+        "epochs": cost.epochs,
+        "steps_per_epoch": cost.steps_per_epoch,
+        "time_per_epoch": format_duration(cost.epoch_s),
+        "time_per_epoch_s": round(cost.epoch_s, 3),
+        "time_per_run": format_duration(cost.run_s) if cost.run_s is not None else None,
+        "time_per_run_s": round(cost.run_s, 3) if cost.run_s is not None else None,
+        "cost_per_epoch_usd": round(cost.epoch_usd, 4) if cost.epoch_usd is not None else None,
+        "cost_per_run_usd": round(cost.run_usd, 4) if cost.run_usd is not None else None,
+        "price_usd_per_hour": cost.price_usd_per_hour,
+        "price_date": str(cost.price_date) if cost.price_date is not None else None,
+    }
+
+
+def _gain_dict(gain: Gain | None) -> dict[str, Any] | None:
+    if gain is None:
+        return None
+    return {
+        "configuration": gain.baseline.configuration.to_dict(),
+        "status": str(gain.baseline.outcome.status),
+        "fits": gain.baseline_fits,
+        "speedup": round(gain.speedup, 4) if gain.speedup is not None else None,
+        "saved_bytes": gain.saved_bytes,
+    }
+
+
+def _rounded(value: float) -> float:
+    """Six significant digits: more would claim an accuracy that no prediction has."""
+    return float(f"{value:.6g}")
+
+
+def _one_line(text: str) -> str:
+    """`text` for a comment: a line break in a name must not end the comment."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,0 +1,254 @@
+"""`pareto.png`: every trial as a point, the front, the GPU's memory and the best, in one look."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tuner.records import TrialRecord
+from tuner.results.front import device_bytes, tokens_per_s
+from tuner.results.table import value_text
+from tuner.results.view import Kind, View
+from tuner.units import GIB, format_gib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS: Mapping[Kind, str] = {
+    Kind.BEST: "#f2a60d",
+    Kind.FRONT: "#0d9488",
+    Kind.FITS: "#5b8def",
+    Kind.OUTSIDE: "#98a2b3",
+    Kind.TOO_LARGE: "#e5484d",
+    Kind.FAILED: "#8d5bb5",
+}
+LABELS: Mapping[Kind, str] = {
+    Kind.BEST: "recommended",
+    Kind.FRONT: "Pareto front",
+    Kind.FITS: "fits",
+    Kind.OUTSIDE: "fits, excluded by conditions",
+    Kind.TOO_LARGE: "does not fit",
+    Kind.FAILED: "failed",
+}
+_INK, _FAINT = "#1f2937", "#6b7280"
+BEYOND = 1.35
+"""The memory axis ends at this multiple of the GPU's memory; what lies beyond is counted."""
+
+
+def memory_range_gib(view: View) -> tuple[float, float]:
+    """Where the memory axis starts and ends, in GiB: around the trials and the GPU's memory."""
+    used = [size / GIB for r in view.records if (size := device_bytes(r)) is not None]
+    limit = view.gpu.memory_bytes / GIB
+    end = min(max([*used, limit]), limit * BEYOND)
+    start = min([*used, limit])
+    pad = 0.05 * (end - start) or 0.05 * limit
+    return max(0.0, start - pad), end + pad
+
+
+def throughput_range(view: View) -> tuple[float, float]:
+    """Where the throughput axis starts and ends, in tokens/s, for what the memory axis shows."""
+    _, end = memory_range_gib(view)
+    speeds = [
+        speed
+        for r in view.records
+        if (speed := tokens_per_s(r)) is not None and (device_bytes(r) or 0) / GIB <= end
+    ]
+    low, high = min(speeds, default=0.0), max(speeds, default=1.0)
+    pad = 0.08 * (high - low) or 0.1 * high or 1.0
+    return max(0.0, low - pad), high + 1.6 * pad
+
+
+def count_beyond(view: View) -> int:
+    """How many trials need more memory than the memory axis shows."""
+    _, end = memory_range_gib(view)
+    return sum((device_bytes(r) or 0) / GIB > end for r in view.records)
+
+
+def pareto_png(view: View) -> bytes:
+    """The picture as PNG, 1500 x 930 pixels. No global state of matplotlib is touched."""
+    # 0.3 s to import, which `tuner best` and `show` do not need.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(10, 6.2), dpi=150, facecolor="white", layout="constrained")
+    axes = figure.add_subplot()
+    _draw_limits(axes, view)
+    _draw_trials(axes, view)
+    _draw_best(axes, view)
+    _dress(axes, view)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _draw_limits(axes: Axes, view: View) -> None:
+    limit = view.gpu.memory_bytes / GIB
+    margin = view.margin_bytes / GIB
+    end = memory_range_gib(view)[1]
+    axes.axvspan(limit, max(end, limit), color=COLORS[Kind.TOO_LARGE], alpha=0.07, lw=0)
+    axes.axvline(limit, color=COLORS[Kind.TOO_LARGE], lw=1.6, zorder=2)
+    _say(axes, limit, f"memory {limit:.2f} GiB", color="#b42318", side="left")
+    if margin > 0:
+        axes.axvspan(limit - margin, limit, color=COLORS[Kind.BEST], alpha=0.13, lw=0)
+        axes.axvline(limit - margin, color="#b7791f", lw=1.1, ls=(0, (5, 3)), zorder=2)
+        text = f"limit with {margin:.2f} GiB margin"
+        _say(axes, limit - margin, text, color="#8a5a0b", side="right")
+
+
+def _say(axes: Axes, x: float, text: str, *, color: str, side: str) -> None:
+    """A line's name along the line, at the bottom, where a fast front leaves room."""
+    from matplotlib.patheffects import withStroke  # noqa: PLC0415 - as above
+
+    offset, align = ((4, "left"), (-4, "right"))[side == "right"]
+    axes.annotate(
+        _plain(text),
+        (x, 0.02),
+        xycoords=("data", "axes fraction"),
+        xytext=(offset, 0),
+        textcoords="offset points",
+        rotation=90,
+        ha=align,
+        va="bottom",
+        fontsize=8.5,
+        color=color,
+        path_effects=[withStroke(linewidth=3, foreground="white")],
+        zorder=5,
+    )
+
+
+def _draw_trials(axes: Axes, view: View) -> None:
+    styles: Sequence[tuple[Kind, str, float, float]] = (
+        (Kind.TOO_LARGE, "x", 26, 0.75),
+        (Kind.FAILED, "d", 26, 0.75),
+        (Kind.OUTSIDE, "o", 18, 0.45),
+        (Kind.FITS, "o", 30, 0.75),
+        (Kind.FRONT, "o", 46, 1.0),
+    )
+    for kind, marker, size, alpha in styles:
+        points = _points(view, kind)
+        if points:
+            crowd = 0.55 if len(points) > 500 else 1.0
+            axes.scatter(
+                [x for x, _ in points],
+                [y for _, y in points],
+                marker=marker,
+                s=size * crowd,
+                alpha=alpha * crowd if kind is not Kind.FRONT else 1.0,
+                color=COLORS[kind],
+                linewidths=1.3 if marker == "x" else 0,
+                label=f"{LABELS[kind]} ({len(view.front) if kind is Kind.FRONT else len(points)})",
+                zorder=4 if kind is Kind.FRONT else 3,
+            )
+    front = [_point(r) for r in view.front]
+    if front:
+        # From each front trial on, its throughput is available up to the GPU's memory.
+        xs = [p[0] for p in front] + [view.gpu.memory_bytes / GIB - view.margin_bytes / GIB]
+        ys = [p[1] for p in front] + [front[-1][1]]
+        axes.step(xs, ys, where="post", color=COLORS[Kind.FRONT], lw=1.8, alpha=0.8, zorder=3)
+
+
+def _draw_best(axes: Axes, view: View) -> None:
+    if view.best is None:
+        axes.set_title("No trial fits with its margin", color="#b42318", fontsize=10, loc="right")
+        return
+    x, y = _point(view.best.record)
+    axes.scatter(
+        [x],
+        [y],
+        marker="*",
+        s=330,
+        color=COLORS[Kind.BEST],
+        edgecolors="white",
+        linewidths=1.2,
+        zorder=6,
+        label="recommended",
+    )
+    settings = [f"{name} {value_text(view.best.configuration.get(name))}" for name in view.knobs]
+    lines = [f"{y:,.0f} tokens/s in {x:.2f} GiB ({view.best.source})"]
+    lines += [", ".join(settings[i : i + 2]) for i in range(0, len(settings), 2)]
+    low, high = memory_range_gib(view)
+    # The box goes where a front is empty: above and to the left of it.
+    axes.annotate(
+        _plain("\n".join(lines)),
+        (x, y),
+        xytext=(0.015, 0.975),
+        textcoords="axes fraction",
+        ha="left",
+        va="top",
+        fontsize=8.5,
+        color=_INK,
+        linespacing=1.45,
+        zorder=7,
+        bbox={"boxstyle": "round,pad=0.6", "fc": "#fffaf0", "ec": COLORS[Kind.BEST], "lw": 1},
+        arrowprops={
+            "arrowstyle": "-",
+            "color": COLORS[Kind.BEST],
+            "lw": 1.2,
+            "shrinkB": 9,
+            "relpos": (1.0, 0.5) if x > (low + high) / 2 else (0.5, 0.0),
+        },
+    )
+
+
+def _dress(axes: Axes, view: View) -> None:
+    axes.set_xlim(*memory_range_gib(view))
+    axes.set_ylim(*throughput_range(view))
+    axes.set_xlabel(f"peak device memory ({view.source}), GiB", color=_INK, fontsize=10.5)
+    axes.set_ylabel(f"throughput ({view.source}), tokens/s", color=_INK, fontsize=10.5)
+    title = f"{view.space.name} on {view.gpu.name}: {view.source}"
+    axes.set_title(_plain(title), loc="left", fontsize=13, fontweight="bold", color=_INK, pad=26)
+    axes.text(
+        0,
+        1.02,
+        _plain(subtitle(view)),
+        transform=axes.transAxes,
+        fontsize=9,
+        color=_FAINT,
+        va="bottom",
+    )
+    axes.grid(color="#e5e7eb", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#9ca3af")
+    axes.tick_params(colors=_FAINT, labelsize=9)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(
+        handles[::-1],
+        labels[::-1],
+        loc="outside lower center",
+        ncols=6,
+        frameon=False,
+        fontsize=9,
+    )
+
+
+def subtitle(view: View) -> str:
+    """What is shown, in one line: trials, how many fit, under which conditions."""
+    fitting = sum(k in (Kind.BEST, Kind.FRONT, Kind.FITS, Kind.OUTSIDE) for k in view.kinds)
+    parts = [f"{len(view.records)} configurations tried, {fitting} fit with the margin"]
+    if view.conditions:
+        parts.append("where " + " and ".join(view.conditions))
+    beyond = count_beyond(view)
+    if beyond:
+        end = memory_range_gib(view)[1] * GIB
+        parts.append(f"{beyond} need more than {format_gib(end)}")
+    return " · ".join(parts)
+
+
+def _points(view: View, kind: Kind) -> list[tuple[float, float]]:
+    return [
+        _point(r)
+        for r, k in zip(view.records, view.kinds, strict=True)
+        if k is kind and r.outcome.evidence is not None
+    ]
+
+
+def _point(record: TrialRecord) -> tuple[float, float]:
+    return (device_bytes(record) or 0) / GIB, tokens_per_s(record) or 0.0
+
+
+def _plain(text: str) -> str:
+    """`text` so that matplotlib shows it as it is: no formula between dollar signs."""
+    printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+    return printable.replace("$", r"\$")

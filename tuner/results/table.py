@@ -1,0 +1,79 @@
+"""`pareto.csv`: the front as a table that spreadsheets and pandas read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from tuner.records import KnobValue, TrialRecord
+from tuner.results.best import run_cost
+from tuner.results.view import View
+from tuner.units import GIB
+
+_NUMBERS = (
+    "device_gib",
+    "device_bytes",
+    "peak_reserved_bytes",
+    "peak_allocated_bytes",
+    "free_bytes",
+    "tokens_per_s",
+    "samples_per_s",
+    "it_per_s",
+    "step_s",
+    "mfu",
+    "epoch_s",
+    "epoch_usd",
+)
+
+
+def pareto_csv(view: View) -> str:
+    """The front as CSV, one row per configuration, from the least memory to the most.
+
+    Columns: `recommended`, `source`, every value of the configuration (knobs first), the
+    numbers with their units in the name, and the trial's id in the journal.
+    """
+    names = [*view.knobs, *view.fixed]
+    columns = ["recommended", "source", *names, *_NUMBERS, "trial_id"]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for record in view.front:
+        values = {name: value_text(record.configuration.get(name)) for name in names}
+        writer.writerow({**values, **_row(record, view)})
+    return text.getvalue()
+
+
+def value_text(value: KnobValue | None) -> str:
+    """A configuration value as people write it: true, nf4, q_proj+v_proj; "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "+".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _row(record: TrialRecord, view: View) -> dict[str, Any]:
+    evidence = record.outcome.evidence
+    assert evidence is not None  # without numbers a trial is on no front
+    memory, speed = evidence.memory, evidence.speed
+    cost = run_cost(record, view.space, view.gpu)
+    best = view.best
+    is_best = best is not None and best.configuration == record.configuration
+    return {
+        "recommended": value_text(is_best),
+        "source": str(evidence.source),
+        "device_gib": f"{memory.device_bytes / GIB:.3f}",
+        "device_bytes": memory.device_bytes,
+        "peak_reserved_bytes": memory.peak_reserved_bytes,
+        "peak_allocated_bytes": memory.peak_allocated_bytes,
+        "free_bytes": view.gpu.memory_bytes - memory.device_bytes,
+        "tokens_per_s": f"{speed.tokens_per_s:.6g}",
+        "samples_per_s": f"{speed.samples_per_s:.6g}",
+        "it_per_s": f"{speed.it_per_s:.6g}",
+        "step_s": f"{speed.step_s:.6g}",
+        "mfu": "" if speed.mfu is None else f"{speed.mfu:.4f}",
+        "epoch_s": "" if cost is None else f"{cost.epoch_s:.0f}",
+        "epoch_usd": "" if cost is None or cost.epoch_usd is None else f"{cost.epoch_usd:.2f}",
+        "trial_id": record.trial_id,
+    }

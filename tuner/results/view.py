@@ -1,0 +1,139 @@
+"""Everything the outputs are drawn from, computed once from the journal's records."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.records import Configuration, Status, TrialRecord
+from tuner.results.best import Recommendation, recommend
+from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.front import fits_within, margin_bytes, pareto_front
+from tuner.results.journal import latest
+
+
+class Kind(enum.StrEnum):
+    """How a trial is drawn.
+
+    `OUTSIDE` fits, and does not meet the floors or `--where`; `TOO_LARGE` ran out of memory
+    or leaves less than its margin free; `FAILED` ended any other way.
+    """
+
+    BEST = "best"
+    FRONT = "front"
+    FITS = "fits"
+    OUTSIDE = "outside"
+    TOO_LARGE = "too_large"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One search's results on one GPU.
+
+    `records` holds one record per configuration, `kinds` says of each, by position, how it
+    is drawn; `front` is sorted from the least memory to the most.
+    """
+
+    space: SpaceFacts
+    gpu: GpuLike
+    records: tuple[TrialRecord, ...]
+    kinds: tuple[Kind, ...]
+    front: tuple[TrialRecord, ...]
+    best: Recommendation | None
+    conditions: tuple[str, ...]
+    command: str
+
+    @property
+    def source(self) -> str:
+        """Where the numbers are from: predicted, measured, or "predicted and measured"."""
+        return source_label(self.records)
+
+    @property
+    def margin_bytes(self) -> int:
+        """The memory to keep free: of the best, else the largest that any trial asked for."""
+        if self.best is not None:
+            return margin_bytes(self.best.record)
+        return max(map(margin_bytes, self.records), default=0)
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """The names of configuration values to show: knobs first, then what else varies."""
+        values: dict[str, set[object]] = {}
+        for record in self.records:
+            for name, value in record.configuration.items():
+                values.setdefault(name, set()).add(value)
+        first = [name for name in self.space.knobs if name in values]
+        rest = [name for name in sorted(values) if name not in first and len(values[name]) > 1]
+        return (*first, *rest)
+
+    @property
+    def fixed(self) -> Mapping[str, object]:
+        """The configuration values that are the same in every trial and not knobs."""
+        if not self.records:
+            return {}
+        shown = set(self.knobs)
+        return {k: v for k, v in self.records[0].configuration.items() if k not in shown}
+
+
+def build_view(
+    records: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: GpuLike,
+    *,
+    where: Callable[[Configuration], bool] | None = None,
+    conditions: Sequence[str] = (),
+    command: str = "",
+) -> View:
+    """The results of the records of this space and GPU; others are left out.
+
+    `where` narrows the front and the best; `conditions` are its texts. Records made for
+    another amount of memory than `gpu.memory_bytes` are left out too, since their trials
+    were searched under another limit.
+    """
+    own = [
+        r
+        for r in latest(records)
+        if (r.space, r.gpu, r.gpu_memory_bytes) == (space.name, gpu.id, gpu.memory_bytes)
+    ]
+    meets = [where is None or where(r.configuration) for r in own]
+    front = pareto_front(r for r, ok in zip(own, meets, strict=True) if ok)
+    best = recommend(own, space, gpu, where=where, conditions=conditions)
+    on_front = {r.configuration.key for r in front}
+    best_key = best.configuration.key if best else ""
+    kinds = tuple(
+        _kind(r, ok, limit_bytes=gpu.memory_bytes, on_front=on_front, best_key=best_key)
+        for r, ok in zip(own, meets, strict=True)
+    )
+    return View(
+        space=space,
+        gpu=gpu,
+        records=tuple(own),
+        kinds=kinds,
+        front=tuple(reversed(front)),
+        best=best,
+        conditions=tuple(conditions),
+        command=command,
+    )
+
+
+def source_label(records: Sequence[TrialRecord]) -> str:
+    """Which kinds of numbers `records` hold, in words."""
+    sources = {str(e.source) for r in records if (e := r.outcome.evidence) is not None}
+    return " and ".join(sorted(sources, reverse=True)) or "no numbers"
+
+
+def _kind(
+    record: TrialRecord, meets: bool, *, limit_bytes: int, on_front: set[str], best_key: str
+) -> Kind:
+    if not fits_within(record, limit_bytes):
+        # A trial that ran, and leaves less than the margin free, does not fit either.
+        full = record.outcome.status in (Status.OOM, Status.OK)
+        return Kind.TOO_LARGE if full else Kind.FAILED
+    if not meets:
+        return Kind.OUTSIDE
+    key = record.configuration.key
+    if key in on_front:
+        return Kind.BEST if key == best_key else Kind.FRONT
+    return Kind.FITS
