@@ -175,9 +175,8 @@ def _unknown(name: str) -> InputError:
     """Build the error for a name that is nothing: what it may have been meant to be."""
     key = _canonical(name)
     begun = [known for known in load_catalogue() if _canonical(known).startswith(key)]
-    if (
-        key and 0 < len(begun) <= FEW
-    ):  # "mistral-7b": several models, none of which may be chosen for the user
+    # "mistral-7b" begins two names, and neither may be chosen for the user.
+    if key and 0 < len(begun) <= FEW:
         return unknown("model", name, begun, list_command=LIST_COMMAND)
     close = _nearest_name(name)
     allowed = {*load_catalogue(), *([close] if close else [])}
