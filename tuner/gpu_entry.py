@@ -1,0 +1,231 @@
+"""One entry of the GPU catalogue: its fields, and how it is read from a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import unknown
+from tuner.units import GIB, MIB
+
+if TYPE_CHECKING:  # for annotations only: PyYAML is loaded when a catalogue is read
+    from yaml import Node
+
+    from tuner.gpu_file import YamlFile
+
+NATIVE_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
+"""Precisions that hardware has a rate for: the keys of `Gpu.flops`."""
+
+PRECISIONS = (*NATIVE_PRECISIONS, "nf4")
+"""Values of the knob `precision`."""
+
+_SOURCE_GROUPS = ("device", "memory", "tflops", "bandwidth", "context", "price")
+_ARCHITECTURES = {
+    (7, 0): "Volta",
+    (7, 5): "Turing",
+    (8, 0): "Ampere",
+    (8, 6): "Ampere",
+    (8, 9): "Ada Lovelace",
+    (9, 0): "Hopper",
+    (10, 0): "Blackwell",
+    (10, 3): "Blackwell",
+    (12, 0): "Blackwell",
+    (12, 1): "Blackwell",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU type.
+
+    `memory_bytes` is what torch reports as `total_memory`. `flops` has the dense peak per
+    precision in operations per second; a precision it lacks has its reason in `unsupported`.
+    `context_bytes` is what a process holds on the device beyond what torch has reserved.
+    `sources` says where the numbers come from, by group (device, memory, tflops, bandwidth,
+    context, price).
+    """
+
+    id: str
+    name: str
+    device_names: tuple[str, ...]
+    aliases: tuple[str, ...]
+    memory_bytes: int
+    flops: Mapping[str, float] = field(hash=False)
+    bandwidth_bytes_per_s: float
+    compute_capability: tuple[int, int]
+    sm_count: int
+    unsupported: Mapping[str, str] = field(hash=False)
+    price_usd_per_hour: float | None
+    price_date: str | None
+    sources: Mapping[str, str] = field(hash=False)
+    context_bytes: int
+    ecc_memory_bytes: int | None = None
+
+    @property
+    def architecture(self) -> str:
+        """The generation's name ("Turing"), or the compute capability where it has none here."""
+        major, minor = self.compute_capability
+        return _ARCHITECTURES.get((major, minor), f"compute capability {major}.{minor}")
+
+    @property
+    def price_source(self) -> str | None:
+        """Where the price comes from; None where there is no price."""
+        return self.sources.get("price") if self.price_usd_per_hour is not None else None
+
+    def unsupported_reason(self, precision: str) -> str | None:
+        """Why a configuration of this `precision` cannot run here, or None when it can.
+
+        NF4 is a storage format that is computed in fp16 or bf16, so one of them suffices.
+        """
+        if precision not in PRECISIONS:
+            raise unknown("precision", precision, PRECISIONS)
+        if precision == "nf4":
+            runs = "fp16" in self.flops or "bf16" in self.flops
+            return None if runs else f"NF4 computes in fp16 or bf16: {self.unsupported['fp16']}"
+        return self.unsupported.get(precision)
+
+
+_OPTIONAL_KEYS: dict[str, Any] = {
+    "aliases": (),
+    "ecc_memory": None,
+    "unsupported": {},
+    "price_usd_per_hour": None,
+    "price_date": None,
+}
+"""Keys of an entry that may be left out, with what that means."""
+
+
+def _readers(file: YamlFile) -> dict[str, tuple[str, str, Callable[[Node, str], Any]]]:
+    """For each key of an entry: the field of `Gpu` it fills, its group of sources, its reader."""
+
+    def memory(node: Node, where: str) -> int | None:
+        return file.size(node, where, 256 * MIB, 4096 * GIB)
+
+    def bandwidth(node: Node, where: str) -> float | None:
+        gb_per_s = file.number(node, where, 1, 1e6)
+        return gb_per_s * 1e9 if gb_per_s is not None else None
+
+    def capability(node: Node, where: str) -> tuple[int, int] | None:
+        text = file.text(node, where)
+        if text is None:
+            return None
+        match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", text)
+        if match is None:
+            file.report(node, where, f"{text!r} is not a compute capability like 8.6")
+            return None
+        return int(match[1]), int(match[2])
+
+    def count(node: Node, where: str) -> int | None:
+        number = file.number(node, where, 1, 10_000)
+        if number is not None and number != int(number):
+            file.report(node, where, f"{number} is not a whole number")
+        return int(number) if number is not None else None
+
+    def flops(node: Node, where: str) -> dict[str, float]:
+        rates = {
+            precision: file.number(value, f"{where}.{precision}", 0.01, 1e6)
+            for precision, value in file.mapping(node, where, known=NATIVE_PRECISIONS).items()
+        }
+        return {p: round(rate * 1e12, 0) for p, rate in rates.items() if rate is not None}
+
+    def reasons(node: Node, where: str) -> dict[str, str]:
+        found = file.mapping(node, where, known=NATIVE_PRECISIONS)
+        return {p: file.text(value, f"{where}.{p}") or "" for p, value in found.items()}
+
+    def price(node: Node, where: str) -> float | None:
+        return None if file.is_null(node) else file.number(node, where, 0, 1000)
+
+    def date(node: Node, where: str) -> str | None:
+        text = file.text(node, where)
+        if text is not None and not re.fullmatch(r"[0-9]{4}(-[0-9]{2}(-[0-9]{2})?)?", text):
+            file.report(node, where, f"{text!r} is not a date like 2026-09-27")
+        return text
+
+    return {
+        "name": ("name", "device", file.text),
+        "device_names": ("device_names", "device", file.texts),
+        "aliases": ("aliases", "device", file.texts),
+        "memory": ("memory_bytes", "memory", memory),
+        "ecc_memory": ("ecc_memory_bytes", "memory", memory),
+        "tflops": ("flops", "tflops", flops),
+        "unsupported": ("unsupported", "tflops", reasons),
+        "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", "bandwidth", bandwidth),
+        "compute_capability": ("compute_capability", "device", capability),
+        "sm_count": ("sm_count", "device", count),
+        "context": ("context_bytes", "context", lambda n, w: file.size(n, w, 0, 16 * GIB)),
+        "price_usd_per_hour": ("price_usd_per_hour", "price", price),
+        "price_date": ("price_date", "price", date),
+    }
+
+
+def read_entry(
+    file: YamlFile, gpu_id: str, node: Node, base: Mapping[str, Gpu], *, shipped: bool
+) -> Gpu | None:
+    """The entry, or None when it has a problem (which is then in `file.problems`)."""
+    where, before = f"gpus.{gpu_id}", len(file.problems)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_]{0,63}", gpu_id):
+        file.report(node, where, "an id has lower-case letters, digits and underscores only")
+    readers = _readers(file)
+    keys = file.mapping(node, where, known=(*readers, "sources", "like"))
+    values = _taken_over(file, gpu_id, keys.get("like"), base)
+    sources: dict[str, str] = dict(values.pop("sources", {}))
+    for key, (name, group, read) in readers.items():
+        if key in keys:
+            values[name] = read(keys[key], f"{where}.{key}")
+            if not shipped:
+                sources[group] = f"{file.path.name}:{keys[key].start_mark.line + 1}"
+        elif name not in values:
+            if key not in _OPTIONAL_KEYS:
+                file.report(node, where, f"{key!r} is missing")
+            values[name] = _OPTIONAL_KEYS.get(key)
+    for group, text in file.mapping(keys.get("sources"), where, known=_SOURCE_GROUPS).items():
+        sources[group] = file.text(text, f"{where}.sources.{group}") or ""
+    if len(file.problems) == before:
+        gpu = Gpu(id=gpu_id, sources=sources, **values)
+        _check_figures(file, node, gpu)
+    return gpu if len(file.problems) == before else None
+
+
+def _taken_over(
+    file: YamlFile, gpu_id: str, like: Node | None, base: Mapping[str, Gpu]
+) -> dict[str, Any]:
+    """The fields of the entry that `like` names: all of it for the same id, else its figures."""
+    if like is None:
+        return {}
+    where = f"gpus.{gpu_id}.like"
+    named = file.text(like, where)
+    if named is None or named not in base:
+        if named is not None:
+            error = unknown("GPU", named, base, list_command="tuner gpus")
+            file.report(like, where, f"{error.message}; {error.hint}")
+        return {field.name: None for field in fields(Gpu) if field.name not in ("id", "sources")}
+    gpu = base[named]
+    values = {field.name: getattr(gpu, field.name) for field in fields(Gpu) if field.name != "id"}
+    if gpu_id != named:
+        values |= {"name": f"{gpu.name} ({gpu_id})", "device_names": (), "aliases": ()}
+    return values
+
+
+def _check_figures(file: YamlFile, node: Node, gpu: Gpu) -> None:
+    """Report what contradicts itself within one entry."""
+    where = f"gpus.{gpu.id}"
+    for precision in NATIVE_PRECISIONS:
+        places = (precision in gpu.flops) + (precision in gpu.unsupported)
+        if places == 0:
+            message = f"{precision} has neither a rate in `tflops` nor a reason in `unsupported`"
+            file.report(node, where, message)
+        elif places == 2:
+            file.report(node, where, f"{precision} stands in both `tflops` and `unsupported`")
+    if "fp32" not in gpu.flops:
+        file.report(node, where, "needs a rate for fp32, which every GPU has")
+    if gpu.context_bytes >= gpu.memory_bytes:
+        file.report(node, where, "`context` is not smaller than `memory`")
+    if gpu.ecc_memory_bytes is not None and gpu.ecc_memory_bytes >= gpu.memory_bytes:
+        file.report(node, where, "`ecc_memory` is not smaller than `memory`")
+    if gpu.price_usd_per_hour is not None and gpu.price_date is None:
+        file.report(node, where, "a price needs its `price_date`")
+    for group in _SOURCE_GROUPS:
+        if not gpu.sources.get(group) and (group != "price" or gpu.price_usd_per_hour is not None):
+            file.report(node, where, f"`sources` does not say where `{group}` comes from")
