@@ -1,0 +1,160 @@
+"""What is known of the training data: how many examples, how often, and how long they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from yaml.nodes import Node
+
+from tuner.errors import InputError
+from tuner.space.document import Entry, Problems, mapping, sequence
+from tuner.space.knobs import read_value
+from tuner.space.vocabulary import Term
+
+PADDING = ("longest", "max_length")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLengths:
+    """How long the examples are, in tokens.
+
+    `points` is the cumulative distribution as (length, fraction of examples up to it), rising
+    from fraction 0 to 1 and linear between; it is empty where only mean and maximum are known.
+    """
+
+    mean: float
+    max: int
+    points: tuple[tuple[float, float], ...] = ()
+
+    def mean_up_to(self, max_length: int) -> float:
+        """Mean tokens an example once all are cut at `max_length`.
+
+        The integral of 1 - CDF from 0 to `max_length` (the layer-cake formula). From mean and
+        maximum alone it is not known; the result is then its upper bound min(mean, max_length).
+        """
+        if not self.points:
+            return min(self.mean, max_length)
+        total = min(self.points[0][0], max_length)
+        for (start, below), (end, above) in pairwise(self.points):
+            if start >= max_length or end == start:
+                continue
+            stop = min(end, max_length)
+            at_stop = below + (above - below) * (stop - start) / (end - start)
+            total += (stop - start) * (1 - (below + at_stop) / 2)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class DataFacts:
+    """Facts about the training data; None is unknown.
+
+    `padding` is "longest" (to the longest example of each micro-batch) or "max_length".
+    """
+
+    examples: int | None = None
+    epochs: float | None = None
+    token_lengths: TokenLengths | None = None
+    padding: str | None = None
+
+
+_COUNT = Term("examples", "int", "training examples", default=1, minimum=1)
+_EPOCHS = Term("epochs", "float", "passes over the data", default=1, minimum=0)
+_PADDING = Term("padding", "word", "what a batch is padded to", default="longest", allowed=PADDING)
+_TOKENS = Term("token_lengths", "float", "tokens of an example", default=0, minimum=0)
+_FRACTION = Term("quantile", "float", "fraction of examples", default=0, minimum=0, below=1 + 1e-9)
+_WHOLE = Term("count", "int", "examples in a bin", default=0, minimum=0)
+
+
+def read_data(node: Node, problems: Problems) -> DataFacts:
+    """The `data` mapping of a space."""
+    allowed = ("examples", "epochs", "token_lengths", "padding")
+    entries = mapping(node, problems, "data", allowed=allowed)
+    facts = {
+        name: read_value(entries[name].value, term, problems, entries[name].at)
+        for name, term in (("examples", _COUNT), ("epochs", _EPOCHS), ("padding", _PADDING))
+        if name in entries
+    }
+    lengths = entries.get("token_lengths")
+    return DataFacts(
+        **facts,  # type: ignore[arg-type]  # each was read by the term of its type
+        token_lengths=_read_lengths(lengths, problems) if lengths else None,
+    )
+
+
+def _read_lengths(entry: Entry, problems: Problems) -> TokenLengths | None:
+    """Lengths from {mean, max}, {quantiles: {0.5: 129, ...}} or {histogram: {edges, counts}}."""
+    allowed = ("mean", "max", "quantiles", "histogram")
+    entries = mapping(entry.value, problems, entry.at, allowed=allowed)
+    given = set(entries)
+    try:
+        if given == {"mean", "max"}:
+            return _summary(entries, problems)
+        if given == {"quantiles"}:
+            return _from_points(_quantile_points(entries["quantiles"], problems))
+        if given == {"histogram"}:
+            return _from_points(_histogram_points(entries["histogram"], problems))
+    except InputError as error:
+        problems.add_error(entry.value, error, at=entry.at)
+        return None
+    problems.add(
+        entry.value,
+        "token_lengths needs {mean, max}, {quantiles: {0.5: 129, 1: 933}} or "
+        "{histogram: {edges: [0, 128, 512], counts: [10, 3]}}",
+        at=entry.at,
+    )
+    return None
+
+
+def _summary(entries: dict[str, Entry], problems: Problems) -> TokenLengths | None:
+    mean = _numbers([entries["mean"].value], _TOKENS, problems, entries["mean"].at)
+    top = _numbers([entries["max"].value], _WHOLE, problems, entries["max"].at)
+    if not mean or not top:
+        return None
+    if mean[0] > top[0]:
+        raise InputError(f"mean {mean[0]:g} is more than max {top[0]:g}")
+    return TokenLengths(mean[0], int(top[0]))
+
+
+def _quantile_points(entry: Entry, problems: Problems) -> list[tuple[float, float]]:
+    pairs = mapping(entry.value, problems, entry.at)
+    fractions = _numbers([e.key for e in pairs.values()], _FRACTION, problems, entry.at)
+    tokens = _numbers([e.value for e in pairs.values()], _TOKENS, problems, entry.at)
+    if len(fractions) != len(pairs) or len(tokens) != len(pairs):
+        return []
+    by_fraction = sorted(zip(fractions, tokens, strict=True))
+    points = [(length, fraction) for fraction, length in by_fraction]
+    if not points or points[-1][1] != 1:
+        raise InputError("the quantiles must include 1, the longest example")
+    return points if points[0][1] == 0 else [(0.0, 0.0), *points]
+
+
+def _histogram_points(entry: Entry, problems: Problems) -> list[tuple[float, float]]:
+    lists = mapping(entry.value, problems, entry.at, allowed=("edges", "counts"))
+    if set(lists) != {"edges", "counts"}:
+        raise InputError("a histogram needs edges and counts")
+    nodes = {n: sequence(e.value, problems, e.at) or [] for n, e in lists.items()}
+    edges = _numbers(nodes["edges"], _TOKENS, problems, lists["edges"].at)
+    counts = _numbers(nodes["counts"], _WHOLE, problems, lists["counts"].at)
+    if len(edges) != len(counts) + 1:
+        raise InputError(f"{len(edges)} edges need {max(len(edges) - 1, 0)} counts")
+    total = sum(counts)
+    if not total:
+        raise InputError("the histogram counts no example")
+    cumulative = [sum(counts[:i]) / total for i in range(len(edges))]
+    return list(zip(edges, cumulative, strict=True))
+
+
+def _from_points(points: list[tuple[float, float]]) -> TokenLengths | None:
+    if not points:
+        return None
+    if points != sorted(points) or any(a[1] > b[1] for a, b in pairwise(points)):
+        raise InputError("lengths and fractions must rise together")
+    longest = max(length for length, _ in points)
+    lengths = TokenLengths(0.0, round(longest), tuple(points))
+    return TokenLengths(lengths.mean_up_to(round(longest) + 1), round(longest), tuple(points))
+
+
+def _numbers(nodes: list[Node], term: Term, problems: Problems, at: str) -> list[float]:
+    values = [read_value(node, term, problems, at) for node in nodes[:1000]]
+    return [value for value in values if isinstance(value, int | float)]

@@ -1,0 +1,192 @@
+"""A YAML file as nodes that know their line, with every problem found kept beside its line.
+
+Only `compose` is used: nothing is constructed, so a tag cannot run code, an alias is never
+expanded, and `no` is still the text `no` where a knob expects a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from tuner.errors import InputError, Problem, nearest
+
+MAX_BYTES = 256 * 1024
+"""A space file is a page of text; anything larger is the wrong file."""
+MAX_PROBLEMS = 40
+_STANDARD_TAG = "tag:yaml.org,2002:"
+_STANDARD_TAGS = frozenset(
+    _STANDARD_TAG + name
+    for name in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge", "value")
+)
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(slots=True)
+class Problems:
+    """Collects what is wrong in one file; `check` raises it all at once."""
+
+    file: str
+    found: list[Problem] = field(default_factory=list)
+
+    def add(
+        self, node: Node | None, message: str, *, at: str = "", hint: str | None = None
+    ) -> None:
+        """Note `message` for the line of `node` and the dotted place `at` ("knobs.lora_rank")."""
+        line = f":{node.start_mark.line + 1}" if node is not None else ""
+        where = f"{self.file}{line} {at}".rstrip()
+        self.found.append(Problem(f"{message} ({hint})" if hint else message, where))
+
+    def add_error(self, node: Node | None, error: InputError, *, at: str = "") -> None:
+        """Note an error that was raised about the text of `node`."""
+        for message in [error.message, *map(str, error.problems)]:
+            self.add(node, message, at=at, hint=error.hint)
+
+    def check(self) -> None:
+        """Raise `InputError` with every problem, in the order of the lines, if there is one."""
+        if not self.found:
+            return
+        count = len(self.found)
+        things = "one thing is" if count == 1 else f"{count} things are"
+        shown = sorted(self.found[:MAX_PROBLEMS], key=_line_of)
+        more = [Problem(f"and {count - MAX_PROBLEMS} more")] if count > MAX_PROBLEMS else []
+        raise InputError(f"{self.file}: {things} wrong in this search space", problems=shown + more)
+
+
+def _line_of(problem: Problem) -> int:
+    match = re.search(r":(\d+)(?: |$)", problem.where)
+    return int(match.group(1)) if match else 0
+
+
+def read_text(path: Path) -> str:
+    """The text of the file at `path`. Raises `InputError` where it cannot be read."""
+    try:
+        if not path.is_file():
+            raise InputError(f"there is no search space file {str(path)!r}")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{path}: larger than {MAX_BYTES} bytes; a search space is a short file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}:{line}: not text in UTF-8 (byte {data[error.start]})") from None
+
+
+def compose(text: str, file: str) -> MappingNode:
+    """The root mapping of one YAML document. Raises `InputError` with the line if broken."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        parts = [part for part in (error.context, error.problem) if part]
+        raise InputError(f"{file}{line}: broken YAML: {', '.join(parts)}") from None
+    except yaml.reader.ReaderError as error:
+        line = f":{text.count(chr(10), 0, error.position) + 1}"
+        raise InputError(f"{file}{line}: broken YAML: {error.reason}") from None
+    except RecursionError:
+        raise InputError(f"{file}: broken YAML: nested too deeply") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # PyYAML lets these two escape from impossible escapes (\UFFFFFFFF) and versions.
+        raise InputError(f"{file}: broken YAML: {error}") from None
+    if root is None:
+        raise InputError(f"{file}: the file is empty", hint="`tuner spaces` shows spaces to copy")
+    if not isinstance(root, MappingNode):
+        number = root.start_mark.line + 1
+        raise InputError(f"{file}:{number}: a search space is a mapping such as `name: my_space`")
+    return root
+
+
+def kind_of(node: Node) -> str:
+    """The shape of a node for people: "a mapping", "a list", "nothing" or "a value"."""
+    if isinstance(node, MappingNode):
+        return "a mapping (key: value)"
+    if isinstance(node, SequenceNode):
+        return "a list"
+    return "nothing" if node.tag == f"{_STANDARD_TAG}null" else f"the value {node.value[:60]!r}"
+
+
+def scalar(node: Node, problems: Problems, at: str) -> str | None:
+    """The text of a scalar as it was written, or None with the problem noted."""
+    if not isinstance(node, ScalarNode) or node.tag == f"{_STANDARD_TAG}null":
+        problems.add(node, f"expected a value, found {kind_of(node)}", at=at)
+        return None
+    if node.tag not in _STANDARD_TAGS:
+        problems.add(node, f"tags such as {node.tag[:40]!r} are not read", at=at)
+        return None
+    text: str = node.value
+    if bad := _UNPRINTABLE.search(text):
+        problems.add(node, f"contains the unprintable character {bad.group()!r}", at=at)
+        return None
+    return text
+
+
+def sequence(node: Node, problems: Problems, at: str) -> list[Node] | None:
+    """The items of a list, or None with the problem noted."""
+    if not isinstance(node, SequenceNode):
+        problems.add(node, f"expected a list, found {kind_of(node)}", at=at)
+        return None
+    return list(node.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One `key: value` of a mapping, with the node of each."""
+
+    name: str
+    key: Node
+    value: Node
+    at: str
+
+
+def mapping(
+    node: Node,
+    problems: Problems,
+    at: str = "",
+    *,
+    allowed: Collection[str] | None = None,
+    noun: str = "key",
+) -> dict[str, Entry]:
+    """The entries of a mapping by name; repeated and (given `allowed`) unknown keys are noted."""
+    if not isinstance(node, MappingNode):
+        problems.add(node, f"expected a mapping (key: value), found {kind_of(node)}", at=at)
+        return {}
+    entries: dict[str, Entry] = {}
+    for entry in _entries(node, problems, at):
+        if entry.name in entries:
+            first = entries[entry.name].key.start_mark.line + 1
+            problems.add(entry.key, f"{entry.name!r} is set twice, first in line {first}", at=at)
+        elif allowed is not None and entry.name not in allowed:
+            problems.add(
+                entry.key,
+                f"unknown {noun} {entry.name[:60]!r}",
+                at=at,
+                hint=suggestion(entry.name, allowed),
+            )
+        else:
+            entries[entry.name] = entry
+    return entries
+
+
+def _entries(node: Node, problems: Problems, at: str) -> Iterator[Entry]:
+    for key, value in node.value:
+        name = scalar(key, problems, at)
+        if name == "<<":
+            problems.add(key, "merge keys (<<) are not read: write the values out", at=at)
+        elif name is not None:
+            yield Entry(name, key, value, f"{at}.{name[:60]}".lstrip("."))
+
+
+def suggestion(word: str, allowed: Collection[str]) -> str:
+    """The nearest spelling as a question, or everything that is allowed."""
+    close = nearest(word[:60], allowed)
+    return f"did you mean {close!r}?" if close else f"allowed: {', '.join(sorted(allowed))}"

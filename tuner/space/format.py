@@ -1,0 +1,242 @@
+"""From the nodes of a space file to a checked `SearchSpace`, with every problem by its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from yaml.nodes import MappingNode, Node
+
+from tuner.records import KnobValue
+from tuner.space.check import check_meaning
+from tuner.space.data import DataFacts, read_data
+from tuner.space.document import (
+    Entry,
+    Problems,
+    compose,
+    mapping,
+    scalar,
+    sequence,
+    suggestion,
+)
+from tuner.space.knobs import Knob, read_knob, read_value
+from tuner.space.rules import Stage
+from tuner.space.searchspace import (
+    DEFAULT_OBJECTIVES,
+    METRICS,
+    Objective,
+    SearchSpace,
+    complete_space,
+)
+from tuner.space.vocabulary import VOCABULARIES, Term
+
+KEYS = (
+    "name",
+    "description",
+    "workload",
+    "model",
+    "gpus",
+    "knobs",
+    "fixed",
+    "derived",
+    "constraints",
+    "floors",
+    "data",
+    "objectives",
+    "stages",
+    "baseline",
+)
+REQUIRED = ("name", "workload", "model", "knobs")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_MAX_ITEMS = 100
+
+
+def read_space(text: str, file: str, *, path: Path | None = None) -> SearchSpace:
+    """The search space that `text` describes; `file` names it in messages.
+
+    Raises one `InputError` with everything that is wrong, each with its line.
+    """
+    problems = Problems(file)
+    root = compose(text, file)
+    entries = mapping(root, problems, allowed=KEYS)
+    for name in REQUIRED:
+        if name not in entries:
+            problems.add(root, f"{name} is missing")
+    reader = _Reader(entries, problems)
+    space = reader.space(path)
+    problems.check()
+    check_meaning(space, reader.nodes, problems)
+    problems.check()
+    return space
+
+
+class _Reader:
+    """Reads each part of a space; `nodes` keeps where each came from ("constraints[0]")."""
+
+    def __init__(self, entries: Mapping[str, Entry], problems: Problems) -> None:
+        self.entries = entries
+        self.problems = problems
+        self.nodes: dict[str, Node] = {entry.at: entry.value for entry in entries.values()}
+        self.terms: Mapping[str, Term] = {}
+        self.owners: dict[str, str] = {}
+
+    def space(self, path: Path | None) -> SearchSpace:
+        """The space with what could be read; the problems say what could not."""
+        workload = self._word("workload", allowed=VOCABULARIES) or "causal_lm"
+        self.terms = VOCABULARIES[workload].terms
+        knobs, fixed, derived = self._knobs(), self._values("fixed"), self._derived()
+        return complete_space(
+            SearchSpace(
+                name=self._name(path),
+                workload=workload,
+                description=self._text("description") or "",
+                model=self._text("model"),
+                gpus=self._words("gpus"),
+                knobs=knobs,
+                fixed=fixed,
+                derived=derived,
+                constraints=self._expressions("constraints"),
+                floors=self._expressions("floors"),
+                data=self._data(),
+                objectives=self._objectives(),
+                stages=self._stages(),
+                baseline=self._values("baseline") if "baseline" in self.entries else None,
+                path=path,
+            )
+        )
+
+    def _text(self, name: str) -> str | None:
+        entry = self.entries.get(name)
+        text = scalar(entry.value, self.problems, name) if entry else None
+        if entry and text is not None and not text.strip():
+            self.problems.add(entry.value, "is empty", at=name)
+        return text.strip() if text else None
+
+    def _word(self, name: str, *, allowed: Mapping[str, object]) -> str | None:
+        text = self._text(name)
+        if text is not None and text not in allowed:
+            hint = suggestion(text, allowed.keys())
+            self.problems.add(self.nodes[name], f"unknown {name} {text[:60]!r}", at=name, hint=hint)
+            return None
+        return text
+
+    def _name(self, path: Path | None) -> str:
+        name = self._text("name") or ""
+        if name and not _NAME.fullmatch(name):
+            hint = "letters, digits, _, - and . (it names the folder of the results)"
+            self.problems.add(
+                self.nodes["name"], f"{name[:60]!r} is not a name", at="name", hint=hint
+            )
+        elif name and path is not None and name != path.stem:
+            hint = "two spaces of one name would mix their results"
+            self.problems.add(
+                self.nodes["name"],
+                f"the name {name!r} differs from that of the file, {path.stem!r}",
+                at="name",
+                hint=hint,
+            )
+        return name
+
+    def _items(self, name: str) -> list[Node]:
+        """The items of the list `name`, each noted in `nodes`."""
+        entry = self.entries.get(name)
+        items = (sequence(entry.value, self.problems, name) or []) if entry else []
+        if len(items) > _MAX_ITEMS:
+            text = f"{len(items)} items; at most {_MAX_ITEMS} are allowed"
+            self.problems.add(items[_MAX_ITEMS], text, at=name)
+        for index, item in enumerate(items[:_MAX_ITEMS]):
+            self.nodes[f"{name}[{index}]"] = item
+        return items[:_MAX_ITEMS]
+
+    def _words(self, name: str) -> tuple[str, ...]:
+        texts = [scalar(item, self.problems, name) for item in self._items(name)]
+        return tuple(text for text in texts if text is not None)
+
+    def _expressions(self, name: str) -> tuple[str, ...]:
+        return tuple(text.strip() for text in self._words(name))
+
+    def _named(self, name: str) -> dict[str, Entry]:
+        """The entries of the mapping `name`, whose keys are names of the vocabulary."""
+        entry = self.entries.get(name)
+        if entry is None:
+            return {}
+        noun = "knob" if name == "knobs" else "name"
+        found = mapping(entry.value, self.problems, name, allowed=self.terms, noun=noun)
+        for item in found.values():
+            self.nodes[item.at] = item.value
+        return found
+
+    def _own(self, entry: Entry, part: str) -> bool:
+        """Whether `part` is the first to give this name a value."""
+        other = self.owners.setdefault(entry.name, part)
+        if other != part:
+            text = f"{entry.name!r} is under {part!r} and under {other!r}"
+            self.problems.add(entry.key, text, at=part, hint="keep one of them")
+        return other == part
+
+    def _knobs(self) -> dict[str, Knob]:
+        entries = [e for e in self._named("knobs").values() if self._own(e, "knobs")]
+        if "knobs" in self.entries and not self.entries["knobs"].value.value:
+            self.problems.add(self.nodes["knobs"], "there is no knob", at="knobs")
+        return {
+            e.name: read_knob(e.value, self.terms[e.name], self.problems, e.at) for e in entries
+        }
+
+    def _values(self, part: str) -> dict[str, KnobValue]:
+        entries = self._named(part)
+        if part == "fixed":
+            entries = {n: e for n, e in entries.items() if self._own(e, part)}
+        return self._read_values(entries)
+
+    def _read_values(self, entries: Mapping[str, Entry]) -> dict[str, KnobValue]:
+        read = {
+            e.name: read_value(e.value, self.terms[e.name], self.problems, e.at)
+            for e in entries.values()
+        }
+        return {name: value for name, value in read.items() if value is not None}
+
+    def _derived(self) -> dict[str, str]:
+        entries = [e for e in self._named("derived").values() if self._own(e, "derived")]
+        texts = {e.name: scalar(e.value, self.problems, e.at) for e in entries}
+        return {name: text.strip() for name, text in texts.items() if text is not None}
+
+    def _data(self) -> DataFacts:
+        entry = self.entries.get("data")
+        return read_data(entry.value, self.problems) if entry else DataFacts()
+
+    def _objectives(self) -> tuple[Objective, ...]:
+        if "objectives" not in self.entries:
+            return DEFAULT_OBJECTIVES
+        words = self._words("objectives")
+        for index, word in enumerate(words):
+            node = self.nodes[f"objectives[{index}]"]
+            if word not in METRICS:
+                hint = suggestion(word, METRICS)
+                self.problems.add(
+                    node, f"unknown objective {word[:60]!r}", at="objectives", hint=hint
+                )
+            elif word in words[:index]:
+                self.problems.add(node, f"{word!r} is listed twice", at="objectives")
+        if not words:
+            self.problems.add(self.nodes["objectives"], "there is no objective", at="objectives")
+        return tuple(METRICS[word] for word in words if word in METRICS)
+
+    def _stages(self) -> tuple[Stage, ...]:
+        stages: list[Stage] = []
+        for index, item in enumerate(self._items("stages")):
+            at = f"stages[{index}]"
+            parts = mapping(item, self.problems, at, allowed=("name", "set"))
+            if isinstance(item, MappingNode) and set(parts) != {"name", "set"}:
+                self.problems.add(item, "a stage needs a name and what it sets: {name, set}", at=at)
+                continue
+            name = scalar(parts["name"].value, self.problems, at) if parts else None
+            if name is None:
+                continue
+            values = mapping(
+                parts["set"].value, self.problems, f"{at}.set", allowed=self.terms, noun="name"
+            )
+            if any(name == stage.name for stage in stages):
+                self.problems.add(item, f"there are two stages {name!r}", at=at)
+            stages.append(Stage(name, self._read_values(values)))
+        return tuple(stages)

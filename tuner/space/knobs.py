@@ -1,0 +1,153 @@
+"""The values of one knob: a list, a range with a step, or powers of two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from yaml.nodes import MappingNode, Node, SequenceNode
+
+from tuner.errors import InputError
+from tuner.expressions import show
+from tuner.records import KnobValue
+from tuner.space.document import Problems, kind_of, mapping, scalar, sequence
+from tuner.space.vocabulary import Term
+
+MAX_VALUES = 1000
+"""More values of one knob than anyone tells apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A name and the values it may take, in the order of the file (the first is its default)."""
+
+    name: str
+    values: tuple[KnobValue, ...]
+
+
+def read_value(node: Node, term: Term, problems: Problems, at: str) -> KnobValue | None:
+    """One value of `term`, or None with the problem noted."""
+    raw: object
+    if term.kind == "names" and isinstance(node, SequenceNode):
+        raw = [scalar(item, problems, at) for item in node.value]
+    else:
+        raw = scalar(node, problems, at)
+    if raw is None or (isinstance(raw, list) and None in raw):
+        return None
+    try:
+        return term.read(raw)
+    except InputError as error:
+        problems.add_error(node, error, at=at)
+        return None
+
+
+def read_knob(node: Node, term: Term, problems: Problems, at: str) -> Knob:
+    """The knob at `node`; without values, and with the problem noted, where it is malformed."""
+    if isinstance(node, MappingNode):
+        values = _read_rule(node, term, problems, at)
+    elif isinstance(node, SequenceNode):
+        values = _read_list(node, term, problems, at)
+    else:
+        problems.add(
+            node,
+            f"expected the values of a knob, found {kind_of(node)}",
+            at=at,
+            hint="write a list, {min, max, step} or {powers_of_two: {min, max}}; "
+            "one value that never changes belongs under `fixed`",
+        )
+        values = []
+    return Knob(term.name, tuple(values))
+
+
+def _read_list(node: Node, term: Term, problems: Problems, at: str) -> list[KnobValue]:
+    items = sequence(node, problems, at) or []
+    if not items:
+        problems.add(node, "the list of values is empty", at=at)
+    if len(items) > MAX_VALUES:
+        problems.add(node, f"{len(items)} values; at most {MAX_VALUES} are allowed", at=at)
+        return []
+    values: list[KnobValue] = []
+    for item in items:
+        value = read_value(item, term, problems, at)
+        if value is not None and value in values:
+            problems.add(item, f"the value {show(value)} is listed twice", at=at)
+        elif value is not None:
+            values.append(value)
+    return values
+
+
+def _read_rule(node: Node, term: Term, problems: Problems, at: str) -> list[KnobValue]:
+    """Values from {min, max, step} or {powers_of_two: {min, max}}."""
+    if term.kind not in ("int", "float"):
+        problems.add(node, f"{term.name} takes a list: each must be {term.expects}", at=at)
+        return []
+    entries = mapping(node, problems, at, allowed=("min", "max", "step", "powers_of_two"))
+    if "powers_of_two" not in entries:
+        return _expand(node, term, problems, at, needs=("min", "max", "step"), expand=_steps)
+    if len(entries) > 1:
+        problems.add(node, "powers_of_two stands alone: {powers_of_two: {min, max}}", at=at)
+        return []
+    inner = entries["powers_of_two"]
+    return _expand(inner.value, term, problems, inner.at, needs=("min", "max"), expand=_doublings)
+
+
+_Expand = Callable[[Mapping[str, float]], "list[float]"]
+
+
+def _expand(
+    node: Node,
+    term: Term,
+    problems: Problems,
+    at: str,
+    *,
+    needs: tuple[str, ...],
+    expand: _Expand,
+) -> list[KnobValue]:
+    entries = mapping(node, problems, at, allowed=needs)
+    bounds: dict[str, float] = {}
+    for name in needs:
+        if name not in entries:
+            problems.add(node, f"{name} is missing: write {{{', '.join(needs)}}}", at=at)
+            continue
+        value = _read_bound(entries[name].value, term, problems, entries[name].at)
+        if value is not None:
+            bounds[name] = value
+    if len(bounds) < len(needs):
+        return []
+    try:
+        return [term.read(value) for value in expand(bounds)]
+    except InputError as error:
+        problems.add_error(node, error, at=at)
+        return []
+
+
+def _read_bound(node: Node, term: Term, problems: Problems, at: str) -> float | None:
+    bound = Term(at.rsplit(".", 1)[-1], term.kind, "", default=0)
+    value = read_value(node, bound, problems, at)
+    return value if isinstance(value, int | float) else None
+
+
+def _steps(bounds: Mapping[str, float]) -> list[float]:
+    low, high, step = bounds["min"], bounds["max"], bounds["step"]
+    if step <= 0:
+        raise InputError(f"step {show(step)} must be more than 0")
+    if low > high:
+        raise InputError(f"min {show(low)} is more than max {show(high)}")
+    count = int((high - low) / step + 1e-9) + 1
+    if count > MAX_VALUES:
+        raise InputError(
+            f"{show(low)} to {show(high)} in steps of {show(step)} are {count} values; "
+            f"at most {MAX_VALUES} are allowed"
+        )
+    # Rounding keeps 0.1 + 2 * 0.1 at 0.3.
+    return [round(low + i * step, 12) for i in range(count)]
+
+
+def _doublings(bounds: Mapping[str, float]) -> list[float]:
+    low, high = bounds["min"], bounds["max"]
+    if low <= 0 or low > high:
+        raise InputError(f"powers of two need 0 < min <= max, not {show(low)} to {show(high)}")
+    values = [2**exponent for exponent in range(64) if low <= 2**exponent <= high]
+    if not values:
+        raise InputError(f"there is no power of two from {show(low)} to {show(high)}")
+    return list(values)

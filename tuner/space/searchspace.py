@@ -1,0 +1,259 @@
+"""A search space: what may be tried, what is held fixed, and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from tuner.errors import InputError, Problem, nearest
+from tuner.expressions import Expression, compile_expression
+from tuner.records import Configuration, KnobValue
+from tuner.space.data import DataFacts
+from tuner.space.knobs import Knob
+from tuner.space.rules import (
+    Derivations,
+    Rule,
+    Stage,
+    condition_rule,
+    conflict,
+    kind_rule,
+    solutions,
+)
+from tuner.space.vocabulary import VOCABULARIES, Term
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A number of a prediction or measurement that is to be large or small."""
+
+    metric: str
+    direction: Literal["maximize", "minimize"]
+
+
+METRICS: Mapping[str, Objective] = {
+    objective.metric: objective
+    for objective in (
+        Objective("tokens_per_s", "maximize"),
+        Objective("samples_per_s", "maximize"),
+        Objective("step_s", "minimize"),
+        Objective("device_bytes", "minimize"),
+        Objective("peak_allocated_bytes", "minimize"),
+        Objective("peak_reserved_bytes", "minimize"),
+    )
+}
+"""What can be an objective. The direction is the metric's own, so it cannot be set wrongly."""
+
+DEFAULT_OBJECTIVES = (METRICS["tokens_per_s"], METRICS["device_bytes"])
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Knobs with their values, and everything that turns them into complete configurations.
+
+    Plain data, checked when it was read; picklable. `fixed` and `derived` together with `knobs`
+    give every name of the workload's vocabulary a value; `defaulted` names those that the file
+    does not mention. `floors` are conditions on capacity knobs that narrow a search unless the
+    user sets others on the same knobs. `baseline` holds knob values that people used before;
+    knobs that are not set take them (or their first value where there is no baseline).
+    """
+
+    name: str
+    workload: str
+    description: str = ""
+    model: str | None = None
+    gpus: tuple[str, ...] = ()
+    knobs: Mapping[str, Knob] = field(default_factory=dict)
+    fixed: Mapping[str, KnobValue] = field(default_factory=dict)
+    derived: Mapping[str, str] = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
+    floors: tuple[str, ...] = ()
+    data: DataFacts = field(default_factory=DataFacts)
+    objectives: tuple[Objective, ...] = DEFAULT_OBJECTIVES
+    stages: tuple[Stage, ...] = ()
+    baseline: Mapping[str, KnobValue] | None = None
+    defaulted: frozenset[str] = frozenset()
+    path: Path | None = None
+
+    @property
+    def terms(self) -> Mapping[str, Term]:
+        """The workload's vocabulary: every name of a configuration."""
+        return VOCABULARIES[self.workload].terms
+
+    @property
+    def choices(self) -> dict[str, tuple[KnobValue, ...]]:
+        """The values of each knob."""
+        return {name: knob.values for name, knob in self.knobs.items()}
+
+    def configurations(
+        self, where: Sequence[str] = (), *, use_floors: bool = True
+    ) -> Iterator[Configuration]:
+        """Every valid configuration, in an order that depends on nothing but names and values.
+
+        `where` are conditions such as "lora_rank >= 128"; see `conditions` for the floors.
+        Raises `InputError` at once for a condition that is not one.
+        """
+        found = self._solutions(where, use_floors)
+        return (Configuration(self.complete(values)) for values in found)
+
+    def count(self, where: Sequence[str] = (), *, use_floors: bool = True) -> int:
+        """How many configurations `configurations` gives."""
+        return sum(1 for _ in self._solutions(where, use_floors))
+
+    def conditions(self, where: Sequence[str] = (), *, use_floors: bool = True) -> tuple[str, ...]:
+        """The conditions in force: the floors, less those on knobs that `where` speaks of."""
+        spoken = {name for text in where for name in self.condition(text).names}
+        floors = self.floors if use_floors else ()
+        kept = [text for text in floors if not spoken & self.condition(text).names]
+        return (*kept, *where)
+
+    def matches(
+        self, configuration: Configuration, where: Sequence[str] = (), *, use_floors: bool = True
+    ) -> bool:
+        """Whether `configuration` meets the conditions in force (constraints are not looked at).
+
+        False for a configuration that lacks a name which a condition reads (an older journal).
+        """
+        expressions = [self.condition(t) for t in self.conditions(where, use_floors=use_floors)]
+        return all(e.names <= configuration.keys() and e.holds(configuration) for e in expressions)
+
+    def require_configurations(self, where: Sequence[str] = (), *, use_floors: bool = True) -> None:
+        """Raise `InputError`, naming the conditions and constraints at fault, if none is left."""
+        extra = self._condition_rules(self.conditions(where, use_floors=use_floors))
+        blamed = conflict(self.choices, self.fixed, [*self.rules, *extra])
+        if blamed:
+            raise InputError(
+                f"no configuration of search space {self.name!r} is left",
+                problems=[Problem(f"excluded by: {rule.label}") for rule in blamed],
+                hint=f"`tuner spaces {self.name}` shows the knobs and their values",
+            )
+
+    def configuration(
+        self, settings: Mapping[str, Any] | None = None, *, strict: bool = True
+    ) -> Configuration:
+        """The configuration with `settings` (as typed, or as values), the rest as by default.
+
+        With `strict`, a value must be one of the space; without, any value of the right kind
+        will do. Raises `InputError` with everything that is wrong.
+        """
+        from tuner.space.settings import configure  # it builds on this class
+
+        return configure(self, settings or {}, strict=strict)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> SearchSpace:
+        """The space with some knobs pinned to one value; floors on those knobs are dropped.
+
+        Raises `InputError` for values that are not in the space, and if nothing is left.
+        """
+        from tuner.space.settings import pin  # it builds on this class
+
+        return pin(self, settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The space as JSON types, for `tuner spaces --json`."""
+        plain = dataclasses.asdict(self)
+        return {
+            **plain,
+            "knobs": {name: list(values) for name, values in self.choices.items()},
+            "defaulted": sorted(self.defaulted),
+            "path": str(self.path) if self.path else None,
+        }
+
+    def stage_configurations(self, configuration: Configuration) -> dict[str, Configuration]:
+        """`configuration` as it is in each stage, by the stage's name; empty without stages."""
+        base = {n: v for n, v in configuration.items() if n not in self.derived}
+        return {s.name: Configuration(self.complete({**base, **s.values})) for s in self.stages}
+
+    def condition(self, text: str) -> Expression:
+        """`text` as a condition over the names of a configuration.
+
+        Raises `InputError` for unknown names, and for words that a knob can never be.
+        """
+        expression = self._compiled.get(text)
+        if expression is None:
+            words = {word for term in self.terms.values() for word in term.allowed}
+            expression = compile_expression(text, self.terms, words=words)
+            for name, word in expression.compared_words():
+                _check_word(self.terms[name], word, text)
+            self._compiled[text] = expression
+        return expression
+
+    def complete(self, values: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+        """Knob and fixed values with the derived ones added, each of its term's type."""
+        full = self.derivations.complete(values)
+        for name in self.derived:
+            full[name] = self.terms[name].read(full[name])
+        return full
+
+    @cached_property
+    def derivations(self) -> Derivations:
+        """The derived values, ready to be computed."""
+        return Derivations({name: self.condition(text) for name, text in self.derived.items()})
+
+    @cached_property
+    def rules(self) -> list[Rule]:
+        """Everything that a configuration must meet, in every stage."""
+        texts = [(text, f"constraints[{i}]") for i, text in enumerate(self.constraints)]
+        texts += [(text, "") for text in VOCABULARIES[self.workload].always]
+        rules: list[Rule] = []
+        for stage in (None, *self.stages):
+            kinds = [kind_rule(self.terms[n], self.derivations, stage) for n in self.derived]
+            rules += [
+                condition_rule(self.condition(text), self.derivations, origin, stage)
+                for text, origin in texts
+            ]
+            rules += kinds
+        return rules
+
+    def floor_rules(self) -> list[Rule]:
+        """The floors as rules."""
+        return self._condition_rules(self.floors, "floors")
+
+    def _condition_rules(self, texts: Sequence[str], place: str = "where") -> list[Rule]:
+        return [
+            condition_rule(self.condition(text), self.derivations, f"{place}[{i}]")
+            for i, text in enumerate(texts)
+        ]
+
+    def _solutions(self, where: Sequence[str], use_floors: bool) -> Iterator[dict[str, KnobValue]]:
+        extra = self._condition_rules(self.conditions(where, use_floors=use_floors))
+        return solutions(self.choices, self.fixed, [*self.rules, *extra])
+
+    @cached_property
+    def _compiled(self) -> dict[str, Expression]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: what is computed from them is computed again where it is needed."""
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+
+def complete_space(space: SearchSpace) -> SearchSpace:
+    """`space` with the vocabulary's defaults for each name that it does not mention."""
+    mentioned = {*space.knobs, *space.fixed, *space.derived}
+    missing = [term for name, term in space.terms.items() if name not in mentioned]
+    values = {term.name: term.default for term in missing if term.default_rule is None}
+    rules = {term.name: term.default_rule for term in missing if term.default_rule is not None}
+    if "grad_accum" in mentioned and "effective_batch" not in mentioned:
+        # The default derives the accumulation from the effective batch; here it is the other
+        # way round.
+        del values["effective_batch"]
+        rules["effective_batch"] = "micro_batch * grad_accum"
+    return dataclasses.replace(
+        space,
+        fixed={**space.fixed, **values},
+        derived={**space.derived, **rules},
+        defaulted=frozenset(term.name for term in missing),
+    )
+
+
+def _check_word(term: Term, word: str, text: str) -> None:
+    if term.kind == "word" and word not in term.allowed:
+        close = nearest(word, term.allowed)
+        raise InputError(
+            f"{term.name} is never {word!r} in {text!r}: it must be {term.expects}",
+            hint=f"did you mean {close!r}?" if close else None,
+        )

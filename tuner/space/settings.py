@@ -1,0 +1,139 @@
+"""What people set on the command line: `--set micro_batch=4`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import InputError, Problem, unknown
+from tuner.expressions import show
+from tuner.records import Configuration, KnobValue
+from tuner.space.knobs import Knob
+from tuner.space.rules import show_values
+
+if TYPE_CHECKING:
+    from tuner.space.searchspace import SearchSpace
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+    """{"micro_batch": "4"} from ["micro_batch=4"]. Raises `InputError` if malformed or repeated."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise InputError(
+                f"{text!r} is not a setting", hint="write name=value, for example micro_batch=4"
+            )
+        if name in settings:
+            raise InputError(f"{name} is set twice: to {settings[name]!r} and to {value!r}")
+        settings[name] = value
+    return settings
+
+
+def configure(space: SearchSpace, settings: Mapping[str, Any], *, strict: bool) -> Configuration:
+    """See `SearchSpace.configuration`."""
+    wanted = _read(space, settings, strict=strict)
+    first = {name: knob.values[0] for name, knob in space.knobs.items()}
+    values: dict[str, KnobValue] = {**space.fixed, **first, **(space.baseline or {})}
+    values |= {name: value for name, value in wanted.items() if name not in space.derived}
+    _check_rules(space, values)
+    full = space.complete(values)
+    _raise_all(
+        InputError(
+            f"{name}={show(wanted[name])} does not agree with {name} = {space.derived[name]} = "
+            f"{show(full[name])}",
+            hint=f"it follows from {_sources(space, name, full)}; set those instead",
+        )
+        for name in wanted
+        if full[name] != wanted[name]
+    )
+    return Configuration(full)
+
+
+def pin(space: SearchSpace, settings: Mapping[str, Any]) -> SearchSpace:
+    """See `SearchSpace.with_settings`."""
+    wanted = _read(space, settings, strict=True)
+    knobs = {
+        name: Knob(name, (wanted[name],)) if name in wanted else knob
+        for name, knob in space.knobs.items()
+    }
+    pinned = {name: value for name, value in wanted.items() if name in space.knobs}
+    derived = [f"{n} == {value!r}" for n, value in wanted.items() if n in space.derived]
+    narrowed = dataclasses.replace(
+        space,
+        knobs=knobs,
+        constraints=(*space.constraints, *derived),
+        floors=tuple(f for f in space.floors if not space.condition(f).names & pinned.keys()),
+        baseline={**space.baseline, **pinned} if space.baseline else None,
+    )
+    narrowed.require_configurations()
+    return narrowed
+
+
+def _read(space: SearchSpace, settings: Mapping[str, Any], *, strict: bool) -> dict[str, KnobValue]:
+    """The settings as values of their terms, all errors at once."""
+    values: dict[str, KnobValue] = {}
+    errors: list[InputError] = []
+    for name, raw in settings.items():
+        if name not in space.terms:
+            command = f"tuner spaces {space.name}"
+            errors.append(unknown("knob", str(name), space.terms, list_command=command))
+            continue
+        try:
+            values[name] = space.terms[name].read(raw)
+        except InputError as error:
+            errors.append(error)
+            continue
+        if strict:
+            errors += _outside(space, name, values[name])
+    _raise_all(errors)
+    return values
+
+
+def _outside(space: SearchSpace, name: str, value: KnobValue) -> list[InputError]:
+    """What keeps `value` out of the space itself; a derived value is checked by the rules."""
+    if name in space.knobs and value not in space.knobs[name].values:
+        allowed = ", ".join(show(v) for v in space.knobs[name].values)
+        return [
+            InputError(
+                f"{name}={show(value)} is not in search space {space.name!r}",
+                hint=f"allowed: {allowed}",
+            )
+        ]
+    if name in space.fixed and value != space.fixed[name]:
+        return [
+            InputError(
+                f"{name} is held at {show(space.fixed[name])} in search space {space.name!r} "
+                f"and cannot be {show(value)}",
+                hint="results of one space are compared with each other; copy the file to "
+                "search with another value",
+            )
+        ]
+    return []
+
+
+def _check_rules(space: SearchSpace, values: Mapping[str, KnobValue]) -> None:
+    """Raise `InputError` with each rule that the values break, one for the same inputs."""
+    broken = {rule.inputs: rule for rule in reversed(space.rules) if not rule.holds(values)}
+    _raise_all(
+        InputError(
+            f"not a valid configuration: `{rule.label}` does not hold",
+            hint=f"it was tried with {show_values(values, rule.inputs)}",
+        )
+        for rule in reversed(broken.values())
+    )
+
+
+def _sources(space: SearchSpace, name: str, values: Mapping[str, KnobValue]) -> str:
+    return show_values(values, sorted(space.derivations.inputs([name])))
+
+
+def _raise_all(errors: Iterable[InputError]) -> None:
+    """Raise the only error as it is, several as one with each as a problem."""
+    found = list(errors)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        problems = [Problem(f"{e.message} ({e.hint})" if e.hint else e.message) for e in found]
+        raise InputError(f"{len(found)} settings are wrong", problems=problems)
