@@ -1,0 +1,512 @@
+"""The GPU catalogue: what every entry promises, how names are found, what a user may add."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tuner import gpus
+from tuner.errors import InputError
+from tuner.gpus import NATIVE_PRECISIONS, PRECISIONS, get_gpu, load_catalogue, match_device
+from tuner.units import GIB, MIB
+
+# fmt: off
+ASKED_FOR = {
+    "t4", "rtx2080ti", "titan_rtx", "rtx6000", "rtx3090", "rtx4090", "rtx5090", "a5000",
+    "a6000", "rtx6000_ada", "a10", "a10g", "l4", "l40", "l40s", "v100_16gb", "v100_32gb",
+    "a100_40gb", "a100_80gb", "h100_pcie", "h100_sxm", "h200", "b200",
+}
+# fmt: on
+
+OWN = """\
+gpus:
+  own:
+    name: My card
+    device_names: [NVIDIA Graphics Device]
+    memory: 20 GiB
+    tflops: {fp32: 20, tf32: 40, fp16: 80, bf16: 80, int8: 160}
+    bandwidth_gb_per_s: 500
+    compute_capability: 8.6
+    sm_count: 48
+    context: 300 MiB
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_file_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.delenv(gpus.USER_FILE_VARIABLE, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def every_gpu():
+    shipped = load_catalogue()
+    return pytest.mark.parametrize("gpu", shipped.values(), ids=shipped.keys())
+
+
+@pytest.fixture
+def own_file(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "own.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# --- what every shipped entry promises
+
+
+def test_the_types_that_were_asked_for_are_there():
+    assert load_catalogue().keys() >= ASKED_FOR
+
+
+@every_gpu()
+def test_numbers_have_the_units_they_claim(gpu):
+    """A factor of 1000 or a sparse rate in the wrong place leaves these ranges."""
+    assert 10 * GIB < gpu.memory_bytes < 200 * GIB
+    assert 8e12 <= gpu.flops["fp32"] <= 110e12
+    assert 250e9 < gpu.bandwidth_bytes_per_s < 9e12
+    assert 40 <= gpu.sm_count <= 200
+    assert 100 * MIB < gpu.context_bytes < 1000 * MIB
+    assert gpu.price_usd_per_hour is None or 0.1 < gpu.price_usd_per_hour < 15
+    # Dense tensor rates per SM and clock: no generation is beyond B200's, none below half of T4's.
+    assert 0.75e12 < gpu.flops["fp16"] / gpu.sm_count < 16e12
+
+
+@every_gpu()
+def test_rates_rise_with_narrower_formats(gpu):
+    rates = [gpu.flops[p] for p in ("fp32", "tf32", "fp16", "int8") if p in gpu.flops]
+    assert rates == sorted(rates)
+    assert gpu.flops.get("bf16", gpu.flops["fp16"]) == gpu.flops["fp16"]
+
+
+@every_gpu()
+def test_every_precision_has_a_rate_or_a_reason(gpu):
+    assert set(gpu.flops) | set(gpu.unsupported) == set(NATIVE_PRECISIONS)
+    assert not set(gpu.flops) & set(gpu.unsupported)
+    assert all(len(reason) > 20 for reason in gpu.unsupported.values())
+
+
+@every_gpu()
+def test_support_follows_the_generation(gpu):
+    ampere_or_newer = gpu.compute_capability >= (8, 0)
+    assert ("bf16" in gpu.flops) == ("tf32" in gpu.flops) == ampere_or_newer
+    assert ("int8" in gpu.flops) == (gpu.compute_capability >= (7, 5))
+    assert not gpu.architecture.startswith("compute capability")
+
+
+@every_gpu()
+def test_every_number_says_where_it_comes_from(gpu):
+    groups = {"device", "memory", "tflops", "bandwidth", "context"}
+    priced = gpu.price_usd_per_hour is not None
+    assert set(gpu.sources) == (groups | {"price"} if priced else groups)
+    assert all(len(text) > 10 for text in gpu.sources.values())
+    assert (gpu.price_date is not None) == (gpu.price_source is not None) == priced
+
+
+@every_gpu()
+def test_every_entry_can_be_found_under_its_names(gpu):
+    for name in (gpu.id, *gpu.aliases, *gpu.device_names, gpu.name):
+        assert get_gpu(name) is gpu
+
+
+@every_gpu()
+def test_every_device_is_recognised(gpu):
+    assert gpu.device_names
+    for name in gpu.device_names:
+        assert match_device(name, gpu.memory_bytes) == gpu
+
+
+def test_an_entry_travels_between_processes():
+    gpu = get_gpu("t4")
+    assert pickle.loads(pickle.dumps(gpu)) == gpu
+    assert hash(gpu) == hash(pickle.loads(pickle.dumps(gpu)))
+
+
+# Published figures, written down a second time from another page than the catalogue's source.
+@pytest.mark.parametrize(
+    ("gpu_id", "fp16_tflops", "bandwidth_gb_per_s"),
+    [
+        ("t4", 65, 320),
+        ("rtx2080ti", 53.8, 616),
+        ("rtx3090", 71, 936),
+        ("rtx4090", 165.2, 1008),
+        ("a6000", 309.7 / 2, 768),
+        ("l40", 181.05, 864),
+        ("l40s", 362.05, 864),
+        ("a100_80gb", 312, 2039),
+        ("h100_sxm", 1979 / 2, 3350),
+        ("h200", 1979 / 2, 4800),
+    ],
+)
+def test_figures_are_dense_and_accumulate_in_fp32(gpu_id, fp16_tflops, bandwidth_gb_per_s):
+    gpu = get_gpu(gpu_id)
+    assert gpu.flops["fp16"] == pytest.approx(fp16_tflops * 1e12, rel=0.001)
+    assert gpu.bandwidth_bytes_per_s == bandwidth_gb_per_s * 1e9
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "gib"),
+    [("a6000", 47.40), ("rtx6000", 23.64), ("t4", 14.56), ("h100_sxm", 79.19), ("h200", 139.8)],
+)
+def test_memory_is_what_torch_reports(gpu_id, gib):
+    assert get_gpu(gpu_id).memory_bytes / GIB == pytest.approx(gib, abs=0.01)
+
+
+# --- precision
+
+
+def test_bf16_on_a_t4_is_refused_with_the_reason():
+    assert "Turing has no bf16" in get_gpu("t4").unsupported_reason("bf16")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_an_a6000_runs_every_precision(precision):
+    assert get_gpu("a6000").unsupported_reason(precision) is None
+
+
+def test_nf4_needs_only_fp16():
+    assert get_gpu("t4").unsupported_reason("nf4") is None
+    assert "7.5" in get_gpu("v100_16gb").unsupported_reason("int8")
+
+
+def test_an_unknown_precision_is_an_error():
+    with pytest.raises(InputError, match="unknown precision 'bf61'"):
+        get_gpu("t4").unsupported_reason("bf61")
+
+
+# --- names
+
+ALL_NAMES = [(name, gpu.id) for gpu in load_catalogue().values() for name in (gpu.id, *gpu.aliases)]
+
+
+@given(st.sampled_from(ALL_NAMES), st.data())
+def test_case_and_separators_do_not_matter(name_and_id, data):
+    name, gpu_id = name_and_id
+    separators = st.sampled_from(["", " ", "-", "_", "  "])
+    spelled = "".join(
+        data.draw(separators) + (c.upper() if data.draw(st.booleans()) else c)
+        for c in name.replace("_", "")
+    )
+    assert get_gpu(spelled + data.draw(separators)).id == gpu_id
+
+
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("a100", ["a100_40gb", "a100_80gb", "a100_80gb_pcie"]),
+        ("A100-PCIe", ["a100_40gb", "a100_80gb_pcie"]),
+        ("H100", ["h100_sxm", "h100_pcie"]),
+        ("v100", ["v100_16gb", "v100_32gb"]),
+        ("6000", ["rtx6000", "a6000", "rtx6000_ada"]),
+    ],
+)
+def test_ambiguous_names_are_refused_with_the_choices(text, choices):
+    with pytest.raises(InputError, match="ambiguous") as caught:
+        get_gpu(text)
+    assert all(choice in str(caught.value) for choice in choices)
+
+
+def test_a_misspelled_gpu_gets_the_nearest_and_the_way_out():
+    with pytest.raises(InputError) as caught:
+        get_gpu("a600")
+    for part in ("unknown GPU 'a600'", "did you mean 'a6000'?", "tuner gpus", "gpus.yaml"):
+        assert part in str(caught.value)
+
+
+@given(st.text(max_size=30))
+@example("")
+@example("_-_")
+def test_any_text_is_a_gpu_or_an_input_error(text):
+    try:
+        answer = get_gpu(text).name
+    except InputError as error:
+        answer = error.hint
+    assert answer
+
+
+# --- devices
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "gpu_id"),
+    [
+        ("NVIDIA L40", 44.4, "l40"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("NVIDIA L4", 22.0, "l4"),
+        ("NVIDIA A10", 22.1, "a10"),
+        ("NVIDIA A10G", 22.1, "a10g"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100_40gb"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "a100_80gb"),
+        ("NVIDIA A100 80GB PCIe", 79.2, "a100_80gb_pcie"),
+        ("Quadro RTX 6000", 23.64, "rtx6000"),
+        ("NVIDIA RTX 6000 Ada Generation", 47.5, "rtx6000_ada"),
+        ("NVIDIA RTX A6000", 47.54, "a6000"),
+        ("Tesla T4", 14.75, "t4"),
+        # no type of this name
+        ("NVIDIA L40G", 23.6, None),
+        ("NVIDIA A40", 44.4, None),
+        ("RTX 6000", 23.6, None),
+        ("nvidia l4", 22.0, None),
+        ("NVIDIA GeForce RTX 4090 D", 23.6, None),
+        ("NVIDIA GeForce RTX 3090 Ti", 23.6, None),
+        ("", 22.0, None),
+        # the name of a type with the memory of another: a slice, or a card modified by hand
+        ("NVIDIA A100-SXM4-80GB", 39.4, None),
+        ("NVIDIA GeForce RTX 2080 Ti", 22.0, None),
+    ],
+)
+def test_devices_match_by_whole_name_and_memory(name, memory_gib, gpu_id):
+    found = match_device(name, int(memory_gib * GIB))
+    assert (found.id if found else None) == gpu_id
+
+
+def test_the_memory_tolerance_is_five_percent():
+    size = get_gpu("l4").memory_bytes
+    assert match_device("NVIDIA L4", int(size * 0.951)) is not None
+    assert match_device("NVIDIA L4", int(size * 1.049)) is not None
+    assert match_device("NVIDIA L4", int(size * 0.949)) is None
+    assert match_device("NVIDIA L4", int(size * 1.051)) is None
+
+
+def test_a_card_with_ecc_on_is_the_same_type_with_less_memory():
+    found = match_device("NVIDIA RTX 6000 Ada Generation", int(44.43 * GIB))
+    assert found.id == "rtx6000_ada"
+    assert found.memory_bytes == found.ecc_memory_bytes < get_gpu("rtx6000_ada").memory_bytes
+
+
+# --- what the user gives
+
+
+def test_memory_and_price_can_be_given():
+    gpu = get_gpu("a6000", memory_bytes=80 * GIB, price_usd_per_hour=0.4)
+    assert (gpu.memory_bytes, gpu.price_usd_per_hour, gpu.price_date) == (80 * GIB, 0.4, None)
+    assert gpu.sources["memory"] == gpu.price_source == "given by the user"
+    assert get_gpu("a6000").memory_bytes != gpu.memory_bytes, "the catalogue stays as it is"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memory_bytes": 0},
+        {"memory_bytes": 80},
+        {"price_usd_per_hour": -1},
+        {"price_usd_per_hour": float("nan")},
+    ],
+)
+def test_impossible_overrides_are_refused(wrong):
+    with pytest.raises(InputError):
+        get_gpu("a6000", **wrong)
+
+
+def test_a_gpu_of_the_users_own(own_file):
+    path = own_file(OWN)
+    gpu = get_gpu("OWN", extra=path)
+    assert (gpu.memory_bytes, gpu.flops["fp16"], gpu.sm_count) == (20 * GIB, 80e12, 48)
+    assert (gpu.compute_capability, gpu.price_usd_per_hour) == ((8, 6), None)
+    assert gpu.sources["memory"] == "own.yaml:5"
+    assert match_device("NVIDIA Graphics Device", 20 * GIB, path) == gpu
+    assert "own" not in load_catalogue()
+    assert load_catalogue().keys() < load_catalogue(path).keys()
+
+
+def test_the_users_file_is_found_by_variable_and_in_the_home_folder(tmp_path, monkeypatch):
+    home_file = tmp_path / "home" / ".config" / "tuner" / "gpus.yaml"
+    home_file.parent.mkdir(parents=True)
+    home_file.write_text(OWN)
+    assert get_gpu("own").name == "My card"
+    other = tmp_path / "other.yaml"
+    other.write_text(OWN.replace("My card", "My other card"))
+    monkeypatch.setenv(gpus.USER_FILE_VARIABLE, str(other))
+    assert get_gpu("own").name == "My other card"
+
+
+def test_a_named_file_that_is_missing_is_an_error(tmp_path):
+    with pytest.raises(InputError, match=r"cannot read .*none\.yaml"):
+        load_catalogue(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="cannot read"):
+        load_catalogue(tmp_path)
+
+
+def test_an_entry_of_the_user_replaces_a_shipped_one(own_file):
+    text = "gpus: {a6000: {like: a6000, price_usd_per_hour: 0.33, price_date: 2026-11-01}}"
+    gpu = get_gpu("RTX A6000", extra=own_file(text))
+    assert gpu.price_usd_per_hour == 0.33
+    assert gpu.price_source == "own.yaml:1"
+    assert (gpu.memory_bytes, gpu.sources["memory"]) == (
+        get_gpu("a6000").memory_bytes,
+        get_gpu("a6000").sources["memory"],
+    )
+
+
+def test_a_variant_takes_over_figures_but_no_names(own_file):
+    text = (
+        "gpus: {modded: {like: rtx2080ti, memory: 22 GiB, "
+        "device_names: [NVIDIA GeForce RTX 2080 Ti]}}"
+    )
+    path = own_file(text)
+    assert match_device("NVIDIA GeForce RTX 2080 Ti", 22 * GIB, path).id == "modded"
+    assert match_device("NVIDIA GeForce RTX 2080 Ti", 11009 * MIB, path).id == "rtx2080ti"
+    assert get_gpu("modded", extra=path).aliases == ()
+    with pytest.raises(InputError, match="ambiguous"):
+        get_gpu("GeForce RTX 2080 Ti".replace("GeForce", "NVIDIA GeForce"), extra=path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("memory: 20 GiB", "memory: 20", "own.yaml:5 gpus.own.memory: memory '20' is not a size"),
+        ("memory: 20 GiB", "memory: 1KB", "is not between"),
+        ("    memory: 20 GiB\n", "", "own.yaml:3 gpus.own: 'memory' is missing"),
+        ("memory:", "memry:", "unknown key 'memry'; did you mean 'memory'?"),
+        ("fp16: 80, ", "", "fp16 has neither a rate in `tflops` nor a reason"),
+        ("fp16: 80", "fp16: 8e13", "'8e13' is not a number"),
+        ("fp16: 80", "fp16: nan", "'nan' is not a number"),
+        ("fp16: 80", "fp16: .inf", "'.inf' is not a number"),
+        ("500", "[500]", "bandwidth_gb_per_s: is not a text"),
+        ("8.6", "sm_86", "'sm_86' is not a compute capability like 8.6"),
+        ("48", "48.5", "48.5 is not a whole number"),
+        ("300 MiB", "300 GiB", "is not between"),
+        ("  own:", "  Own GPU:", "an id has lower-case letters"),
+        ("  own:", "  ../own:", "an id has lower-case letters"),
+        ("device_names: [", "aliases: [a6000]\n    device_names: [", "'a6000' also names 'a6000'"),
+        ("device_names: [", "aliases: [A100]\n    device_names: [", "'A100' is refused as ambig"),
+        ("name: My card", "name: A\n    name: B", "key 'name' stands here twice"),
+        ("name: My card", "like: a600", "unknown GPU 'a600'; did you mean 'a6000'?"),
+        ("sm_count", "price_usd_per_hour: 2\n    sm_count", "a price needs its `price_date`"),
+        ("sm_count", "price_date: soon\n    sm_count", "'soon' is not a date"),
+        ("sm_count", "unsupported: {int8: no}\n    sm_count", "int8 stands in both"),
+        ("sm_count", "ecc_memory: 21 GiB\n    sm_count", "`ecc_memory` is not smaller"),
+        ("My card", "[", "is not valid YAML"),
+        ("My card", "\x07", "is not valid YAML"),
+        (OWN, "", "is empty"),
+        (OWN, "gpus:", "is not a mapping"),
+        (OWN, "gpus: {}", "has no GPU"),
+        (OWN, "[1, 2]", "is not a mapping"),
+        (OWN, "gpus: {own: [1]}", "own.yaml:1 gpus.own: is not a mapping"),
+        (OWN, OWN + "ambiguous: {big: [own, nothing]}", "'nothing' is not the id of a GPU"),
+    ],
+)
+def test_each_mistake_gets_its_line_and_what_is_allowed(own_file, old, new, expected):
+    assert old in OWN
+    with pytest.raises(InputError) as caught:
+        load_catalogue(own_file(OWN.replace(old, new, 1)))
+    assert expected in str(caught.value)
+    assert "own.yaml" in str(caught.value)
+
+
+def test_a_device_of_the_catalogue_cannot_be_claimed_twice(own_file):
+    text = OWN.replace("NVIDIA Graphics Device", "NVIDIA L4").replace("20 GiB", "22 GiB")
+    with pytest.raises(InputError, match="device 'NVIDIA L4' with this memory is already 'l4'"):
+        load_catalogue(own_file(text))
+
+
+def test_all_problems_come_at_once(own_file):
+    text = OWN.replace("20 GiB", "20").replace("500", "fast").replace("8.6", "new")
+    with pytest.raises(InputError) as caught:
+        load_catalogue(own_file(text))
+    assert [p.where for p in caught.value.problems] == [
+        "own.yaml:5 gpus.own.memory",
+        "own.yaml:7 gpus.own.bandwidth_gb_per_s",
+        "own.yaml:8 gpus.own.compute_capability",
+    ]
+
+
+# --- malformed files: an InputError or a catalogue, never anything else
+
+KEYS = st.sampled_from([*yaml.safe_load(OWN)["gpus"]["own"], "like", "sources", "unsupported"])
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["a6000", "20 GiB", "8.6", "2026-01-01", "9" * 400 + "GiB", "fp16"]),
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.one_of(KEYS, st.text(max_size=4)), inner, max_size=4),
+    ),
+    max_leaves=12,
+)
+ENTRIES = st.dictionaries(
+    st.one_of(st.sampled_from(["own", "a6000"]), st.text(max_size=5)),
+    st.one_of(ANYTHING, st.dictionaries(KEYS, ANYTHING, max_size=8)),
+    max_size=3,
+)
+in_one_folder = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150
+)
+
+
+def load_or_refuse(path: Path) -> None:
+    try:
+        catalogue = load_catalogue(path)
+    except InputError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+        assert catalogue.keys() >= ASKED_FOR
+    assert str(path) in refusal or not refusal
+
+
+@in_one_folder
+@given(st.fixed_dictionaries({"gpus": st.one_of(ENTRIES, ANYTHING)}, optional={"x": ANYTHING}))
+def test_malformed_entries_are_input_errors(tmp_path, data):
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(data), "utf-8")
+    load_or_refuse(path)
+
+
+@in_one_folder
+@given(st.data())
+def test_one_spoiled_value_is_an_input_error_or_fine(tmp_path, data):
+    entry = yaml.safe_load(OWN)["gpus"]["own"]
+    entry[data.draw(KEYS)] = data.draw(ANYTHING)
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"gpus": {"own": entry}}), "utf-8")
+    load_or_refuse(path)
+
+
+@in_one_folder
+@given(st.one_of(st.binary(max_size=60), st.text(max_size=60).map(lambda text: text.encode())))
+@example(b"gpus: &a {own: *a}")
+@example(b"&a [*a]")
+@example(b"gpus: {? [1] : 2, ? {} : 3}")
+@example(b"gpus: !!python/object/apply:os.system [true]")
+@example(b"--- 1\n--- 2\n")
+@example(b"[" * 5000)
+@example(b"\xff\xfe")
+def test_any_bytes_are_an_input_error_or_fine(tmp_path, content):
+    path = tmp_path / "own.yaml"
+    path.write_bytes(content)
+    load_or_refuse(path)
+
+
+# --- speed
+
+
+def test_loading_is_quick_and_imports_nothing_heavy():
+    def seconds() -> float:
+        gpus._load_shipped.cache_clear()
+        start = time.perf_counter()
+        load_catalogue()
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.1
+    code = (
+        "import sys; from tuner.gpus import load_catalogue; load_catalogue();"
+        "print(*{'torch', 'ray', 'optuna', 'transformers', 'pandas', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
