@@ -1,0 +1,233 @@
+"""Makes a model on tensors without data take the code path that it takes on a CUDA device.
+
+PyTorch chooses some kernels from the device of a tensor before any operator is dispatched:
+fused attention, fused dropout, softmax that widens while it reads, and autocast. A model on
+the meta device would take the CPU's choice and save other tensors for backward. `CudaPath`
+is a function mode that makes the choice that CUDA makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as nn_functional
+from torch.overrides import TorchFunctionMode
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+
+# The operators that CUDA autocast runs in the lower precision and in fp32
+# (aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP and AT_FORALL_FP32), as far as
+# models call them from Python.
+_TO_LOWER: frozenset[Any] = frozenset(
+    {
+        nn_functional.linear,
+        nn_functional.conv1d,
+        nn_functional.conv2d,
+        nn_functional.scaled_dot_product_attention,
+        torch.matmul,
+        torch.mm,
+        torch.bmm,
+        torch.addmm,
+        torch.baddbmm,
+        torch.einsum,
+        torch.Tensor.matmul,
+        torch.Tensor.__matmul__,
+        torch.Tensor.mm,
+        torch.Tensor.bmm,
+    }
+)
+_TO_FP32: frozenset[Any] = frozenset(
+    {
+        nn_functional.layer_norm,
+        nn_functional.group_norm,
+        nn_functional.cross_entropy,
+        nn_functional.nll_loss,
+        nn_functional.mse_loss,
+        nn_functional.softplus,
+        nn_functional.softmax,
+        nn_functional.log_softmax,
+        torch.softmax,
+        torch.log_softmax,
+        torch.Tensor.softmax,
+        torch.pow,
+        torch.rsqrt,
+        torch.exp,
+        torch.log,
+        torch.cumsum,
+        torch.norm,
+        torch.Tensor.pow,
+        torch.Tensor.__pow__,
+        torch.Tensor.rsqrt,
+        torch.Tensor.exp,
+        torch.Tensor.log,
+        torch.Tensor.cumsum,
+        torch.Tensor.norm,
+    }
+)
+
+
+class CudaPath(TorchFunctionMode):
+    """Function mode with CUDA's choices for one compute capability.
+
+    Flash attention needs capability 8.0, 16-bit inputs, no mask and head dimension at most
+    256; otherwise the memory-efficient kernel runs (sdp_utils.cpp, use_flash_attention).
+    """
+
+    def __init__(self, compute_capability: tuple[int, int]) -> None:
+        super().__init__()
+        self._has_flash = compute_capability >= (8, 0)
+        self._autocast_dtype: torch.dtype | None = None
+        self._weight_casts: dict[int, torch.Tensor] = {}
+
+    @contextlib.contextmanager
+    def autocast(self, dtype: torch.dtype) -> Iterator[None]:
+        """As `torch.autocast("cuda", dtype)`, including its cache of trainable weights."""
+        before, self._autocast_dtype = self._autocast_dtype, dtype
+        try:
+            yield
+        finally:
+            self._autocast_dtype = before
+            if before is None:
+                self._weight_casts.clear()
+
+    @contextlib.contextmanager
+    def no_autocast(self) -> Iterator[None]:
+        """The state in which backward runs outside of recomputed parts."""
+        before, self._autocast_dtype = self._autocast_dtype, None
+        try:
+            yield
+        finally:
+            self._autocast_dtype = before
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._autocast_dtype is not None:
+            if func in _TO_LOWER:
+                args, kwargs = self._cast_all(args, kwargs, self._autocast_dtype)
+            elif func in _TO_FP32 and kwargs.get("dtype") is None:
+                args, kwargs = self._cast_all(args, kwargs, torch.float32)
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is not None:
+            return replacement(self, func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _cast_all(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (
+            tuple(self._cast(value, dtype) for value in args),
+            {name: self._cast(value, dtype) for name, value in kwargs.items()},
+        )
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype == dtype:
+            return value
+        if not value.is_floating_point() or value.dtype == torch.float64:
+            return value
+        is_weight = (
+            value.dtype == torch.float32
+            and dtype in _HALF
+            and value.is_leaf
+            and value.requires_grad
+            and not value._is_view()
+        )
+        if not is_weight:
+            return value.to(dtype)
+        cast = self._weight_casts.get(id(value))
+        if cast is None:
+            cast = self._weight_casts[id(value)] = value.to(dtype)
+        return cast
+
+    def _attention(
+        self,
+        func: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        flash = (
+            self._has_flash
+            and attn_mask is None
+            and query.dtype in _HALF
+            and query.shape[-1] == value.shape[-1] <= 256
+        )
+        # Head dimensions are padded to a multiple of 8 (sdp::pad_last_dim): the models in the
+        # catalogue have such dimensions already.
+        if flash:
+            out: torch.Tensor = _aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, False, scale=scale
+            )[0]
+            return out
+        if enable_gqa and key.shape[1] != query.shape[1]:
+            groups = query.shape[1] // key.shape[1]
+            key = key.repeat_interleave(groups, 1)
+            value = value.repeat_interleave(groups, 1)
+        if attn_mask is not None:
+            attn_mask = _additive_mask(attn_mask, query)
+        out = _aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+        )[0]
+        return out
+
+    def _dropout(
+        self,
+        func: Any,
+        x: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> torch.Tensor:
+        # CUDA fuses dropout and keeps a mask of one byte an element (aten Dropout.cpp,
+        # is_fused_kernel_acceptable); the CPU keeps a mask in the input's precision.
+        if not training or p == 0 or inplace:
+            out: torch.Tensor = func(x, p, training, inplace)
+            return out
+        out = torch.native_dropout(x, p, True)[0]
+        return out
+
+    def _softmax(
+        self,
+        func: Any,
+        x: torch.Tensor,
+        dim: int | None = None,
+        _stacklevel: int = 3,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        # Half to float is one kernel on CUDA (aten SoftMax.cpp); bfloat16 is converted first.
+        if dtype is torch.float32 and x.dtype is torch.float16 and dim is not None:
+            out: torch.Tensor = _aten._softmax(x, dim, True)
+            return out
+        out = func(x, dim, _stacklevel, dtype)
+        return out
+
+
+def _additive_mask(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    # The efficient kernel takes an additive mask in the query's precision, one value a pair
+    # of positions, expanded over heads (convert_boolean_attn_mask in attention.cpp).
+    if mask.dtype == torch.bool:
+        additive = torch.zeros_like(mask, dtype=query.dtype)
+        additive.masked_fill_(mask.logical_not(), float("-inf"))
+        mask = additive
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], mask.shape[-1])
+
+
+_REPLACEMENTS: dict[Any, Callable[..., torch.Tensor]] = {
+    nn_functional.scaled_dot_product_attention: CudaPath._attention,
+    nn_functional.dropout: CudaPath._dropout,
+    nn_functional.softmax: CudaPath._softmax,
+}

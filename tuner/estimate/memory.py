@@ -1,0 +1,88 @@
+"""From a traced timeline to peak memory on one GPU, by use and by phase."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from tuner.estimate.allocator import AllocatorSettings, replay, round_size
+from tuner.estimate.recorder import Block, Mark, Timeline
+from tuner.records import Memory, MemoryCategory, Phase
+from tuner.units import MIB
+
+CUBLAS_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
+"""cuBLAS workspace of PyTorch before Hopper: ":4096:2:16:8" (CUDABlas.cpp)."""
+
+CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
+"""The same on compute capability 9.0 and 10.0 (CUDABlas.cpp)."""
+
+_HOLDS_LOGITS = (None, MemoryCategory.ACTIVATIONS)
+"""Categories that give way to LOGITS_AND_LOSS where a tensor has the vocabulary's width."""
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
+    """Workspace in bytes that one cuBLAS handle takes from the caching allocator and keeps."""
+    if compute_capability in ((9, 0), (10, 0)):
+        return CUBLAS_WORKSPACE_HOPPER_BYTES
+    return CUBLAS_WORKSPACE_BYTES
+
+
+def peak_memory(
+    timeline: Timeline, *, context_bytes: int, settings: AllocatorSettings | None = None
+) -> Memory:
+    """Peak memory of the traced steps on a GPU.
+
+    Allocated memory is the largest sum of live blocks, each rounded as the caching allocator
+    rounds it; reserved memory comes from replaying all requests through the allocator's
+    rules; device memory adds `context_bytes`, which CUDA holds outside of both.
+    """
+    sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
+    rounded = [round_size(size) if size else 0 for size in sizes]
+    live = list(accumulate(rounded[index] * sign for index, sign in timeline.events))
+    peak_at = max(range(len(live)), key=live.__getitem__)
+    phase_peaks = _phase_peaks(live, timeline.marks)
+    reserved = replay(timeline.events, sizes, settings=settings).peak_reserved_bytes
+    breakdown = _breakdown(timeline.blocks, rounded, peak_at)
+    breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - live[peak_at]
+    breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += context_bytes
+    first_forward = next(m.event for m in timeline.marks if m.phase is Phase.FORWARD)
+    return Memory(
+        peak_allocated_bytes=live[peak_at],
+        peak_reserved_bytes=reserved,
+        device_bytes=reserved + context_bytes,
+        loaded_bytes=live[first_forward - 1],
+        phase_peak_bytes={str(phase): peak for phase, peak in phase_peaks.items()},
+        peak_phase=str(max(phase_peaks, key=phase_peaks.__getitem__)),
+        breakdown={str(category): size for category, size in breakdown.items()},
+        paged_bytes=sum(block.size_bytes for block in timeline.blocks if block.paged),
+    )
+
+
+def _phase_peaks(live: list[int], marks: list[Mark]) -> dict[Phase, int]:
+    peaks = dict.fromkeys(Phase, 0)
+    ends = [mark.event for mark in marks[1:]] + [len(live)]
+    for mark, end in zip(marks, ends, strict=True):
+        # What a phase inherits is live when it begins, even if it allocates nothing.
+        inside = max(live[max(mark.event - 1, 0) : end], default=0)
+        peaks[mark.phase] = max(peaks[mark.phase], inside)
+    return peaks
+
+
+def _breakdown(
+    blocks: list[Block], rounded: list[int], peak_at: int
+) -> dict[MemoryCategory, int]:
+    """Bytes live at the peak event, by what they are for; the sum is the allocated peak."""
+    sizes = dict.fromkeys(MemoryCategory, 0)
+    for block, size in zip(blocks, rounded, strict=True):
+        if block.born_event <= peak_at and not 0 <= block.died_event <= peak_at:
+            sizes[_category(block)] += size
+    return sizes
+
+
+def _category(block: Block) -> MemoryCategory:
+    if block.is_logits and block.category in _HOLDS_LOGITS:
+        return MemoryCategory.LOGITS_AND_LOSS
+    if block.category is not None:
+        return block.category
+    # Made while loading and never labelled: weights that k-bit preparation replaced by a
+    # wider copy.
+    return MemoryCategory.WEIGHTS if block.born_phase is Phase.LOAD else MemoryCategory.TEMPORARY

@@ -1,0 +1,382 @@
+"""Records what a training step allocates, frees and computes, on tensors without data.
+
+`Recorder` is a dispatch mode. It sees every operator that reaches the backend, notes each
+new storage and the moment it dies (the order is the one in which a caching allocator on a
+GPU would be asked), and the work of the operator: FLOPs, bytes, matmul shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from tuner.estimate.kernels import DECOMPOSITIONS, LEAVES
+from tuner.records import MemoryCategory, Phase
+
+_aten = torch.ops.aten
+
+_NO_KERNEL = frozenset({"detach", "alias", "lift_fresh", "empty", "empty_like", "empty_strided"})
+"""Operators that launch no kernel although they are not views by their schema."""
+
+_MATMULS = {
+    _aten.mm.default: (0, 1),
+    _aten.bmm.default: (0, 1),
+    _aten.addmm.default: (1, 2),
+    _aten.baddbmm.default: (1, 2),
+}
+"""Matrix products, with the positions of their two factors."""
+
+_CUBLAS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
+"""Operators that run on PyTorch's own cuBLAS handle."""
+
+
+@dataclass(slots=True)
+class Block:
+    """One storage: its size in bytes, when it lived and what it was for."""
+
+    size_bytes: int
+    born_phase: Phase
+    born_event: int
+    died_event: int = -1
+    category: MemoryCategory | None = None
+    is_logits: bool = False
+    paged: bool = False
+    """Managed memory of a paged optimizer: no torch counter sees it."""
+
+
+class Work(NamedTuple):
+    """What one operator computes. `kind` is its class of kernel, `dtype` its first input's.
+
+    `shape` is (batch, m, n, k) of a matrix product and None for everything else.
+    """
+
+    name: str
+    kind: str
+    flops: int
+    bytes_moved: int
+    dtype: str
+    shape: tuple[int, int, int, int] | None
+    workspace_bytes: tuple[int, ...]
+
+
+class Op(NamedTuple):
+    """One execution of `Timeline.works[work]` in the phase `Timeline.marks[mark]`."""
+
+    work: int
+    mark: int
+    recompute: bool
+
+
+class Mark(NamedTuple):
+    """A phase begins at `event`, in micro-step `micro_step` of optimizer step `step`."""
+
+    event: int
+    phase: Phase
+    step: int
+    micro_step: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The whole story of a trace; `events` holds (block index, +1 allocation or -1 free)."""
+
+    blocks: list[Block] = field(default_factory=list)
+    events: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=lambda: [Mark(0, Phase.LOAD, 0, 0)])
+    works: list[Work] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+
+
+class _Seen(NamedTuple):
+    """What is known of an operator with given argument layouts: its results and its work."""
+
+    layouts: tuple[Any, ...] | None
+    is_tuple: bool
+    work: int | None
+
+
+class Recorder(TorchDispatchMode):
+    """Dispatch mode that fills a `Timeline`. Use it as a context manager.
+
+    `vocab_size` tells logits from other activations: a tensor whose last dimension it is.
+    `workspace_bytes` is what each cuBLAS handle takes from the allocator at its first product
+    and keeps. PyTorch has one handle a thread: forward runs in the main thread, backward
+    (recomputed forwards included) in autograd's.
+
+    Operators that make new tensors are executed once for each layout of their arguments;
+    after that their results are made from the remembered layout. The Python meta functions
+    cost 100 us each, and a step of a large model repeats the same few hundred of them.
+    """
+
+    def __init__(self, *, workspace_bytes: int, vocab_size: int | None = None) -> None:
+        super().__init__()
+        self.timeline = Timeline()
+        self._vocab_size = vocab_size
+        self._workspace_bytes = workspace_bytes
+        self._threads_with_workspace: set[bool] = set()
+        self._live: dict[int, int] = {}  # storage address -> block index
+        self._finalizers: dict[int, Any] = {}
+        self._seen: dict[Any, _Seen] = {}
+        self._recomputing = False
+        self._recording = False
+        self._first_block_of_phase = 0
+
+    # -- what the trace tells the recorder --------------------------------------------------
+
+    def start(self) -> None:
+        """Record from here on. Before, a model skeleton is built, which allocates nothing."""
+        self._recording = True
+
+    def enter(self, phase: Phase, step: int, micro_step: int) -> None:
+        """A phase begins; later allocations and operators belong to it."""
+        timeline = self.timeline
+        if timeline.marks[-1].phase is Phase.FORWARD:
+            self._survivors_are_activations(self._first_block_of_phase)
+        self._first_block_of_phase = len(timeline.blocks)
+        timeline.marks.append(Mark(len(timeline.events), phase, step, micro_step))
+
+    @contextlib.contextmanager
+    def recompute(self) -> Iterator[None]:
+        """Inside, operators repeat a checkpointed forward; what survives is activations."""
+        before, self._recomputing = self._recomputing, True
+        first_block = len(self.timeline.blocks)
+        try:
+            yield
+        finally:
+            self._recomputing = before
+            self._survivors_are_activations(first_block)
+
+    def label(self, tensor: torch.Tensor, category: MemoryCategory) -> None:
+        """Say what a tensor's storage is; storages created before the recorder are added."""
+        self._block_of(tensor).category = category
+
+    def mark_paged(self, tensor: torch.Tensor) -> None:
+        """Say that a storage is managed memory, outside of torch's allocator."""
+        self._block_of(tensor).paged = True
+
+    # -- the dispatch mode ------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._recording:
+            return func(*args, **kwargs)
+        decomposition = DECOMPOSITIONS.get(func)
+        if decomposition is not None:
+            with self:
+                return decomposition(*args, **kwargs)
+        if func is _aten._local_scalar_dense.default and args[0].is_meta:
+            # The value of a tensor without data. The models that are traced ask only whether a
+            # mask is all ones and whether sequences are not packed: both hold for full batches.
+            return True
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        signature = _signature(func, args, kwargs)
+        seen = None if signature is None else self._seen.get(signature)
+        if seen is not None and seen.layouts is not None:
+            out = _from_layouts(seen)
+        elif seen is not None and _returns_first_argument(func):
+            out = args[0]
+        else:
+            out = func(*args, **kwargs)
+        fresh = self._note_outputs(out)
+        if seen is None:
+            seen = self._learn(func, args, kwargs, out, fresh)
+            if signature is not None:
+                self._seen[signature] = seen
+        if seen.work is not None:
+            self._note_work(seen.work)
+        return out
+
+    def _note_work(self, index: int) -> None:
+        timeline = self.timeline
+        work, phase = timeline.works[index], timeline.marks[-1].phase
+        for size_bytes in work.workspace_bytes:
+            self._transient(size_bytes)
+        in_backward = phase is Phase.BACKWARD
+        if work.name in _CUBLAS and in_backward not in self._threads_with_workspace:
+            self._threads_with_workspace.add(in_backward)
+            block = self._append_block(self._workspace_bytes)
+            block.category = MemoryCategory.CONTEXT_AND_WORKSPACE
+        timeline.ops.append(Op(index, len(timeline.marks) - 1, self._recomputing))
+
+    def _learn(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, fresh: bool
+    ) -> _Seen:
+        name = func._schema.name.partition("::")[2]
+        # `_unsafe_view` and its like share storage without saying so in their schema.
+        layouts = _layouts(out) if fresh and _makes_new_tensors(func) else None
+        if name in _NO_KERNEL or (func.is_view and not fresh) or not _touches_gpu(args, out):
+            return _Seen(layouts, isinstance(out, tuple), None)
+        self.timeline.works.append(_work(name, func, args, kwargs, out))
+        return _Seen(layouts, isinstance(out, tuple), len(self.timeline.works) - 1)
+
+    def _note_outputs(self, out: Any) -> bool:
+        fresh = False
+        for tensor in (out,) if isinstance(out, torch.Tensor) else _tensors(out):
+            storage = tensor.untyped_storage()
+            # Optimizers keep step counters on the host: not GPU memory.
+            if storage._cdata in self._live or not tensor.is_meta:
+                continue
+            fresh = True
+            block = self._add(storage)
+            block.is_logits = bool(tensor.dim()) and tensor.shape[-1] == self._vocab_size
+        return fresh
+
+    def _add(self, storage: torch.UntypedStorage) -> Block:
+        address = storage._cdata
+        self._live[address] = len(self.timeline.blocks)
+        self._finalizers[address] = weakref.ref(storage, self._make_release(address))
+        return self._append_block(storage.nbytes())
+
+    def _append_block(self, size_bytes: int) -> Block:
+        timeline = self.timeline
+        block = Block(size_bytes, timeline.marks[-1].phase, len(timeline.events))
+        timeline.events.append((len(timeline.blocks), +1))
+        timeline.blocks.append(block)
+        return block
+
+    def _make_release(self, address: int) -> Callable[[Any], None]:
+        def release(_: Any) -> None:
+            index = self._live.pop(address)
+            del self._finalizers[address]
+            self.timeline.blocks[index].died_event = len(self.timeline.events)
+            self.timeline.events.append((index, -1))
+
+        return release
+
+    def _transient(self, size_bytes: int) -> None:
+        block = self._append_block(size_bytes)
+        block.category = MemoryCategory.TEMPORARY
+        block.died_event = block.born_event + 1
+        self.timeline.events.append((len(self.timeline.blocks) - 1, -1))
+
+    def _block_of(self, tensor: torch.Tensor) -> Block:
+        storage = tensor.untyped_storage()
+        index = self._live.get(storage._cdata)
+        return self._add(storage) if index is None else self.timeline.blocks[index]
+
+    def _survivors_are_activations(self, first_block: int) -> None:
+        for block in self.timeline.blocks[first_block:]:
+            if block.died_event < 0 and block.category is None:
+                block.category = MemoryCategory.ACTIVATIONS
+
+
+def _work(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
+    inputs = [*_tensors(args), *_tensors(kwargs.values())]
+    outputs = list(_tensors(out))
+    dtype = str((inputs or outputs)[0].dtype).removeprefix("torch.")
+    moved = sum(map(_touched_bytes, inputs)) + sum(map(_touched_bytes, outputs))
+    if func in _MATMULS:
+        left, right = (args[position].shape for position in _MATMULS[func])
+        shape = (left[0] if len(left) == 3 else 1, left[-2], right[-1], left[-1])
+        return Work(name, "matmul", 2 * math.prod(shape), moved, dtype, shape, ())
+    if func in LEAVES:
+        leaf = LEAVES[func](func, args, out)
+        return Work(
+            name,
+            leaf.kind,
+            leaf.flops,
+            moved,
+            leaf.dtype or dtype,
+            leaf.shape,
+            leaf.workspace_bytes,
+        )
+    if func in flop_registry:
+        flops = int(flop_registry[func](*args, **kwargs, out_val=out))
+        return Work(name, "matmul", flops, moved, dtype, None, ())
+    return Work(name, "elementwise", 0, moved, dtype, None, ())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in an operator's arguments or results (which nest one or two deep)."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (str, bytes)) or value is None:
+        return
+    elif hasattr(value, "__iter__"):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _signature(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A key that determines the layout of the results, or None when there is none."""
+    parts: list[Any] = [func]
+    for value in (*args, *kwargs.items()):
+        if isinstance(value, torch.Tensor):
+            parts.append((value.shape, value.stride(), value.dtype, value.is_meta))
+        elif isinstance(value, list):
+            if any(isinstance(item, torch.Tensor) for item in value):
+                return None
+            parts.append(tuple(value))
+        elif isinstance(value, tuple) and any(isinstance(v, torch.Tensor) for v in value):
+            return None
+        else:
+            parts.append((type(value), value))
+    key = tuple(parts)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _makes_new_tensors(func: Any) -> bool:
+    schema = func._schema
+    return not schema.is_mutable and all(r.alias_info is None for r in schema.returns)
+
+
+def _returns_first_argument(func: Any) -> bool:
+    # An in-place operator on tensors without data has nothing to do.
+    schema = func._schema
+    return bool(schema.name.endswith("_") and schema.is_mutable and len(schema.returns) == 1)
+
+
+def _layouts(out: Any) -> tuple[Any, ...] | None:
+    results = out if isinstance(out, tuple) else (out,)
+    layouts = []
+    for result in results:
+        if result is None:
+            layouts.append(None)
+        elif isinstance(result, torch.Tensor) and result.is_meta:
+            layouts.append((tuple(result.shape), result.stride(), result.dtype))
+        else:
+            return None
+    return tuple(layouts)
+
+
+def _from_layouts(seen: _Seen) -> Any:
+    assert seen.layouts is not None
+    results = tuple(
+        None
+        if layout is None
+        else torch.empty_strided(layout[0], layout[1], dtype=layout[2], device="meta")
+        for layout in seen.layouts
+    )
+    return results if seen.is_tuple else results[0]
+
+
+def _touches_gpu(args: tuple[Any, ...], out: Any) -> bool:
+    return any(tensor.is_meta for tensor in _tensors((args, out)))
+
+
+def _touched_bytes(tensor: torch.Tensor) -> int:
+    # An expanded dimension (stride 0) is read once, whatever its logical size.
+    sizes = [
+        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0
+    ]
+    return math.prod(sizes) * tensor.element_size()

@@ -1,0 +1,166 @@
+"""Traces real training steps on tensors without data: what they allocate and compute.
+
+The workload's own code runs on the meta device: transformers' model, peft's adapters,
+bitsandbytes' layers and optimizers. `Recorder` notes every allocation, `CudaPath` takes the
+kernel choices that CUDA would take. No GPU, no weights, no data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tuner.estimate.cuda_path import CudaPath
+from tuner.estimate.memory import cublas_workspace_bytes
+from tuner.estimate.recorder import Recorder, Timeline
+from tuner.records import Configuration, MemoryCategory, Phase
+from tuner.workloads.base import TrainingSession, Workload
+from tuner.workloads.quantized import quantized_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Two optimizer steps of one configuration, for GPUs of one attention capability.
+
+    The first step has one micro-step and creates the optimizer state. The second has two
+    where gradients accumulate: the second of them runs with all gradients in memory, as do
+    all further ones.
+    """
+
+    timeline: Timeline
+    micro_steps: int
+    """Micro-steps of the traced second optimizer step, 1 or 2."""
+    trainable_params: int
+    total_params: int
+
+
+class MetaEnvironment:
+    """The environment of a trace; see `tuner.workloads.base.Environment`."""
+
+    device = "meta"
+
+    def __init__(self, recorder: Recorder, path: CudaPath) -> None:
+        self._recorder = recorder
+        self._path = path
+        self.optimizer_step = 0
+
+    def autocast(self, dtype: Any) -> contextlib.AbstractContextManager[None]:
+        """CUDA's autocast, emulated by `CudaPath`."""
+        return self._path.autocast(dtype)
+
+    def checkpoint_contexts(
+        self, autocast_dtype: Any | None = None
+    ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+        """Nothing around the forward; precision and bookkeeping around the recomputation."""
+        return contextlib.nullcontext(), self._recomputation(autocast_dtype)
+
+    def materialize(self, model: Any) -> None:
+        """All weights are in memory as a checkpoint leaves them."""
+        self._recorder.start()
+        for tensor in (*model.parameters(), *model.buffers(), *quantized_tensors(model)):
+            self._recorder.label(tensor, MemoryCategory.WEIGHTS)
+
+    def enter(self, phase: Phase, micro_step: int) -> None:
+        """A phase begins; see `Environment.enter`."""
+        self._recorder.enter(phase, self.optimizer_step, micro_step)
+
+    @contextlib.contextmanager
+    def _recomputation(self, autocast_dtype: Any | None) -> Iterator[None]:
+        precision = (
+            self._path.autocast(autocast_dtype) if autocast_dtype else contextlib.nullcontext()
+        )
+        # The autograd engine restores dispatch modes but not function modes: enter it again.
+        with self._recorder.recompute(), self._path, precision:
+            yield
+
+
+def trace(
+    workload: Workload,
+    model_config: Any,
+    configuration: Configuration,
+    *,
+    compute_capability: tuple[int, int],
+) -> Trace:
+    """Trace two optimizer steps of `configuration`.
+
+    `model_config` is a transformers configuration. Takes seconds of CPU for a model of
+    27 billion parameters and needs no more memory than its Python objects.
+    """
+    vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
+    recorder = Recorder(
+        workspace_bytes=cublas_workspace_bytes(compute_capability), vocab_size=vocab_size
+    )
+    path = CudaPath(compute_capability)
+    environment = MetaEnvironment(recorder, path)
+    accumulates = int(str(configuration.get("grad_accum", 1))) > 1
+    with _bitsandbytes_on_meta(recorder), recorder, path:
+        session = workload.open(model_config, configuration, environment)
+        _label_trainable(recorder, session)
+        session.optimizer_step(1)
+        _label_optimizer_state(recorder, session)
+        environment.optimizer_step = 1
+        session.optimizer_step(2 if accumulates else 1)
+    return Trace(
+        timeline=recorder.timeline,
+        micro_steps=2 if accumulates else 1,
+        trainable_params=session.trainable_params,
+        total_params=session.total_params,
+    )
+
+
+def _label_trainable(recorder: Recorder, session: Any) -> None:
+    trainable = [p for p in session.model.parameters() if p.requires_grad]
+    is_full = session.trainable_params == session.total_params
+    category = MemoryCategory.WEIGHTS if is_full else MemoryCategory.ADAPTERS
+
+    def label_gradient(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        recorder.label(parameter.grad, MemoryCategory.GRADIENTS)
+
+    for parameter in trainable:
+        recorder.label(parameter, category)
+        parameter.register_post_accumulate_grad_hook(label_gradient)
+
+
+def _label_optimizer_state(recorder: Recorder, session: Any) -> None:
+    for state in session.optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                recorder.label(value, MemoryCategory.OPTIMIZER_STATE)
+
+
+@contextlib.contextmanager
+def _bitsandbytes_on_meta(recorder: Recorder) -> Iterator[None]:
+    """bitsandbytes' optimizers with their device calls replaced, for tensors without data.
+
+    They check that tensors are on a GPU, synchronise it, and take paged state from CUDA's
+    managed memory; none of this exists here. Paged state is recorded as such.
+    """
+    import bitsandbytes.functional as bnb_functional
+    import bitsandbytes.optim.optimizer as bnb_optimizer
+
+    def get_paged(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        buffer: Any = torch.empty(*shape, dtype=dtype, device=device)
+        buffer.is_paged = True
+        recorder.mark_paged(buffer)
+        return buffer
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    replacements = [
+        (bnb_functional, "is_on_gpu", nothing),
+        (bnb_functional, "get_paged", get_paged),
+        (bnb_functional, "fill", nothing),
+        (bnb_functional, "prefetch_tensor", nothing),
+        (bnb_optimizer, "sync_gpu", nothing),
+    ]
+    with contextlib.ExitStack() as stack:
+        for module, name, replacement in replacements:
+            stack.enter_context(mock.patch.object(module, name, replacement))
+        yield

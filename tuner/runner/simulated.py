@@ -1,0 +1,56 @@
+"""Trials without a GPU: the configuration's own training step, traced and timed by a model.
+
+A simulated trial ends as a real one would: `ok` with its numbers, or `oom` when the device
+memory it needs exceeds the GPU's. All its numbers are predictions and say so.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tuner.errors import InputError
+from tuner.estimate.predict import predict, resolve_subject
+from tuner.records import Configuration, Outcome, Prediction, Source, Status
+from tuner.runner.base import TrialJob
+
+
+class SimulatedRunner:
+    """Runs trials of one job by tracing them on the meta device. One model is resolved once."""
+
+    source = Source.PREDICTED
+
+    def __init__(self, job: TrialJob) -> None:
+        self._job = job
+        self._subject = resolve_subject(job.workload, job.model)
+
+    def run(self, configuration: Configuration) -> Outcome:
+        """Trace `configuration`; see `TrialRunner.run`."""
+        started = time.perf_counter()
+        try:
+            prediction = predict(
+                self._subject,
+                configuration,
+                self._job.gpu,
+                margin_fraction=self._job.margin_fraction,
+            )
+        except InputError as error:
+            return Outcome(
+                Status.INVALID, message=str(error), duration_s=time.perf_counter() - started
+            )
+        return _outcome(prediction, time.perf_counter() - started)
+
+
+def _outcome(prediction: Prediction, duration_s: float) -> Outcome:
+    memory = prediction.memory
+    if memory.device_bytes <= prediction.limit_bytes:
+        return Outcome(Status.OK, prediction=prediction, duration_s=duration_s)
+    return Outcome(
+        Status.OOM,
+        prediction=prediction,
+        phase=memory.peak_phase,
+        message=(
+            f"needs {memory.device_bytes} bytes of device memory, "
+            f"the GPU has {prediction.limit_bytes}"
+        ),
+        duration_s=duration_s,
+    )

@@ -1,0 +1,118 @@
+"""bitsandbytes layers without a checkpoint: the tensors that quantised loading would leave.
+
+transformers quantises while it reads a checkpoint. Here the layers are given tensors of
+the same shapes and types directly, so that a model needs neither weights nor a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+NF4_BLOCKSIZE = 64
+"""Weights that share one scale (bitsandbytes default, QLoRA paper section 3)."""
+NESTED_BLOCKSIZE = 256
+"""Scales that share one second-level scale under double quantisation (same source)."""
+
+
+def quantize_linears(model: nn.Module, *, precision: str, compute_dtype: torch.dtype) -> None:
+    """Replace the linear layers that transformers would quantise, all but the output head.
+
+    `precision` is "nf4" (double quantisation) or "int8" (LLM.int8() with its default outlier
+    threshold). The model keeps its device; the new layers hold uninitialised tensors there.
+    """
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+
+    if precision == "nf4":
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=compute_dtype,
+        )
+    else:
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    replace_with_bnb_linear(
+        model, modules_to_not_convert=["lm_head"], quantization_config=config
+    )
+    for module in model.modules():
+        if type(module).__name__ == "Linear4bit":
+            _fill_nf4(module, compute_dtype)
+        elif type(module).__name__ == "Linear8bitLt":
+            _fill_int8(module)
+    flagged: Any = model
+    flagged.is_loaded_in_4bit = precision == "nf4"
+    flagged.is_loaded_in_8bit = precision == "int8"
+    flagged.is_quantized = True
+    flagged.config.quantization_config = config
+
+
+def quantized_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """The tensors of quantised layers that are neither parameters nor buffers (scales)."""
+    tensors: list[torch.Tensor] = []
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:
+            tensors += [state.absmax, state.code]
+            if state.nested:
+                tensors += [state.offset, state.state2.absmax, state.state2.code]
+        scales = getattr(parameter, "SCB", None)
+        if scales is not None:
+            tensors.append(scales)
+    return tensors
+
+
+def logical_numel(parameter: torch.Tensor) -> int:
+    """Number of weights that a parameter stands for; packed 4-bit storage holds two a byte."""
+    state = getattr(parameter, "quant_state", None)
+    return math.prod(state.shape) if state is not None else parameter.numel()
+
+
+def _fill_nf4(linear: Any, compute_dtype: torch.dtype) -> None:
+    from bitsandbytes.functional import QuantState
+    from bitsandbytes.nn import Params4bit
+
+    shape, device = linear.weight.shape, linear.weight.device
+    blocks = math.ceil(math.prod(shape) / NF4_BLOCKSIZE)
+    nested = QuantState(
+        absmax=torch.empty(math.ceil(blocks / NESTED_BLOCKSIZE), device=device),
+        code=torch.empty(256, device=device),
+        blocksize=NESTED_BLOCKSIZE,
+        dtype=torch.float32,
+    )
+    state = QuantState(
+        absmax=torch.empty(blocks, dtype=torch.uint8, device=device),
+        shape=shape,
+        code=torch.empty(16, device=device),
+        blocksize=NF4_BLOCKSIZE,
+        quant_type="nf4",
+        dtype=compute_dtype,
+        offset=torch.empty((), device=device),
+        state2=nested,
+    )
+    linear.weight = Params4bit(
+        torch.empty((math.prod(shape) + 1) // 2, 1, dtype=torch.uint8, device=device),
+        requires_grad=False,
+        quant_state=state,
+        blocksize=NF4_BLOCKSIZE,
+        compress_statistics=True,
+        quant_type="nf4",
+        module=linear,
+        bnb_quantized=True,
+    )
+    linear.quant_state = state
+
+
+def _fill_int8(linear: Any) -> None:
+    from bitsandbytes.nn import Int8Params
+
+    shape, device = linear.weight.shape, linear.weight.device
+    codes = torch.empty(shape, dtype=torch.int8, device=device)
+    scales = torch.empty(shape[0], dtype=torch.float32, device=device)
+    linear.weight = Int8Params(
+        codes, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=scales
+    )
