@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.records import Configuration, Status, TrialRecord
+from tuner.records import Configuration, KnobValue, Status, TrialRecord
 from tuner.results.best import Recommendation, recommend
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.front import fits_within, margin_bytes, pareto_front
@@ -44,11 +44,12 @@ class View:
     best: Recommendation | None
     conditions: tuple[str, ...]
     command: str
-
-    @property
-    def source(self) -> str:
-        """Where the numbers are from: predicted, measured, or "predicted and measured"."""
-        return source_label(self.records)
+    source: str
+    """Where the numbers are from: predicted, measured, or "predicted and measured"."""
+    knobs: tuple[str, ...]
+    """The names of configuration values to show: the space's knobs, then what else varies."""
+    fixed: Mapping[str, KnobValue]
+    """The other configuration values: the same in every trial."""
 
     @property
     def margin_bytes(self) -> int:
@@ -56,25 +57,6 @@ class View:
         if self.best is not None:
             return margin_bytes(self.best.record)
         return max(map(margin_bytes, self.records), default=0)
-
-    @property
-    def knobs(self) -> tuple[str, ...]:
-        """The names of configuration values to show: knobs first, then what else varies."""
-        values: dict[str, set[object]] = {}
-        for record in self.records:
-            for name, value in record.configuration.items():
-                values.setdefault(name, set()).add(value)
-        first = [name for name in self.space.knobs if name in values]
-        rest = [name for name in sorted(values) if name not in first and len(values[name]) > 1]
-        return (*first, *rest)
-
-    @property
-    def fixed(self) -> Mapping[str, object]:
-        """The configuration values that are the same in every trial and not knobs."""
-        if not self.records:
-            return {}
-        shown = set(self.knobs)
-        return {k: v for k, v in self.records[0].configuration.items() if k not in shown}
 
 
 def build_view(
@@ -106,6 +88,7 @@ def build_view(
         _kind(r, ok, limit_bytes=gpu.memory_bytes, on_front=on_front, best_key=best_key)
         for r, ok in zip(own, meets, strict=True)
     )
+    knobs = _shown_names(own, space)
     return View(
         space=space,
         gpu=gpu,
@@ -115,6 +98,9 @@ def build_view(
         best=best,
         conditions=tuple(conditions),
         command=command,
+        source=source_label(own),
+        knobs=knobs,
+        fixed={k: v for k, v in own[0].configuration.items() if k not in knobs} if own else {},
     )
 
 
@@ -122,6 +108,17 @@ def source_label(records: Sequence[TrialRecord]) -> str:
     """Which kinds of numbers `records` hold, in words."""
     sources = {str(e.source) for r in records if (e := r.outcome.evidence) is not None}
     return " and ".join(sorted(sources, reverse=True)) or "no numbers"
+
+
+def _shown_names(records: Sequence[TrialRecord], space: SpaceFacts) -> tuple[str, ...]:
+    values: dict[str, set[KnobValue | None]] = {}
+    names = {name for record in records for name in record.configuration}
+    for record in records:
+        for name in names:
+            values.setdefault(name, set()).add(record.configuration.get(name))
+    first = [name for name in space.knobs if name in names]
+    rest = [name for name in sorted(names) if name not in first and len(values[name]) > 1]
+    return (*first, *rest)
 
 
 def _kind(

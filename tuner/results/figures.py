@@ -1,0 +1,264 @@
+"""The interactive figures of the report, as plain data for plotly.js.
+
+Points carry only their index into the report's table of trials: the page writes the hover
+text from that table, once, and as text. Colours of text and grid come from the page's theme.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.records import KnobValue, TrialRecord
+from tuner.results.front import device_bytes, tokens_per_s
+from tuner.results.plot import COLORS, LABELS, memory_range_gib, throughput_range
+from tuner.results.table import value_text
+from tuner.results.view import Kind, View
+from tuner.units import GIB
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+MAX_KNOB_POINTS = 800
+"""Points of one small knob figure; more are drawn as an even sample, the lines use all."""
+MAX_TICKS = 8
+
+_DRAW_ORDER = (Kind.TOO_LARGE, Kind.FAILED, Kind.OUTSIDE, Kind.FITS, Kind.FRONT, Kind.BEST)
+_SYMBOLS: Mapping[Kind, tuple[str, int, float]] = {  # symbol, size, opacity
+    Kind.TOO_LARGE: ("x-thin-open", 7, 0.65),
+    Kind.FAILED: ("diamond", 7, 0.75),
+    Kind.OUTSIDE: ("circle", 6, 0.45),
+    Kind.FITS: ("circle", 8, 0.75),
+    Kind.FRONT: ("circle", 11, 1.0),
+    Kind.BEST: ("star", 19, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KnobFigure:
+    """Throughput and memory against one knob: the figure and what it shows, in words."""
+
+    name: str
+    summary: str
+    figure: dict[str, Any]
+
+
+def front_figure(view: View) -> dict[str, Any]:
+    """Throughput against peak device memory: every trial, the front and the GPU's memory."""
+    import plotly.graph_objects as go  # only where a report is written  # noqa: PLC0415
+
+    figure = go.Figure()
+    front = [_point(r) for r in view.front]
+    if front:
+        end = (view.gpu.memory_bytes - view.margin_bytes) / GIB
+        figure.add_scatter(
+            x=[*(p[0] for p in front), end],
+            y=[*(p[1] for p in front), front[-1][1]],
+            mode="lines",
+            line={"shape": "hv", "color": COLORS[Kind.FRONT], "width": 2.5},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    for kind in _DRAW_ORDER:
+        indices = [i for i, _ in _of_kind(view, kind)]
+        if indices:
+            _add_points(figure, view, kind, indices)
+    _add_limits(figure, view)
+    figure.update_layout(
+        template="none",
+        xaxis={
+            "title": {"text": f"peak device memory ({view.source}), GiB"},
+            "range": list(memory_range_gib(view)),
+        },
+        yaxis={
+            "title": {"text": f"throughput ({view.source}), tokens/s"},
+            "range": list(throughput_range(view)),
+        },
+        legend={
+            "orientation": "h",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "x": 0,
+            "traceorder": "reversed",
+        },
+        margin={"l": 64, "r": 16, "t": 40, "b": 52},
+        hovermode="closest",
+        dragmode="zoom",
+    )
+    return _as_data(figure)
+
+
+def knob_figures(view: View) -> list[KnobFigure]:
+    """One figure for each value of the configuration that varies over the trials."""
+    figures = []
+    for name in view.knobs:
+        values = {r.configuration[name] for r in view.records if name in r.configuration}
+        if len(values) > 1:
+            figures.append(_knob_figure(view, name, sorted(values, key=_value_order)))
+    return figures
+
+
+def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigure:
+    from plotly.subplots import make_subplots  # noqa: PLC0415 - as above
+
+    slot = {value: index for index, value in enumerate(values)}
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07)
+    for kind in _DRAW_ORDER:
+        indices = [i for i, r in _of_kind(view, kind) if name in r.configuration]
+        keep = _thinned(indices, MAX_KNOB_POINTS * len(indices) // max(1, len(view.records)))
+        xs = [slot[view.records[i].configuration[name]] + _jitter(i) for i in keep]
+        points = [_point(view.records[i]) for i in keep]
+        symbol, size, opacity = _SYMBOLS[kind]
+        for row, coordinate in ((1, 1), (2, 0)):
+            figure.add_scatter(
+                x=xs,
+                y=[p[coordinate] for p in points],
+                mode="markers",
+                customdata=keep,
+                hovertemplate="%{text}<extra></extra>",
+                marker={
+                    "symbol": symbol,
+                    "size": round(size * 0.65),
+                    "color": COLORS[kind],
+                    "opacity": opacity * 0.7 if kind is not Kind.BEST else 1.0,
+                },
+                showlegend=False,
+                row=row,
+                col=1,
+            )
+    fastest = _best_by_value(view, name, slot)
+    if fastest:
+        figure.add_scatter(
+            x=list(fastest),
+            y=list(fastest.values()),
+            mode="lines+markers",
+            line={"color": COLORS[Kind.FRONT], "width": 2},
+            marker={"size": 5},
+            hovertemplate="fastest that fits: %{y:,.1f} tokens/s<extra></extra>",
+            showlegend=False,
+            row=1,
+            col=1,
+        )
+    limit = (view.gpu.memory_bytes - view.margin_bytes) / GIB
+    line = {"color": COLORS[Kind.TOO_LARGE], "width": 1.2, "dash": "dash"}
+    figure.add_hline(y=limit, line=line, row=2, col=1)
+    shown = _thinned(range(len(values)), MAX_TICKS)
+    ticks = {"tickvals": shown, "ticktext": [html.escape(value_text(values[i])) for i in shown]}
+    figure.update_xaxes(range=[-0.6, len(values) - 0.4], zeroline=False, **ticks)
+    figure.update_yaxes(range=list(throughput_range(view)), title="tokens/s", row=1, col=1)
+    figure.update_yaxes(range=list(memory_range_gib(view)), title="GiB", row=2, col=1)
+    margin = {"l": 52, "r": 8, "t": 6, "b": 30}
+    figure.update_layout(template="none", margin=margin, hovermode="closest")
+    return KnobFigure(name, _knob_summary(fastest, values), _as_data(figure))
+
+
+def _knob_summary(fastest: Mapping[int, float], values: Sequence[KnobValue]) -> str:
+    if not fastest:
+        return "No trial fits at any value."
+    top = max(fastest, key=lambda i: fastest[i])
+    text = f"Fastest that fits: {fastest[top]:,.0f} tokens/s at {value_text(values[top])}"
+    if len(fastest) > 1:
+        low = min(fastest, key=lambda i: fastest[i])
+        text += f"; {fastest[low]:,.0f} at {value_text(values[low])}"
+    never = [value_text(v) for i, v in enumerate(values) if i not in fastest]
+    if never:
+        shown = ", ".join(never[:6]) + (" ..." if len(never) > 6 else "")
+        text += f". No trial fits at {shown}"
+    return text + "."
+
+
+def _best_by_value(view: View, name: str, slot: Mapping[KnobValue, int]) -> dict[int, float]:
+    """The highest throughput among fitting trials at each value, by the value's position."""
+    fastest: dict[int, float] = {}
+    for record, kind in zip(view.records, view.kinds, strict=True):
+        speed = tokens_per_s(record)
+        fits = kind in (Kind.BEST, Kind.FRONT, Kind.FITS)
+        if fits and speed is not None and name in record.configuration:
+            index = slot[record.configuration[name]]
+            fastest[index] = max(speed, fastest.get(index, 0.0))
+    return {index: round(fastest[index], 3) for index in sorted(fastest)}
+
+
+def _add_points(figure: Figure, view: View, kind: Kind, indices: Sequence[int]) -> None:
+    symbol, size, opacity = _SYMBOLS[kind]
+    points = [_point(view.records[i]) for i in indices]
+    count = "" if kind is Kind.BEST else f" ({len(view.front if kind is Kind.FRONT else indices)})"
+    marker: dict[str, Any] = {
+        "symbol": symbol,
+        "size": size * (0.75 if len(indices) > 500 else 1),
+        "color": COLORS[kind],
+        "opacity": opacity,
+    }
+    if kind in (Kind.BEST, Kind.FRONT):
+        marker["line"] = {"color": "#ffffff", "width": 1}
+    elif kind is Kind.TOO_LARGE:
+        marker["line"] = {"color": COLORS[kind], "width": 1.6}
+    figure.add_scatter(
+        x=[p[0] for p in points],
+        y=[p[1] for p in points],
+        mode="markers",
+        customdata=list(indices),
+        hovertemplate="%{text}<extra></extra>",
+        marker=marker,
+        name=LABELS[kind] + count,
+    )
+
+
+def _add_limits(figure: Figure, view: View) -> None:
+    limit, margin = view.gpu.memory_bytes / GIB, view.margin_bytes / GIB
+    end = memory_range_gib(view)[1]
+    red, amber = COLORS[Kind.TOO_LARGE], COLORS[Kind.BEST]
+    area = {"layer": "below", "line_width": 0}
+    figure.add_vrect(x0=limit, x1=max(end, limit) * 4, fillcolor=red, opacity=0.08, **area)
+    figure.add_vline(x=limit, line={"color": red, "width": 2})
+    label = {"yref": "paper", "y": 0.015, "yanchor": "bottom", "textangle": -90}
+    label = {**label, "showarrow": False, "font": {"size": 12}}
+    text = f"memory {limit:.2f} GiB"
+    figure.add_annotation(x=limit, xanchor="left", text=text, name="limit", **label)
+    if margin > 0:
+        figure.add_vrect(x0=limit - margin, x1=limit, fillcolor=amber, opacity=0.13, **area)
+        line = {"color": amber, "width": 1.5, "dash": "dash"}
+        figure.add_vline(x=limit - margin, line=line)
+        text = f"with {margin:.2f} GiB margin"
+        figure.add_annotation(x=limit - margin, xanchor="right", text=text, **label)
+
+
+def _of_kind(view: View, kind: Kind) -> Iterable[tuple[int, TrialRecord]]:
+    for index, record in enumerate(view.records):
+        if view.kinds[index] is kind and record.outcome.evidence is not None:
+            yield index, record
+
+
+def _point(record: TrialRecord) -> tuple[float, float]:
+    """Memory in GiB and throughput in tokens/s, no finer than a screen can show."""
+    return (
+        round((device_bytes(record) or 0) / GIB, 3),
+        float(f"{tokens_per_s(record) or 0.0:.6g}"),
+    )
+
+
+def _value_order(value: KnobValue) -> tuple[bool, float, str]:
+    """Numbers by size, then words by letter."""
+    if isinstance(value, int | float):
+        return (False, float(value), "")
+    return (True, 0.0, value_text(value))
+
+
+def _jitter(index: int) -> float:
+    """A shift that keeps points with the same value apart, the same in every report."""
+    return round((index * 0.6180339887 % 1 - 0.5) * 0.5, 3)  # golden ratio: evenly spread
+
+
+def _thinned(indices: Sequence[int], count: int) -> list[int]:
+    """At most about `count` of `indices`, evenly spaced, the first one included."""
+    step = max(1, -(-len(indices) // max(1, count)))
+    return list(indices[::step])
+
+
+def _as_data(figure: Figure) -> dict[str, Any]:
+    """`data` and `layout` as JSON types."""
+    data: dict[str, Any] = json.loads(figure.to_json())
+    return {"data": data["data"], "layout": data["layout"]}

@@ -1,0 +1,236 @@
+"""`report.html`: one self-contained file that works offline, in light and in dark."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.records import MemoryCategory, TrialRecord
+from tuner.results.best import Recommendation
+from tuner.results.figures import front_figure, knob_figures
+from tuner.results.front import device_bytes, tokens_per_s
+from tuner.results.plot import LABELS, subtitle
+from tuner.results.table import value_text
+from tuner.results.view import View
+from tuner.units import GIB, format_duration, format_gib
+
+MEMORY_COLORS: Mapping[str, str] = {
+    MemoryCategory.WEIGHTS: "#4f7cd6",
+    MemoryCategory.ADAPTERS: "#22a6b3",
+    MemoryCategory.GRADIENTS: "#8e6bd1",
+    MemoryCategory.OPTIMIZER_STATE: "#c65fa8",
+    MemoryCategory.ACTIVATIONS: "#e2873b",
+    MemoryCategory.LOGITS_AND_LOSS: "#d9534f",
+    MemoryCategory.TEMPORARY: "#b9a03a",
+    MemoryCategory.ALLOCATOR_OVERHEAD: "#8a94a6",
+    MemoryCategory.CONTEXT_AND_WORKSPACE: "#64707f",
+}
+_MORE_COLORS = tuple(MEMORY_COLORS.values())
+MAX_FRONT_ROWS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One piece of a stacked bar. `percent` is of the whole bar; no colour is free space."""
+
+    label: str
+    text: str
+    percent: float
+    color: str | None
+
+
+def report_html(view: View) -> str:
+    """The report as HTML text. Every name in it is shown as text, whatever it contains.
+
+    The page asks nothing of the network, and its content security policy forbids it to.
+    """
+    # Only where a report is written: both take longer to import than `tuner best` may run.
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
+    from markupsafe import Markup  # noqa: PLC0415
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415
+
+    environment = Environment(
+        loader=PackageLoader("tuner.results", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    knobs = knob_figures(view)
+    page = {
+        "trials": _trials(view),
+        "figures": {
+            "front": front_figure(view),
+            **{f"knob-{index}": knob.figure for index, knob in enumerate(knobs)},
+        },
+    }
+    # Nothing in an inlined script may close its element.
+    plotlyjs = Markup(get_plotlyjs().replace("</script", "<\\/script"))  # noqa: S704 - a library
+    text: str = environment.get_template("report.html.j2").render(
+        view=view,
+        best=view.best,
+        tiles=_tiles(view.best) if view.best else [],
+        subtitle=subtitle(view),
+        memory_parts=_memory_parts(view.best) if view.best else [],
+        time_parts=_time_parts(view.best) if view.best else [],
+        front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
+        knobs=knobs,
+        page=page,
+        estimate_command=_estimate_command(view),
+        runs=_runs(view),
+        versions=_versions(view),
+        plotlyjs=plotlyjs,
+        value_text=value_text,
+        format_gib=format_gib,
+    )
+    return text
+
+
+def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
+    """The facts at the top: what, the number, and one line about it."""
+    memory, speed, limit = best.evidence.memory, best.evidence.speed, best.gpu.memory_bytes
+    share = memory.device_bytes / limit
+    per_step = f"{format_duration(speed.step_s)} per optimizer step"
+    tiles = [
+        ("Throughput", f"{speed.tokens_per_s:,.0f} tokens/s", per_step),
+        (
+            "Peak device memory",
+            format_gib(memory.device_bytes),
+            f"{share:.0%} of {format_gib(limit)}, {format_gib(best.free_bytes)} stay free",
+        ),
+    ]
+    cost = best.cost
+    if cost is not None:
+        run = f"{cost.examples:,} examples"
+        if cost.run_s is not None:
+            run += f"; {format_duration(cost.run_s)} for {cost.epochs:g} epochs"
+        tiles.append(("Time per epoch", format_duration(cost.epoch_s), run))
+        if cost.epoch_usd is not None:
+            price = f"at {cost.price_usd_per_hour:.2f} USD per hour"
+            price += f" ({cost.price_date})" if cost.price_date else ""
+            tiles.append(("Cost per epoch", f"{cost.epoch_usd:,.2f} USD", price))
+    gain = best.gain
+    if gain is not None:
+        if gain.speedup is not None:
+            note = "in tokens/s" if gain.baseline_fits else "in tokens/s; the baseline does not fit"
+            tiles.append(("Against the baseline", f"{gain.speedup:.2f} x", note))
+        elif not gain.baseline_fits:
+            tiles.append(("Against the baseline", "fits", "the baseline does not fit"))
+    return tiles
+
+
+def _memory_parts(best: Recommendation) -> list[Part]:
+    """The peak by category, then what stays free, as parts of the GPU's memory."""
+    memory, limit = best.evidence.memory, best.gpu.memory_bytes
+    parts = [
+        Part(_words(name), format_gib(size), 100 * size / limit, _color(index, name))
+        for index, (name, size) in enumerate(memory.breakdown.items())
+        if size > 0
+    ]
+    free = best.free_bytes
+    return [*parts, Part("free", format_gib(free), 100 * free / limit, None)]
+
+
+def _time_parts(best: Recommendation) -> list[Part]:
+    """Where the time of one optimizer step goes."""
+    speed = best.evidence.speed
+    return [
+        Part(_words(name), format_duration(time_s), 100 * time_s / speed.step_s, _color(index, ""))
+        for index, (name, time_s) in enumerate(speed.breakdown_s.items())
+        if time_s > 0
+    ]
+
+
+def _color(index: int, name: str) -> str:
+    return MEMORY_COLORS.get(name) or _MORE_COLORS[index % len(_MORE_COLORS)]
+
+
+def _words(name: str) -> str:
+    return str(name).replace("_", " ")
+
+
+def _trials(view: View) -> dict[str, Any]:
+    """The table of all trials: its columns, and each trial's values and way of drawing."""
+    columns = [*view.knobs, "device GiB", "tokens/s", "step s", "outcome", "source", "trial"]
+    return {
+        "columns": columns,
+        "knobs": len(view.knobs),
+        "kinds": [str(kind) for kind in view.kinds],
+        "labels": {str(kind): label for kind, label in LABELS.items()},
+        "rows": [_trial_row(view, record) for record in view.records],
+    }
+
+
+def _trial_row(view: View, record: TrialRecord) -> list[object]:
+    evidence, outcome = record.outcome.evidence, record.outcome
+    settings = [_cell(record.configuration.get(name)) for name in view.knobs]
+    numbers: list[object] = [None, None, None]
+    if evidence is not None:
+        numbers = [
+            round(evidence.memory.device_bytes / GIB, 2),
+            float(f"{evidence.speed.tokens_per_s:.5g}"),
+            float(f"{evidence.speed.step_s:.5g}"),
+        ]
+    ended = str(outcome.status) + (f" in {outcome.phase}" if outcome.phase else "")
+    source = str(evidence.source) if evidence else ""
+    return [*settings, *numbers, ended, source, record.trial_id]
+
+
+def _cell(value: Any) -> object:
+    """Numbers stay numbers, so that a column sorts by size; the rest becomes words."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else value_text(value)
+
+
+def _front_row(view: View, record: TrialRecord) -> dict[str, Any]:
+    speed, size = tokens_per_s(record) or 0.0, device_bytes(record) or 0
+    best = view.best
+    return {
+        "best": best is not None and best.configuration == record.configuration,
+        "settings": [value_text(record.configuration.get(name)) for name in view.knobs],
+        "memory": f"{size / GIB:.2f}",
+        "free": f"{(view.gpu.memory_bytes - size) / GIB:.2f}",
+        "speed": f"{speed:,.1f}",
+    }
+
+
+def _estimate_command(view: View) -> str:
+    """The command that predicts the recommended configuration again, alone."""
+    if view.best is None:
+        return ""
+    words = ["tuner", "estimate", "--space", view.space.name, "--gpu", view.gpu.id]
+    for name in view.space.knobs:
+        if name in view.best.configuration:
+            words += ["--set", f"{name}={value_text(view.best.configuration[name])}"]
+    return shlex.join(words)
+
+
+def _runs(view: View) -> list[tuple[str, str]]:
+    """Facts about how the trials came to be, each a name and a value."""
+    records = view.records
+    starts = sorted(r.started_at for r in records)
+    devices = {r.outcome.measurement.device for r in records if r.outcome.measurement is not None}
+    methods = {r.outcome.prediction.method for r in records if r.outcome.prediction is not None}
+    facts = {
+        "search space": view.space.name,
+        "model": view.space.model or "",
+        "GPU": f"{view.gpu.name} ({view.gpu.id}), {format_gib(view.gpu.memory_bytes)}",
+        "measured on": ", ".join(sorted(devices)),
+        "predicted by": "; ".join(sorted(methods)),
+        "searcher": ", ".join(sorted({r.searcher for r in records})),
+        "seed": ", ".join(map(str, sorted({r.seed for r in records}))),
+        "trials started": f"{starts[0]} to {starts[-1]}" if starts else "",
+        "conditions": " and ".join(view.conditions),
+        "same in every trial": ", ".join(f"{k}={value_text(v)}" for k, v in view.fixed.items()),
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _versions(view: View) -> list[tuple[str, str]]:
+    seen: dict[str, set[str]] = {}
+    for record in view.records:
+        for name, version in record.versions.items():
+            seen.setdefault(name, set()).add(version)
+    return [(name, ", ".join(sorted(versions))) for name, versions in sorted(seen.items())]
