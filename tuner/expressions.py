@@ -227,7 +227,8 @@ class _AsInYaml(ast.NodeTransformer):
 def _syntax_hint(text: str) -> str:
     if "&&" in text or "||" in text:
         return "write `and` and `or`"
-    if "=" in text and not any(sign in text for sign in ("==", "<=", ">=", "!=")):
+    close = text.replace(" ", "")
+    if "=" in close and not any(sign in close for sign in ("==", "<=", ">=", "!=")):
         return "to compare, write =="
     return "write for example lora_rank >= 128 or precision == 'nf4'"
 

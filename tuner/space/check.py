@@ -26,7 +26,7 @@ def check_meaning(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
 
     `nodes` tells where each part of the space stands in the file ("constraints[0]").
     """
-    _check_expressions(space, nodes, problems)
+    _check_circles(space, nodes, problems)
     size = combinations(space.choices)
     if size > MAX_COMBINATIONS:
         knobs = sorted(space.knobs.values(), key=lambda knob: -len(knob.values))[:3]
@@ -41,11 +41,15 @@ def check_meaning(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
     _check_evaluation(space, nodes, problems)
     problems.check()
     _check_not_empty(space, nodes, problems)
-    _check_stages(space, nodes, problems)
     _check_baseline(space, nodes, problems)
 
 
-def _check_expressions(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
+def check_expressions(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
+    """Note every expression that is none, and stages that set derived values.
+
+    Needs no knob to have been read, so it can be said together with everything else.
+    """
+    _check_stages(space, nodes, problems)
     texts = {f"derived.{name}": text for name, text in space.derived.items()}
     texts |= {f"constraints[{i}]": text for i, text in enumerate(space.constraints)}
     texts |= {f"floors[{i}]": text for i, text in enumerate(space.floors)}
@@ -54,7 +58,9 @@ def _check_expressions(space: SearchSpace, nodes: Nodes, problems: Problems) -> 
             space.condition(text)
         except InputError as error:
             problems.add_error(nodes.get(at), error, at=at)
-    problems.check()
+
+
+def _check_circles(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
     try:
         _ = space.derivations
     except InputError as error:

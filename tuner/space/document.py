@@ -88,7 +88,11 @@ def compose(text: str, file: str) -> MappingNode:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        parts = [part for part in (error.context, error.problem) if part]
+        began = error.context_mark.line + 1 if error.context_mark else None
+        context = error.context and (
+            f"{error.context} that began in line {began}" if began else error.context
+        )
+        parts = [part for part in (context, error.problem) if part]
         raise InputError(f"{file}{line}: broken YAML: {', '.join(parts)}") from None
     except yaml.reader.ReaderError as error:
         line = f":{text.count(chr(10), 0, error.position) + 1}"
@@ -120,8 +124,7 @@ def scalar(node: Node, problems: Problems, at: str) -> str | None:
     if not isinstance(node, ScalarNode) or node.tag == f"{_STANDARD_TAG}null":
         problems.add(node, f"expected a value, found {kind_of(node)}", at=at)
         return None
-    if node.tag not in _STANDARD_TAGS:
-        problems.add(node, f"tags such as {node.tag[:40]!r} are not read", at=at)
+    if _tagged(node, problems, at):
         return None
     text: str = node.value
     if bad := _UNPRINTABLE.search(text):
@@ -130,12 +133,20 @@ def scalar(node: Node, problems: Problems, at: str) -> str | None:
     return text
 
 
+def _tagged(node: Node, problems: Problems, at: str) -> bool:
+    """Whether the node has a tag of its own (`!foo`), which is noted."""
+    if node.tag in _STANDARD_TAGS:
+        return False
+    problems.add(node, f"tags such as {node.tag[:40]!r} are not read", at=at)
+    return True
+
+
 def sequence(node: Node, problems: Problems, at: str) -> list[Node] | None:
     """The items of a list, or None with the problem noted."""
     if not isinstance(node, SequenceNode):
         problems.add(node, f"expected a list, found {kind_of(node)}", at=at)
         return None
-    return list(node.value)
+    return None if _tagged(node, problems, at) else list(node.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +170,8 @@ def mapping(
     """The entries of a mapping by name; repeated and (given `allowed`) unknown keys are noted."""
     if not isinstance(node, MappingNode):
         problems.add(node, f"expected a mapping (key: value), found {kind_of(node)}", at=at)
+        return {}
+    if _tagged(node, problems, at):
         return {}
     entries: dict[str, Entry] = {}
     for entry in _entries(node, problems, at):

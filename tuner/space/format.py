@@ -9,7 +9,7 @@ from pathlib import Path
 from yaml.nodes import MappingNode, Node
 
 from tuner.records import KnobValue
-from tuner.space.check import check_meaning
+from tuner.space.check import check_expressions, check_meaning
 from tuner.space.data import DataFacts, read_data
 from tuner.space.document import (
     Entry,
@@ -65,6 +65,7 @@ def read_space(text: str, file: str, *, path: Path | None = None) -> SearchSpace
             problems.add(root, f"{name} is missing")
     reader = _Reader(entries, problems)
     space = reader.space(path)
+    check_expressions(space, reader.nodes, problems)
     problems.check()
     check_meaning(space, reader.nodes, problems)
     problems.check()

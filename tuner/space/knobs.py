@@ -104,12 +104,13 @@ def _expand(
     expand: _Expand,
 ) -> list[KnobValue]:
     entries = mapping(node, problems, at, allowed=needs)
+    missing = [name for name in needs if name not in entries]
+    if missing:
+        text = f"{', '.join(missing)} missing: write {{{', '.join(needs)}}}"
+        problems.add(node, text, at=at)
     bounds: dict[str, float] = {}
-    for name in needs:
-        if name not in entries:
-            problems.add(node, f"{name} is missing: write {{{', '.join(needs)}}}", at=at)
-            continue
-        value = _read_bound(entries[name].value, term, problems, entries[name].at)
+    for name, entry in entries.items():
+        value = _read_bound(entry.value, term, problems, entry.at)
         if value is not None:
             bounds[name] = value
     if len(bounds) < len(needs):

@@ -202,10 +202,11 @@ def conflict(
 
     if leaves_something(rules):
         return []
-    kept = list(rules)
+    # What people wrote themselves says more than what follows from it, and is dropped last.
+    kept = sorted(rules, key=lambda rule: (rule.origin != "", not rule.origin.startswith("der")))
     if combinations(choices) > _MAX_MINIMISED:
-        return [r for r in rules if not leaves_something([r])][:1] or kept
-    for rule in rules:
+        return [r for r in reversed(kept) if not leaves_something([r])][:1] or kept
+    for rule in list(kept):
         fewer = [r for r in kept if r is not rule]
         if not leaves_something(fewer):
             kept = fewer

@@ -1,0 +1,200 @@
+"""Expressions: what they compute, what they refuse, and that nothing else ever escapes."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import InputError
+from tuner.expressions import MAX_LENGTH, compile_expression, show
+
+VALUES = {
+    "effective_batch": 32,
+    "micro_batch": 4,
+    "lora_dropout": 0.05,
+    "precision": "nf4",
+    "gradient_checkpointing": True,
+    "lora_targets": ("q_proj", "v_proj"),
+}
+
+
+def value_of(text: str) -> object:
+    return compile_expression(text, VALUES).evaluate(VALUES)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("effective_batch // micro_batch", 8),
+        ("effective_batch % micro_batch == 0", True),
+        ("2 * micro_batch + 1", 9),
+        ("-micro_batch ** 2", -16),
+        ("1 <= micro_batch <= 4", True),
+        ("1 <= micro_batch < 4", False),
+        ("precision in ('nf4', 'int8')", True),
+        ("precision not in ['nf4']", False),
+        ("lora_targets == ['q_proj', 'v_proj']", True),
+        ("'q_proj' in lora_targets", True),
+        ("gradient_checkpointing == true", True),
+        ("not gradient_checkpointing or micro_batch < 8", True),
+        ("1 if precision == 'bf16' else 2", 2),
+        ("max(micro_batch, 6) + min(1, 2) + abs(-1) + ceil(1.5) + floor(1.5) + round(1.6)", 13),
+        ("micro_batch == 0 or effective_batch % micro_batch == 0", True),
+    ],
+)
+def test_evaluates(text: str, expected: object) -> None:
+    assert value_of(text) == expected
+
+
+def test_the_second_operand_is_not_evaluated_when_the_first_decides() -> None:
+    assert value_of("micro_batch == 4 or 1 // 0 == 1") is True
+
+
+def test_names_are_those_of_values_and_not_of_functions() -> None:
+    assert compile_expression("max(micro_batch, 2) > 1", VALUES).names == {"micro_batch"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("micro_bach > 1", "unknown name 'micro_bach'", "did you mean 'micro_batch'?"),
+        ("precision == nf4", "unknown name 'nf4'", "a word needs quotes: 'nf4'"),
+        ("min > 1", "unknown name 'min'", "allowed:"),
+        ("micro_batch = 4", "is not an expression", "write =="),
+        ("micro_batch > 1 && micro_batch < 4", "is not an expression", "`and`"),
+        ("micro_batch > = 4", "is not an expression", "for example"),
+        ("", "is empty", "for example"),
+        ("micro_batch.bit_length()", "calls something", "allowed: abs(...)"),
+        ("precision.__class__", "an attribute", "allowed"),
+        ("lora_targets[0]", "an index", "allowed"),
+        ("__import__('os')", "calls something", "allowed"),
+        ("[x for x in lora_targets]", "ListComp", "allowed"),
+        ("f'{precision}'", "an f-string", "allowed"),
+        ("1 << 100", "LShift", "allowed"),
+        ("precision is None", "uses", "allowed"),
+        ("b'x'", "the value", "allowed"),
+        ("max(micro_batch, key=1)", "calls something", "allowed"),
+    ],
+)
+def test_refuses_with_a_hint(text: str, message: str, hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        compile_expression(text, VALUES, words=["nf4"])
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1 // (micro_batch - 4)", "division by zero"),
+        ("1 % (micro_batch - 4)", "division by zero"),
+        ("9 ** 9 ** 9", "larger than"),
+        ("2 ** 63 * 2 ** 63", "larger than"),
+        ("1e400 // 2", "larger than"),
+        ("'a' * 1000", "not a number"),
+        ("'%1000000000d' % 1", "not a number"),
+        ("'a' + 'b'", "not a number"),
+        ("precision < 3", "not supported"),
+        ("3 in micro_batch", "int"),
+        ("gradient_checkpointing + 1", "True is not a number"),
+        ("(-8) ** 0.5", "not a number"),
+        ("max(precision, 1)", "not a number"),
+    ],
+)
+def test_evaluation_errors_name_expression_and_values(text: str, reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        value_of(text)
+    assert text in caught.value.message
+    assert reason in caught.value.message
+
+
+def test_error_names_the_values_it_was_evaluated_with() -> None:
+    with pytest.raises(InputError, match=r"\(effective_batch=32, micro_batch=4\)"):
+        value_of("effective_batch // (micro_batch - 4)")
+
+
+def test_a_condition_must_be_true_or_false() -> None:
+    with pytest.raises(InputError, match="is not a condition: it gives 0"):
+        compile_expression("effective_batch % micro_batch", VALUES).holds(VALUES)
+
+
+@pytest.mark.parametrize("text", ["(" * 200 + "1" + ")" * 200, "-" * 490 + "1", "1" * 501, "\0"])
+def test_deep_and_long_expressions_are_input_errors_or_values(text: str) -> None:
+    try:
+        found = str(value_of(text))
+    except InputError as error:
+        found = str(error)
+    assert found in ("1", "-1") or "expression" in found
+    assert len(found) < 2 * MAX_LENGTH
+
+
+def test_two_values_for_a_function_of_one() -> None:
+    with pytest.raises(InputError, match="takes one"):
+        compile_expression("round(micro_batch, -1000000000)", VALUES)
+
+
+def test_compared_words() -> None:
+    expression = compile_expression("precision in ('nf4', 'x') and 'y' != precision", VALUES)
+    assert sorted(expression.compared_words()) == [
+        ("precision", "nf4"),
+        ("precision", "x"),
+        ("precision", "y"),
+    ]
+
+
+def test_pickle_keeps_the_meaning() -> None:
+    copy = pickle.loads(pickle.dumps(compile_expression("micro_batch * 2", VALUES)))
+    assert copy.evaluate(VALUES) == 8
+
+
+def test_show_is_what_people_type() -> None:
+    assert show([True, False, "nf4", 0.05, ("a", "b")]) == "[true,false,nf4,0.05,[a,b]]"
+
+
+_TOKENS = st.sampled_from(
+    [
+        *VALUES,
+        *"()[]+-*/%,.<>=:'",
+        "**",
+        "//",
+        "==",
+        " and ",
+        " or ",
+        " not ",
+        " in ",
+        " if ",
+        " else ",
+        *[
+            "9",
+            "0",
+            "1e9",
+            "'nf4'",
+            "min",
+            "max",
+            "round",
+            "true",
+            "lambda ",
+            "is ",
+            "\n",
+            "{",
+            "}",
+        ],
+    ]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(st.text(max_size=60), st.lists(_TOKENS, max_size=14).map("".join)))
+def test_any_text_gives_a_value_or_an_input_error(text: str) -> None:
+    started = time.perf_counter()
+    try:
+        expression = compile_expression(text, VALUES)
+        expression.evaluate(VALUES)
+        expression.holds(VALUES)
+    except InputError as error:
+        str(error).encode("utf-8", "replace")
+    assert time.perf_counter() - started < 1

@@ -1,0 +1,471 @@
+"""The shipped space, the vocabulary, enumeration, settings and finding spaces by name."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import InputError
+from tuner.expressions import compile_expression
+from tuner.space import (
+    VOCABULARIES,
+    SearchSpace,
+    TokenLengths,
+    default_space,
+    list_spaces,
+    load_space,
+    parse_settings,
+)
+from tuner.space.format import read_space
+
+ROOT = Path(__file__).parents[1]
+QLORA27B = ROOT / "search_spaces" / "qlora27b.yaml"
+TERMS = VOCABULARIES["causal_lm"].terms
+
+
+@pytest.fixture(scope="module")
+def qlora27b() -> SearchSpace:
+    return load_space(str(QLORA27B))
+
+
+def small_space(extra: str = "", knobs: str = "{micro_batch: [1, 2, 4, 8]}") -> SearchSpace:
+    text = f"name: small\nworkload: causal_lm\nmodel: tiny\nknobs: {knobs}\n{extra}"
+    return read_space(text, "small.yaml")
+
+
+# --- the shipped space -----------------------------------------------------------------------
+
+
+def test_qlora27b_is_what_the_readme_promises(qlora27b: SearchSpace) -> None:
+    assert qlora27b.model == "medgemma-27b-text"
+    assert qlora27b.count(use_floors=False) == 11_520
+    assert qlora27b.count() == 3_600  # 5 of 8 ranks, 5 of 8 lengths
+    assert qlora27b.fixed["effective_batch"] == 32
+    assert len(qlora27b.fixed["lora_targets"]) == 7
+    assert qlora27b.data.examples == 118_431
+    assert [o.metric for o in qlora27b.objectives] == ["tokens_per_s", "device_bytes"]
+
+
+def test_every_configuration_of_qlora27b_is_complete_and_valid(qlora27b: SearchSpace) -> None:
+    found = list(qlora27b.configurations(use_floors=False))
+    assert len(found) == len(set(found)) == qlora27b.count(use_floors=False)
+    for configuration in found:
+        assert configuration.keys() == TERMS.keys()
+        assert configuration["micro_batch"] * configuration["grad_accum"] == 32
+        assert configuration["lora_alpha"] == 2 * configuration["lora_rank"]
+
+
+def test_counting_and_enumerating_qlora27b_is_fast(qlora27b: SearchSpace) -> None:
+    copy = pickle.loads(pickle.dumps(qlora27b))  # without anything computed before
+    started = time.process_time()
+    assert copy.count(use_floors=False) == len(list(copy.configurations(use_floors=False)))
+    assert time.process_time() - started < 1
+
+
+def test_space_survives_pickling(qlora27b: SearchSpace) -> None:
+    qlora27b.count()
+    copy = pickle.loads(pickle.dumps(qlora27b))
+    assert copy == qlora27b
+    assert list(copy.configurations()) == list(qlora27b.configurations())
+
+
+def test_baseline_is_the_default_configuration(qlora27b: SearchSpace) -> None:
+    configuration = qlora27b.configuration()
+    assert configuration["lora_rank"] == 128
+    assert configuration["precision"] == "nf4"
+    assert configuration["grad_accum"] == 32
+
+
+def test_to_dict_is_json(qlora27b: SearchSpace) -> None:
+    import json
+
+    data = json.loads(json.dumps(qlora27b.to_dict()))
+    assert data["knobs"]["micro_batch"] == [1, 2, 4, 8, 16]
+    assert data["floors"] == ["lora_rank >= 128", "max_length >= 1024"]
+
+
+# --- conditions and floors -------------------------------------------------------------------
+
+
+def test_a_condition_replaces_the_floor_on_the_same_knob_only(qlora27b: SearchSpace) -> None:
+    assert qlora27b.conditions() == ("lora_rank >= 128", "max_length >= 1024")
+    assert qlora27b.conditions(["lora_rank == 16"]) == ("max_length >= 1024", "lora_rank == 16")
+    assert qlora27b.conditions(["precision == 'nf4'"])[:2] == qlora27b.floors
+    assert qlora27b.conditions(use_floors=False) == ()
+    assert qlora27b.count(["lora_rank == 16"]) == 5 * 5 * 3 * 2 * 3 * 2
+
+
+def test_matches(qlora27b: SearchSpace) -> None:
+    low = qlora27b.configuration({"lora_rank": 16})
+    assert not qlora27b.matches(low)
+    assert qlora27b.matches(low, ["lora_rank <= 16"])
+    assert qlora27b.matches(low, use_floors=False)
+
+
+def test_matches_is_false_for_a_configuration_without_the_name(qlora27b: SearchSpace) -> None:
+    from tuner.records import Configuration
+
+    assert not qlora27b.matches(Configuration({"micro_batch": 1}))
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("lora_rnak > 1", "did you mean 'lora_rank'?"),
+        ("precision == 'nf5'", "did you mean 'nf4'?"),
+        ("precision == nf4", "a word needs quotes"),
+        ("lora_rank", "is not a condition"),
+    ],
+)
+def test_wrong_conditions(qlora27b: SearchSpace, where: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        qlora27b.count([where])
+
+
+def test_conditions_that_leave_nothing_are_named(qlora27b: SearchSpace) -> None:
+    with pytest.raises(InputError) as caught:
+        qlora27b.require_configurations(["lora_rank > 300", "lora_rank < 384", "micro_batch > 1"])
+    named = [problem.message for problem in caught.value.problems]
+    assert named == ["excluded by: lora_rank > 300", "excluded by: lora_rank < 384"]
+    qlora27b.require_configurations(["lora_rank > 300"])
+
+
+# --- settings --------------------------------------------------------------------------------
+
+
+def test_settings_are_read_by_the_type_of_their_knob(qlora27b: SearchSpace) -> None:
+    typed = {
+        "micro_batch": "4",
+        "precision": "bf16",
+        "gradient_checkpointing": "false",
+        "lora_targets": "[q_proj,v_proj]",
+        "lora_dropout": "1e-1",
+        "mixed_precision": "no",
+    }
+    configuration = qlora27b.configuration(typed, strict=False)
+    assert configuration["micro_batch"] == 4
+    assert configuration["grad_accum"] == 8
+    assert configuration["gradient_checkpointing"] is False
+    assert configuration["lora_targets"] == ("q_proj", "v_proj")
+    assert configuration["lora_dropout"] == 0.1
+    assert configuration["mixed_precision"] == "no"
+
+
+def test_a_value_outside_the_list_is_for_estimates_only(qlora27b: SearchSpace) -> None:
+    assert qlora27b.configuration({"lora_rank": 48}, strict=False)["lora_alpha"] == 96
+    with pytest.raises(InputError) as caught:
+        qlora27b.configuration({"lora_rank": 48})
+    assert str(caught.value) == (
+        "lora_rank=48 is not in search space 'qlora27b'\n"
+        "  hint: allowed: 16, 32, 64, 96, 128, 192, 256, 384"
+    )
+
+
+GOLDEN_SETTINGS = [
+    (
+        {"precison": "nf4"},
+        "unknown knob 'precison'\n  hint: did you mean 'precision'?; `tuner spaces qlora27b` "
+        "lists all 14",
+    ),
+    (
+        {"optimizer": "adamw_4bit"},
+        "optimizer cannot be 'adamw_4bit': it must be one of adamw_torch, adamw_torch_fused, "
+        "adamw_8bit, paged_adamw_8bit, sgd\n  hint: did you mean 'adamw_8bit'?",
+    ),
+    (
+        {"micro_batch": "3"},
+        "not a valid configuration: `effective_batch % micro_batch == 0` does not hold\n"
+        "  hint: it was tried with effective_batch=32, micro_batch=3",
+    ),
+    (
+        {"grad_accum": "8"},
+        "grad_accum=8 does not agree with grad_accum = effective_batch // micro_batch = 32\n"
+        "  hint: it follows from effective_batch=32, micro_batch=1; set those instead",
+    ),
+    (
+        {"lora_rank": "0", "max_length": "long", "gradient_checkpointing": "maybe"},
+        "3 settings are wrong\n"
+        "  - lora_rank cannot be '0': it must be a whole number of at least 1\n"
+        "  - max_length cannot be 'long': it must be a whole number of at least 1\n"
+        "  - gradient_checkpointing cannot be 'maybe': it must be true or false",
+    ),
+    (
+        {"lora_dropout": "1"},
+        "lora_dropout cannot be '1': it must be a number of at least 0 and below 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "text"), GOLDEN_SETTINGS)
+def test_wrong_settings(qlora27b: SearchSpace, wrong: dict[str, str], text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        qlora27b.configuration(wrong, strict=False)
+    assert str(caught.value) == text
+
+
+def test_a_derived_value_may_be_set_when_it_agrees(qlora27b: SearchSpace) -> None:
+    configuration = qlora27b.configuration({"grad_accum": 8, "micro_batch": 4})
+    assert configuration == qlora27b.configuration({"micro_batch": 4})
+
+
+def test_pinning_narrows_the_space_and_drops_the_floor_on_the_knob(qlora27b: SearchSpace) -> None:
+    narrowed = qlora27b.with_settings({"lora_rank": "16", "precision": "nf4", "grad_accum": 4})
+    found = list(narrowed.configurations())
+    assert narrowed.floors == ("max_length >= 1024",)
+    assert {c["lora_rank"] for c in found} == {16}
+    assert {c["micro_batch"] for c in found} == {8}
+    assert len(found) == 5 * 2 * 3 * 2
+    assert narrowed.configuration({"micro_batch": 8})["lora_rank"] == 16
+
+
+@pytest.mark.parametrize(
+    ("pinned", "message"),
+    [
+        ({"effective_batch": 16}, "held at 32"),
+        ({"lora_rank": 17}, "allowed: 16, 32"),
+        ({"grad_accum": 5}, "excluded by: grad_accum == 5"),
+        ({"lora_rnak": 16}, "did you mean 'lora_rank'?"),
+    ],
+)
+def test_pinning_what_is_not_in_the_space(
+    qlora27b: SearchSpace, pinned: dict[str, int], message: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        qlora27b.with_settings(pinned)
+
+
+def test_parse_settings() -> None:
+    assert parse_settings(["a=1", " b = x=y "]) == {"a": "1", "b": "x=y"}
+    for wrong in (["a"], ["=1"], ["a="], ["a=1", "a=2"]):
+        with pytest.raises(InputError):
+            parse_settings(wrong)
+
+
+# --- defaults --------------------------------------------------------------------------------
+
+
+def test_default_space_fills_what_is_not_set() -> None:
+    space = default_space("some/model")
+    assert space.model == "some/model"
+    assert space.count() == 1
+    configuration = space.configuration({"max_length": "512"}, strict=False)
+    assert configuration.keys() == TERMS.keys()
+    assert configuration["max_length"] == 512
+    assert configuration["grad_accum"] == 16
+    assert configuration["lora_targets"] == ("all-linear",)
+    assert configuration["mixed_precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "expected"),
+    [
+        ({"micro_batch": 4, "grad_accum": 1}, {"effective_batch": 4}),
+        ({"micro_batch": 4, "effective_batch": 8}, {"grad_accum": 2}),
+        ({"lora_rank": 64}, {"lora_alpha": 128}),
+        ({"lora_rank": 64, "lora_alpha": 16}, {"lora_alpha": 16}),
+        ({"precision": "fp16"}, {"mixed_precision": "fp16"}),
+        ({"precision": "fp32"}, {"mixed_precision": "no"}),
+        ({"precision": "bf16", "mixed_precision": "no"}, {"mixed_precision": "no"}),
+    ],
+)
+def test_what_the_user_sets_is_not_derived(
+    given_settings: dict[str, object], expected: dict[str, object]
+) -> None:
+    space = default_space("m", given_settings)
+    configuration = space.configuration(given_settings, strict=False)
+    assert {name: configuration[name] for name in expected} == expected
+
+
+def test_default_space_refuses_what_does_not_agree() -> None:
+    names = {"micro_batch": 4, "grad_accum": 2, "effective_batch": 16}
+    with pytest.raises(InputError, match=r"effective_batch == micro_batch \* grad_accum"):
+        default_space("m", names).configuration(names, strict=False)
+
+
+def test_a_space_without_effective_batch_gets_it_from_the_accumulation() -> None:
+    space = small_space("fixed: {grad_accum: 4}")
+    assert [c["effective_batch"] for c in space.configurations()] == [4, 8, 16, 32]
+
+
+# --- the vocabulary --------------------------------------------------------------------------
+
+
+def test_every_default_is_a_value_of_its_term() -> None:
+    for name, term in TERMS.items():
+        assert term.name == name
+        assert term.read(term.default) == term.default
+        if term.default_rule:
+            assert compile_expression(term.default_rule, TERMS).names <= TERMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("micro_batch", value)
+        for value in ("010", "1.5", "1e3", "0x10", "٣", "", "true", True, 1.5, None, 10**13, [1])
+    ]
+    + [("lora_dropout", value) for value in ("nan", "inf", "x", True, 1.0, -0.1, 10**400)]
+    + [("precision", value) for value in ("NF4", 4, None, True)]
+    + [("lora_targets", value) for value in ("", "[]", "[a,,b]", "[a,a]", ["a", 1], [], 3, "a b")]
+    + [("gradient_checkpointing", value) for value in (1, "1", None, "maybe")],
+)
+def test_values_of_the_wrong_kind(name: str, wrong: object) -> None:
+    with pytest.raises(InputError, match=f"{name} cannot be"):
+        TERMS[name].read(wrong)
+
+
+@pytest.mark.parametrize("typed", ["2e-1", "0.2", ".2", 0.2])
+def test_numbers_as_people_write_them(typed: object) -> None:
+    assert TERMS["lora_dropout"].read(typed) == 0.2
+
+
+# --- stages and data -------------------------------------------------------------------------
+
+STAGES = """
+fixed: {effective_batch: 32}
+stages:
+  - {name: hard, set: {effective_batch: 4, max_length: 2048}}
+  - {name: easy, set: {max_length: 256}}
+"""
+
+
+def test_a_configuration_must_be_valid_in_every_stage() -> None:
+    space = small_space(STAGES)
+    assert [c["micro_batch"] for c in space.configurations()] == [1, 2, 4]  # 8 is more than 4
+    stages = space.stage_configurations(space.configuration({"micro_batch": 2}))
+    assert {n: (c["max_length"], c["grad_accum"]) for n, c in stages.items()} == {
+        "hard": (2048, 2),
+        "easy": (256, 16),
+    }
+
+
+def test_token_lengths() -> None:
+    def lengths(text: str) -> TokenLengths:
+        found = small_space(f"data: {{token_lengths: {text}}}").data.token_lengths
+        assert found is not None
+        return found
+
+    summary = lengths("{mean: 235, max: 933}")
+    assert (summary.mean_up_to(100), summary.mean_up_to(1000)) == (100, 235)
+    uniform = lengths("{quantiles: {0: 0, 1: 100}}")
+    assert (uniform.mean, uniform.max) == (50, 100)
+    assert uniform.mean_up_to(50) == pytest.approx(37.5)  # half at 25 on average, half cut at 50
+    bins = lengths("{histogram: {edges: [0, 100, 200], counts: [3, 1]}}")
+    assert bins.mean == pytest.approx(0.75 * 50 + 0.25 * 150)
+    assert bins.mean_up_to(100) == pytest.approx(0.75 * 50 + 0.25 * 100)
+
+
+# --- enumeration, for any space --------------------------------------------------------------
+
+_KNOBS = {
+    "micro_batch": st.lists(st.integers(1, 16), min_size=1, max_size=4, unique=True),
+    "lora_rank": st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
+    "max_length": st.lists(st.integers(1, 99), min_size=1, max_size=3, unique=True),
+    "precision": st.lists(st.sampled_from(["nf4", "bf16"]), min_size=1, max_size=2, unique=True),
+}
+_CONDITIONS = (
+    "lora_rank % micro_batch == 0",
+    "max_length >= lora_rank",
+    "micro_batch < 4 or precision == 'nf4'",
+    "grad_accum <= 8",
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.fixed_dictionaries(_KNOBS),
+    st.lists(st.sampled_from(_CONDITIONS), unique=True),
+    st.permutations(list(_KNOBS)),
+)
+def test_enumeration_is_brute_force_in_a_fixed_order(
+    choices: dict[str, list[object]], constraints: list[str], order: list[str]
+) -> None:
+    def text(names: list[str]) -> str:
+        lines = [f"  {n}: [{', '.join(map(str, choices[n]))}]" for n in names]
+        return "\n".join(
+            ["name: s", "workload: causal_lm", "model: m", "fixed: {effective_batch: 32}", "knobs:"]
+            + lines
+            + ["constraints:", "  - true"]
+            + [f'  - "{condition}"' for condition in constraints]
+        )
+
+    compiled = [compile_expression(c, TERMS) for c in [*constraints, *("32 % micro_batch == 0",)]]
+    expected = []
+    names = sorted(choices)
+    for values in itertools.product(*(choices[name] for name in names)):
+        row = dict(zip(names, values, strict=True))
+        if all(c.holds({**row, "grad_accum": 32 // row["micro_batch"]}) for c in compiled):
+            expected.append(row)
+    if not expected:
+        with pytest.raises(InputError, match="no configuration is left"):
+            read_space(text(order), "s.yaml")
+        return
+    space = read_space(text(order), "s.yaml")
+    found = list(space.configurations())
+    assert [{name: c[name] for name in names} for c in found] == expected
+    assert space.count() == len(found)
+    assert found == list(read_space(text(names), "s.yaml").configurations())
+
+
+# --- finding spaces --------------------------------------------------------------------------
+
+
+def test_spaces_are_found_by_name_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_space("qlora27b").name == "qlora27b"
+    own = tmp_path / "search_spaces"
+    own.mkdir()
+    text = QLORA27B.read_text().replace("effective_batch: 32", "effective_batch: 64")
+    (own / "qlora27b.yaml").write_text(text)
+    assert load_space("qlora27b").fixed["effective_batch"] == 64  # one's own comes first
+
+
+def test_unknown_spaces(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"(?s)unknown search space 'qlora27'.*'qlora27b'"):
+        load_space("qlora27")
+    for missing in (
+        tmp_path / "none.yaml",
+        tmp_path / "a\0b.yaml",
+        tmp_path / ("x" * 300 + ".yaml"),
+    ):
+        with pytest.raises(InputError):
+            load_space(str(missing))
+    with pytest.raises(InputError, match="no search space file"):
+        load_space(str(tmp_path) + "/")
+
+
+def test_a_broken_file_is_listed_with_its_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "search_spaces").mkdir()
+    (tmp_path / "search_spaces" / "broken.yaml").write_text("name: [")
+    (tmp_path / "search_spaces" / "notes.txt").write_text("not a space")
+    listed = {info.name: info for info in list_spaces()}
+    assert "notes" not in listed
+    assert "broken YAML" in str(listed["broken"].problem)
+    assert listed["qlora27b"].configurations == 11_520
+    assert listed["qlora27b"].problem is None
+
+
+def test_listing_spaces_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from tuner.space import list_spaces; list_spaces();"
+        "heavy = {'torch', 'ray', 'transformers', 'numpy', 'pydantic'};"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.strip() == "[]"

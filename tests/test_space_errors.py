@@ -1,0 +1,322 @@
+"""Malformed space files: the exact messages, and that nothing but InputError ever comes out."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import InputError
+from tuner.space import VOCABULARIES, load_space
+from tuner.space.format import KEYS, read_space
+
+SHIPPED = (Path(__file__).parents[1] / "search_spaces" / "qlora27b.yaml").read_text()
+SMALL = """\
+name: s
+workload: causal_lm
+model: m
+knobs:
+  micro_batch: [1, 2, 4]
+  lora_rank: {min: 16, max: 64, step: 16}
+fixed: {effective_batch: 32}
+constraints:
+  - effective_batch % micro_batch == 0
+floors:
+  - lora_rank >= 32
+"""
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        read_space(text, "s.yaml")
+    assert caught.value.exit_code == 2
+    return [str(p) for p in caught.value.problems] or [caught.value.message]
+
+
+def changed(old: str, new: str) -> str:
+    assert old in SMALL
+    return SMALL.replace(old, new)
+
+
+def test_the_unchanged_space_is_valid() -> None:
+    assert read_space(SMALL, "s.yaml").count() == 9
+
+
+GOLDEN = [
+    (
+        changed("lora_rank: {", "lora_rnak: {"),
+        "s.yaml:6 knobs: unknown knob 'lora_rnak' (did you mean 'lora_rank'?)",
+    ),
+    (changed("fixed:", "fixd:"), "s.yaml:7: unknown key 'fixd' (did you mean 'fixed'?)"),
+    (
+        changed("causal_lm", "casual_lm"),
+        "s.yaml:2 workload: unknown workload 'casual_lm' (did you mean 'causal_lm'?)",
+    ),
+    (
+        changed("[1, 2, 4]", "[1, 2, 1]"),
+        "s.yaml:5 knobs.micro_batch: the value 1 is listed twice",
+    ),
+    (changed("[1, 2, 4]", "[]"), "s.yaml:5 knobs.micro_batch: the list of values is empty"),
+    (
+        changed("[1, 2, 4]", "4"),
+        "s.yaml:5 knobs.micro_batch: expected the values of a knob, found the value '4' (write a "
+        "list, {min, max, step} or {powers_of_two: {min, max}}; one value that never changes "
+        "belongs under `fixed`)",
+    ),
+    (
+        changed("[1, 2, 4]", "[1, 2.5]"),
+        "s.yaml:5 knobs.micro_batch: micro_batch cannot be '2.5': it must be a whole number of at "
+        "least 1",
+    ),
+    (
+        changed("step: 16", "step: 0"),
+        "s.yaml:6 knobs.lora_rank: step 0 must be more than 0",
+    ),
+    (
+        changed(", step: 16", ""),
+        "s.yaml:6 knobs.lora_rank: step missing: write {min, max, step}",
+    ),
+    (
+        changed("max: 64", "max: 10"),
+        "s.yaml:6 knobs.lora_rank: min 16 is more than max 10",
+    ),
+    (
+        changed("max: 64, step: 16", "max: 900000000, step: 1"),
+        "s.yaml:6 knobs.lora_rank: 16 to 900000000 in steps of 1 are 899999985 values; at most "
+        "1000 are allowed",
+    ),
+    (
+        changed("[1, 2, 4]", "{powers_of_two: {min: 5, max: 7}}"),
+        "s.yaml:5 knobs.micro_batch.powers_of_two: there is no power of two from 5 to 7",
+    ),
+    (
+        SMALL + "name: again\n",
+        "s.yaml:12: 'name' is set twice, first in line 1",
+    ),
+    (
+        changed("{effective_batch: 32}", "{effective_batch: 32, micro_batch: 1}"),
+        "s.yaml:7 fixed: 'micro_batch' is under 'fixed' and under 'knobs' (keep one of them)",
+    ),
+    (
+        changed("micro_batch == 0", "micro_bach == 0"),
+        "s.yaml:9 constraints[0]: unknown name 'micro_bach' in 'effective_batch % micro_bach == "
+        "0' (did you mean 'micro_batch'?)",
+    ),
+    (
+        changed(" == 0", ""),
+        "s.yaml:9 constraints[0]: 'effective_batch % micro_batch' is not a condition: it gives 0 "
+        "(effective_batch=32, micro_batch=1), not true or false (compare it with something, for "
+        "example == 0)",
+    ),
+    (
+        changed("% micro_batch ==", "% (micro_batch - 2) =="),
+        "s.yaml:9 constraints[0]: cannot evaluate 'effective_batch % (micro_batch - 2) == 0' "
+        "(effective_batch=32, micro_batch=2): division by zero",
+    ),
+    (
+        SMALL + "derived: {grad_accum: lora_alpha, lora_alpha: 2 * grad_accum}\n",
+        "s.yaml:12 derived: derived values depend on each other in a circle: grad_accum -> "
+        "lora_alpha -> grad_accum",
+    ),
+    (
+        changed(
+            "floors:",
+            "  - micro_batch > 2\n  - micro_batch < lora_rank\n  - micro_batch < 3\nfloors:",
+        ),
+        "s.yaml:10 constraints[1]: no configuration is left, excluded by `micro_batch > 2` (line "
+        "10) together with `micro_batch < 3` (line 12)",
+    ),
+    (
+        changed("effective_batch: 32", "effective_batch: 33").replace("[1, 2, 4]", "[2, 4]"),
+        "s.yaml:9 constraints[0]: no configuration is left, excluded by `effective_batch % "
+        "micro_batch == 0` (line 9) (with effective_batch=33)",
+    ),
+    (
+        changed("lora_rank >= 32", "lora_rank >= 320"),
+        "s.yaml:11 floors[0]: no configuration is left, excluded by `lora_rank >= 320` (line 11)",
+    ),
+    (
+        changed("{effective_batch: 32}", "{effective_batch: 32, precision: nf5}"),
+        "s.yaml:7 fixed.precision: precision cannot be 'nf5': it must be one of fp32, tf32, fp16, "
+        "bf16, int8, nf4 (did you mean 'nf4'?)",
+    ),
+    (
+        SMALL + "objectives: [token_per_s]\n",
+        "s.yaml:12 objectives: unknown objective 'token_per_s' (did you mean 'tokens_per_s'?)",
+    ),
+    (
+        SMALL + "baseline: {micro_batch: 2}\n",
+        "s.yaml:12 baseline: lora_rank missing: a baseline sets every knob",
+    ),
+    (
+        SMALL + "stages: [{name: a, set: {grad_accum: 2}}]\n",
+        "s.yaml:12 stages[0]: grad_accum is derived (effective_batch // micro_batch) and cannot be "
+        "set in a stage",
+    ),
+    (
+        SMALL + "data: {token_lengths: {mean: 9, max: 3}}\n",
+        "s.yaml:12 data.token_lengths: mean 9 is more than max 3",
+    ),
+    (
+        SMALL + "data: {token_lengths: {quantiles: {0.5: 9, 1: 3}}}\n",
+        "s.yaml:12 data.token_lengths: lengths and fractions must rise together",
+    ),
+    (changed("model: m", "model: !env m"), "s.yaml:3 model: tags such as '!env' are not read"),
+    (changed("model: m", "model:"), "s.yaml:3 model: expected a value, found nothing"),
+    (
+        "name: [1\nmodel: x\n",
+        "s.yaml:2: broken YAML: while parsing a flow sequence that began in "
+        "line 1, expected ',' or ']', but got ':'",
+    ),
+    (
+        "name: s\n\tmodel: x\n",
+        "s.yaml:2: broken YAML: while scanning for the next token, found "
+        "character '\\t' that cannot start any token",
+    ),
+    (
+        "name: a\n---\nname: b\n",
+        "s.yaml:2: broken YAML: expected a single document in the stream "
+        "that began in line 1, but found another document",
+    ),
+    ("", "s.yaml: the file is empty"),
+    ("- a\n", "s.yaml:1: a search space is a mapping such as `name: my_space`"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), GOLDEN, ids=[m[:50] for _, m in GOLDEN])
+def test_messages(text: str, message: str) -> None:
+    assert problems_of(text) == [message]
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_lines() -> None:
+    text = SMALL.replace("[1, 2, 4]", "[1, x]").replace("lora_rank >= 32", "lora_rank >>> 32")
+    text = text.replace("effective_batch: 32", "effective_batch: -1, optimiser: sgd")
+    places = [problem.split(" ")[0] for problem in problems_of(text)]
+    assert places == ["s.yaml:5", "s.yaml:7", "s.yaml:7", "s.yaml:11"]
+
+
+def test_too_many_combinations_are_refused_at_once() -> None:
+    text = SMALL.replace("[1, 2, 4]", "{min: 1, max: 1000, step: 1}")
+    text = text.replace("{min: 16, max: 64, step: 16}", "{min: 1, max: 1000, step: 1}")
+    text = text.replace("fixed:", "  max_length: {min: 1, max: 1000, step: 1}\nfixed:")
+    started = time.perf_counter()
+    assert "1,000,000,000 combinations; at most 200,000" in problems_of(text)[0]
+    assert time.perf_counter() - started < 2
+
+
+def test_a_name_that_differs_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(SMALL)
+    with pytest.raises(InputError, match="the name 's' differs from that of the file, 'mine'"):
+        load_space(str(path))
+
+
+def test_alias_bombs_and_circles_end_at_once() -> None:
+    levels = "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 40))
+    circle = "name: &n [*n]\nknobs: &k {micro_batch: *k, lora_rank: &r [*r]}\nstages: &s [*s]\n"
+    started = time.perf_counter()
+    assert problems_of(f"k0: &k0 [x]\n{levels}")
+    assert problems_of(circle)
+    assert problems_of("[" * 3000) == ["s.yaml: broken YAML: nested too deeply"]
+    assert time.perf_counter() - started < 5
+
+
+def test_yaml_1_1_words_are_read_as_the_knob_means_them() -> None:
+    extra = "mixed_precision: no, gradient_checkpointing: off, lora_dropout: 2e-1"
+    space = read_space(SMALL.replace("effective_batch: 32", f"effective_batch: 32, {extra}"), "s")
+    assert space.fixed["mixed_precision"] == "no"
+    assert space.fixed["gradient_checkpointing"] is False
+    assert space.fixed["lora_dropout"] == 0.2
+
+
+# --- properties ------------------------------------------------------------------------------
+
+
+def only_input_errors(text: str) -> None:
+    """Reading `text` gives a space that enumerates, or an `InputError` that can be printed."""
+    started = time.perf_counter()
+    try:
+        space = read_space(text, "s.yaml")
+    except InputError as error:
+        str(error).encode()  # can be printed
+    else:
+        first = next(space.configurations())
+        assert space.configuration(first, strict=True) == first
+    assert time.perf_counter() - started < 10
+
+
+_NAMES = [*KEYS, *VOCABULARIES["causal_lm"].terms, "min", "max", "step", "powers_of_two", "set"]
+_NAMES += ["mean", "quantiles", "histogram", "edges", "counts", "examples", "epochs", "<<", ""]
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-10, 10**20),
+    st.floats(),
+    st.sampled_from(
+        ["nf4", "no", "causal_lm", "tokens_per_s", "micro_batch // 2", "lora_rank > 1"]
+    ),
+    st.text(max_size=8),
+)
+_TREES = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.one_of(st.sampled_from(_NAMES), st.integers(0, 2)), inner, max_size=5),
+    ),
+    max_leaves=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_TREES)
+def test_random_structures(tree: object) -> None:
+    only_input_errors(yaml.safe_dump(tree, allow_unicode=True))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(KEYS), _TREES)
+def test_one_part_of_a_good_space_replaced(part: str, tree: object) -> None:
+    document = yaml.safe_load(SHIPPED)
+    document[part] = tree
+    only_input_errors(yaml.safe_dump(document))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 4))
+def test_mutations_of_the_shipped_space(rng: random.Random, edits: int) -> None:
+    text = SHIPPED
+    for _ in range(edits):
+        start = rng.randrange(len(text))
+        end = min(len(text), start + rng.choice([0, 1, 1, 2, 10, 80]))
+        other = rng.randrange(len(text))
+        new = rng.choice(["", "\n", ":", "- ", "[", "}", "\t", "&a ", "*a", "!x ", "'", "0", "-1"])
+        text = text[:start] + rng.choice([new, text[other : other + 20]]) + text[end:]
+        text = text or "x"
+    only_input_errors(text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=200))
+@example('name: "\\UFFFFFFFF"')
+@example('name: "\\uD800"')
+@example("%YAML 9" + "9" * 5000 + ".1\n---\na: b")
+@example("? [a]\n: b")
+@example("{: }")
+def test_random_text(text: str) -> None:
+    only_input_errors(text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=200))
+@example(data=b"\xff\xfe\x00")
+@example(data=b"x" * 300_000)
+def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "bytes.yaml"
+    path.write_bytes(data)
+    with pytest.raises(InputError):
+        load_space(str(path))
