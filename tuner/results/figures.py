@@ -28,7 +28,7 @@ MAX_TICKS = 8
 
 _DRAW_ORDER = (Kind.TOO_LARGE, Kind.FAILED, Kind.OUTSIDE, Kind.FITS, Kind.FRONT, Kind.BEST)
 _SYMBOLS: Mapping[Kind, tuple[str, int, float]] = {  # symbol, size, opacity
-    Kind.TOO_LARGE: ("x-thin-open", 7, 0.65),
+    Kind.TOO_LARGE: ("x-thin-open", 7, 0.8),
     Kind.FAILED: ("diamond", 7, 0.75),
     Kind.OUTSIDE: ("circle", 6, 0.45),
     Kind.FITS: ("circle", 8, 0.75),
@@ -106,42 +106,11 @@ def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigu
 
     slot = {value: index for index, value in enumerate(values)}
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07)
-    for kind in _DRAW_ORDER:
-        indices = [i for i, r in _of_kind(view, kind) if name in r.configuration]
-        keep = _thinned(indices, MAX_KNOB_POINTS * len(indices) // max(1, len(view.records)))
-        xs = [slot[view.records[i].configuration[name]] + _jitter(i) for i in keep]
-        points = [_point(view.records[i]) for i in keep]
-        symbol, size, opacity = _SYMBOLS[kind]
-        for row, coordinate in ((1, 1), (2, 0)):
-            figure.add_scatter(
-                x=xs,
-                y=[p[coordinate] for p in points],
-                mode="markers",
-                customdata=keep,
-                hovertemplate="%{text}<extra></extra>",
-                marker={
-                    "symbol": symbol,
-                    "size": round(size * 0.65),
-                    "color": COLORS[kind],
-                    "opacity": opacity * 0.7 if kind is not Kind.BEST else 1.0,
-                },
-                showlegend=False,
-                row=row,
-                col=1,
-            )
     fastest = _best_by_value(view, name, slot)
-    if fastest:
-        figure.add_scatter(
-            x=list(fastest),
-            y=list(fastest.values()),
-            mode="lines+markers",
-            line={"color": COLORS[Kind.FRONT], "width": 2},
-            marker={"size": 5},
-            hovertemplate="fastest that fits: %{y:,.1f} tokens/s<extra></extra>",
-            showlegend=False,
-            row=1,
-            col=1,
-        )
+    for kind in _DRAW_ORDER:
+        if kind is Kind.FRONT and fastest:  # over the crowd, under the front and the best
+            _add_fastest_line(figure, fastest)
+        _add_knob_points(figure, view, kind, name, slot)
     limit = (view.gpu.memory_bytes - view.margin_bytes) / GIB
     line = {"color": COLORS[Kind.TOO_LARGE], "width": 1.2, "dash": "dash"}
     figure.add_hline(y=limit, line=line, row=2, col=1)
@@ -155,6 +124,49 @@ def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigu
     return KnobFigure(name, _knob_summary(fastest, values), _as_data(figure))
 
 
+def _add_knob_points(
+    figure: Figure, view: View, kind: Kind, name: str, slot: Mapping[KnobValue, int]
+) -> None:
+    indices = [i for i, r in _of_kind(view, kind) if name in r.configuration]
+    keep = _thinned(indices, MAX_KNOB_POINTS * len(indices) // max(1, len(view.records)))
+    spread = 0.0 if kind is Kind.BEST else 0.5
+    xs = [slot[view.records[i].configuration[name]] + spread * _jitter(i) for i in keep]
+    points = [_point(view.records[i]) for i in keep]
+    symbol, size, opacity = _SYMBOLS[kind]
+    for row, coordinate in ((1, 1), (2, 0)):
+        figure.add_scatter(
+            x=xs,
+            y=[p[coordinate] for p in points],
+            mode="markers",
+            customdata=keep,
+            hovertemplate="%{text}<extra></extra>",
+            marker={
+                "symbol": symbol,
+                "size": round(size * 0.65),
+                "color": COLORS[kind],
+                "opacity": opacity if kind in (Kind.FRONT, Kind.BEST) else opacity * 0.6,
+                "line": {"color": COLORS[kind], "width": 1.2 * (kind is Kind.TOO_LARGE)},
+            },
+            showlegend=False,
+            row=row,
+            col=1,
+        )
+
+
+def _add_fastest_line(figure: Figure, fastest: Mapping[int, float]) -> None:
+    figure.add_scatter(
+        x=list(fastest),
+        y=list(fastest.values()),
+        mode="lines+markers",
+        line={"color": COLORS[Kind.FRONT], "width": 2},
+        marker={"size": 5},
+        hovertemplate="fastest that fits: %{y:,.1f} tokens/s<extra></extra>",
+        showlegend=False,
+        row=1,
+        col=1,
+    )
+
+
 def _knob_summary(fastest: Mapping[int, float], values: Sequence[KnobValue]) -> str:
     if not fastest:
         return "No trial fits at any value."
@@ -165,7 +177,7 @@ def _knob_summary(fastest: Mapping[int, float], values: Sequence[KnobValue]) -> 
         text += f"; {fastest[low]:,.0f} at {value_text(values[low])}"
     never = [value_text(v) for i, v in enumerate(values) if i not in fastest]
     if never:
-        shown = ", ".join(never[:6]) + (" ..." if len(never) > 6 else "")
+        shown = ", ".join(never) if len(never) <= 4 else f"{len(never)} other values"
         text += f". No trial fits at {shown}"
     return text + "."
 
@@ -190,7 +202,7 @@ def _add_points(figure: Figure, view: View, kind: Kind, indices: Sequence[int]) 
         "symbol": symbol,
         "size": size * (0.75 if len(indices) > 500 else 1),
         "color": COLORS[kind],
-        "opacity": opacity,
+        "opacity": opacity * (0.7 if len(indices) > 500 else 1),
     }
     if kind in (Kind.BEST, Kind.FRONT):
         marker["line"] = {"color": "#ffffff", "width": 1}
@@ -248,8 +260,8 @@ def _value_order(value: KnobValue) -> tuple[bool, float, str]:
 
 
 def _jitter(index: int) -> float:
-    """A shift that keeps points with the same value apart, the same in every report."""
-    return round((index * 0.6180339887 % 1 - 0.5) * 0.5, 3)  # golden ratio: evenly spread
+    """A shift in [-0.5, 0.5) that keeps equal points apart, the same in every report."""
+    return round(index * 0.6180339887 % 1 - 0.5, 3)  # golden ratio: evenly spread
 
 
 def _thinned(indices: Sequence[int], count: int) -> list[int]:

@@ -28,6 +28,9 @@
       "font.family": getComputedStyle(document.body).fontFamily,
       "paper_bgcolor": "rgba(0,0,0,0)",
       "plot_bgcolor": "rgba(0,0,0,0)",
+      "modebar.bgcolor": "rgba(0,0,0,0)",
+      "modebar.color": color("--faint"),
+      "modebar.activecolor": color("--accent"),
       "hoverlabel.bgcolor": color("--card"),
       "hoverlabel.bordercolor": color("--line"),
       "hoverlabel.font.color": color("--ink"),
@@ -63,7 +66,7 @@
     drawn.push(element);
     return Plotly.newPlot(element, figure.data, layout, {
       responsive: true, displaylogo: false, displayModeBar: element.id === "front" ? "hover" : false,
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d"],
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "autoScale2d", "resetScale2d"]],
     });
   }
   dark.addEventListener("change", () => {
@@ -85,7 +88,10 @@
   // Table ---------------------------------------------------------------------------------
   const perPage = 50;
   const texts = rows.map((row, i) => `${row.join(" ")} ${labels[kinds[i]]}`.toLowerCase());
-  const state = { column: columns.indexOf("tokens/s"), rising: false, page: 0 };
+  const speedColumn = columns.indexOf("tokens/s");
+  const ranks = Object.keys(labels); // from the recommended trial down to failed ones
+  // Until a header is pressed, the best kinds come first and the fastest first among them.
+  const state = { column: null, rising: false, page: 0 };
   const table = document.getElementById("trials");
   const kind = document.getElementById("kind");
   const filter = document.getElementById("filter");
@@ -106,7 +112,7 @@
     const button = element("button", name, cell);
     button.type = "button";
     button.addEventListener("click", () => {
-      state.rising = state.column === index ? !state.rising : index !== columns.indexOf("tokens/s");
+      state.rising = state.column === index ? !state.rising : index !== speedColumn;
       state.column = index;
       state.page = 0;
       show();
@@ -115,7 +121,10 @@
   });
 
   function compare(a, b) {
-    const [x, y] = [rows[a][state.column], rows[b][state.column]];
+    const column = state.column ?? speedColumn;
+    const rank = state.column === null ? ranks.indexOf(kinds[a]) - ranks.indexOf(kinds[b]) : 0;
+    if (rank !== 0) return rank;
+    const [x, y] = [rows[a][column], rows[b][column]];
     if (x === y) return a - b;
     if (x === null || y === null) return x === null ? 1 : -1; // unknown comes last, both ways
     const order = typeof x === "number" && typeof y === "number"

@@ -1,0 +1,153 @@
+"""`results/<space>/<gpu>/`: where the files are, and how they are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import UnavailableError
+from tuner.records import Configuration, TrialRecord
+from tuner.results.best import Recommendation, best_yaml
+from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.journal import JournalContents, JournalWriter, check_writable, read_journal
+from tuner.results.table import pareto_csv
+from tuner.results.view import View, build_view
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsFolder:
+    """The files of one search space on one GPU type, under `root`.
+
+    `space` and `gpu` are names, never paths: what a file name should not hold is replaced,
+    so no name leads out of `root`, and different names lead to different folders.
+    """
+
+    root: Path
+    space: str
+    gpu: str
+
+    @property
+    def path(self) -> Path:
+        """The folder itself."""
+        return self.root / safe_name(self.space) / safe_name(self.gpu)
+
+    @property
+    def journal(self) -> Path:
+        """`trials.jsonl`, from which all the others can be made again."""
+        return self.path / "trials.jsonl"
+
+    @property
+    def pareto_csv(self) -> Path:
+        """The front as a table."""
+        return self.path / "pareto.csv"
+
+    @property
+    def best_yaml(self) -> Path:
+        """The recommended configuration."""
+        return self.path / "best.yaml"
+
+    @property
+    def pareto_png(self) -> Path:
+        """The front as a picture."""
+        return self.path / "pareto.png"
+
+    @property
+    def report_html(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
+    def check_writable(self) -> None:
+        """Raise `InputError` unless the files can be written. Creates nothing."""
+        check_writable(self.path)
+
+    def read(self) -> JournalContents:
+        """All records of the journal; empty when nothing was searched yet."""
+        return read_journal(self.journal)
+
+    def writer(self) -> JournalWriter:
+        """The journal to append to, as a context manager."""
+        return JournalWriter(self.journal)
+
+    def write_all(
+        self,
+        records: Sequence[TrialRecord],
+        space: SpaceFacts,
+        gpu: GpuLike,
+        *,
+        where: Callable[[Configuration], bool] | None = None,
+        conditions: Sequence[str] = (),
+        command: str = "",
+    ) -> View:
+        """Write table, best, picture and report of `records`; returns what they show.
+
+        The small files come first. Each replaces its predecessor in one step, so whoever
+        reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
+        disk refuses one.
+        """
+        # Half a second of imports that reading results does not need.
+        from tuner.results.plot import pareto_png  # noqa: PLC0415
+        from tuner.results.report import report_html  # noqa: PLC0415
+
+        view = build_view(records, space, gpu, where=where, conditions=conditions, command=command)
+        write_tables(self, view)
+        write_atomically(self.pareto_png, pareto_png(view))
+        write_atomically(self.report_html, _utf8(report_html(view)))
+        return view
+
+
+def write_tables(folder: ResultsFolder, view: View) -> None:
+    """Write `pareto.csv` and `best.yaml`: milliseconds, for use while a search runs."""
+    best: Recommendation | None = view.best
+    write_atomically(folder.pareto_csv, _utf8(pareto_csv(view)))
+    text = best_yaml(best, view.space, view.gpu, trials=len(view.records))
+    write_atomically(folder.best_yaml, _utf8(text))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `path` by way of a temporary file beside it; on any failure nothing is left.
+
+    Raises `UnavailableError` when the disk refuses it.
+    """
+    with _as_unavailable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)  # still there only when something went wrong
+
+
+def safe_name(name: str) -> str:
+    """`name` as one path component; a short hash keeps changed names apart."""
+    if _SAFE_NAME.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    readable = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:60]
+    return f"{readable}-{digest}" if readable else f"unnamed-{digest}"
+
+
+@contextlib.contextmanager
+def _as_unavailable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot write {str(path)!r}: {error.strerror or error}",
+            hint="the journal is whole: free some space, and the same command writes it again",
+        ) from error
+
+
+def _utf8(text: str) -> bytes:
+    """UTF-8; a lone surrogate, which JSON can carry and UTF-8 cannot, is spelled out."""
+    return text.encode("utf-8", "backslashreplace")
