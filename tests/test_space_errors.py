@@ -209,6 +209,20 @@ def test_too_many_combinations_are_refused_at_once() -> None:
     assert time.perf_counter() - started < 2
 
 
+def test_too_many_evaluations_are_refused_at_once() -> None:
+    """A hundred conditions on every knob of a large space would take minutes."""
+    text = SMALL.replace("[1, 2, 4]", "{min: 1, max: 400, step: 1}")
+    extra = "".join(f"  - micro_batch + lora_rank != {i}\n" for i in range(50))
+    text = text.replace("max: 64, step: 16", "max: 415, step: 1").replace(
+        "floors:", extra + "floors:"
+    )
+    started = time.perf_counter()
+    (problem,) = problems_of(text)
+    assert time.perf_counter() - started < 2
+    assert problem.startswith("s.yaml:10 constraints[1]: the constraints need 8,00")
+    assert "at most 500,000 are allowed" in problem
+
+
 def test_a_name_that_differs_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(SMALL)

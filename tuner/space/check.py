@@ -10,10 +10,12 @@ from tuner.errors import InputError
 from tuner.space.document import Problems
 from tuner.space.rules import (
     MAX_COMBINATIONS,
+    MAX_EVALUATIONS,
     Rule,
     combinations,
     conflict,
     evaluate_everywhere,
+    evaluations,
     show_values,
 )
 from tuner.space.searchspace import SearchSpace
@@ -69,8 +71,18 @@ def _check_circles(space: SearchSpace, nodes: Nodes, problems: Problems) -> None
 
 def _check_evaluation(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
     """Evaluate every rule for all values it can meet, so that nothing fails later."""
-    failed: set[str] = set()
     rules = [*space.rules, *space.floor_rules()]
+    needed = sum(evaluations(rule, space.choices) for rule in rules)
+    if needed > MAX_EVALUATIONS:
+        widest = max(rules, key=lambda rule: evaluations(rule, space.choices))
+        problems.add(
+            nodes.get(widest.origin),
+            f"the constraints need {needed:,} evaluations; at most {MAX_EVALUATIONS:,} are allowed",
+            at=widest.origin,
+            hint=f"use fewer values, or fewer knobs in one condition than `{widest.label}`",
+        )
+        return
+    failed: set[str] = set()
     for rule in sorted(rules, key=lambda rule: not rule.origin.startswith("derived")):
         try:
             evaluate_everywhere(rule, space.choices, space.fixed)

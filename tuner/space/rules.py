@@ -21,7 +21,9 @@ Values = Mapping[str, KnobValue]
 
 MAX_COMBINATIONS = 200_000
 """More combinations than a person can overlook or a search can enumerate in seconds."""
-_MAX_MINIMISED = 20_000
+MAX_EVALUATIONS = 500_000
+"""Evaluations of all rules together, at about 7 us each; a usual space needs less than 100."""
+_MAX_MINIMISED = 2_000_000
 
 
 class Derivations:
@@ -204,13 +206,18 @@ def conflict(
         return []
     # What people wrote themselves says more than what follows from it, and is dropped last.
     kept = sorted(rules, key=lambda rule: (rule.origin != "", not rule.origin.startswith("der")))
-    if combinations(choices) > _MAX_MINIMISED:
-        return [r for r in reversed(kept) if not leaves_something([r])][:1] or kept
+    if combinations(choices) * len(kept) > _MAX_MINIMISED:
+        return kept  # all of them: finding out which would take too long
     for rule in list(kept):
         fewer = [r for r in kept if r is not rule]
         if not leaves_something(fewer):
             kept = fewer
     return kept
+
+
+def evaluations(rule: Rule, choices: Mapping[str, Sequence[KnobValue]]) -> int:
+    """How many different values of its inputs `rule` can meet."""
+    return combinations({name: values for name, values in choices.items() if name in rule.inputs})
 
 
 def evaluate_everywhere(
