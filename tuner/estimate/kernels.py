@@ -60,7 +60,10 @@ def _gemm_4bit(
         )
         absmax = dequantised + absmax_offset
     weight = _bnb.dequantize_4bit.default(b, absmax, blocksize, quant_type, shape_b, a.dtype)
-    return torch.nn.functional.linear(a, weight, bias)
+    # The product that linear() comes to: below autograd it would not be taken apart.
+    rows = a.reshape(-1, a.shape[-1])
+    product = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+    return product.view(*a.shape[:-1], weight.shape[0])
 
 
 def _int8_vectorwise_quant(

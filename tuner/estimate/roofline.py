@@ -7,6 +7,7 @@ device profile can replace them with measured ones.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Efficiency:
     """
 
     matmul: float = 0.75
-    attention: float = 0.45
+    attention: float = 0.5
     bandwidth: Mapping[str, float] = field(
         default_factory=lambda: {"elementwise": 0.8, "matmul": 0.8, "dequantise": 0.6}
     )
@@ -137,16 +138,25 @@ def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
 def _tile_use(work: Work, gpu: Gpu, tile: int) -> float:
     """Share of a product's tiles and waves that is not padding.
 
-    A product of m x n runs as ceil(m/128) x ceil(n/128) tiles, `sm_count` at a time (NVIDIA,
-    Matrix Multiplication Background User's Guide, "Wave quantization").
+    A product of m x n runs as tiles of at most 128 x 128, `sm_count` at a time (NVIDIA, Matrix
+    Multiplication Background User's Guide, "Tile quantization" and "Wave quantization"). Thin
+    products, as LoRA's, take smaller tiles, down to 16 wide, and split a long k over the
+    multiprocessors that would idle.
     """
     if work.shape is None:
         return 1.0
-    batch, m, n, _ = work.shape
-    tiles_m, tiles_n = -(-m // tile), -(-n // tile)
+    batch, m, n, k = work.shape
+    tile_m, tile_n = _tile_side(m, tile), _tile_side(n, tile)
+    tiles_m, tiles_n = -(-m // tile_m), -(-n // tile_n)
     waves = batch * tiles_m * tiles_n / gpu.sm_count
-    full = (m * n) / (tiles_m * tiles_n * tile * tile)
-    return full * waves / -(-waves // 1)
+    if waves < 1:
+        waves = min(1.0, waves * max(1, k // 512))
+    full = (m * n) / (tiles_m * tiles_n * tile_m * tile_n)
+    return full * waves / math.ceil(waves)
+
+
+def _tile_side(size: int, tile: int) -> int:
+    return tile if size >= tile else -(-size // 16) * 16
 
 
 def _label(work: Work, segment: _Segment) -> str:
