@@ -128,7 +128,8 @@ def _add_knob_points(
     figure: Figure, view: View, kind: Kind, name: str, slot: Mapping[KnobValue, int]
 ) -> None:
     indices = [i for i, r in _of_kind(view, kind) if name in r.configuration]
-    keep = _thinned(indices, MAX_KNOB_POINTS * len(indices) // max(1, len(view.records)))
+    share = MAX_KNOB_POINTS * len(indices) // max(1, len(view.records))
+    keep = indices if kind in (Kind.FRONT, Kind.BEST) else _thinned(indices, share)
     spread = 0.0 if kind is Kind.BEST else 0.5
     xs = [slot[view.records[i].configuration[name]] + spread * _jitter(i) for i in keep]
     points = [_point(view.records[i]) for i in keep]

@@ -1,0 +1,143 @@
+"""The Pareto front and its hypervolume, as properties over any set of trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from results_samples import GPU, MARGIN_BYTES, make_record
+
+from tuner.records import Outcome, Status
+from tuner.results.front import (
+    DEFAULT_OBJECTIVES,
+    OBJECTIVES,
+    Direction,
+    Objective,
+    device_bytes,
+    fits_within,
+    hypervolume,
+    pareto_front,
+    tokens_per_s,
+)
+from tuner.units import GIB
+
+LIMIT_GIB = GPU.memory_bytes / GIB
+# Few distinct values, so that ties and duplicates happen often.
+points = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 60)), max_size=25)
+
+
+def trials(pairs):
+    return [
+        make_record(float(speed), gib * GIB, settings={"micro_batch": index})
+        for index, (speed, gib) in enumerate(pairs)
+    ]
+
+
+def numbers(record):
+    return tokens_per_s(record), device_bytes(record)
+
+
+def beats(a, b):
+    (speed_a, size_a), (speed_b, size_b) = numbers(a), numbers(b)
+    return speed_a >= speed_b and size_a <= size_b and (speed_a, size_a) != (speed_b, size_b)
+
+
+@given(points)
+def test_no_member_beats_another(pairs):
+    front = pareto_front(trials(pairs))
+    assert not any(beats(a, b) for a, b in itertools.permutations(front, 2))
+    assert len({numbers(r) for r in front}) == len(front)
+
+
+@given(points)
+def test_what_is_left_out_is_beaten_or_equal_or_does_not_fit(pairs):
+    records = trials(pairs)
+    front = pareto_front(records)
+    shown = {numbers(r) for r in front}
+    for record in records:
+        if record not in front and record.fits:
+            assert numbers(record) in shown or any(beats(kept, record) for kept in front)
+    assert all(record.fits for record in front)
+
+
+@given(points, st.randoms(use_true_random=False))
+def test_order_and_duplicates_do_not_matter(pairs, random):
+    records = trials(pairs)
+    shuffled = records * 2
+    random.shuffle(shuffled)
+    assert pareto_front(shuffled) == pareto_front(records)
+
+
+@given(points)
+def test_the_fastest_comes_first_and_memory_falls_along_the_front(pairs):
+    front = [numbers(r) for r in pareto_front(trials(pairs))]
+    assert front == sorted(front, reverse=True)
+    assert [size for _, size in front] == sorted((size for _, size in front), reverse=True)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=15))
+def test_any_number_of_objectives(triples):
+    objectives = [
+        Objective(name, direction, name, lambda r, name=name: r.configuration[name])
+        for name, direction in (
+            ("a", Direction.MAXIMIZE),
+            ("b", Direction.MINIMIZE),
+            ("c", Direction.MAXIMIZE),
+        )
+    ]
+    records = [make_record(settings=dict(zip("abc", t, strict=True))) for t in triples]
+    turned = {(a, -b, c) for a, b, c in triples}
+    undominated = {
+        t
+        for t in turned
+        if not any(o != t and all(x >= y for x, y in zip(o, t, strict=True)) for o in turned)
+    }
+    front = pareto_front(records, objectives=objectives)
+    assert {tuple(o.gain(r) for o in objectives) for r in front} == undominated
+
+
+def test_a_trial_without_numbers_is_on_no_front():
+    crashed = dataclasses.replace(make_record(), outcome=Outcome(Status.CRASHED))
+    assert pareto_front([crashed]) == ()
+    assert hypervolume([crashed], reference=(0, GPU.memory_bytes)) == 0
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.OK])
+def test_only_a_trial_that_ended_well_fits(status):
+    assert not fits_within(make_record(status=status), GPU.memory_bytes)
+
+
+def test_the_margin_counts():
+    record = make_record(device_bytes=20 * GIB)
+    assert fits_within(record, 20 * GIB + MARGIN_BYTES)
+    assert not fits_within(record, 20 * GIB + MARGIN_BYTES - 1)
+    assert pareto_front([record], limit_bytes=20 * GIB) == ()
+
+
+def test_hypervolume_of_a_staircase():
+    records = trials([(1, 10), (2, 20), (3, 40), (1, 30), (9, 60)])  # two beaten or too large
+    # Columns of memory that are free, up to 45 GiB: 5 at 3, 20 more at 2, 10 more at 1.
+    assert hypervolume(records, reference=(0, 45 * GIB)) / GIB == pytest.approx(
+        3 * 5 + 2 * 20 + 1 * 10
+    )
+
+
+@given(points, st.integers(1, 46))
+def test_hypervolume_equals_the_area_counted_cell_by_cell(pairs, limit_gib):
+    records = trials(pairs)
+    fitting = [(speed, gib) for speed, gib in pairs if gib < LIMIT_GIB - 1]
+    cells = sum(
+        any(speed >= row and gib <= column for speed, gib in fitting)
+        for row in range(1, 9)
+        for column in range(limit_gib)
+    )
+    assert hypervolume(records, reference=(0, limit_gib * GIB)) / GIB == pytest.approx(cells)
+
+
+def test_objectives_are_found_by_name():
+    assert tuple(OBJECTIVES[name] for name in ("tokens_per_s", "device_bytes")) == (
+        DEFAULT_OBJECTIVES
+    )

@@ -1,0 +1,187 @@
+"""The recommendation: the fastest that fits with its margin, and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import yaml
+from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
+
+from tuner.records import Outcome, Status
+from tuner.results.best import best_yaml, find_baseline, recommend, run_cost
+from tuner.results.facts import SpaceFacts
+from tuner.results.table import pareto_csv
+from tuner.results.view import Kind, build_view
+from tuner.units import GIB
+
+
+def knobs(**changes):
+    return {**SPACE.baseline, **changes}
+
+
+def test_the_fastest_that_fits_is_recommended():
+    slow = make_record(100, 20 * GIB, settings=knobs(micro_batch=1))
+    fast = make_record(300, 40 * GIB, settings=knobs(micro_batch=4))
+    too_large = make_record(900, 60 * GIB, settings=knobs(micro_batch=16))
+    best = recommend([slow, too_large, fast], SPACE, GPU)
+    assert best.record == fast
+    assert (best.trials, best.fitting) == (3, 2)
+    assert best.free_bytes == GPU.memory_bytes - 40 * GIB
+    assert best.source == "predicted"
+
+
+def test_memory_inside_the_margin_is_not_recommended():
+    tight = make_record(300, GPU.memory_bytes - MARGIN_BYTES // 2, status=Status.OK)
+    assert recommend([tight], SPACE, GPU) is None
+
+
+def test_of_equally_fast_ones_the_smaller_is_recommended():
+    large = make_record(300, 40 * GIB, settings=knobs(micro_batch=4))
+    small = make_record(300, 30 * GIB, settings=knobs(micro_batch=2))
+    assert recommend([large, small], SPACE, GPU).record == small
+    assert recommend([small, large], SPACE, GPU).record == small
+
+
+def test_conditions_narrow_the_choice_but_not_the_baseline():
+    baseline = make_record(100, 20 * GIB, settings=SPACE.baseline)
+    short = make_record(400, 20 * GIB, settings=knobs(max_length=256))
+    long = make_record(250, 30 * GIB, settings=knobs(micro_batch=8))
+    best = recommend(
+        [baseline, short, long],
+        SPACE,
+        GPU,
+        where=lambda c: c["max_length"] >= 1024 and c["micro_batch"] > 1,
+        conditions=["max_length >= 1024", "micro_batch > 1"],
+    )
+    assert best.record == long
+    assert best.trials == 1
+    assert best.gain.speedup == pytest.approx(2.5)
+    assert best.gain.saved_bytes == -10 * GIB
+    assert best.gain.baseline_fits
+
+
+def test_a_smaller_limit_changes_the_answer():
+    records = make_search(200)
+    card = dataclasses.replace(GPU, memory_bytes=24 * GIB)
+    full, small = recommend(records, SPACE, GPU), recommend(records, SPACE, card)
+    assert small.evidence.memory.device_bytes + MARGIN_BYTES <= 24 * GIB
+    assert full.evidence.speed.tokens_per_s > small.evidence.speed.tokens_per_s
+
+
+def test_a_baseline_that_runs_out_of_memory_is_said():
+    baseline = make_record(100, 80 * GIB, settings=SPACE.baseline)
+    best = recommend([baseline, make_record(200, settings=knobs(micro_batch=2))], SPACE, GPU)
+    assert not best.gain.baseline_fits
+    assert best.to_dict()["baseline"]["status"] == "oom"
+
+
+def test_an_ambiguous_or_absent_baseline_is_unknown():
+    records = [make_record(settings=knobs(micro_batch=n)) for n in (1, 2)]
+    assert find_baseline(records, SPACE.baseline) == records[0]
+    assert find_baseline(records, {"lora_rank": 128}) is None
+    assert find_baseline(records, {"lora_rank": 64}) is None
+    assert find_baseline(records, None) is None
+    assert recommend(records, SpaceFacts("qlora27b"), GPU).gain is None
+
+
+def test_time_and_money_of_a_run():
+    # 600 tokens/s are 1 sample/s in these samples: an epoch of 118,431 examples in as many s.
+    record = make_record(600.0, settings=knobs(effective_batch=32))
+    cost = run_cost(record, SPACE, GPU)
+    assert cost.epoch_s == pytest.approx(118_431)
+    assert cost.run_s == pytest.approx(3 * 118_431)
+    assert cost.epoch_usd == pytest.approx(118_431 / 3600 * 0.5)
+    assert cost.run_usd == pytest.approx(3 * cost.epoch_usd)
+    assert cost.steps_per_epoch == 3701
+
+
+def test_what_is_unknown_has_no_price():
+    record = make_record(600.0)
+    free = dataclasses.replace(GPU, price_usd_per_hour=None)
+    assert run_cost(record, SPACE, free).epoch_usd is None
+    assert run_cost(record, dataclasses.replace(SPACE, examples=None), GPU) is None
+    assert run_cost(record, dataclasses.replace(SPACE, epochs=None), GPU).run_s is None
+    crashed = dataclasses.replace(record, outcome=Outcome(Status.CRASHED))
+    assert run_cost(crashed, SPACE, GPU) is None
+
+
+def test_best_yaml_reads_back_and_says_predicted_first():
+    best = recommend(make_search(50), SPACE, GPU)
+    text = best_yaml(best, SPACE, GPU, trials=50)
+    comments = text.splitlines()[:2]
+    assert all(line.startswith("# ") for line in comments)
+    assert "PREDICTED" in comments[1]
+    data = yaml.safe_load(text)
+    assert data == best.to_dict()
+    assert data["configuration"] == best.configuration.to_dict()
+    memory = data["memory"]
+    assert memory["peak_device_memory"] == f"{memory['peak_device_bytes'] / GIB:.2f} GiB"
+    assert sum(memory["breakdown_bytes"].values()) == memory["peak_device_bytes"]
+
+
+def test_best_yaml_of_measurements_names_the_device():
+    best = recommend([make_record(measured=True)], SPACE, GPU)
+    assert "MEASURED (on NVIDIA RTX A6000)" in best_yaml(best, SPACE, GPU, trials=1)
+
+
+def test_best_yaml_says_when_nothing_fits():
+    text = best_yaml(None, SPACE, GPU, trials=12)
+    assert "None of the 12 configurations" in text
+    assert yaml.safe_load(text)["configuration"] is None
+
+
+def test_a_line_break_in_a_name_stays_in_the_comment():
+    gpu = dataclasses.replace(GPU, name="A\nconfiguration: evil\u2028x")
+    best = recommend(make_search(20), SPACE, gpu)
+    assert yaml.safe_load(best_yaml(best, SPACE, gpu, trials=20)) == best.to_dict()
+
+
+def test_each_trial_is_drawn_as_what_it_is():
+    records = [
+        make_record(300, 40 * GIB, settings=knobs(micro_batch=4)),
+        make_record(100, 20 * GIB, settings=knobs(micro_batch=1)),
+        make_record(90, 30 * GIB, settings=knobs(micro_batch=2)),
+        make_record(999, 20 * GIB, settings=knobs(lora_rank=8)),
+        make_record(999, 60 * GIB, settings=knobs(micro_batch=16)),
+        make_record(300, 40 * GIB, settings=knobs(micro_batch=32), status=Status.CRASHED),
+    ]
+    view = build_view(records, SPACE, GPU, where=lambda c: c["lora_rank"] >= 128)
+    expected = [Kind.BEST, Kind.FRONT, Kind.FITS, Kind.OUTSIDE, Kind.TOO_LARGE, Kind.FAILED]
+    assert list(view.kinds) == expected
+    assert view.front == (records[1], records[0])  # from the least memory to the most
+
+
+def test_other_spaces_and_gpus_are_left_out():
+    other = dataclasses.replace(make_record(900), space="other")
+    assert build_view([other, make_record(1)], SPACE, GPU).records == (make_record(1),)
+    assert build_view([make_record(1, gpu=dataclasses.replace(GPU, id="t4"))], SPACE, GPU).best is (
+        None
+    )
+
+
+def test_the_table_holds_the_front():
+    import csv
+    import io
+
+    view = build_view(make_search(300), SPACE, GPU)
+    rows = list(csv.DictReader(io.StringIO(pareto_csv(view))))
+    assert [int(row["device_bytes"]) for row in rows] == [
+        r.outcome.evidence.memory.device_bytes for r in view.front
+    ]
+    assert [row["recommended"] for row in rows] == ["false"] * (len(rows) - 1) + ["true"]
+    assert {row["source"] for row in rows} == {"predicted"}
+    assert rows[-1]["trial_id"] == view.best.record.trial_id
+    assert rows[-1]["lora_targets"] == "q_proj+v_proj"
+
+
+def test_reading_results_imports_nothing_heavy():
+    code = (
+        "import sys, tuner.results.store, tuner.results.best;"
+        "heavy = {'torch', 'ray', 'optuna', 'pandas', 'matplotlib', 'plotly', 'jinja2', 'numpy'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

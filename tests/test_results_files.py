@@ -1,0 +1,260 @@
+"""The files of a results folder: real pictures and pages, whole or not there at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from results_samples import GPU, SPACE, make_record, make_search
+
+from tuner.errors import UnavailableError
+from tuner.records import Outcome, Status
+from tuner.results import store
+from tuner.results.facts import SpaceFacts
+from tuner.results.plot import pareto_png
+from tuner.results.report import report_html
+from tuner.results.store import ResultsFolder, safe_name, write_atomically
+from tuner.results.view import build_view
+from tuner.units import GIB
+
+FILES = {"trials.jsonl", "pareto.csv", "best.yaml", "pareto.png", "report.html"}
+COMMAND = "tuner search --space qlora27b --gpu a6000"
+EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\"'&$x_y$%{y}\x00\x07"
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser would find: tags, addresses, visible text and the embedded data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(text)
+        self.data = json.loads(self.scripts[0])
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.extend(attrs)
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text.append(data)
+
+
+def render(records, space=SPACE, gpu=GPU, **facts) -> Page:
+    return Page(report_html(build_view(records, space, gpu, command=COMMAND, **facts)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ResultsFolder:
+    return ResultsFolder(tmp_path / "results", "qlora27b", "a6000")
+
+
+def test_a_search_leaves_five_files(folder):
+    records = make_search(60)
+    folder.check_writable()
+    with folder.writer() as journal:
+        for record in records:
+            journal.append(record)
+    view = folder.write_all(folder.read().records, SPACE, GPU, command=COMMAND)
+    assert {path.name for path in folder.path.iterdir()} == FILES
+    assert folder.path.relative_to(folder.root).as_posix() == "qlora27b/a6000"
+    best = yaml.safe_load(folder.best_yaml.read_text())
+    assert best["configuration"] == view.best.configuration.to_dict()
+    assert folder.pareto_png.read_bytes().startswith(b"\x89PNG")
+    assert folder.report_html.read_text().startswith("<!doctype html>")
+
+
+def test_writing_again_gives_the_same_bytes(folder):
+    contents = []
+    for _ in range(2):
+        folder.write_all(make_search(30), SPACE, GPU)
+        contents.append({p.name: p.read_bytes() for p in folder.path.iterdir()})
+    assert contents[0] == contents[1]
+
+
+def test_an_interrupt_leaves_whole_files(folder, monkeypatch):
+    folder.write_all(make_search(20), SPACE, GPU)
+    before = folder.report_html.read_bytes()
+
+    def interrupt(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(folder.report_html, b"half")
+    assert folder.report_html.read_bytes() == before
+    assert {path.name for path in folder.path.iterdir()} == FILES - {"trials.jsonl"}
+
+
+def test_a_disk_that_refuses_is_an_answer(folder, monkeypatch):
+    def refuse(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", refuse)
+    with pytest.raises(UnavailableError, match=r"best\.yaml.*No space left"):
+        write_atomically(folder.best_yaml, b"text")
+    assert list(folder.path.iterdir()) == []
+
+
+@given(st.text(max_size=100))
+def test_no_name_leads_out_of_the_folder(name):
+    root = Path("results").resolve()
+    path = ResultsFolder(root, name, name).report_html
+    assert path.resolve().relative_to(root).parts[2:] == ("report.html",)
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,80}", safe_name(name))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "/etc", "../../x", "a/b", "a\\b", "a\x00b", "-x"])
+def test_names_that_are_paths_are_changed_and_stay_apart(name):
+    assert safe_name(name) != name
+    assert safe_name(name) != safe_name(name + "/")
+    assert safe_name("rtx6000_ada") == "rtx6000_ada"
+
+
+@pytest.mark.parametrize("records", [make_search(60), [], [make_record(500, 90 * GIB)]])
+def test_the_picture_is_a_readable_png(records):
+    import io
+
+    import matplotlib.image
+
+    pixels = matplotlib.image.imread(io.BytesIO(pareto_png(build_view(records, SPACE, GPU))))
+    assert pixels.shape[:2] == (930, 1500)
+    assert len({tuple(p) for p in pixels[::7, ::7, :3].reshape(-1, 3).tolist()}) > 10
+
+
+def test_the_picture_leaves_pyplot_alone():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from results_samples import *; from tuner.results.view import build_view;"
+        "from tuner.results.plot import pareto_png;"
+        "pareto_png(build_view(make_search(5), SPACE, GPU));"
+        "print('matplotlib.pyplot' in sys.modules)"
+    )
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_report_asks_nothing_of_the_network():
+    page = render(make_search(40))
+    assert not {"link", "iframe", "img", "object", "embed", "base"} & set(page.tags)
+    assert not [value for name, value in page.attributes if name in ("src", "href", "action")]
+    policy = next(v for _, v in page.attributes if v and "default-src" in v)
+    assert "default-src 'none'" in policy
+    assert "http" not in policy
+    assert "plotly.js" in page.scripts[1][:200]
+
+
+def test_the_report_says_predicted_at_the_top_and_on_the_axes():
+    page = render(make_search(40))
+    assert "predicted" in " ".join("".join(page.text).split())[:120]
+    layout = page.data["figures"]["front"]["layout"]
+    assert "predicted" in layout["xaxis"]["title"]["text"]
+    assert "predicted" in layout["yaxis"]["title"]["text"]
+    measured = render([make_record(measured=True)])
+    assert "Nothing here was measured" not in "".join(measured.text)
+    assert "measured" in measured.data["figures"]["front"]["layout"]["xaxis"]["title"]["text"]
+
+
+def test_every_trial_is_a_point_and_a_row():
+    records = [*make_search(50), make_record(settings={"micro_batch": 99}, status=Status.CRASHED)]
+    crashed = dataclasses.replace(records[-1], outcome=Outcome(Status.CRASHED, message="boom"))
+    page = render([*records[:-1], crashed])
+    rows = page.data["trials"]["rows"]
+    traces = page.data["figures"]["front"]["data"]
+    drawn = sorted(i for trace in traces for i in trace.get("customdata", []))
+    assert drawn == list(range(50))  # the crashed one has no numbers: a row, and no point
+    assert len(rows) == 51
+    speed = page.data["trials"]["columns"].index("tokens/s")
+    for trace in traces:
+        for index, y in zip(trace.get("customdata", []), trace["y"], strict=False):
+            assert rows[index][speed] == pytest.approx(y, rel=1e-4)
+
+
+def test_the_report_answers_with_the_best_and_how_to_repeat_it():
+    records = make_search(50)
+    view = build_view(records, SPACE, GPU, conditions=["lora_rank >= 128"], command=COMMAND)
+    text = " ".join("".join(Page(report_html(view)).text).split())
+    best = view.best
+    assert f"{best.evidence.speed.tokens_per_s:,.0f} tokens/s" in text
+    assert f"{best.evidence.memory.device_bytes / GIB:.2f} GiB" in text
+    assert "lora_rank >= 128" in text
+    assert COMMAND in text
+    assert f"--set micro_batch={best.configuration['micro_batch']}" in text
+    assert "2.13.0" in text
+    assert "activations" in text
+
+
+def test_a_report_of_nothing_that_fits_says_so():
+    for records in ([], [make_record(500, 90 * GIB)]):
+        assert "No configuration fits" in "".join(render(records).text)
+
+
+def test_names_are_shown_as_text():
+    space = SpaceFacts(EVIL, EVIL, model=EVIL, knobs=(EVIL, "plain"), examples=10, epochs=1)
+    records = [
+        make_record(
+            100.0 + i,
+            settings={EVIL: f"{EVIL}{i}", "plain": i, "fixed": EVIL},
+            space=EVIL,
+            trial_id=EVIL,
+            searcher=EVIL,
+            versions={EVIL: EVIL},
+        )
+        for i in range(4)
+    ]
+    gpu = dataclasses.replace(GPU, name=EVIL)
+    view = build_view(records, space, gpu, conditions=[EVIL], command=EVIL)
+    page = Page(report_html(view))
+    assert "img" not in page.tags
+    assert page.tags.count("script") == 3
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert EVIL[:20] in "".join(page.text)
+    assert page.data["trials"]["rows"][0][-1] == EVIL
+    ticks = page.data["figures"]["knob-0"]["layout"]["xaxis"]["ticktext"]
+    assert not [text for text in ticks if "<" in text]  # plotly reads tags in tick labels
+    assert pareto_png(view).startswith(b"\x89PNG")
+
+
+def test_a_name_that_utf8_cannot_hold_does_not_stop_the_report(folder):
+    records = [make_record(trial_id="\ud800", settings={"micro_batch": "\ud800"})]
+    folder.write_all(records, SPACE, GPU, command="\ud800")
+    assert "\\ud800" in folder.report_html.read_text()
+
+
+def test_five_thousand_trials_are_reported():
+    import time
+
+    view = build_view(make_search(5000), SPACE, GPU)
+    start = time.perf_counter()
+    text = report_html(view)
+    assert time.perf_counter() - start < 10  # it takes under one second on two cores
+    assert len(text) < 8_000_000
+    page = Page(text)
+    assert len(page.data["trials"]["rows"]) == 5000
+    for name, figure in page.data["figures"].items():
+        points = sum(len(trace["x"]) for trace in figure["data"])
+        assert points <= (5100 if name == "front" else 2500)
