@@ -10,7 +10,7 @@ KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 
-_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]i?B|B)?\s*$", re.IGNORECASE)
 _FACTORS = {
     "b": 1,
     "kb": 10**3,

@@ -1,0 +1,1 @@
+"""Predicts memory and speed without a GPU: trace, allocator replay, roofline."""

@@ -169,20 +169,22 @@ class CudaPath(TorchFunctionMode):
         # Head dimensions are padded to a multiple of 8 (sdp::pad_last_dim): the models in the
         # catalogue have such dimensions already.
         if flash:
-            out: torch.Tensor = _aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, False, scale=scale
-            )[0]
-            return out
+            return _tensor(
+                _aten._scaled_dot_product_flash_attention(
+                    query, key, value, dropout_p, is_causal, False, scale=scale
+                )[0]
+            )
         if enable_gqa and key.shape[1] != query.shape[1]:
             groups = query.shape[1] // key.shape[1]
             key = key.repeat_interleave(groups, 1)
             value = value.repeat_interleave(groups, 1)
         if attn_mask is not None:
             attn_mask = _additive_mask(attn_mask, query)
-        out = _aten._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
-        )[0]
-        return out
+        return _tensor(
+            _aten._scaled_dot_product_efficient_attention(
+                query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+            )[0]
+        )
 
     def _dropout(
         self,
@@ -195,10 +197,8 @@ class CudaPath(TorchFunctionMode):
         # CUDA fuses dropout and keeps a mask of one byte an element (aten Dropout.cpp,
         # is_fused_kernel_acceptable); the CPU keeps a mask in the input's precision.
         if not training or p == 0 or inplace:
-            out: torch.Tensor = func(x, p, training, inplace)
-            return out
-        out = torch.native_dropout(x, p, True)[0]
-        return out
+            return _tensor(func(x, p, training, inplace))
+        return torch.native_dropout(x, p, True)[0]
 
     def _softmax(
         self,
@@ -210,10 +210,14 @@ class CudaPath(TorchFunctionMode):
     ) -> torch.Tensor:
         # Half to float is one kernel on CUDA (aten SoftMax.cpp); bfloat16 is converted first.
         if dtype is torch.float32 and x.dtype is torch.float16 and dim is not None:
-            out: torch.Tensor = _aten._softmax(x, dim, True)
-            return out
-        out = func(x, dim, _stacklevel, dtype)
-        return out
+            return _tensor(_aten._softmax(x, dim, True))
+        return _tensor(func(x, dim, _stacklevel, dtype))
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """A tensor by type, from calls that PyTorch's stubs leave untyped."""
+    assert isinstance(value, torch.Tensor)
+    return value
 
 
 def _additive_mask(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

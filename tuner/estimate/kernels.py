@@ -111,7 +111,8 @@ def _int8_scaled_mm(
     scaled = _bnb.int8_mm_dequant.default(product, row_stats, col_stats)
     if bias is not None and bias.dtype != torch.float16:
         scaled.add_(bias)
-    return scaled.to(dtype or torch.float16)
+    result: torch.Tensor = scaled.to(dtype or torch.float16)
+    return result
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

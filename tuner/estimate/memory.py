@@ -67,9 +67,7 @@ def _phase_peaks(live: list[int], marks: list[Mark]) -> dict[Phase, int]:
     return peaks
 
 
-def _breakdown(
-    blocks: list[Block], rounded: list[int], peak_at: int
-) -> dict[MemoryCategory, int]:
+def _breakdown(blocks: list[Block], rounded: list[int], peak_at: int) -> dict[MemoryCategory, int]:
     """Bytes live at the peak event, by what they are for; the sum is the allocated peak."""
     sizes = dict.fromkeys(MemoryCategory, 0)
     for block, size in zip(blocks, rounded, strict=True):

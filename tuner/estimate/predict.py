@@ -89,9 +89,7 @@ def predict(
     )
 
 
-def _speed(
-    traced: Trace, workload: Workload, configuration: Configuration, gpu: Gpu
-) -> Speed:
+def _speed(traced: Trace, workload: Workload, configuration: Configuration, gpu: Gpu) -> Speed:
     grad_accum = int(str(configuration.get("grad_accum", 1)))
     samples = int(str(configuration["micro_batch"])) * grad_accum
     timing = step_time(

@@ -103,7 +103,7 @@ class _Seen(NamedTuple):
     work: int | None
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that fills a `Timeline`. Use it as a context manager.
 
     `vocab_size` tells logits from other activations: a tensor whose last dimension it is.
@@ -117,7 +117,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, *, workspace_bytes: int, vocab_size: int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
         self._vocab_size = vocab_size
         self._workspace_bytes = workspace_bytes
@@ -348,7 +348,7 @@ def _returns_first_argument(func: Any) -> bool:
 
 def _layouts(out: Any) -> tuple[Any, ...] | None:
     results = out if isinstance(out, tuple) else (out,)
-    layouts = []
+    layouts: list[Any] = []
     for result in results:
         if result is None:
             layouts.append(None)

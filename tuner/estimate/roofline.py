@@ -8,7 +8,7 @@ device profile can replace them with measured ones.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -68,11 +68,11 @@ def step_time(
     """
     efficiency = efficiency or Efficiency()
     timeline = trace.timeline
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     flops = 0
     for key, counts in _executions(timeline).items():
         repeats = grad_accum - 1 if key.micro_step == 1 and key.is_pass else 1
-        device: Counter[str] = Counter()
+        device: defaultdict[str, float] = defaultdict(float)
         launches = 0
         for index, count in counts.items():
             work = timeline.works[index]
@@ -82,8 +82,8 @@ def step_time(
         host_s = 0.0 if not key.is_pass else launches * efficiency.launch_s
         for label, time_s in device.items():
             seconds[label] += repeats * time_s
-        seconds["launch"] += repeats * max(0.0, host_s - device.total())
-    return StepTime(seconds.total(), dict(seconds), flops)
+        seconds["launch"] += repeats * max(0.0, host_s - sum(device.values()))
+    return StepTime(sum(seconds.values()), dict(seconds), flops)
 
 
 @dataclass(frozen=True, slots=True)

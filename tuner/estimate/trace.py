@@ -145,8 +145,8 @@ def _bitsandbytes_on_meta(recorder: Recorder) -> Iterator[None]:
     import bitsandbytes.optim.optimizer as bnb_optimizer
 
     def get_paged(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        buffer: Any = torch.empty(*shape, dtype=dtype, device=device)
-        buffer.is_paged = True
+        buffer = torch.empty(*shape, dtype=dtype, device=device)
+        buffer.is_paged = True  # type: ignore[attr-defined]
         recorder.mark_paged(buffer)
         return buffer
 

@@ -92,9 +92,7 @@ class CausalLMSettings:
 class CausalLMSession:
     """A causal language model ready to train on full batches of random tokens."""
 
-    def __init__(
-        self, model: Any, settings: CausalLMSettings, environment: Environment
-    ) -> None:
+    def __init__(self, model: Any, settings: CausalLMSettings, environment: Environment) -> None:
         self.model = model
         self._settings = settings
         self._environment = environment
@@ -129,11 +127,11 @@ class CausalLMSession:
             # A hand-written loop holds `outputs`, and with it the logits, during backward.
             outputs = self._forward(batch)
             self._environment.enter(Phase.BACKWARD, micro_step)
-            outputs.loss.backward()
+            torch.autograd.backward(outputs.loss)
             return
         loss = self._loss_as_trainer(batch)
         self._environment.enter(Phase.BACKWARD, micro_step)
-        loss.backward()
+        torch.autograd.backward(loss)
 
     def _forward(self, batch: dict[str, torch.Tensor]) -> Any:
         dtype = self._settings.autocast_dtype
@@ -188,9 +186,7 @@ def _skeleton(model_config: Any, settings: CausalLMSettings) -> Any:
             model_config, dtype=settings.load_dtype, attn_implementation=settings.attention
         )
         if settings.is_quantized:
-            quantize_linears(
-                model, precision=settings.precision, compute_dtype=settings.load_dtype
-            )
+            quantize_linears(model, precision=settings.precision, compute_dtype=settings.load_dtype)
     return model
 
 
@@ -225,9 +221,9 @@ def _with_adapters(model: Any, settings: CausalLMSettings) -> Any:
 
     config = LoraConfig(
         r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
+        lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
-        target_modules=list(settings.lora_targets),
+        target_modules=_targets_as_peft_reads_them(settings.lora_targets),
         bias="none",
         task_type="CAUSAL_LM",
     )
@@ -240,6 +236,10 @@ def _with_adapters(model: Any, settings: CausalLMSettings) -> Any:
             f"lora_targets {', '.join(settings.lora_targets)} do not exist in the model",
             hint=f"its linear layers are: {', '.join(linear_names(model))}",
         ) from error
+
+
+def _targets_as_peft_reads_them(targets: tuple[str, ...]) -> list[str] | str:
+    return "all-linear" if targets == ("all-linear",) else list(targets)
 
 
 def linear_names(model: nn.Module) -> list[str]:

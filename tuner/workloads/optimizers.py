@@ -8,7 +8,14 @@ import torch
 
 from tuner.errors import unknown
 
-NAMES = ("adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "sgd")
+NAMES = (
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "sgd",
+)
 
 
 def build_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> Any:

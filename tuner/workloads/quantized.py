@@ -36,9 +36,7 @@ def quantize_linears(model: nn.Module, *, precision: str, compute_dtype: torch.d
         )
     else:
         config = BitsAndBytesConfig(load_in_8bit=True)
-    replace_with_bnb_linear(
-        model, modules_to_not_convert=["lm_head"], quantization_config=config
-    )
+    replace_with_bnb_linear(model, modules_to_not_convert=["lm_head"], quantization_config=config)
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
             _fill_nf4(module, compute_dtype)
