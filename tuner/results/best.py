@@ -219,7 +219,7 @@ def best_yaml(best: Recommendation | None, space: SpaceFacts, gpu: GpuLike, *, t
     When nothing fits, `configuration` is null and the text says so; an answer of an earlier
     search must not stay behind.
     """
-    import yaml  # 30 ms that `tuner best` does not need  # noqa: PLC0415
+    import yaml  # 30 ms that `tuner best` does not need
 
     if best is None:
         comment = (

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_KNOB_POINTS = 800
 """Points of one small knob figure; more are drawn as an even sample, the lines use all."""
 MAX_TICKS = 8
+MAX_TICK_LENGTH = 20
 
 _DRAW_ORDER = (Kind.TOO_LARGE, Kind.FAILED, Kind.OUTSIDE, Kind.FITS, Kind.FRONT, Kind.BEST)
 _SYMBOLS: Mapping[Kind, tuple[str, int, float]] = {  # symbol, size, opacity
@@ -48,7 +49,7 @@ class KnobFigure:
 
 def front_figure(view: View) -> dict[str, Any]:
     """Throughput against peak device memory: every trial, the front and the GPU's memory."""
-    import plotly.graph_objects as go  # only where a report is written  # noqa: PLC0415
+    import plotly.graph_objects as go  # only where a report is written
 
     figure = go.Figure()
     front = [_point(r) for r in view.front]
@@ -102,7 +103,7 @@ def knob_figures(view: View) -> list[KnobFigure]:
 
 
 def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigure:
-    from plotly.subplots import make_subplots  # noqa: PLC0415 - as above
+    from plotly.subplots import make_subplots
 
     slot = {value: index for index, value in enumerate(values)}
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07)
@@ -115,7 +116,7 @@ def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigu
     line = {"color": COLORS[Kind.TOO_LARGE], "width": 1.2, "dash": "dash"}
     figure.add_hline(y=limit, line=line, row=2, col=1)
     shown = _thinned(range(len(values)), MAX_TICKS)
-    ticks = {"tickvals": shown, "ticktext": [html.escape(value_text(values[i])) for i in shown]}
+    ticks = {"tickvals": shown, "ticktext": [_as_text(values[i]) for i in shown]}
     figure.update_xaxes(range=[-0.6, len(values) - 0.4], zeroline=False, **ticks)
     figure.update_yaxes(range=list(throughput_range(view)), title="tokens/s", row=1, col=1)
     figure.update_yaxes(range=list(memory_range_gib(view)), title="GiB", row=2, col=1)
@@ -258,6 +259,13 @@ def _value_order(value: KnobValue) -> tuple[bool, float, str]:
     if isinstance(value, int | float):
         return (False, float(value), "")
     return (True, 0.0, value_text(value))
+
+
+def _as_text(value: KnobValue) -> str:
+    """A value for a label, cut to fit, in which plotly.js would read tags and $formulas$."""
+    text = value_text(value)
+    short = text if len(text) <= MAX_TICK_LENGTH else text[: MAX_TICK_LENGTH - 1] + "…"
+    return html.escape(short).replace("$", "&#36;")
 
 
 def _jitter(index: int) -> float:

@@ -257,7 +257,7 @@ def _wrong_types(record: Any, prefix: str = "") -> str:
 def _lock(descriptor: int, path: Path) -> None:
     if sys.platform == "win32":
         return  # no advisory locks of this kind; appends are still whole lines
-    import fcntl  # POSIX only  # noqa: PLC0415
+    import fcntl  # POSIX only
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

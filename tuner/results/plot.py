@@ -68,7 +68,7 @@ def count_beyond(view: View) -> int:
 def pareto_png(view: View) -> bytes:
     """The picture as PNG, 1500 x 930 pixels. No global state of matplotlib is touched."""
     # 0.3 s to import, which `tuner best` and `show` do not need.
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6.2), dpi=150, facecolor="white", layout="constrained")
     axes = figure.add_subplot()
@@ -97,7 +97,7 @@ def _draw_limits(axes: Axes, view: View) -> None:
 
 def _say(axes: Axes, x: float, text: str, *, color: str, side: str) -> None:
     """A line's name along the line, at the bottom, where a fast front leaves room."""
-    from matplotlib.patheffects import withStroke  # noqa: PLC0415 - as above
+    from matplotlib.patheffects import withStroke
 
     offset, align = ((4, "left"), (-4, "right"))[side == "right"]
     axes.annotate(

@@ -47,9 +47,9 @@ def report_html(view: View) -> str:
     The page asks nothing of the network, and its content security policy forbids it to.
     """
     # Only where a report is written: both take longer to import than `tuner best` may run.
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
-    from markupsafe import Markup  # noqa: PLC0415
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
 
     environment = Environment(
         loader=PackageLoader("tuner.results", "page"),

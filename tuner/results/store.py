@@ -92,8 +92,8 @@ class ResultsFolder:
         disk refuses one.
         """
         # Half a second of imports that reading results does not need.
-        from tuner.results.plot import pareto_png  # noqa: PLC0415
-        from tuner.results.report import report_html  # noqa: PLC0415
+        from tuner.results.plot import pareto_png
+        from tuner.results.report import report_html
 
         view = build_view(records, space, gpu, where=where, conditions=conditions, command=command)
         write_tables(self, view)

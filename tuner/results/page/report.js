@@ -2,8 +2,8 @@
 (() => {
   const page = JSON.parse(document.getElementById("page").textContent);
   const { columns, knobs, kinds, labels, rows } = page.trials;
-  const escapes = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
-  const asText = (value) => String(value).replace(/[&<>]/g, (c) => escapes[c]);
+  // plotly.js reads tags and, between dollar signs, formulas in its texts.
+  const asText = (value) => String(value).replace(/[&<>$]/g, (c) => `&#${c.charCodeAt(0)};`);
   const number = (value, digits) =>
     value.toLocaleString("en", { maximumFractionDigits: digits });
 
