@@ -158,7 +158,7 @@ def _flash_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     Workspace: row sums in fp32, dQ accumulated in fp32 with lengths rounded to 128 and head
     dimension to 32; with grouped queries dK and dV are computed per query head and summed.
     """
-    grad, query, key, value = args[:4]
+    _, query, key, value = args[:4]
     batch, heads, queries, head_dim = query.shape
     rounded_q = _round_up(queries, 128)
     rounded_d = _round_up(head_dim, 32 if head_dim <= 128 else 64)

@@ -26,9 +26,7 @@ _COMPUTE_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is trained: the workload and the model of a search, with the model's configuration
-    resolved once.
-    """
+    """What is trained: the workload and model of a search, the configuration resolved once."""
 
     workload: Workload
     model: str

@@ -44,8 +44,10 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one optimizer step, by kind of work; `launch_bound_s` is host time that the
-    device waits for. `model_flops` counts no recomputation.
+    """Seconds of one optimizer step, by kind of work.
+
+    The kind "launch" is host time that the device waits for. `model_flops` counts no
+    recomputation.
     """
 
     step_s: float

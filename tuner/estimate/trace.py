@@ -19,7 +19,7 @@ from tuner.estimate.cuda_path import CudaPath
 from tuner.estimate.memory import cublas_workspace_bytes
 from tuner.estimate.recorder import Recorder, Timeline
 from tuner.records import Configuration, MemoryCategory, Phase
-from tuner.workloads.base import TrainingSession, Workload
+from tuner.workloads.base import Workload
 from tuner.workloads.quantized import quantized_tensors
 
 
@@ -136,7 +136,7 @@ def _label_optimizer_state(recorder: Recorder, session: Any) -> None:
 
 @contextlib.contextmanager
 def _bitsandbytes_on_meta(recorder: Recorder) -> Iterator[None]:
-    """bitsandbytes' optimizers with their device calls replaced, for tensors without data.
+    """Bitsandbytes' optimizers with their device calls replaced, for tensors without data.
 
     They check that tensors are on a GPU, synchronise it, and take paged state from CUDA's
     managed memory; none of this exists here. Paged state is recorded as such.
