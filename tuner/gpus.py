@@ -158,7 +158,7 @@ def _load_shipped() -> _Catalogue:
 def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
     """The catalogue `base` with the entries of the file at `path`, all of its problems at once."""
     # PyYAML costs 15 ms, which importing this module need not pay.
-    from tuner.gpu_file import YamlFile  # noqa: PLC0415
+    from tuner.gpu_file import YamlFile
 
     file = YamlFile(path)
     top = file.mapping(file.root(), "", known=("gpus", "ambiguous"))

@@ -61,10 +61,16 @@ class Work(NamedTuple):
     name: str
     kind: str
     flops: int
-    bytes_moved: int
+    tensor_bytes: tuple[int, ...]
+    """Bytes read or written, by tensor."""
     dtype: str
     shape: tuple[int, int, int, int] | None
     workspace_bytes: tuple[int, ...]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes read and written in all."""
+        return sum(self.tensor_bytes)
 
 
 class Op(NamedTuple):
@@ -280,7 +286,7 @@ def _work(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], o
     inputs = [*_tensors(args), *_tensors(kwargs.values())]
     outputs = list(_tensors(out))
     dtype = str((inputs or outputs)[0].dtype).removeprefix("torch.")
-    moved = sum(map(_touched_bytes, inputs)) + sum(map(_touched_bytes, outputs))
+    moved = tuple(map(_touched_bytes, [*inputs, *outputs]))
     if func in _MATMULS:
         left, right = (args[position].shape for position in _MATMULS[func])
         shape = (left[0] if len(left) == 3 else 1, left[-2], right[-1], left[-1])

@@ -147,7 +147,7 @@ def resolve_config(name: str) -> PreTrainedConfig:
     """
     entry = get_entry(name)
     if entry is not None:
-        from transformers import CONFIG_MAPPING  # noqa: PLC0415 - seconds to import
+        from transformers import CONFIG_MAPPING
 
         fields = copy.deepcopy(dict(entry.config))
         return CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
@@ -226,8 +226,8 @@ class _NotThereError(Exception):
 
 def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig:
     """`AutoConfig` without remote code; whatever is wrong with the config is an `InputError`."""
-    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 - with transformers
-    from transformers import AutoConfig  # noqa: PLC0415 - seconds to import
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
@@ -246,12 +246,12 @@ def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig
 
 def _require_hub(name: str) -> None:
     """Raise `InputError` unless the hub answers; one request, no retries."""
-    import ssl  # noqa: PLC0415 - like urllib, only where the network is needed
-    from http.client import HTTPException  # noqa: PLC0415
-    from urllib.error import HTTPError, URLError  # noqa: PLC0415
-    from urllib.request import Request, urlopen  # noqa: PLC0415
+    import ssl
+    from http.client import HTTPException
+    from urllib.error import HTTPError, URLError
+    from urllib.request import Request, urlopen
 
-    from huggingface_hub import constants, is_offline_mode  # noqa: PLC0415
+    from huggingface_hub import constants, is_offline_mode
 
     if is_offline_mode():
         raise _no_hub(name, "HF_HUB_OFFLINE is set")
@@ -280,7 +280,7 @@ def _no_hub(name: str, reason: str) -> InputError:
 
 def _hub_error(name: str, error: _NotThereError) -> InputError:
     """Say to the user what the hub's answer means."""
-    from huggingface_hub.errors import (  # noqa: PLC0415 - comes with transformers
+    from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
         RepositoryNotFoundError,
@@ -310,7 +310,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
     By the published architecture: a causal language model with its head, a vision-language
     model whole, an encoder without a task head.
     """
-    import transformers  # noqa: PLC0415 - seconds to import
+    import transformers
 
     name = (config.architectures or [""])[0]
     if getattr(config, "is_encoder_decoder", False):

@@ -36,8 +36,15 @@ class Environment(Protocol):
 class TrainingSession(Protocol):
     """A model with its optimizer, ready to train. Not thread safe."""
 
+    model: Any
+    """A torch module."""
+    optimizer: Any
+    """A torch optimizer over the trainable parameters of `model`."""
     trainable_params: int
     total_params: int
+
+    def micro_step(self, micro_step: int) -> None:
+        """Run one forward and backward pass; `micro_step` counts from 0 in a step."""
 
     def optimizer_step(self, micro_steps: int) -> None:
         """Run `micro_steps` forward and backward passes and one optimizer step."""

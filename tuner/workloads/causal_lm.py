@@ -105,14 +105,15 @@ class CausalLMSession:
     def optimizer_step(self, micro_steps: int) -> None:
         """Run `micro_steps` forward and backward passes, clip, and update once."""
         for micro_step in range(micro_steps):
-            self._micro_step(micro_step)
+            self.micro_step(micro_step)
         self._environment.enter(Phase.OPTIMIZER, micro_steps)
         if self._settings.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(self._trainable, self._settings.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _micro_step(self, micro_step: int) -> None:
+    def micro_step(self, micro_step: int) -> None:
+        """Run one forward and backward pass; gradients accumulate."""
         shape = (self._settings.micro_batch, self._settings.max_length)
         device = self._environment.device
         self._environment.enter(Phase.FORWARD, micro_step)
