@@ -1,0 +1,52 @@
+"""Progress of a search, from records alone."""
+
+from __future__ import annotations
+
+from tune_fakes import FakeSpace, outcome_of, record_of, tokens_per_s
+
+from tuner.records import Outcome, Status
+from tuner.tune.progress import ProgressTracker
+
+ALL = list(FakeSpace().configurations())
+FITTING = [c for c in ALL if record_of(c).fits]
+TOO_BIG = [c for c in ALL if outcome_of(c).status is Status.OOM]
+
+
+def test_counts_best_and_time_left():
+    tracker = ProgressTracker(total=10, started_s=100.0)
+    tracker.reuse(record_of(FITTING[0]))
+    assert tracker.at(101.0).eta_s is None
+    for name in "abc":
+        tracker.start(name, 105.0)
+    tracker.end("a", record_of(FITTING[1]))
+    tracker.end("b", record_of(TOO_BIG[0]))
+    now = tracker.at(107.0)
+    assert (now.done, now.running, now.oom, now.failed, now.reused) == (3, 1, 1, 0, 1)
+    assert now.best.configuration == max(FITTING[:2], key=tokens_per_s)
+    assert now.elapsed_s == 7.0
+    # Two trials of this run took 2 s since the first one started, and seven are left.
+    assert now.eta_s == 7.0
+
+
+def test_a_retried_trial_is_counted_once():
+    tracker = ProgressTracker(total=2, started_s=0.0)
+    tracker.start("a", 1.0)
+    tracker.end("a", None)
+    tracker.start("a", 2.0)
+    assert (tracker.at(3.0).done, tracker.at(3.0).running) == (0, 1)
+    tracker.end("a", record_of(ALL[0], Outcome(Status.CRASHED)))
+    assert (tracker.at(3.0).failed, tracker.at(3.0).running) == (1, 0)
+
+
+def test_time_left_is_no_more_than_the_limit_leaves():
+    tracker = ProgressTracker(total=1000, started_s=0.0, time_limit_s=60.0)
+    tracker.start("a", 0.0)
+    tracker.end("a", record_of(FITTING[0]))
+    assert tracker.at(50.0).eta_s == 10.0
+    assert tracker.at(61.0).eta_s == 0.0
+
+
+def test_what_does_not_fit_is_never_best():
+    tracker = ProgressTracker(total=1, started_s=0.0)
+    tracker.end("a", record_of(TOO_BIG[0]))
+    assert tracker.at(1.0).best is None

@@ -1,0 +1,181 @@
+"""The searcher without Ray: a finite set, no duplicates, and out of memory as a constraint."""
+
+from __future__ import annotations
+
+import random
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+from tune_fakes import FakeSpace, outcome_of, record_of
+
+from tuner.records import Configuration, Outcome, Status
+from tuner.tune.candidates import Candidates
+from tuner.tune.proposer import Proposer, open_mirror, score
+from tuner.tune.request import SEARCHERS
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+SPACE = FakeSpace()
+ALL = list(SPACE.configurations())
+
+
+def make(sampler="tpe", *, seed=0, trials=48, configurations=ALL, **options) -> Proposer:
+    candidates = Candidates(configurations, tuple(SPACE.knobs))
+    return Proposer(candidates, sampler=sampler, seed=seed, trials=trials, **options)
+
+
+def run(proposer: Proposer, trials: int) -> list[Configuration]:
+    done = []
+    while len(done) < trials and (configuration := proposer.propose()) is not None:
+        proposer.tell(record_of(configuration))
+        done.append(configuration)
+    return done
+
+
+@pytest.mark.parametrize("sampler", SEARCHERS)
+def test_every_candidate_is_proposed_once_and_then_none(sampler):
+    done = run(make(sampler), trials=len(ALL) + 10)
+    assert {c.key for c in done} == {c.key for c in ALL}
+    assert len(done) == len(ALL)
+
+
+@pytest.mark.parametrize("sampler", SEARCHERS)
+def test_seed_decides_the_proposals(sampler):
+    first, again = (run(make(sampler, seed=3), 20) for _ in range(2))
+    assert first == again
+    other = run(make(sampler, seed=4), 20)
+    assert (first == other) is (sampler == "grid")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    keep=st.sets(st.integers(0, len(ALL) - 1), min_size=1, max_size=30),
+    seed=st.integers(0, 2**32 - 1),
+    sampler=st.sampled_from(SEARCHERS),
+)
+def test_proposals_of_any_subset_are_valid_and_distinct(keep, seed, sampler):
+    subset = [ALL[i] for i in sorted(keep)]
+    proposer = make(sampler, seed=seed, configurations=subset)
+    # None of them has ended yet: parallel workers must not get the same one either.
+    proposed = [proposer.propose() for _ in subset]
+    assert {c.key for c in proposed} == {c.key for c in subset}
+    assert proposer.propose() is None
+
+
+def test_initial_comes_first_without_duplicates_or_strangers():
+    stranger = ALL[0].replace(micro_batch=999)
+    proposer = make(initial=[ALL[5], stranger, ALL[5], ALL[9]])
+    assert run(proposer, 2) == [ALL[5], ALL[9]]
+    assert proposer.propose() not in (None, ALL[5], ALL[9], stranger)
+
+
+def test_known_records_are_taught_and_not_proposed():
+    proposer = make("random")
+    for configuration in ALL[:-3]:
+        proposer.tell(record_of(configuration))
+    assert {c.key for c in run(proposer, 10)} == {c.key for c in ALL[-3:]}
+
+
+def test_nearest_candidate_keeps_what_was_valid():
+    candidates = Candidates(ALL, tuple(SPACE.knobs))
+    proposal = {
+        "micro_batch": 13,
+        "lora_rank": 60,
+        "precision": "nf4",
+        "gradient_checkpointing": False,
+    }
+    found = candidates.nearest_untried(proposal, random.Random(0))
+    # 13 is nearer to 16 than to 8 on the logarithmic scale of a micro-batch.
+    assert (found["micro_batch"], found["lora_rank"]) == (16, 64)
+    assert (found["precision"], found["gradient_checkpointing"]) == ("nf4", False)
+
+
+def test_knob_with_one_value_is_no_parameter():
+    subset = [c for c in ALL if c["precision"] == "nf4"]
+    assert "precision" not in Candidates(subset, tuple(SPACE.knobs)).distributions
+
+
+def test_configurations_that_differ_in_no_knob_are_refused():
+    twin = ALL[0].replace(grad_accum=7)
+    with pytest.raises(ValueError, match="differ in no knob"):
+        Candidates([ALL[0], twin], tuple(SPACE.knobs))
+
+
+def test_list_valued_knob_becomes_a_category():
+    configurations = [
+        Configuration({"lora_targets": t}) for t in (["q_proj"], ["q_proj", "v_proj"])
+    ]
+    candidates = Candidates(configurations, ("lora_targets",))
+    assert candidates.parameters(configurations[1]) == {"lora_targets": "q_proj+v_proj"}
+
+
+def test_out_of_memory_with_numbers_violates_by_the_bytes_over_the_limit():
+    too_big = next(c for c in ALL if outcome_of(c).status is Status.OOM)
+    record = record_of(too_big)
+    prediction = record.outcome.prediction
+    scored = score(record)
+    assert scored.constraints == {
+        "device_bytes_over_limit": prediction.memory.device_bytes
+        + prediction.margin_bytes
+        - record.gpu_memory_bytes
+    }
+    assert scored.values[0] == prediction.speed.tokens_per_s
+
+
+def test_out_of_memory_without_numbers_violates_by_the_request():
+    asked = score(record_of(ALL[0], Outcome(Status.OOM, requested_bytes=5000)))
+    assert asked.constraints == {"device_bytes_over_limit": 5000.0}
+    unknown = score(record_of(ALL[0], Outcome(Status.OOM)))
+    assert unknown.constraints == {"device_bytes_over_limit": 1.0}
+
+
+def test_fitting_trial_meets_its_constraint():
+    scored = score(record_of(ALL[0]))
+    assert all(value <= 0 for value in scored.constraints.values())
+
+
+def test_time_out_is_a_violation_and_a_crash_teaches_nothing():
+    timed_out = score(record_of(ALL[0], Outcome(Status.TIMEOUT)))
+    assert timed_out.constraints["did_not_train"] > 0
+    assert score(record_of(ALL[0], Outcome(Status.CRASHED))) is None
+
+
+def test_tpe_learns_to_stay_inside_memory():
+    """Taught OOM as a constraint, it wastes fewer trials on it than random search does."""
+    wide = FakeSpace(
+        values={
+            **SPACE.values,
+            "micro_batch": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+            "lora_rank": tuple(range(16, 272, 16)),
+        }
+    )
+    configurations = list(wide.configurations())
+
+    def ooms_once_it_knows(sampler, seed):
+        done = run(make(sampler, seed=seed, configurations=configurations), 80)
+        return sum(outcome_of(c).status is Status.OOM for c in done[40:])
+
+    tpe = sum(ooms_once_it_knows("tpe", seed) for seed in range(3))
+    uniform = sum(ooms_once_it_knows("random", seed) for seed in range(3))
+    assert tpe < 0.75 * uniform
+
+
+def test_mirror_holds_what_ended_as_a_study_that_optuna_reads(tmp_path):
+    path = tmp_path / "study.log"
+    for seed in range(2):  # the study of the second search replaces that of the first
+        proposer = make(seed=seed, mirror=open_mirror(path, "fake-a6000"))
+        proposer.tell(record_of(ALL[0], Outcome(Status.CRASHED)))
+        done = run(proposer, 12)
+    study = optuna.load_study(
+        study_name="fake-a6000", storage=JournalStorage(JournalFileBackend(str(path)))
+    )
+    finished = [t for t in study.trials if t.state is TrialState.COMPLETE]
+    assert [t.params["micro_batch"] for t in finished] == [c["micro_batch"] for c in done]
+    assert {t.user_attrs["status"] for t in finished} <= {"ok", "oom"}
+    assert all(t.constraints for t in finished)
+    assert [t.user_attrs["status"] for t in study.trials][:1] == ["crashed"]
+    assert study.best_trials

@@ -1,0 +1,340 @@
+"""Searches on a real local Ray, with a closed-form GPU in place of the trials."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of, record_of
+
+from tuner.errors import InputError, UnavailableError
+from tuner.records import Source, Status, TrialRecord
+from tuner.tune.candidates import Candidates
+from tuner.tune.driver import search
+from tuner.tune.ledger import Ledger
+from tuner.tune.proposer import Proposer
+from tuner.tune.request import SearchRequest, SearchResult, StoppedBy
+
+SPACE = FakeSpace()
+VERSIONS = {"tuner": "1"}
+
+
+@pytest.fixture(scope="module")
+def local_ray():
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Workers unpickle the runner factory, and so import it.
+        patch.setenv("PYTHONPATH", python_path())
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=100_000_000,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    yield
+    ray.shutdown()
+
+
+def python_path() -> str:
+    return os.pathsep.join(path for path in sys.path if path)
+
+
+def request(factory: FakeFactory | None = None, **changes) -> SearchRequest:
+    settings = {
+        "space": SPACE,
+        "gpu": GPU,
+        "runner_factory": factory or FakeFactory(),
+        "trials": 8,
+        "versions": VERSIONS,
+    }
+    return SearchRequest(**(settings | changes))
+
+
+def run(factory: FakeFactory | None = None, **changes) -> tuple[SearchResult, list[TrialRecord]]:
+    journal: list[TrialRecord] = []
+    result = search(request(factory, **changes), on_record=journal.append)
+    return result, journal
+
+
+def keys(records) -> list[str]:
+    return [record.configuration.key for record in records]
+
+
+def ran(log: Path) -> list[str]:
+    return [note.read_text() for note in sorted(log.iterdir())]
+
+
+@pytest.mark.usefixtures("local_ray")
+class TestSearch:
+    def test_budget_is_spent_on_distinct_trials_and_each_is_journalled(self, tmp_path, capfd):
+        seen = []
+        journal: list[TrialRecord] = []
+        result = search(
+            request(FakeFactory(log=tmp_path), trials=20, seed=1),
+            on_record=journal.append,
+            on_progress=seen.append,
+        )
+        assert (result.stopped_by, result.interrupted) == (StoppedBy.BUDGET, False)
+        assert result.candidates == len(list(SPACE.configurations()))
+        assert len(set(keys(result.records))) == 20
+        assert list(result.records) == journal
+        assert sorted(ran(tmp_path)) == sorted(keys(journal))
+        assert len({record.trial_id for record in journal}) == 20
+        assert {r.outcome.evidence.source for r in journal} == {Source.PREDICTED}
+        assert result.counts[Status.OOM] > 0
+        assert result.counts[Status.OK] + result.counts[Status.OOM] == 20
+        assert TrialRecord.from_dict(journal[0].to_dict()) == journal[0]
+        assert (seen[0].done, seen[-1].done, seen[-1].total) == (0, 20, 20)
+        assert (seen[-1].running, seen[-1].oom) == (0, result.counts[Status.OOM])
+        assert max(progress.running for progress in seen) <= 2
+        assert seen[-1].best == max(
+            (r for r in journal if r.fits), key=lambda r: r.outcome.evidence.speed.tokens_per_s
+        )
+        assert capfd.readouterr() == ("", "")
+
+    def test_workers_are_reused_and_take_one_thread(self, tmp_path):
+        _, journal = run(FakeFactory(log=tmp_path), trials=16)
+        workers = {note.name.split("-")[1] for note in tmp_path.iterdir()}
+        assert len(workers) <= 2
+        assert {record.outcome.message for record in journal} == {"threads=1"}
+
+    def test_small_space_is_exhausted_before_the_budget(self):
+        result, _ = run(space=SMALL_SPACE, trials=50)
+        assert result.stopped_by is StoppedBy.EXHAUSTED
+        assert len(result.records) == result.candidates == 6
+
+    def test_known_trials_are_not_run_again_and_count_for_the_budget(self, tmp_path):
+        known = [record_of(c) for c in list(SPACE.configurations())[:60:10]]
+        other_version = record_of(list(SPACE.configurations())[1], versions={"tuner": "0"})
+        result, journal = run(
+            FakeFactory(log=tmp_path), trials=10, resume=[*known, other_version], seed=5
+        )
+        assert (result.reused, len(journal)) == (6, 4)
+        assert result.records == (*known, *journal)
+        assert not set(ran(tmp_path)) & set(keys(known))
+
+    def test_nothing_runs_when_all_is_known(self, tmp_path):
+        known = [record_of(c) for c in list(SPACE.configurations())[:8]]
+        result, journal = run(FakeFactory(log=tmp_path), resume=known)
+        assert (result.reused, result.stopped_by) == (8, StoppedBy.BUDGET)
+        assert not journal
+        assert not ran(tmp_path)
+
+    def test_initial_configurations_run_first(self, tmp_path):
+        chosen = list(SPACE.configurations())[7:40:11]
+        run(FakeFactory(log=tmp_path), initial=chosen, trials=5, max_concurrent=1)
+        assert ran(tmp_path)[:3] == [c.key for c in chosen]
+
+    def test_same_seed_begins_alike(self, tmp_path):
+        begun = []
+        for name in ("first", "second"):
+            (log := tmp_path / name).mkdir()
+            run(FakeFactory(log=log), seed=11, trials=6, max_concurrent=1)
+            begun.append(ran(log))
+        assert begun[0] == begun[1]
+
+    def test_lost_worker_is_retried_once_and_leaves_no_trace(self, tmp_path):
+        result, journal = run(FakeFactory(log=tmp_path, kill_first=True), trials=6)
+        assert result.counts[Status.CRASHED] == 0
+        assert len(set(keys(journal))) == 6
+        assert len(ran(tmp_path)) == 7
+
+    def test_trials_that_end_their_worker_twice_are_crashes_and_the_rest_goes_on(self, tmp_path):
+        deadly, broken = list(SMALL_SPACE.configurations())[1:3]
+        result, _ = run(
+            FakeFactory(
+                log=tmp_path, kills=frozenset({deadly.key}), raises=frozenset({broken.key})
+            ),
+            space=SMALL_SPACE,
+        )
+        crashed = {
+            r.configuration: r.outcome.message
+            for r in result.records
+            if r.outcome.status is Status.CRASHED
+        }
+        assert set(crashed) == {deadly, broken}
+        assert crashed[broken] == "RuntimeError: a bug in the runner"
+        assert "died" in crashed[deadly]
+        assert not any(r.fits for r in result.records if r.configuration in crashed)
+        assert len(result.records) == 6
+        assert [ran(tmp_path).count(c.key) for c in (deadly, broken)] == [2, 2]
+
+    def test_runner_that_cannot_be_built_ends_the_search_with_its_reason(self):
+        with pytest.raises(UnavailableError, match="no torch on this worker") as error:
+            run(FakeFactory(unavailable=True))
+        assert error.value.hint == "install it"
+
+    def test_what_the_journal_raises_is_raised(self):
+        def full(record):
+            raise OSError(28, "No space left on device")
+
+        with pytest.raises(OSError, match="No space left"):
+            search(request(), on_record=full)
+
+    def test_time_limit_lets_running_trials_end(self):
+        result, journal = run(FakeFactory(sleep_s=0.5), trials=40, time_limit_s=2)
+        assert result.stopped_by is StoppedBy.TIME_LIMIT
+        assert 0 < len(journal) < 40
+        assert {r.outcome.status for r in journal} <= {Status.OK, Status.OOM}
+
+
+def ledger_of(**changes) -> Ledger:
+    asked = request(run_id="r", **changes)
+    candidates = Candidates(list(asked.space.configurations()), tuple(asked.space.knobs))
+    proposer = Proposer(candidates, sampler="random", seed=0, trials=asked.trials)
+    return Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
+
+
+def test_search_ends_when_each_of_the_first_workers_is_lost():
+    ledger = ledger_of()
+    for name in "abc":
+        assert ledger.propose(name) is not None
+        assert ledger.failure is None
+        ledger.lose(name, "ImportError: no libcuda", retried=False)
+    assert isinstance(ledger.failure, UnavailableError)
+    assert "first 3 trials" in str(ledger.failure)
+    assert "no libcuda" in str(ledger.failure)
+    assert ledger.propose("d") is None
+
+
+def test_lost_workers_among_good_trials_do_not_end_a_search():
+    ledger = ledger_of()
+    for name in "abcdef":
+        configuration = ledger.propose(name)
+        ledger.start(name)
+        if name == "b":
+            ledger.end(name, outcome_of(configuration))
+        else:
+            ledger.lose(name, "killed", retried=False)
+    assert ledger.failure is None
+    assert [r.trial_id for r in ledger.records] == [f"r-00{i}" for i in range(1, 7)]
+
+
+def test_what_ends_after_an_interrupt_counts_and_what_is_killed_does_not():
+    ledger = ledger_of()
+    first, _ = ledger.propose("a"), ledger.propose("b")
+    ledger.interrupt()
+    ledger.end("a", outcome_of(first))
+    ledger.lose("b", "killed", retried=False)
+    assert [r.configuration for r in ledger.records] == [first]
+    assert ledger.stopped_by is StoppedBy.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"searcher": "tpee"}, "tpee"),
+        ({"trials": 0}, "trials is 0"),
+        ({"max_concurrent": 0}, "max_concurrent is 0"),
+        ({"time_limit_s": -1.0}, "-1.0"),
+    ],
+)
+def test_impossible_request_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        request(**changes)
+
+
+def test_space_without_configurations_is_refused():
+    empty = FakeSpace(name="empty", values={**SPACE.values, "lora_rank": ()})
+    with pytest.raises(InputError, match="'empty' has no valid configuration"):
+        run(space=empty)
+
+
+INTERRUPTED = """
+import json, sys
+from pathlib import Path
+from tune_fakes import GPU, FakeFactory, FakeSpace
+from tuner.tune.driver import search
+from tuner.tune.request import SearchRequest
+
+def note(record):
+    with Path(sys.argv[1]).open("a") as file:
+        file.write(json.dumps(record.to_dict()) + "\\n")
+
+result = search(
+    SearchRequest(
+        space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(sleep_s=float(sys.argv[2])),
+        trials=60, versions={"tuner": "1"},
+    ),
+    on_record=note,
+)
+print(result.interrupted, len(result.records))
+"""
+
+
+def start_search(journal: Path, sleep_s: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(journal), str(sleep_s)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": python_path()},
+        start_new_session=True,
+    )
+
+
+def wait_for(condition, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def session_members(session: int) -> list[str]:
+    """Command lines of the processes of a session that are not defunct."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, member_of = stat.read_text().rpartition(")")[2].split()[:4]
+            command = (stat.parent / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+        if int(member_of) == session and state != "Z":
+            members.append(command)
+    return members
+
+
+def lines(journal: Path) -> int:
+    return len(journal.read_text().splitlines()) if journal.exists() else 0
+
+
+@pytest.mark.parametrize("sleep_s", [0.2, 30.0])
+def test_ctrl_c_leaves_a_valid_journal_and_no_process(tmp_path, sleep_s):
+    """Between short trials, and in the middle of long ones; the whole group gets the signal."""
+    journal = tmp_path / "trials.jsonl"
+    child = start_search(journal, sleep_s)
+    if sleep_s < 1:
+        wait_for(lambda: lines(journal) >= 3)
+    else:
+        wait_for(lambda: any(".train" in m for m in session_members(child.pid)))
+    asked = time.monotonic()
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=20)
+    assert time.monotonic() - asked < 10
+    assert (child.returncode, out.split(), err) == (0, ["True", str(lines(journal))], "")
+    assert lines(journal) < 60
+    for line in journal.read_text().splitlines() if journal.exists() else []:
+        TrialRecord.from_dict(json.loads(line))
+    wait_for(lambda: not session_members(child.pid), timeout_s=5)
+
+
+def test_second_ctrl_c_ends_the_program(tmp_path):
+    child = start_search(tmp_path / "trials.jsonl", 30.0)
+    wait_for(lambda: any("raylet" in member for member in session_members(child.pid)))
+    os.kill(child.pid, signal.SIGINT)
+    time.sleep(0.1)
+    os.kill(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=5)
+    assert child.returncode != 0
+    assert "KeyboardInterrupt" in err
+    wait_for(lambda: not session_members(child.pid), timeout_s=10)

@@ -1,0 +1,181 @@
+"""A closed-form GPU for tests of the search: real signatures, no model, milliseconds a trial."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+from tuner.errors import UnavailableError
+from tuner.gpus import Gpu, get_gpu
+from tuner.records import (
+    Configuration,
+    Memory,
+    MemoryCategory,
+    Outcome,
+    Phase,
+    Prediction,
+    Source,
+    Speed,
+    Status,
+    TrialRecord,
+)
+from tuner.units import GIB
+
+GPU: Gpu = get_gpu("a6000")
+
+KNOBS = {
+    "micro_batch": (1, 2, 4, 8, 16, 32),
+    "lora_rank": (16, 32, 64, 128),
+    "precision": ("nf4", "bf16"),
+    "gradient_checkpointing": (True, False),
+}
+
+
+@dataclass(frozen=True)
+class FakeSpace:
+    """All combinations of the knobs but for one corner, at an effective batch of 32."""
+
+    name: str = "fake"
+    values: dict[str, tuple[object, ...]] = field(default_factory=lambda: dict(KNOBS))
+
+    @property
+    def knobs(self) -> dict[str, SimpleNamespace]:
+        return {name: SimpleNamespace(values=values) for name, values in self.values.items()}
+
+    def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
+        for combination in itertools.product(*self.values.values()):
+            settings = dict(zip(self.values, combination, strict=True))
+            if settings["precision"] == "bf16" and settings["micro_batch"] > 8:
+                continue  # a hole that samplers fall into
+            settings["grad_accum"] = 32 // settings["micro_batch"]
+            yield Configuration(settings)
+
+
+SMALL_SPACE = FakeSpace(
+    name="small",
+    values={
+        "micro_batch": (1, 2, 4),
+        "lora_rank": (16,),
+        "precision": ("nf4",),
+        "gradient_checkpointing": (True, False),
+    },
+)
+
+
+def device_bytes(configuration: Configuration) -> int:
+    base = {"nf4": 16, "bf16": 38}[configuration["precision"]]
+    per_sample = 0.6 if configuration["gradient_checkpointing"] else 3.0
+    return int(
+        GIB * (base + per_sample * configuration["micro_batch"] + configuration["lora_rank"] / 64)
+    )
+
+
+def tokens_per_s(configuration: Configuration) -> float:
+    batch = configuration["micro_batch"]
+    speed = 1000 * batch / (batch + 2) * (0.75 if configuration["gradient_checkpointing"] else 1)
+    return speed * (1.2 if configuration["precision"] == "bf16" else 1) - configuration["lora_rank"]
+
+
+def outcome_of(configuration: Configuration, gpu: Gpu = GPU) -> Outcome:
+    total = device_bytes(configuration)
+    margin = gpu.memory_bytes // 50
+    rate = tokens_per_s(configuration)
+    prediction = Prediction(
+        fits=total + margin <= gpu.memory_bytes,
+        limit_bytes=gpu.memory_bytes,
+        margin_bytes=margin,
+        memory=Memory(
+            peak_allocated_bytes=total,
+            peak_reserved_bytes=total,
+            device_bytes=total,
+            loaded_bytes=total // 2,
+            phase_peak_bytes={Phase.BACKWARD: total},
+            peak_phase=Phase.BACKWARD,
+            breakdown={MemoryCategory.WEIGHTS: total},
+        ),
+        speed=Speed(
+            step_s=1.0, it_per_s=1.0, samples_per_s=rate / 512, tokens_per_s=rate, mfu=None
+        ),
+        trainable_params=1,
+        total_params=2,
+        gpu=gpu.id,
+        method="closed form",
+    )
+    return Outcome(
+        status=Status.OOM if total > gpu.memory_bytes else Status.OK,
+        prediction=prediction,
+        phase=Phase.BACKWARD if total > gpu.memory_bytes else None,
+    )
+
+
+@dataclass
+class FakeRunner:
+    """Notes each start in a file of its own, and does what the factory says."""
+
+    factory: FakeFactory
+    source: Source = Source.PREDICTED
+
+    def run(self, configuration: Configuration) -> Outcome:
+        number = len(list(self.factory.log.iterdir())) if self.factory.log else 0
+        if self.factory.log:
+            note = self.factory.log / f"{time.time_ns()}-{os.getpid()}"
+            note.write_text(configuration.key)
+        time.sleep(self.factory.sleep_s)
+        if configuration.key in self.factory.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.factory.kill_first and number == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if configuration.key in self.factory.raises:
+            raise RuntimeError("a bug in the runner")
+        outcome = outcome_of(configuration)
+        threads = os.environ["OMP_NUM_THREADS"]
+        return Outcome(outcome.status, outcome.prediction, message=f"threads={threads}")
+
+
+@dataclass(frozen=True)
+class FakeFactory:
+    """Picklable. Each trial leaves a file with its key in the folder `log`.
+
+    `kills` are keys of configurations that end their worker, `raises` of those that meet a
+    bug of the runner.
+    """
+
+    log: Path | None = None
+    sleep_s: float = 0.0
+    kill_first: bool = False
+    kills: frozenset[str] = frozenset()
+    raises: frozenset[str] = frozenset()
+    unavailable: bool = False
+
+    def __call__(self) -> FakeRunner:
+        if self.unavailable:
+            raise UnavailableError("no torch on this worker", hint="install it")
+        return FakeRunner(self)
+
+
+def record_of(
+    configuration: Configuration,
+    outcome: Outcome | None = None,
+    *,
+    space: str = "fake",
+    gpu: Gpu = GPU,
+    versions: dict[str, str] | None = None,
+) -> TrialRecord:
+    return TrialRecord(
+        trial_id=f"old-{configuration.key[:4]}",
+        space=space,
+        gpu=gpu.id,
+        gpu_memory_bytes=gpu.memory_bytes,
+        configuration=configuration,
+        outcome=outcome or outcome_of(configuration, gpu),
+        seed=0,
+        started_at="2026-01-01T00:00:00+00:00",
+        versions=versions or {"tuner": "1"},
+        searcher="tpe",
+    )

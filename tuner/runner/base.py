@@ -1,0 +1,75 @@
+"""The seam between searching and running: what a search asks of whoever runs a trial.
+
+A search knows nothing of how a trial comes to its numbers. It hands one configuration to a
+`TrialRunner` and gets an `Outcome` back, whether a model of the GPU predicted it or a GPU
+measured it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Protocol
+
+from tuner.gpus import Gpu
+from tuner.records import Configuration, Outcome, Source
+
+OUTCOME_LIBRARIES = ("tuner", "torch", "transformers", "peft", "bitsandbytes")
+"""Distributions whose version can change what a trial comes to.
+
+Ray and Optuna are not among them: they choose and place trials, and change none.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialJob:
+    """What is the same for all trials of one search; plain data, so that it can be pickled.
+
+    `gpu` may carry a memory size of the user's. `margin_fraction` is the part of the GPU's
+    memory to keep free; None leaves it to the runner.
+    """
+
+    workload: str
+    model: str
+    gpu: Gpu
+    margin_fraction: float | None = None
+
+
+class TrialRunner(Protocol):
+    """Runs one configuration at a time, in the process that built it.
+
+    A runner may keep what is expensive to make between two trials; a search builds it once
+    per worker and uses it for all trials of that worker.
+    """
+
+    source: Source
+
+    def run(self, configuration: Configuration) -> Outcome:
+        """What came of the trial. Out of memory, a crash or a hang of the trial are outcomes.
+
+        Raises only for what is not the trial's doing, and then a `TunerError`.
+        """
+        ...
+
+
+class RunnerFactory(Protocol):
+    """Builds the runner inside the worker, so that only this small object travels there.
+
+    Must be picklable: a frozen dataclass with `__call__`, a module-level function, or a
+    `functools.partial` of one.
+    """
+
+    def __call__(self) -> TrialRunner:
+        """A runner, ready to use. Raises `TunerError` when the worker lacks what it needs."""
+        ...
+
+
+def outcome_versions() -> dict[str, str]:
+    """The installed version of each of `OUTCOME_LIBRARIES`; one that is missing is left out."""
+    versions = {}
+    for name in OUTCOME_LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,146 @@
+"""Ray itself: a quiet private cluster for one search, or the one that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import ray
+
+from tuner.errors import UnavailableError
+
+OBJECT_STORE_BYTES = 100_000_000
+"""Trials exchange a few kilobytes; Ray's own default is 30 % of the host's memory."""
+
+SOCKET_ROOM = 60
+"""Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""
+
+QUIET_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_enable_metrics_collection": "0",
+    # The search has its own journal, progress and handling of Ctrl-C.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",
+    "TUNE_RESULT_BUFFER_LENGTH": "1",
+    # An actor that does not answer is not waited for longer than this.
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "2",
+}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Ray and Ray Tune print and count nothing inside; everything is as before afterwards."""
+    before = {name: os.environ.get(name) for name in QUIET_ENVIRONMENT}
+    logger = logging.getLogger("ray.tune")
+    level = logger.level
+    os.environ.update(QUIET_ENVIRONMENT)
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def connected(
+    address: str | None,
+    *,
+    cpus: int,
+    undisturbed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Iterator[None]:
+    """Ray is initialised inside.
+
+    Uses the connection of this process if there is one; else joins the cluster at `address`;
+    else starts a cluster with `cpus` CPUs, and on leaving ends all its processes and removes
+    its files. Ray starts and ends within `undisturbed()`. Raises `UnavailableError` when
+    there is no cluster at `address`.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            folder = stack.enter_context(scratch_folder())
+        stack.callback(_shut_down, undisturbed)
+        with undisturbed():
+            if address is None:
+                _start(folder, cpus)
+            else:
+                _join(address)
+        yield
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder with a path short enough for Ray's sockets, removed on leaving."""
+    parent = Path(tempfile.gettempdir())
+    if len(str(parent)) + SOCKET_ROOM + len("/tuner-12345678") > 107:
+        parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
+    folder = Path(tempfile.mkdtemp(prefix="tuner-", dir=parent))
+    try:
+        yield folder
+    finally:
+        # Processes of Ray that are still ending may write a last log line meanwhile.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def room_for(resources_per_trial: Mapping[str, float]) -> int:
+    """How many trials with these resources the cluster runs at once, by its total resources.
+
+    At least 1: on a cluster that grows on demand the first trial is what makes it grow.
+    """
+    total = ray.cluster_resources()
+    shares = [total.get(name, 0.0) / need for name, need in resources_per_trial.items() if need]
+    return max(1, math.floor(min(shares, default=1.0)))
+
+
+def cpus_for(max_concurrent: int | None, resources_per_trial: Mapping[str, float]) -> int:
+    """CPUs to start a cluster with: what the trials at once need, else what this process has."""
+    if max_concurrent is not None:
+        return max(1, math.ceil(max_concurrent * resources_per_trial.get("CPU", 1.0)))
+    # In a container this is less than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start(folder: Path, cpus: int) -> None:
+    ray.init(
+        address="local",
+        num_cpus=cpus,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=str(folder),
+    )
+
+
+def _shut_down(undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
+    with undisturbed():
+        ray.shutdown()
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise UnavailableError(
+            f"no Ray cluster answers at {address!r}",
+            hint="start one with `ray start --head`, or leave the address out",
+        ) from error

@@ -1,0 +1,198 @@
+"""Chooses what to try next: an Optuna study over a finite set of configurations.
+
+Optuna is used by ask and tell, so that out of memory can be told as what it is, a violated
+constraint, and not as a failure, from which samplers learn nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from tuner.records import Configuration, Prediction, Status, TrialRecord
+from tuner.tune.candidates import Candidates
+
+METRICS = ["tokens_per_s", "device_bytes"]
+DIRECTIONS = ["maximize", "minimize"]
+MEMORY_CONSTRAINT = "device_bytes_over_limit"
+OUTCOME_CONSTRAINT = "did_not_train"
+
+VIOLATED = 1.0
+"""Value of a constraint that is violated by nobody knows how much."""
+
+UNKNOWN_TO_SAMPLER = (Status.CRASHED, Status.INVALID, Status.INTERRUPTED)
+"""How a trial can end without saying anything about its configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A record as Optuna is told it: the values of `METRICS`, and constraints (<= 0 is met)."""
+
+    values: tuple[float, float]
+    constraints: dict[str, float]
+
+
+def score(record: TrialRecord) -> Score | None:
+    """What a sampler can learn from the record; None when that is nothing.
+
+    Memory is violated by the bytes, with the margin, beyond the limit. Where memory ran out
+    and no peak is known, at least the bytes asked for were missing.
+    """
+    outcome, limit_bytes = record.outcome, record.gpu_memory_bytes
+    if outcome.status in UNKNOWN_TO_SAMPLER:
+        return None
+    evidence = outcome.evidence
+    over_bytes = VIOLATED
+    device_bytes = float(limit_bytes)
+    if evidence is not None:
+        device_bytes = float(evidence.memory.device_bytes)
+        margin_bytes = evidence.margin_bytes if isinstance(evidence, Prediction) else 0
+        over_bytes = device_bytes + margin_bytes - limit_bytes
+    if outcome.status is Status.OOM:
+        # A measured peak of a trial that ran out stays below the limit: it is no evidence
+        # of a fit.
+        over_bytes = max(over_bytes, float(outcome.requested_bytes or 0), VIOLATED)
+        device_bytes = max(device_bytes, limit_bytes + over_bytes)
+    tokens_per_s = evidence.speed.tokens_per_s if evidence is not None else 0.0
+    constraints = {MEMORY_CONSTRAINT: over_bytes}
+    if outcome.status not in (Status.OK, Status.OOM):
+        constraints[OUTCOME_CONSTRAINT] = VIOLATED
+    return Score((tokens_per_s, device_bytes), constraints)
+
+
+class Proposer:
+    """Proposes configurations of a finite set, each at most once, and learns from records.
+
+    `initial` comes first. `sampler` is "tpe", "nsga2", "random" or "grid"; `trials`, the
+    budget, is what the population of nsga2 and the spacing of the grid are chosen by. The
+    same seed, told the same records in the same order, proposes the same configurations.
+
+    The study holds also what a sampler proposed before it was moved to a valid configuration,
+    as failed trials, which samplers pass over. `mirror`, when given, gets the trials that
+    really ended and nothing else.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        *,
+        sampler: str,
+        seed: int,
+        trials: int,
+        initial: Sequence[Configuration] = (),
+        mirror: optuna.Study | None = None,
+    ) -> None:
+        self.candidates = candidates
+        self.study = optuna.create_study(
+            directions=DIRECTIONS, sampler=_sampler(sampler, seed=seed, trials=trials)
+        )
+        self._mirror = mirror
+        self._rng = random.Random(seed)  # noqa: S311 - a search, not a secret
+        self._initial: Iterator[Configuration] = iter(initial)
+        self._pending: dict[str, optuna.Trial] = {}
+        self._draw: Callable[[], Configuration | None] = {
+            "random": self._draw_random,
+            "grid": self._grid(trials).__next__,
+        }.get(sampler, self._draw_sampled)
+
+    def propose(self) -> Configuration | None:
+        """The next configuration to run; None when every candidate has been tried."""
+        if not self.candidates.untried_count:
+            return None
+        configuration = self._next_initial() or self._draw()
+        if configuration is None:
+            return None
+        self._begin(configuration)
+        return configuration
+
+    def tell(self, record: TrialRecord) -> None:
+        """Learn from a trial, whether it was proposed here or in an earlier run.
+
+        Raises KeyError when its configuration is not a candidate.
+        """
+        configuration = record.configuration
+        if configuration.key not in self._pending:
+            self._begin(configuration)
+        trial = self._pending.pop(configuration.key)
+        trial.set_user_attr("trial_id", record.trial_id)
+        trial.set_user_attr("status", str(record.outcome.status))
+        scored = score(record)
+        if scored is None:
+            ended = self.study.tell(trial, state=TrialState.FAIL)
+        else:
+            for name, value in scored.constraints.items():
+                trial.set_constraint(name, value)
+            ended = self.study.tell(trial, scored.values)
+        if self._mirror is not None:
+            self._mirror.add_trial(ended)
+
+    def _begin(self, configuration: Configuration) -> None:
+        """Open an Optuna trial for exactly this configuration."""
+        self.candidates.take(configuration)
+        if configuration.key not in self._pending:
+            self.study.enqueue_trial(self.candidates.parameters(configuration))
+            self._pending[configuration.key] = self.study.ask(self.candidates.distributions)
+
+    def _next_initial(self) -> Configuration | None:
+        return next((c for c in self._initial if self.candidates.is_untried(c)), None)
+
+    def _draw_sampled(self) -> Configuration | None:
+        trial = self.study.ask(self.candidates.distributions)
+        configuration = self.candidates.nearest_untried(trial.params, self._rng)
+        if configuration is not None and self.candidates.parameters(configuration) == trial.params:
+            self._pending[configuration.key] = trial
+        else:
+            self.study.tell(trial, state=TrialState.FAIL)
+        return configuration
+
+    def _draw_random(self) -> Configuration:
+        # Not through Optuna's RandomSampler: moving its proposals to the nearest candidate
+        # would favour those at the edge of the valid set.
+        return self._rng.choice(self.candidates.untried())
+
+    def _grid(self, trials: int) -> Iterator[Configuration | None]:
+        for configuration in _spread(self.candidates.configurations, trials):
+            if self.candidates.is_untried(configuration):
+                yield configuration
+        while self.candidates.untried_count:
+            yield self.candidates.untried()[0]
+
+
+def open_mirror(path: Path, name: str) -> optuna.Study:
+    """An empty study `name` in the journal file at `path`, replacing one of that name.
+
+    The study is derived from the trial journal; what an earlier search left is told again.
+    """
+    storage = JournalStorage(JournalFileBackend(str(path)))
+    if name in optuna.get_all_study_names(storage):
+        optuna.delete_study(study_name=name, storage=storage)
+    study = optuna.create_study(study_name=name, storage=storage, directions=DIRECTIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        study.set_metric_names(METRICS)
+    return study
+
+
+def _spread(configurations: Sequence[Configuration], count: int) -> Iterable[Configuration]:
+    """`count` configurations at even distances through the sequence, the first included."""
+    taken = min(count, len(configurations))
+    return (configurations[i * len(configurations) // taken] for i in range(taken))
+
+
+def _sampler(name: str, *, seed: int, trials: int) -> BaseSampler:
+    if name == "tpe":
+        return TPESampler(seed=seed, constant_liar=True)
+    if name == "nsga2":
+        # Optuna's default of 50 would leave a budget of 48 without a second generation.
+        return NSGAIISampler(seed=seed, population_size=max(6, trials // 4))
+    return RandomSampler(seed=seed)

@@ -1,0 +1,122 @@
+"""What a search is asked for and what it gives back: plain data, no Ray and no Optuna."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from tuner.errors import InputError, unknown
+from tuner.gpus import Gpu
+from tuner.records import Configuration, Status, TrialRecord
+from tuner.runner.base import RunnerFactory, outcome_versions
+
+SEARCHERS = ("tpe", "nsga2", "random", "grid")
+DEFAULT_TRIALS = 48
+
+
+class Space(Protocol):
+    """The part of a search space that a search needs."""
+
+    @property
+    def name(self) -> str:
+        """The name under which results are filed."""
+        ...
+
+    @property
+    def knobs(self) -> Mapping[str, Any]:
+        """The knobs by name; a search is free to move these and nothing else."""
+        ...
+
+    def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
+        """All valid configurations that meet `where`, always in the same order."""
+        ...
+
+
+class StoppedBy(StrEnum):
+    """Why a search ended."""
+
+    BUDGET = "budget"
+    EXHAUSTED = "exhausted"
+    """Every valid configuration has been tried."""
+    TIME_LIMIT = "time_limit"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """One search of one space for one GPU type.
+
+    - `trials` counts those taken over from `resume` too, so that the same request repeated
+      after an interruption ends where an undisturbed one would have.
+    - `initial` is run first, in its order; what is not a valid configuration is passed over.
+    - `resume` holds the journal; records of this space, GPU, memory and library versions are
+      not run again but told to the searcher.
+    - `max_concurrent` trials run at once; None means as many as the cluster has room for.
+    - `resources_per_trial` are Ray resources by name. A trial gets as many threads as CPUs.
+    - `address` of a running Ray cluster; None starts one here and stops it afterwards.
+    - `study_path` is a file in which the Optuna study is kept for other Optuna tools; it is
+      derived from the journal and written anew by each search.
+    """
+
+    space: Space
+    gpu: Gpu
+    runner_factory: RunnerFactory
+    trials: int = DEFAULT_TRIALS
+    seed: int = 0
+    time_limit_s: float | None = None
+    max_concurrent: int | None = None
+    where: Sequence[str] = ()
+    searcher: str = "tpe"
+    initial: Sequence[Configuration] = ()
+    resume: Sequence[TrialRecord] = ()
+    study_path: Path | None = None
+    address: str | None = None
+    resources_per_trial: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    run_id: str = ""
+    versions: Mapping[str, str] = field(default_factory=outcome_versions)
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for a value that no search can be made of."""
+        if self.searcher not in SEARCHERS:
+            raise unknown("searcher", self.searcher, SEARCHERS)
+        for name, value in (("trials", self.trials), ("max_concurrent", self.max_concurrent)):
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}, and must be at least 1")
+        if self.time_limit_s is not None and self.time_limit_s <= 0:
+            raise InputError(f"the time limit is {self.time_limit_s} s, and must be more than 0")
+
+    def is_known(self, record: TrialRecord) -> bool:
+        """Whether running the record's configuration again would come to the same."""
+        return (
+            record.outcome.status is not Status.INTERRUPTED
+            and record.space == self.space.name
+            and record.gpu == self.gpu.id
+            and record.gpu_memory_bytes == self.gpu.memory_bytes
+            and all(record.versions.get(name) == v for name, v in self.versions.items())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search came to. `records` holds those taken over first, then those run now."""
+
+    records: tuple[TrialRecord, ...]
+    reused: int
+    candidates: int
+    """Number of valid configurations there were to choose from."""
+    stopped_by: StoppedBy
+    duration_s: float
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user broke it off."""
+        return self.stopped_by is StoppedBy.INTERRUPTED
+
+    @property
+    def counts(self) -> Mapping[Status, int]:
+        """Number of records by status; a status that did not occur counts 0."""
+        return Counter(record.outcome.status for record in self.records)
