@@ -1,0 +1,184 @@
+"""The answers that `search`, `best` and `show` print: a front, a recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.render import console, count, print_fields, settings_text, significant, table
+from tuner.errors import NothingFitsError
+from tuner.records import KnobValue, Status, TrialRecord
+from tuner.results.best import Recommendation, RunCost, run_cost
+from tuner.results.front import device_bytes, margin_bytes
+from tuner.units import format_duration, format_gib
+
+if TYPE_CHECKING:
+    from tuner.cli.target import Target
+    from tuner.results.view import View
+
+_NUMBERS = ("memory", "free", "tokens/s", "step", "epoch", "USD/epoch")
+
+
+def conditions_text(conditions: Sequence[str]) -> str:
+    """The conditions as one sentence part; empty when there are none."""
+    return " and ".join(conditions)
+
+
+def print_front(view: View) -> None:
+    """The front as a table: what differs between its configurations, and their numbers.
+
+    The knobs are columns where the screen is wide enough, else one column of settings.
+    """
+    if not view.front:
+        return
+    names = sorted(view.front[0].configuration, key=lambda n: (n not in view.knobs, n))
+    differing = [n for n in names if len({r.configuration.get(n) for r in view.front}) > 1]
+    title = f"Front ({view.source}): nothing tried is both faster and smaller"
+    click.echo(title)
+    same = [n for n in view.knobs if n not in differing]
+    print_fields([("all with", settings_text(view.front[0].configuration, same))])
+    click.echo()
+    out = console()
+    wide = table(["", *_NUMBERS, *differing], right=_NUMBERS)
+    narrow = table(["", *_NUMBERS, "settings"], right=_NUMBERS)
+    for record in view.front:
+        mark = "*" if view.best and view.best.configuration == record.configuration else ""
+        cells = [mark, *_numbers(record, view)]
+        wide.add_row(*cells, *(_cell(record.configuration.get(name)) for name in differing))
+        narrow.add_row(*cells, settings_text(record.configuration, differing))
+    out.print(wide if out.measure(wide).maximum <= out.width else narrow)
+    if view.best is not None:
+        click.echo("* recommended")
+
+
+def _cell(value: KnobValue | None) -> str:
+    from tuner.expressions import show  # not needed to print a help text
+
+    return "" if value is None else show(value)
+
+
+def _numbers(record: TrialRecord, view: View) -> list[str]:
+    evidence = record.outcome.evidence
+    assert evidence is not None  # without numbers a trial is on no front
+    cost = run_cost(record, view.space, view.gpu)
+    used_bytes = evidence.memory.device_bytes
+    return [
+        format_gib(used_bytes),
+        format_gib(view.gpu.memory_bytes - used_bytes),
+        significant(evidence.speed.tokens_per_s),
+        format_duration(evidence.speed.step_s),
+        format_duration(cost.epoch_s) if cost else "?",
+        f"{cost.epoch_usd:.2f}" if cost and cost.epoch_usd is not None else "?",
+    ]
+
+
+def print_recommendation(best: Recommendation) -> None:
+    """The recommended configuration with what it needs and what follows from it."""
+    speed, memory = best.evidence.speed, best.evidence.memory
+    click.echo(f"Recommended ({best.source}): the fastest that fits with its margin")
+    free = f"{format_gib(best.free_bytes)} stay free"
+    margin = margin_bytes(best.record)
+    mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""
+    names = best.space.knobs or tuple(best.configuration)
+    print_fields(
+        [
+            ("set", settings_text(best.configuration, names)),
+            ("rest", settings_text(best.configuration, _others(best, names))),
+            (
+                "memory",
+                f"{format_gib(memory.device_bytes)} of {format_gib(best.gpu.memory_bytes)}: "
+                f"{free}, of which {format_gib(margin)} are the margin",
+            ),
+            (
+                "speed",
+                f"{significant(speed.tokens_per_s)} tokens/s, {significant(speed.samples_per_s)} "
+                f"samples/s, {format_duration(speed.step_s)} an optimizer step{mfu}",
+            ),
+            ("time", _time_text(best.cost)),
+            ("cost", _cost_text(best.cost)),
+            ("against", _gain_text(best)),
+            ("trial", f"{best.record.trial_id}, best of {best.fitting} that fit"),
+        ],
+        indent=2,
+    )
+
+
+def _others(best: Recommendation, names: Sequence[str]) -> list[str]:
+    return [name for name in best.configuration if name not in names]
+
+
+def _time_text(cost: RunCost | None) -> str:
+    if cost is None:
+        return ""
+    text = f"{format_duration(cost.epoch_s)} an epoch of {count(cost.examples)} examples"
+    if cost.run_s is not None:
+        text += f", {format_duration(cost.run_s)} for {cost.epochs:g} epochs"
+    return f"{text} (training only)"
+
+
+def _cost_text(cost: RunCost | None) -> str:
+    if cost is None or cost.epoch_usd is None:
+        return ""
+    text = f"{cost.epoch_usd:,.2f} USD an epoch"
+    if cost.run_usd is not None:
+        text += f", {cost.run_usd:,.2f} USD for {cost.epochs:g} epochs"
+    when = f" (price of {cost.price_date})" if cost.price_date else ""
+    return f"{text}, at {cost.price_usd_per_hour:g} USD per hour{when}"
+
+
+def _gain_text(best: Recommendation) -> str:
+    gain = best.gain
+    if gain is None or gain.speedup is None or gain.saved_bytes is None:
+        return ""
+    baseline = settings_text(gain.baseline.configuration, best.space.knobs)
+    more = "less" if gain.saved_bytes >= 0 else "more"
+    fits = "" if gain.baseline_fits else " (which does not fit)"
+    return (
+        f"{gain.speedup:.2f} x the tokens/s of the baseline{fits}, with "
+        f"{format_gib(abs(gain.saved_bytes))} {more}: {baseline}"
+    )
+
+
+def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]) -> str:
+    """Why there is no recommendation, with the number that says how far away it is."""
+    sizes = [size for r in records if (size := device_bytes(r)) is not None]
+    tried = f"none of the {len(records)} configurations tried fits {target.gpu.name}"
+    if conditions:
+        tried += f" where {conditions_text(conditions)}"
+    if not sizes:
+        return tried
+    limit = format_gib(target.gpu.memory_bytes)
+    margin = max(map(margin_bytes, records), default=0)
+    return (
+        f"{tried}: the smallest needs {format_gib(min(sizes))} (predicted) of {limit}, of which "
+        f"{format_gib(margin)} are to stay free"
+    )
+
+
+def nothing_fits_error(
+    target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]
+) -> NothingFitsError:
+    """The error that ends a command which has nothing to recommend."""
+    return NothingFitsError(
+        nothing_fits(target, records, conditions),
+        hint="lower the floors with --where, allow smaller values in the space, try more "
+        "trials, or take a larger GPU",
+    )
+
+
+def record_dict(record: TrialRecord) -> dict[str, Any]:
+    """A trial for `--json`: the journal's record, and whether it fits."""
+    return {**record.to_dict(), "fits": record.fits}
+
+
+def counts_text(records: Sequence[TrialRecord]) -> str:
+    """How the trials ended, in words."""
+    oom = sum(r.outcome.status is Status.OOM for r in records)
+    tight = sum(r.outcome.status is Status.OK and not r.fits for r in records)
+    failed = sum(r.outcome.status not in (Status.OK, Status.OOM) for r in records)
+    parts = [f"{sum(r.fits for r in records)} fit", f"{oom} out of memory"]
+    parts += [f"{tight} without the margin"] if tight else []
+    parts += [f"{failed} failed"] if failed else []
+    return f"{len(records)} configurations: {', '.join(parts)}"

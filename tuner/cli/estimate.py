@@ -1,0 +1,118 @@
+"""`tuner estimate`: the memory and speed of one configuration on one GPU, without running it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.options import (
+    examples,
+    gpu_options,
+    json_option,
+    model_option,
+    parse_margin,
+    set_option,
+    space_option,
+)
+
+if TYPE_CHECKING:
+    from tuner.gpus import Gpu
+    from tuner.records import Configuration, Prediction
+    from tuner.space import SearchSpace
+
+
+@click.command(
+    "estimate",
+    short_help="Predict memory and speed of one configuration.",
+    epilog=examples(
+        "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4 --set lora_rank=128",
+        "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4 --json",
+    ),
+)
+@space_option(required=False)
+@model_option("Model in place of the space's; without --space, with defaults for all settings.")
+@gpu_options
+@set_option
+@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@json_option
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    space_name: str | None,
+    model: str | None,
+    gpu_name: str,
+    gpu_memory: int | None,
+    price: float | None,
+    settings: tuple[str, ...],
+    margin: str | None,
+    as_json: bool,
+) -> None:
+    """Predict memory and speed of one configuration; nothing is run and nothing is written.
+
+    Exit code 0 whether it fits or not: see `fits`.
+    """
+    from tuner.cli.quiet import quiet_libraries
+    from tuner.cli.render import print_fields, print_json, settings_text
+    from tuner.gpus import get_gpu
+
+    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
+    fraction = parse_margin(margin, gpu)
+    space, configuration = _configuration(space_name, model, settings)
+    with quiet_libraries():
+        prediction = _predict(space, configuration, gpu, fraction)
+    if as_json:
+        print_json(_to_dict(space, configuration, prediction))
+        return
+    print_fields(
+        [
+            ("model", str(space.model)),
+            ("GPU", gpu.name),
+            ("settings", settings_text(configuration)),
+        ]
+    )
+    from tuner.cli.evidence import print_evidence
+
+    print_evidence(prediction, gpu, fits=prediction.fits)
+
+
+def _configuration(
+    space_name: str | None, model: str | None, texts: tuple[str, ...]
+) -> tuple[SearchSpace, Configuration]:
+    from tuner.cli.target import with_model
+    from tuner.space import default_space, load_space, parse_settings
+
+    settings = parse_settings(texts)
+    if space_name is not None:
+        space = with_model(load_space(space_name), model)
+    elif model is not None:
+        space = default_space(model, settings)
+    else:
+        raise click.UsageError("Missing option '--space' or '--model'.")
+    return space, space.configuration(settings, strict=False)
+
+
+def _predict(
+    space: SearchSpace, configuration: Configuration, gpu: Gpu, margin_fraction: float | None
+) -> Prediction:
+    # Seconds to import: what is wrong with the options has been said by now.
+    from tuner.cli.support import require_supported
+    from tuner.estimate.predict import predict, resolve_subject
+
+    require_supported(configuration, gpu)
+    assert space.model is not None  # with_model and default_space see to it
+    subject = resolve_subject(space.workload, space.model)
+    return predict(subject, configuration, gpu, margin_fraction=margin_fraction)
+
+
+def _to_dict(
+    space: SearchSpace, configuration: Configuration, prediction: Prediction
+) -> dict[str, Any]:
+    from tuner.runner.base import outcome_versions
+
+    return {
+        "space": space.name if space.path is not None else None,
+        "model": space.model,
+        **prediction.to_dict(),
+        "configuration": configuration.to_dict(),
+        "versions": outcome_versions(),
+    }

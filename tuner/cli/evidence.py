@@ -1,0 +1,97 @@
+"""How the numbers of one configuration are printed, with their breakdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.render import count, print_fields, print_rows, significant
+from tuner.records import Prediction
+from tuner.units import format_duration, format_gib
+
+if TYPE_CHECKING:
+    from tuner.gpus import Gpu
+    from tuner.records import Measurement
+
+
+def print_evidence(evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool) -> None:
+    """Whether it fits, the memory and the time by what they are used for, and the speed."""
+    print_fields(
+        [
+            ("source", str(evidence.source)),
+            ("fits", fits_text(evidence, gpu, fits=fits)),
+            ("memory", _memory_text(evidence)),
+            ("speed", _speed_text(evidence)),
+            ("limited by", _limit_text(evidence.speed.breakdown_s)),
+            (
+                "parameters",
+                f"{count(evidence.trainable_params)} trainable of {count(evidence.total_params)}",
+            ),
+        ]
+    )
+    click.echo()
+    _print_breakdown(
+        f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_gib
+    )
+    if evidence.speed.breakdown_s:
+        click.echo()
+        _print_breakdown(
+            f"time of one optimizer step ({evidence.source})",
+            evidence.speed.breakdown_s,
+            format_duration,
+        )
+
+
+def fits_text(evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool) -> str:
+    """The answer with the arithmetic behind it."""
+    used_bytes = evidence.memory.device_bytes
+    limit_bytes = evidence.limit_bytes if isinstance(evidence, Prediction) else gpu.memory_bytes
+    margin_bytes = evidence.margin_bytes if isinstance(evidence, Prediction) else 0
+    free_bytes = limit_bytes - used_bytes
+    numbers = f"{format_gib(used_bytes)} of {format_gib(limit_bytes)}"
+    if free_bytes < 0:
+        return f"no: {numbers}, {format_gib(-free_bytes)} too much"
+    margin = f"the margin is {format_gib(margin_bytes)}" if margin_bytes else "no margin asked"
+    return f"{'yes' if fits else 'no'}: {numbers}, {format_gib(free_bytes)} free, {margin}"
+
+
+def _memory_text(evidence: Prediction | Measurement) -> str:
+    memory = evidence.memory
+    text = (
+        f"peak of {format_gib(memory.peak_allocated_bytes)} allocated and "
+        f"{format_gib(memory.peak_reserved_bytes)} reserved, in the {memory.peak_phase} phase"
+    )
+    if memory.paged_bytes:
+        text += f"; {format_gib(memory.paged_bytes)} more in managed memory of the optimizer"
+    return text
+
+
+def _speed_text(evidence: Prediction | Measurement) -> str:
+    speed = evidence.speed
+    mfu = f", MFU {speed.mfu:.0%}" if speed.mfu is not None else ""
+    return (
+        f"{significant(speed.tokens_per_s)} tokens/s, {significant(speed.samples_per_s)} "
+        f"samples/s, {significant(speed.it_per_s)} micro-steps/s, "
+        f"{format_duration(speed.step_s)} an optimizer step{mfu}"
+    )
+
+
+def _limit_text(breakdown_s: Mapping[str, float]) -> str:
+    total_s = sum(breakdown_s.values())
+    if total_s <= 0:
+        return ""
+    name, seconds = max(breakdown_s.items(), key=lambda item: item[1])
+    return f"{name} ({seconds / total_s:.0%} of the time)"
+
+
+def _print_breakdown(title: str, parts: Mapping[str, float], text: object) -> None:
+    assert callable(text)
+    total = sum(parts.values())
+    rows = [
+        (str(name).replace("_", " "), text(value), f"{value / total:.1%}")
+        for name, value in sorted(parts.items(), key=lambda item: -item[1])
+        if value
+    ]
+    print_rows([title, "", "share"], [*rows, ("total", text(total), "")], right=("", "share"))

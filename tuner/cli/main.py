@@ -1,0 +1,103 @@
+"""The command `tuner`: finds the subcommand, and turns what it raises into an exit code.
+
+Subcommands are imported when they are named, and each imports what it needs when it runs:
+`tuner --help` and the commands that only read files answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from tuner import __version__
+from tuner.cli.options import examples
+from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, TunerError, unknown
+
+COMMANDS = ("search", "best", "show", "estimate", "gpus", "models", "spaces")
+"""In the order in which people need them. Each is `command` in the module of its name."""
+
+EXIT_BROKEN_PIPE = 128 + 13
+"""What a shell reports of a program that SIGPIPE ended."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when the subcommand is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand, or None when there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        found = importlib.import_module(f"tuner.cli.{cmd_name}").command
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does. Raises `InputError` with the nearest spelling of an unknown name."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise unknown("command", args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=examples(
+        "tuner search --space qlora27b --gpu a6000    (search, and recommend)",
+        "tuner best --space qlora27b --gpu a6000      (the recommendation again)",
+        "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="tuner")
+def cli() -> None:
+    """Finds the fastest fine-tuning configuration that fits a GPU.
+
+    No GPU and no model weights are needed: memory and speed are predicted from the training
+    step itself.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line, and return its exit code.
+
+    Errors that are answers to the user go to stderr without a traceback; anything else that
+    is raised is a bug and is passed on.
+    """
+    try:
+        result = cli.main(
+            list(arguments), prog_name="tuner", standalone_mode=False, obj=tuple(arguments)
+        )
+        sys.stdout.flush()
+    except TunerError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    return result if isinstance(result, int) else EXIT_FOUND
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        code = run(sys.argv[1:])
+    except BrokenPipeError:
+        code = EXIT_BROKEN_PIPE
+    if code == EXIT_BROKEN_PIPE:
+        # Whoever read the output has gone; the interpreter must not try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

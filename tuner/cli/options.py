@@ -1,0 +1,169 @@
+"""Options that several commands share, and the values that people type for them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tuner.errors import InputError
+from tuner.units import parse_bytes
+
+if TYPE_CHECKING:
+    from tuner.gpus import Gpu
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d+(?:\.\d+)?)s?)?")
+
+
+def examples(*lines: str) -> str:
+    """An epilog that shows command lines as they are (click would fill them as prose)."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class SizeType(click.ParamType[int]):
+    """A size in bytes, typed with its unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> int:
+        """Bytes. Raises `InputError` for a size without a unit."""
+        if isinstance(value, int):
+            return value
+        return parse_bytes(value, what=param.opts[0] if param else "size")
+
+
+class DurationType(click.ParamType[float]):
+    """A duration in seconds, typed as 90s, 5min or 1h30m; a bare number is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
+        """Seconds, more than 0. Raises `InputError` for anything else."""
+        if isinstance(value, float):
+            return value
+        match = _DURATION.fullmatch(value.replace(" ", "").lower())
+        hours, minutes, seconds = (
+            (float(part or 0) for part in match.groups()) if match else [0] * 3
+        )
+        total_s = 3600 * hours + 60 * minutes + seconds
+        if total_s <= 0:
+            raise InputError(
+                f"time limit {value!r} is not a duration",
+                hint="write for example 90s, 5min or 1h30m",
+            )
+        return total_s
+
+
+def parse_margin(text: str | None, gpu: Gpu, *, what: str = "margin") -> float | None:
+    """The fraction of the memory of `gpu` that "3%" or "2GiB" is; None for None.
+
+    Raises `InputError` for a number without unit (3 may be meant as 3 % or as 0.03), and for
+    all of the memory or more.
+    """
+    if text is None:
+        return None
+    percent = _PERCENT.fullmatch(text)
+    try:
+        if percent:
+            fraction = float(percent.group(1)) / 100
+        else:
+            fraction = parse_bytes(text) / gpu.memory_bytes
+    except InputError:
+        raise InputError(
+            f"{what} {text!r} is not a share of the memory", hint="write for example 3% or 2GiB"
+        ) from None
+    if fraction >= 1:
+        raise InputError(f"{what} {text!r} leaves nothing of the memory of {gpu.name}")
+    return fraction
+
+
+class PriceType(click.ParamType[float]):
+    """An amount of money per hour."""
+
+    name = "price"
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
+        """USD per hour. Raises `InputError` for what is no amount."""
+        try:
+            price = float(value)
+        except ValueError:
+            price = math.nan
+        if not (math.isfinite(price) and price >= 0):
+            raise InputError(
+                f"price {value!r} is not an amount in USD per hour", hint="write for example 0.79"
+            )
+        return price
+
+
+def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]:
+    """`--space`."""
+    return click.option(
+        "--space",
+        "space_name",
+        metavar="NAME",
+        required=required,
+        help="Search space: a name that `tuner spaces` lists, or a YAML file.",
+    )
+
+
+def gpu_options(function: _Decorated) -> _Decorated:
+    """`--gpu`, `--gpu-memory` and `--price`."""
+    for option in (
+        click.option(
+            "--price",
+            type=PriceType(),
+            metavar="USD",
+            help="What an hour of the GPU costs, in place of the catalogue's price.",
+        ),
+        click.option(
+            "--gpu-memory",
+            type=SizeType(),
+            metavar="SIZE",
+            help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
+        ),
+        click.option(
+            "--gpu", "gpu_name", metavar="GPU", required=True, help="GPU type (`tuner gpus`)."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def model_option(text: str) -> Callable[[_Decorated], _Decorated]:
+    """`--model`."""
+    return click.option("--model", metavar="MODEL", help=text)
+
+
+where_option = click.option(
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    help="Condition such as 'lora_rank >= 64', repeatable; it replaces the space's floors "
+    "on the same knobs.",
+)
+
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KNOB=VALUE",
+    help="Holds a knob at a value; repeatable.",
+)
+
+results_option = click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    metavar="FOLDER",
+    help="Folder of the result files.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

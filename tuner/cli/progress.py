@@ -1,0 +1,109 @@
+"""How far a search is: a live display in a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.render import PIPE_WIDTH, console, significant
+from tuner.units import format_duration, format_gib
+
+if TYPE_CHECKING:  # `tuner search --help` needs neither
+    from tuner.tune.progress import Progress
+
+Report = Callable[["Progress"], None]
+
+LINE_PERIOD_S = 5.0
+"""Between two plain lines, unless a better configuration was found."""
+
+
+@contextlib.contextmanager
+def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
+    """What to call with each `Progress` of a search; the display ends on leaving."""
+    if quiet:
+        yield lambda progress: None
+        return
+    out = console(err=err)
+    if out.is_terminal:
+        with _live(out) as report:
+            yield report
+    else:
+        yield PlainLines(err=err)
+
+
+def progress_line(progress: Progress) -> str:
+    """One line of at most 80 columns: done, running, out of memory, best so far, time left."""
+    parts = [f"{progress.done}/{progress.total} done"]
+    if progress.running:
+        parts.append(f"{progress.running} running")
+    parts.append(f"{progress.oom} out of memory")
+    if progress.failed:
+        parts.append(f"{progress.failed} failed")
+    parts.append(f"best {_speed(progress)}" if progress.best else "none fits yet")
+    if progress.eta_s is not None and progress.done < progress.total:
+        parts.append(f"{format_duration(progress.eta_s)} left")
+    line = ", ".join(parts)
+    if len(line) > PIPE_WIDTH and progress.running:
+        line = ", ".join([parts[0], *parts[2:]])
+    return line
+
+
+def _speed(progress: Progress) -> str:
+    evidence = progress.best.outcome.evidence if progress.best else None
+    return f"{significant(evidence.speed.tokens_per_s)} tok/s" if evidence else "unknown"
+
+
+class PlainLines:
+    """Prints a line when there is something new to say, and not too often."""
+
+    def __init__(self, *, err: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._err = err
+        self._clock = clock
+        self._last_s: float | None = None
+        self._said: tuple[Any, ...] = ()
+
+    def __call__(self, progress: Progress) -> None:
+        """Print the line of `progress`, if it is due."""
+        best = progress.best.trial_id if progress.best else None
+        state = (progress.done, progress.oom, progress.failed, best)
+        if state == self._said:
+            return
+        now_s = self._clock()
+        better = self._said and best != self._said[-1]
+        waited = self._last_s is None or now_s - self._last_s >= LINE_PERIOD_S
+        if better or waited or progress.done == progress.total:
+            self._last_s, self._said = now_s, state
+            click.echo(progress_line(progress), err=self._err)
+
+
+@contextlib.contextmanager
+def _live(out: Any) -> Iterator[Report]:
+    from rich.console import Group  # only in a terminal
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+
+    def drawn(progress: Progress) -> Group:
+        bar = ProgressBar(total=progress.total, completed=progress.done, width=60)
+        return Group(bar, progress_line(progress), best_line(progress))
+
+    with Live(console=out, transient=True, refresh_per_second=4) as live:
+        yield lambda progress: live.update(drawn(progress))
+
+
+def best_line(progress: Progress) -> str:
+    """The best configuration so far with its memory; empty before there is one."""
+    record = progress.best
+    evidence = record.outcome.evidence if record else None
+    if record is None or evidence is None:
+        return ""
+    from tuner.cli.render import settings_text
+
+    names = ("micro_batch", "lora_rank", "max_length", "precision", "gradient_checkpointing")
+    return (
+        f"best ({evidence.source}): {format_gib(evidence.memory.device_bytes)}, "
+        f"{settings_text(record.configuration, names)}"
+    )

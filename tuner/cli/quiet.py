@@ -1,0 +1,39 @@
+"""Keeps the chatter of libraries out of the output; errors of theirs still come through."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+
+_LOGGERS = ("transformers", "peft", "bitsandbytes", "torch", "huggingface_hub", "accelerate")
+_DEPRECATIONS = (FutureWarning, DeprecationWarning)
+_MODULES = r"(transformers|peft|bitsandbytes|torch|accelerate|huggingface_hub)(\.|$)"
+
+_ADVICE = ("fan_in_fan_out is set to",)  # peft sets what it speaks of by itself
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Inside, known libraries log errors only, and their deprecations are not shown.
+
+    They concern whoever calls the libraries, which is this program and not its user. Put it
+    around the imports too: bitsandbytes and transformers speak while they are imported.
+    """
+    # Read by transformers when it sets up its logger; a value of the user's stands.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    with warnings.catch_warnings():
+        for category in _DEPRECATIONS:
+            warnings.filterwarnings("ignore", category=category, module=_MODULES)
+        for beginning in _ADVICE:
+            warnings.filterwarnings("ignore", message=beginning, module=_MODULES)
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)

@@ -1,0 +1,107 @@
+"""How the commands print: fields, tables and JSON. Colour only in a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:  # 60 ms that are spent only where a table is drawn
+    from rich.console import Console
+    from rich.table import Table
+
+PIPE_WIDTH = 80
+"""Columns where nobody says how wide the output is: a log of a CI shows 80 without wrapping."""
+MAX_FIELD_WIDTH = 100
+
+
+def print_json(value: Any) -> None:
+    """`value` on stdout as one JSON document."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False, default=str))
+
+
+def width() -> int:
+    """Columns to fill."""
+    return shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
+
+
+def print_fields(pairs: Iterable[tuple[str, str]], *, err: bool = False, indent: int = 0) -> None:
+    """Lines of label and value; long values go on below themselves. Empty values are left out."""
+    shown = [(label, value) for label, value in pairs if value]
+    column = indent + max((len(label) for label, _ in shown), default=0) + 2
+    for label, value in shown:
+        lines = textwrap.wrap(
+            value,
+            max(20, min(width(), MAX_FIELD_WIDTH) - column),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        head = " " * indent + label
+        for number, line in enumerate(lines):
+            click.echo(f"{head if number == 0 else '':<{column}}{line}", err=err)
+
+
+def console(*, err: bool = False) -> Console:
+    """A console for tables, with all text taken literally."""
+    from rich.console import Console  # 60 ms
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            # rich would end with the code that means "nothing fits".
+            raise BrokenPipeError
+
+    stream = sys.stderr if err else sys.stdout
+    columns = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return _Console(stderr=err, markup=False, highlight=False, emoji=False, width=columns)
+
+
+def table(columns: Sequence[str], *, right: Sequence[str] = ()) -> Table:
+    """An empty table; the columns in `right` hold numbers."""
+    from rich import box  # with the console
+    from rich.table import Table
+
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for name in columns:
+        number = name in right
+        result.add_column(name, justify="right" if number else "left", no_wrap=number)
+    return result
+
+
+def print_rows(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+) -> None:
+    """A whole table on stdout."""
+    drawn = table(columns, right=right)
+    for row in rows:
+        drawn.add_row(*row)
+        # What stands in the first column is there to be copied, and is never cut.
+        drawn.columns[0].min_width = max(drawn.columns[0].min_width or 0, len(row[0]))
+    console().print(drawn)
+
+
+def settings_text(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+    """`micro_batch=4 precision=nf4`: what can be typed after --set."""
+    from tuner.expressions import show  # not needed to print a help text
+
+    return " ".join(f"{n}={show(values[n])}" for n in (names or values) if n in values)
+
+
+def count(number: float | None) -> str:
+    """A whole number with thousands separators, or "?" when unknown."""
+    return "?" if number is None else f"{number:,.0f}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` with so many significant digits and no exponent: more would feign accuracy."""
+    if value == 0:
+        return "0"
+    from math import floor, log10
+
+    decimals = digits - 1 - floor(log10(abs(value)))
+    return f"{round(value, decimals):,.{max(0, decimals)}f}"

@@ -1,0 +1,92 @@
+"""`tuner search`: tries configurations of a space on a GPU type, and recommends one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from tuner.cli.options import (
+    DurationType,
+    examples,
+    gpu_options,
+    json_option,
+    model_option,
+    results_option,
+    set_option,
+    space_option,
+    where_option,
+)
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+def _search_options(function: _Decorated) -> _Decorated:
+    """How to search; the options that no other command has."""
+    from tuner.tune.request import DEFAULT_TRIALS, SEARCHERS  # plain data, without Ray
+
+    for option in (
+        click.option("--address", metavar="ADDRESS", help="Ray cluster to use; default: own one."),
+        click.option("--quiet", is_flag=True, help="Print the result only."),
+        click.option("--fresh", is_flag=True, help="Run known trials again; keeps the old file."),
+        click.option(
+            "--workers", type=click.IntRange(1), metavar="N", help="Trials at once. [default: CPUs]"
+        ),
+        click.option(
+            "--searcher", type=click.Choice(SEARCHERS), default="tpe", show_default=True,
+            help="How configurations are proposed.",
+        ),
+        click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]"),
+        click.option(
+            "--time-limit", type=DurationType(), metavar="TIME", help="Such as 90s, 5min or 1h."
+        ),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N"),
+        click.option(
+            "--trials", type=click.IntRange(1), default=DEFAULT_TRIALS, show_default=True,
+            metavar="N", help="Configurations to try, known ones included.",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@click.command(
+    "search",
+    short_help="Search a space for the fastest configuration that fits.",
+    epilog=examples(
+        "tuner search --space qlora27b --gpu a6000",
+        "tuner search --space qlora27b --gpu l40s --set precision=nf4 --where 'lora_rank >= 64'",
+    ),
+)
+@space_option()
+@gpu_options
+@model_option("Model in place of the space's.")
+@_search_options
+@where_option
+@set_option
+@results_option
+@json_option
+def command(
+    *,
+    space_name: str,
+    gpu_name: str,
+    model: str | None,
+    gpu_memory: int | None,
+    price: float | None,
+    results: Path,
+    **options: Any,
+) -> int:
+    """Search a space for the fastest configuration that fits a GPU.
+
+    Every number is predicted; no GPU is used. Ctrl-C leaves a valid result of what was done,
+    and the same command goes on from there. Exit code 1 when nothing fits.
+    """
+    from tuner.cli.searching import SearchOptions, run_search  # torch comes with it
+    from tuner.cli.target import load_target
+
+    target = load_target(
+        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+    )
+    return run_search(target, SearchOptions(**options))

@@ -1,0 +1,156 @@
+"""`tuner show`: the front of a search, or one of its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.options import (
+    examples,
+    gpu_options,
+    json_option,
+    model_option,
+    results_option,
+    space_option,
+    where_option,
+)
+
+if TYPE_CHECKING:
+    from tuner.cli.target import Target
+    from tuner.records import TrialRecord
+
+
+@click.command(
+    "show",
+    short_help="Print the front of a search, or one trial.",
+    epilog=examples(
+        "tuner show --space qlora27b --gpu a6000",
+        "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
+    ),
+)
+@click.argument("trial_id", metavar="[TRIAL]", required=False)
+@space_option()
+@gpu_options
+@model_option("The model that --model of the search named.")
+@where_option
+@results_option
+@json_option
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    trial_id: str | None,
+    space_name: str,
+    gpu_name: str,
+    gpu_memory: int | None,
+    price: float | None,
+    model: str | None,
+    where: tuple[str, ...],
+    results: Path,
+    as_json: bool,
+) -> None:
+    """Print the front of a search, or all that is known of one TRIAL of it."""
+    from tuner.cli.target import load_target, require_records
+
+    target = load_target(
+        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+    )
+    records = require_records(target)
+    if trial_id is None:
+        _show_front(target, records, where, as_json=as_json)
+    else:
+        _show_trial(target, _find(records, trial_id), as_json=as_json)
+
+
+def _show_front(
+    target: Target, records: Sequence[TrialRecord], where: tuple[str, ...], *, as_json: bool
+) -> None:
+    from tuner.cli.answers import (
+        conditions_text,
+        counts_text,
+        nothing_fits_error,
+        print_front,
+        record_dict,
+    )
+    from tuner.cli.render import print_fields, print_json
+    from tuner.cli.target import check_conditions
+    from tuner.results.view import build_view
+
+    conditions = check_conditions(target, where)
+    view = build_view(
+        records,
+        target.facts,
+        target.gpu,
+        where=lambda configuration: target.space.matches(configuration, where),
+        conditions=conditions,
+    )
+    if as_json:
+        print_json(
+            {
+                "space": target.space.name,
+                "gpu": target.gpu.id,
+                "source": view.source,
+                "conditions": list(conditions),
+                "trials": len(view.records),
+                "front": [record_dict(record) for record in view.front],
+                "best": view.best.to_dict() if view.best else None,
+            }
+        )
+        return
+    print_fields(
+        [
+            ("space", f"{target.space.name}: {target.space.model}"),
+            ("GPU", target.gpu.name),
+            ("where", conditions_text(conditions)),
+            ("tried", counts_text(view.records)),
+        ]
+    )
+    if not view.front:
+        met = [r for r in view.records if target.space.matches(r.configuration, where)]
+        raise nothing_fits_error(target, met, conditions)
+    click.echo()
+    print_front(view)
+
+
+def _show_trial(target: Target, record: TrialRecord, *, as_json: bool) -> None:
+    from tuner.cli.answers import record_dict
+    from tuner.cli.evidence import print_evidence
+    from tuner.cli.render import print_fields, print_json, settings_text
+
+    if as_json:
+        print_json(record_dict(record))
+        return
+    outcome = record.outcome
+    print_fields(
+        [
+            ("trial", f"{record.trial_id} of {record.started_at}"),
+            ("space", f"{target.space.name}: {target.space.model}"),
+            ("GPU", target.gpu.name),
+            ("status", f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"),
+            ("message", outcome.message),
+            ("settings", settings_text(record.configuration)),
+            ("versions", ", ".join(f"{k} {v}" for k, v in record.versions.items())),
+        ]
+    )
+    if outcome.evidence is not None:
+        click.echo()
+        print_evidence(outcome.evidence, target.gpu, fits=record.fits)
+
+
+def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
+    """The trial of that id, or the only one whose id begins so. Raises `InputError`."""
+    from tuner.errors import InputError, unknown
+
+    by_id = {record.trial_id: record for record in records}  # the last line of a trial counts
+    if trial_id in by_id:
+        return by_id[trial_id]
+    begun = [name for name in by_id if name.startswith(trial_id)]
+    if len(begun) == 1:
+        return by_id[begun[0]]
+    if begun:
+        raise InputError(
+            f"trial {trial_id!r} is ambiguous: {len(begun)} trials begin so",
+            hint=f"for example {begun[0]}",
+        )
+    raise unknown("trial", trial_id, by_id, list_command="tuner show --json")

@@ -1,0 +1,88 @@
+"""What a GPU can run of a space: said before a search, and not as forty failed trials.
+
+Imports torch (through the prediction): to be imported late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.errors import InputError, Problem
+from tuner.estimate.predict import check_supported
+from tuner.gpus import Gpu
+from tuner.records import Configuration
+from tuner.space import SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class SupportedSpace:
+    """A search space without the configurations that the GPU cannot run at all.
+
+    `reasons` counts what was left out, by why; a configuration may have several reasons.
+    """
+
+    space: SearchSpace
+    where: tuple[str, ...]
+    supported: tuple[Configuration, ...]
+    left_out: int
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The space's name."""
+        return self.space.name
+
+    @property
+    def knobs(self) -> Mapping[str, Any]:
+        """The space's knobs."""
+        return self.space.knobs
+
+    def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
+        """What the GPU can run, in the space's order; `where` was applied already."""
+        assert tuple(where) == self.where
+        return iter(self.supported)
+
+
+def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> SupportedSpace:
+    """The part of `space` to search on `gpu`. Raises `InputError` when nothing is left."""
+    space.require_configurations(where)
+    supported: list[Configuration] = []
+    reasons: dict[str, int] = {}
+    left_out = 0
+    for configuration in space.configurations(where):
+        problems = check_supported(configuration, gpu)
+        if not problems:
+            supported.append(configuration)
+            continue
+        left_out += 1
+        for problem in problems:
+            reasons[problem.message] = reasons.get(problem.message, 0) + 1
+    if not supported:
+        raise InputError(
+            f"{gpu.name} can run no configuration of search space {space.name!r}",
+            problems=[Problem(reason) for reason in reasons],
+            hint=_hint(gpu, space),
+        )
+    return SupportedSpace(space, where, tuple(supported), left_out, reasons)
+
+
+def require_supported(configuration: Configuration, gpu: Gpu) -> None:
+    """Raise `InputError`, with everything that is wrong, if `gpu` cannot run this."""
+    problems = check_supported(configuration, gpu)
+    if problems:
+        raise InputError(
+            f"{gpu.name} cannot run this configuration",
+            problems=[Problem(p.message) for p in problems],
+            hint=_hint(gpu),
+        )
+
+
+def _hint(gpu: Gpu, space: SearchSpace | None = None) -> str:
+    allowed = [p for p in ("fp32", "tf32", "fp16", "bf16", "int8") if p in gpu.flops]
+    text = f"{gpu.id} computes in {', '.join(allowed)}"
+    fixed = space is not None and "mixed_precision" in space.fixed
+    if fixed and space is not None and str(space.fixed["mixed_precision"]) not in gpu.flops:
+        return f"{text}: the space holds mixed_precision at {space.fixed['mixed_precision']}"
+    return f"{text}; for example --set precision=fp16 --set mixed_precision=fp16"

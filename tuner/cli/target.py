@@ -1,0 +1,152 @@
+"""What a command is about: a search space, a GPU type and the folder of their results."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.errors import InputError, TunerError, UnavailableError
+from tuner.records import TrialRecord
+from tuner.results.facts import SpaceFacts
+from tuner.results.front import device_bytes
+from tuner.units import format_gib
+
+if TYPE_CHECKING:
+    from tuner.gpus import Gpu
+    from tuner.results.store import ResultsFolder
+    from tuner.space import SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A space with its model settled, a GPU with the user's memory and price, their folder."""
+
+    space: SearchSpace
+    gpu: Gpu
+    folder: ResultsFolder
+    arguments: tuple[str, ...]
+    """What selects this target on a command line."""
+
+    @property
+    def facts(self) -> SpaceFacts:
+        """The extract of the space that results are written from."""
+        return SpaceFacts.of(self.space)
+
+    def command(self, name: str, *more: str) -> str:
+        """A command line about this target, for people to copy."""
+        import shlex  # only for messages
+
+        return shlex.join(["tuner", name, *self.arguments, *more])
+
+
+def load_target(
+    space_name: str,
+    gpu_name: str,
+    *,
+    model: str | None = None,
+    results: Path = Path("results"),
+    gpu_memory: int | None = None,
+    price: float | None = None,
+) -> Target:
+    """Look everything up that can be without torch. Raises `InputError`."""
+    from tuner.gpus import get_gpu  # loads the catalogue
+    from tuner.results.store import ResultsFolder
+    from tuner.space import load_space
+
+    space = with_model(load_space(space_name), model)
+    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
+    arguments = ["--space", space_name, "--gpu", gpu_name]
+    arguments += ["--model", model] if model else []
+    arguments += ["--gpu-memory", f"{gpu_memory}B"] if gpu_memory else []
+    arguments += ["--results", str(results)] if results != Path("results") else []
+    return Target(space, gpu, ResultsFolder(results, space.name, gpu.id), tuple(arguments))
+
+
+def with_model(space: SearchSpace, model: str | None) -> SearchSpace:
+    """`space` about `model`, where one is given.
+
+    The name says so then: numbers of two models must not end in one journal. Raises
+    `InputError` when neither the user nor the space names a model.
+    """
+    from tuner.models.catalogue import get_entry  # loads the catalogue
+
+    if model is None:
+        if space.model is None:
+            raise InputError(
+                f"search space {space.name!r} names no model",
+                hint="say which with --model; `tuner models` lists those that work offline",
+            )
+        return space
+    wanted, own = (get_entry(name) if name else None for name in (model, space.model))
+    if model == space.model or (wanted is not None and wanted == own):
+        return space
+    chosen = wanted.id if wanted else model
+    return dataclasses.replace(space, model=chosen, name=f"{space.name}-{chosen}")
+
+
+def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialRecord, ...]:
+    """The records of `target` that tell of the same: this GPU memory, the newest versions.
+
+    A prediction by other versions of the libraries, or for a model that the space no longer
+    names, is not comparable with the newest one. Measurements are what they are.
+    """
+    own = [
+        r
+        for r in records
+        if (r.space, r.gpu, r.gpu_memory_bytes)
+        == (target.space.name, target.gpu.id, target.gpu.memory_bytes)
+    ]
+    newest = next((r.versions for r in reversed(own) if r.outcome.measurement is None), None)
+    return tuple(r for r in own if r.outcome.measurement is not None or r.versions == newest)
+
+
+def require_records(target: Target) -> tuple[TrialRecord, ...]:
+    """The comparable records of `target`. Raises `UnavailableError` when there are none."""
+    contents = target.folder.read()
+    records = comparable(contents.records, target)
+    if records:
+        return records
+    sizes = sorted({r.gpu_memory_bytes for r in contents.records if r.gpu == target.gpu.id})
+    if sizes:
+        raise UnavailableError(
+            f"{str(target.folder.journal)!r} has results for "
+            f"{' and '.join(format_gib(size) for size in sizes)} of memory, none for "
+            f"{format_gib(target.gpu.memory_bytes)}",
+            hint="say how much memory is meant with --gpu-memory, or run "
+            f"`{target.command('search')}`",
+        )
+    raise UnavailableError(
+        f"no results of {target.space.name!r} on {target.gpu.id!r} in "
+        f"{str(target.folder.path)!r} yet",
+        hint=f"run `{target.command('search')}`",
+    )
+
+
+def with_margin(record: TrialRecord, margin_bytes: int) -> TrialRecord:
+    """`record` as it would be if `margin_bytes` had to stay free; measured ones are unchanged."""
+    prediction, used_bytes = record.outcome.prediction, device_bytes(record)
+    if prediction is None or used_bytes is None or record.outcome.measurement is not None:
+        return record
+    changed = dataclasses.replace(
+        prediction,
+        margin_bytes=margin_bytes,
+        fits=used_bytes + margin_bytes <= prediction.limit_bytes,
+    )
+    return dataclasses.replace(
+        record, outcome=dataclasses.replace(record.outcome, prediction=changed)
+    )
+
+
+def check_conditions(target: Target, where: tuple[str, ...]) -> tuple[str, ...]:
+    """The conditions in force: floors and `where`. Raises `InputError` for what is none."""
+    errors: list[TunerError] = []
+    for text in where:
+        try:
+            target.space.condition(text)
+        except InputError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return target.space.conditions(where)
