@@ -22,10 +22,17 @@ LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
 LARGE_OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a segment of its own size
 ROUND_LARGE_BYTES = 2 * MIB  # kRoundLarge
 
+_ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES << 40
+"""Address space of an expandable segment; PyTorch takes 9/8 of the GPU's memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """The part of `PYTORCH_CUDA_ALLOC_CONF` that changes memory."""
+    """The part of `PYTORCH_CUDA_ALLOC_CONF` that changes memory.
+
+    Both together make PyTorch reserve without bound until the GPU is full and cached memory is
+    given back (pytorch/pytorch issue 123548): replay them with a limit.
+    """
 
     expandable_segments: bool = False
     max_split_size_bytes: int | None = None
@@ -53,15 +60,20 @@ def round_size(size_bytes: int) -> int:
 
 
 class _Block:
-    """A range of a segment, linked to its neighbours in it. Ordered by (size, address)."""
+    """A range of a segment, linked to its neighbours in it.
 
-    __slots__ = ("address", "following", "free", "previous", "size", "small")
+    A block that is not `mapped` is address space of an expandable segment with no memory
+    behind it; it counts as free.
+    """
+
+    __slots__ = ("address", "following", "free", "mapped", "previous", "size", "small")
 
     def __init__(self, address: int, size: int, small: bool) -> None:
         self.address = address
         self.size = size
         self.small = small
         self.free = False
+        self.mapped = True
         self.previous: _Block | None = None
         self.following: _Block | None = None
 
@@ -76,12 +88,19 @@ class CachingAllocator:
     def __init__(
         self, settings: AllocatorSettings | None = None, *, limit_bytes: int | None = None
     ) -> None:
-        self._settings = settings or AllocatorSettings()
+        settings = settings or AllocatorSettings()
+        self._expandable = settings.expandable_segments
+        self._max_split = settings.max_split_size_bytes
         self._limit_bytes = limit_bytes
         self._next_address = 0
         # Free blocks of the small and the large pool, sorted by (size, address).
         self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
-        self._tails: dict[bool, _Block | None] = {True: None, False: None}
+        # Address space without memory, sorted by address. Each pool's expandable segment has a
+        # range of its own, far larger than any GPU.
+        self._unmapped: dict[bool, list[tuple[int, _Block]]] = {True: [], False: []}
+        for small in (True, False) if self._expandable else ():
+            start = _ADDRESS_SPACE_BYTES if small else 0
+            self._add_unmapped(_Block(start, _ADDRESS_SPACE_BYTES, small))
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
@@ -93,10 +112,16 @@ class CachingAllocator:
         size = round_size(size_bytes)
         small = size <= SMALL_LIMIT_BYTES
         block = self._best_fit(size, small) or self._grow(size, small)
+        if block is None and self._release_oversized(size, small):
+            block = self._grow(size, small)
+        if block is None:
+            self._release_cached()
+            self.retries += 1
+            block = self._grow(size, small)
         if block is None:
             return None
         if self._should_split(block, size):
-            self._split(block, size)
+            self._remember(_cut(block, size))
         block.free = False
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
@@ -106,24 +131,7 @@ class CachingAllocator:
         """Give a block back; it merges with free neighbours."""
         self.allocated_bytes -= block.size
         block.free = True
-        before, after = block.previous, block.following
-        if before is not None and before.free:
-            self._forget(before)
-            before.size += block.size
-            before.following = after
-            if after is not None:
-                after.previous = before
-            if self._tails[block.small] is block:
-                self._tails[block.small] = before
-            block = before
-        if after is not None and after.free:
-            self._forget(after)
-            block.size += after.size
-            block.following = after.following
-            if after.following is not None:
-                after.following.previous = block
-            if self._tails[block.small] is after:
-                self._tails[block.small] = block
+        self._merge_neighbours(block)
         self._remember(block)
 
     def _best_fit(self, size: int, small: bool) -> _Block | None:
@@ -131,24 +139,26 @@ class CachingAllocator:
         index = bisect.bisect_left(pool, (size, -1))
         if index == len(pool):
             return None
+        if self._expandable:
+            # A block that can grow counts with the size it can grow to.
+            while index + 1 < len(pool) and _extent(pool[index + 1][2]) < _extent(pool[index][2]):
+                index += 1
         block = pool[index][2]
-        limit = self._settings.max_split_size_bytes
-        if limit is not None and not small and not self._settings.expandable_segments:
-            # Blocks over the limit are never split: small requests leave them alone, and
+        if self._max_split is not None:
+            # Blocks of the limit and more are never split: small requests leave them alone, and
             # large ones take one only if it is not much larger.
-            if size < limit <= block.size:
+            if size < self._max_split <= block.size:
                 return None
-            if size >= limit and block.size >= size + LARGE_SEGMENT_BYTES:
+            if size >= self._max_split and block.size >= size + LARGE_SEGMENT_BYTES:
                 return None
         del pool[index]
-        block.free = False
         return block
 
     def _grow(self, size: int, small: bool) -> _Block | None:
-        if self._settings.expandable_segments:
+        if self._expandable:
             return self._expand(size, small)
         segment_bytes = _segment_size(size)
-        if not self._make_room(segment_bytes):
+        if not self._has_room(segment_bytes):
             return None
         block = _Block(self._next_address, segment_bytes, small)
         self._next_address += segment_bytes
@@ -156,82 +166,150 @@ class CachingAllocator:
         return block
 
     def _expand(self, size: int, small: bool) -> _Block | None:
-        """Map more pages behind the last block of the pool's one expandable segment."""
-        tail = self._tails[small]
-        reusable = tail.size if tail is not None and tail.free else 0
-        page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
-        mapped = -(-(size - reusable) // page) * page
-        if not self._make_room(mapped):
+        """Put memory behind the lowest addresses with room for `size`, free blocks included."""
+        block = self._lowest_room(size, small)
+        if not block.mapped and not self._map(block, min(size, block.size)):
             return None
-        self._reserve(mapped)
-        if tail is not None and tail.free:
-            self._forget(tail)
-            tail.size += mapped
-            tail.free = False
-            return tail
-        block = _Block(self._next_address, mapped, small)
-        # Each pool's segment has an address range of its own, far larger than any GPU.
-        block.address = tail.address + tail.size if tail is not None else (1 << 60) * (1 + small)
-        block.previous = tail
-        if tail is not None:
-            tail.following = block
-        self._tails[small] = block
+        while block.size < size:
+            unmapped = block.following
+            assert unmapped is not None
+            if not self._map(unmapped, min(size - block.size, unmapped.size)):
+                return None
+            block = unmapped
+        self._forget(block)
         return block
+
+    def _lowest_room(self, size: int, small: bool) -> _Block:
+        for _, candidate in self._unmapped[small]:
+            before = candidate.previous
+            first = before if before is not None and before.free else candidate
+            block: _Block | None = first
+            room = 0
+            while room < size and block is not None and block.free:
+                room += block.size
+                block = block.following
+            if room >= size:
+                return first
+        raise AssertionError("the last range of addresses has room for any request")
+
+    def _map(self, block: _Block, size: int) -> bool:
+        page = SMALL_SEGMENT_BYTES if block.small else LARGE_SEGMENT_BYTES
+        mapped = -(-size // page) * page
+        if not self._has_room(mapped):
+            return False
+        self._forget(block)
+        if mapped < block.size:
+            self._add_unmapped(_cut(block, mapped))
+        block.mapped = True
+        self._merge_neighbours(block)
+        self._remember(block)
+        self._reserve(mapped)
+        return True
+
+    def _has_room(self, size: int) -> bool:
+        return self._limit_bytes is None or self.reserved_bytes + size <= self._limit_bytes
 
     def _reserve(self, size: int) -> None:
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
-    def _make_room(self, size: int) -> bool:
-        if self._limit_bytes is None or self.reserved_bytes + size <= self._limit_bytes:
+    def _release_oversized(self, size: int, small: bool) -> bool:
+        """Return just enough unsplit blocks over the limit (release_available_cached_blocks)."""
+        if self._max_split is None or self._expandable:
+            return False
+        pool, wanted = self._free[small], max(size, self._max_split)
+        index = bisect.bisect_left(pool, (wanted, -1))
+        if index < len(pool):
+            self.reserved_bytes -= pool.pop(index)[0]
             return True
-        self.retries += 1
-        self._release_cached()
-        return self.reserved_bytes + size <= self._limit_bytes
+        released = 0
+        while pool and released < wanted and pool[-1][0] >= self._max_split:
+            released += pool.pop()[0]
+        self.reserved_bytes -= released
+        return released >= wanted
 
     def _release_cached(self) -> None:
         """Return to the driver what no live block shares (release_cached_blocks)."""
         for small, pool in self._free.items():
-            kept = []
-            for entry in pool:
-                block = entry[2]
-                whole = block.previous is None and block.following is None
-                tail = self._settings.expandable_segments and block is self._tails[small]
-                if not (whole or tail):
-                    kept.append(entry)
-                    continue
-                self.reserved_bytes -= block.size
-                if tail:
-                    self._tails[small] = block.previous
-                    if block.previous is not None:
-                        block.previous.following = None
-            self._free[small] = kept
+            if self._expandable:
+                for _, _, block in tuple(pool):
+                    self._unmap(block)
+                continue
+            split = [entry for entry in pool if entry[2].previous or entry[2].following]
+            self.reserved_bytes -= sum(size for size, *_ in pool) - sum(size for size, *_ in split)
+            self._free[small] = split
+
+    def _unmap(self, block: _Block) -> None:
+        """Take the memory away from the whole pages inside a free block."""
+        page = SMALL_SEGMENT_BYTES if block.small else LARGE_SEGMENT_BYTES
+        first = -(-block.address // page) * page
+        last = (block.address + block.size) // page * page
+        if first >= last:
+            return
+        self._forget(block)
+        if last < block.address + block.size:
+            self._remember(_cut(block, last - block.address))
+        if first > block.address:
+            head, block = block, _cut(block, first - block.address)
+            self._remember(head)
+        block.mapped = False
+        self._merge_neighbours(block)
+        self._add_unmapped(block)
+        self.reserved_bytes -= last - first
 
     def _should_split(self, block: _Block, size: int) -> bool:
         remaining = block.size - size
-        if block.small or self._settings.expandable_segments:
+        if block.small or self._expandable:
             return remaining >= MIN_BLOCK_BYTES
-        limit = self._settings.max_split_size_bytes
-        return (limit is None or size < limit) and remaining > SMALL_LIMIT_BYTES
+        splits = self._max_split is None or size < self._max_split
+        return splits and remaining > SMALL_LIMIT_BYTES
 
-    def _split(self, block: _Block, size: int) -> None:
-        rest = _Block(block.address + size, block.size - size, block.small)
-        block.size = size
-        rest.previous, rest.following = block, block.following
-        if rest.following is not None:
-            rest.following.previous = rest
-        block.following = rest
-        rest.free = True
-        if self._tails[block.small] is block:
-            self._tails[block.small] = rest
-        self._remember(rest)
+    def _merge_neighbours(self, block: _Block) -> None:
+        before, after = block.previous, block.following
+        if before is not None and before.free and before.mapped == block.mapped:
+            self._forget(before)
+            block.address, block.previous = before.address, before.previous
+            block.size += before.size
+            if before.previous is not None:
+                before.previous.following = block
+        if after is not None and after.free and after.mapped == block.mapped:
+            self._forget(after)
+            block.following = after.following
+            block.size += after.size
+            if after.following is not None:
+                after.following.previous = block
+
+    def _add_unmapped(self, block: _Block) -> None:
+        block.free, block.mapped = True, False
+        bisect.insort(self._unmapped[block.small], (block.address, block))
 
     def _remember(self, block: _Block) -> None:
+        block.free = True
         bisect.insort(self._free[block.small], (block.size, block.address, block))
 
     def _forget(self, block: _Block) -> None:
+        if not block.mapped:
+            self._unmapped[block.small].remove((block.address, block))
+            return
         pool = self._free[block.small]
         del pool[bisect.bisect_left(pool, (block.size, block.address))]
+
+
+def _cut(block: _Block, size: int) -> _Block:
+    """Shorten a block to `size`; the rest of it is returned, and belongs to no pool yet."""
+    rest = _Block(block.address + size, block.size - size, block.small)
+    rest.mapped = block.mapped
+    rest.previous, rest.following = block, block.following
+    if rest.following is not None:
+        rest.following.previous = rest
+    block.size, block.following = size, rest
+    return rest
+
+
+def _extent(block: _Block) -> int:
+    """The size to which a block can grow in place."""
+    after = block.following
+    return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
 def replay(
@@ -269,8 +347,6 @@ def replay(
 
 
 def _segment_size(size: int) -> int:
-    if size <= SMALL_LIMIT_BYTES:
-        return SMALL_SEGMENT_BYTES
     if size < LARGE_OWN_SEGMENT_BYTES:
-        return LARGE_SEGMENT_BYTES
+        return SMALL_SEGMENT_BYTES if size <= SMALL_LIMIT_BYTES else LARGE_SEGMENT_BYTES
     return -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
