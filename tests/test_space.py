@@ -174,7 +174,7 @@ GOLDEN_SETTINGS = [
     (
         {"precison": "nf4"},
         "unknown knob 'precison'\n  hint: did you mean 'precision'?; `tuner spaces qlora27b` "
-        "lists all 14",
+        f"lists all {len(TERMS)}",
     ),
     (
         {"optimizer": "adamw_4bit"},

@@ -209,6 +209,20 @@ _CAUSAL_LM = (
         allowed=("no", "bf16", "fp16"),
     ),
     Term(
+        "compute_dtype",
+        "word",
+        "dtype of products with nf4 and int8 layers and of what is not quantised; auto is that "
+        "of mixed_precision, else bf16",
+        default="auto",
+        allowed=("auto", "fp32", "fp16", "bf16"),
+    ),
+    Term(
+        "double_quant",
+        "bool",
+        "nf4 only: keep the scales of weight blocks in 8 bits too (bnb_4bit_use_double_quant)",
+        default=True,
+    ),
+    Term(
         "gradient_checkpointing",
         "bool",
         "recompute each layer's activations in the backward pass instead of keeping them",
@@ -234,6 +248,14 @@ _CAUSAL_LM = (
         "gradients are clipped to this norm; 0 does not clip (TrainingArguments' default is 1)",
         default=1.0,
         minimum=0,
+    ),
+    Term(
+        "training_loop",
+        "word",
+        "who runs the step: transformers' Trainer, or a plain loop that holds the model's outputs "
+        "(the logits) until backward has ended",
+        default="trainer",
+        allowed=("trainer", "plain"),
     ),
 )
 

@@ -42,6 +42,8 @@ class CausalLMSettings:
     lora_targets: tuple[str, ...]
     precision: str
     mixed_precision: str
+    compute_dtype: str
+    double_quant: bool
     gradient_checkpointing: bool
     optimizer: str
     attention: str
@@ -61,6 +63,8 @@ class CausalLMSettings:
             lora_targets=_names(values.get("lora_targets", ())),
             precision=str(values["precision"]),
             mixed_precision=str(values.get("mixed_precision", "no")),
+            compute_dtype=str(values.get("compute_dtype", "auto")),
+            double_quant=bool(values.get("double_quant", True)),
             gradient_checkpointing=bool(values["gradient_checkpointing"]),
             optimizer=str(values["optimizer"]),
             attention=str(values["attention"]),
@@ -82,11 +86,14 @@ class CausalLMSettings:
     def load_dtype(self) -> torch.dtype:
         """The dtype of weights that are not quantised.
 
-        Beside quantised layers it is the compute dtype: that of autocast, else bfloat16.
+        Beside quantised layers it is the compute dtype: unless `compute_dtype` names one, that
+        of autocast, else bfloat16.
         """
-        if self.is_quantized:
-            return self.autocast_dtype or torch.bfloat16
-        return _DTYPES[self.precision]
+        if not self.is_quantized:
+            return _DTYPES[self.precision]
+        if self.compute_dtype != "auto":
+            return _DTYPES[self.compute_dtype]
+        return self.autocast_dtype or torch.bfloat16
 
 
 class CausalLMSession:
@@ -187,7 +194,12 @@ def _skeleton(model_config: Any, settings: CausalLMSettings) -> Any:
             model_config, dtype=settings.load_dtype, attn_implementation=settings.attention
         )
         if settings.is_quantized:
-            quantize_linears(model, precision=settings.precision, compute_dtype=settings.load_dtype)
+            quantize_linears(
+                model,
+                precision=settings.precision,
+                compute_dtype=settings.load_dtype,
+                double_quant=settings.double_quant,
+            )
     return model
 
 

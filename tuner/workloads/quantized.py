@@ -18,11 +18,14 @@ NESTED_BLOCKSIZE = 256
 """Scales that share one second-level scale under double quantisation (same source)."""
 
 
-def quantize_linears(model: nn.Module, *, precision: str, compute_dtype: torch.dtype) -> None:
+def quantize_linears(
+    model: nn.Module, *, precision: str, compute_dtype: torch.dtype, double_quant: bool = True
+) -> None:
     """Replace the linear layers that transformers would quantise, all but the output head.
 
-    `precision` is "nf4" (double quantisation) or "int8" (LLM.int8() with its default outlier
-    threshold). The model keeps its device; the new layers hold uninitialised tensors there.
+    `precision` is "nf4" (scales in 8 bits with `double_quant`, else in fp32) or "int8"
+    (LLM.int8() with its default outlier threshold). The model keeps its device; the new layers
+    hold uninitialised tensors there.
     """
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
@@ -31,7 +34,7 @@ def quantize_linears(model: nn.Module, *, precision: str, compute_dtype: torch.d
         config = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
+            bnb_4bit_use_double_quant=double_quant,
             bnb_4bit_compute_dtype=compute_dtype,
         )
     else:
@@ -39,7 +42,7 @@ def quantize_linears(model: nn.Module, *, precision: str, compute_dtype: torch.d
     replace_with_bnb_linear(model, modules_to_not_convert=["lm_head"], quantization_config=config)
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
-            _fill_nf4(module, compute_dtype)
+            _fill_nf4(module, compute_dtype, double_quant=double_quant)
         elif type(module).__name__ == "Linear8bitLt":
             _fill_int8(module)
     flagged: Any = model
@@ -70,39 +73,49 @@ def logical_numel(parameter: torch.Tensor) -> int:
     return math.prod(state.shape) if state is not None else parameter.numel()
 
 
-def _fill_nf4(linear: Any, compute_dtype: torch.dtype) -> None:
-    from bitsandbytes.functional import QuantState
+def _fill_nf4(linear: Any, compute_dtype: torch.dtype, *, double_quant: bool) -> None:
     from bitsandbytes.nn import Params4bit
 
+    state = _nf4_state(linear.weight, compute_dtype, double_quant=double_quant)
     shape, device = linear.weight.shape, linear.weight.device
-    blocks = math.ceil(math.prod(shape) / NF4_BLOCKSIZE)
-    nested = QuantState(
-        absmax=torch.empty(math.ceil(blocks / NESTED_BLOCKSIZE), device=device),
-        code=torch.empty(256, device=device),
-        blocksize=NESTED_BLOCKSIZE,
-        dtype=torch.float32,
-    )
-    state = QuantState(
-        absmax=torch.empty(blocks, dtype=torch.uint8, device=device),
-        shape=shape,
-        code=torch.empty(16, device=device),
-        blocksize=NF4_BLOCKSIZE,
-        quant_type="nf4",
-        dtype=compute_dtype,
-        offset=torch.empty((), device=device),
-        state2=nested,
-    )
     linear.weight = Params4bit(
         torch.empty((math.prod(shape) + 1) // 2, 1, dtype=torch.uint8, device=device),
         requires_grad=False,
         quant_state=state,
         blocksize=NF4_BLOCKSIZE,
-        compress_statistics=True,
+        compress_statistics=double_quant,
         quant_type="nf4",
         module=linear,
         bnb_quantized=True,
     )
     linear.quant_state = state
+
+
+def _nf4_state(weight: torch.Tensor, compute_dtype: torch.dtype, *, double_quant: bool) -> Any:
+    from bitsandbytes.functional import QuantState
+
+    shape, device = weight.shape, weight.device
+    blocks = math.ceil(math.prod(shape) / NF4_BLOCKSIZE)
+    nested: dict[str, Any] = {}
+    if double_quant:
+        second = QuantState(
+            absmax=torch.empty(math.ceil(blocks / NESTED_BLOCKSIZE), device=device),
+            code=torch.empty(256, device=device),
+            blocksize=NESTED_BLOCKSIZE,
+            dtype=torch.float32,
+        )
+        nested = {"offset": torch.empty((), device=device), "state2": second}
+    return QuantState(
+        absmax=torch.empty(
+            blocks, dtype=torch.uint8 if double_quant else torch.float32, device=device
+        ),
+        shape=shape,
+        code=torch.empty(16, device=device),
+        blocksize=NF4_BLOCKSIZE,
+        quant_type="nf4",
+        dtype=compute_dtype,
+        **nested,
+    )
 
 
 def _fill_int8(linear: Any) -> None:
