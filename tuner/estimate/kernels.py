@@ -197,6 +197,15 @@ def _efficient_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKerne
     return LeafKernel("attention", flops=flops, workspace_bytes=tuple(workspace))
 
 
+def _softmax_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    """Softmax backward first multiplies gradient and output into a buffer of its own.
+
+    aten SoftMax.cu, softmax_backward_cuda_out; log_softmax has no such buffer.
+    """
+    gradient = args[0]
+    return LeafKernel("elementwise", workspace_bytes=(gradient.numel() * gradient.element_size(),))
+
+
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
@@ -207,6 +216,7 @@ LEAVES: dict[Any, Callable[[Any, tuple[Any, ...], Any], LeafKernel]] = {
     _bnb.dequantize_blockwise.default: _dequantize,
     _bnb.int8_mm_dequant.default: _dequantize,
     _bnb.int8_linear_matmul.default: _int8_linear_matmul,
+    _aten._softmax_backward_data.default: _softmax_backward,
     _aten._scaled_dot_product_flash_attention.default: _flash_forward,
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     _aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
