@@ -188,6 +188,19 @@ class TestSearch:
         assert {r.outcome.status for r in journal} <= {Status.OK, Status.OOM}
 
 
+@pytest.mark.parametrize(
+    ("address", "error", "message"),
+    [
+        ("127.0.0.1:1", UnavailableError, "no Ray cluster answers at '127.0.0.1:1'"),
+        ("nonsense", InputError, "'nonsense' is not the address"),
+        ("host:port", InputError, "'host:port' is not the address"),
+    ],
+)
+def test_address_without_a_cluster_is_said_at_once(address, error, message):
+    with pytest.raises(error, match=message):
+        run(address=address)
+
+
 def ledger_of(**changes) -> Ledger:
     asked = request(run_id="r", **changes)
     candidates = Candidates(list(asked.space.configurations()), tuple(asked.space.knobs))

@@ -7,17 +7,21 @@ import logging
 import math
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import ray
 
-from tuner.errors import UnavailableError
+from tuner.errors import InputError, UnavailableError
 
 OBJECT_STORE_BYTES = 100_000_000
 """Trials exchange a few kilobytes; Ray's own default is 30 % of the host's memory."""
+
+JOIN_TIMEOUT_S = 5.0
 
 SOCKET_ROOM = 60
 """Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""
@@ -70,7 +74,7 @@ def connected(
     Uses the connection of this process if there is one; else joins the cluster at `address`;
     else starts a cluster with `cpus` CPUs, and on leaving ends all its processes and removes
     its files. Ray starts and ends within `undisturbed()`. Raises `UnavailableError` when
-    there is no cluster at `address`.
+    there is no cluster at `address`, `InputError` when it is no address.
     """
     if ray.is_initialized():
         yield
@@ -137,10 +141,34 @@ def _shut_down(undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
 
 
 def _join(address: str) -> None:
+    if address != "auto":
+        _check_answer(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
-        raise UnavailableError(
-            f"no Ray cluster answers at {address!r}",
-            hint="start one with `ray start --head`, or leave the address out",
-        ) from error
+        raise _no_cluster(address) from error
+
+
+def _check_answer(address: str) -> None:
+    """Raise unless something listens there; Ray itself would try for minutes."""
+    target = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = target.hostname, target.port
+    except ValueError:  # the port is not a number
+        host, port = None, None
+    if host is None or port is None:
+        raise InputError(
+            f"{address!r} is not the address of a Ray cluster",
+            hint='write "HOST:PORT", or "auto" for the cluster of this machine',
+        )
+    try:
+        socket.create_connection((host, port), timeout=JOIN_TIMEOUT_S).close()
+    except OSError as error:
+        raise _no_cluster(address) from error
+
+
+def _no_cluster(address: str) -> UnavailableError:
+    return UnavailableError(
+        f"no Ray cluster answers at {address!r}",
+        hint="start one with `ray start --head`, or leave the address out",
+    )
