@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from tuner.cli.target import Target
     from tuner.results.view import View
 
-_NUMBERS = ("memory", "free", "tokens/s", "step", "epoch", "USD/epoch")
+_NUMBERS = ("memory", "tokens/s", "epoch", "free", "step", "USD/epoch")
+_MAIN_NUMBERS = _NUMBERS[:3]
+"""Those for which there is room in 80 columns beside the settings."""
 
 
 def conditions_text(conditions: Sequence[str]) -> str:
@@ -33,22 +35,27 @@ def print_front(view: View) -> None:
     """
     if not view.front:
         return
-    names = sorted(view.front[0].configuration, key=lambda n: (n not in view.knobs, n))
+    # Derived values follow from the knobs and would only take their room.
+    names = view.space.knobs or view.knobs
     differing = [n for n in names if len({r.configuration.get(n) for r in view.front}) > 1]
     title = f"Front ({view.source}): nothing tried is both faster and smaller"
     click.echo(title)
-    same = [n for n in view.knobs if n not in differing]
+    same = [n for n in names if n not in differing]
     print_fields([("all with", settings_text(view.front[0].configuration, same))])
     click.echo()
     out = console()
     wide = table(["", *_NUMBERS, *differing], right=_NUMBERS)
-    narrow = table(["", *_NUMBERS, "settings"], right=_NUMBERS)
+    narrow = table(["", *_MAIN_NUMBERS, "settings"], right=_MAIN_NUMBERS)
     for record in view.front:
         mark = "*" if view.best and view.best.configuration == record.configuration else ""
-        cells = [mark, *_numbers(record, view)]
-        wide.add_row(*cells, *(_cell(record.configuration.get(name)) for name in differing))
-        narrow.add_row(*cells, settings_text(record.configuration, differing))
-    out.print(wide if out.measure(wide).maximum <= out.width else narrow)
+        numbers = _numbers(record, view)
+        values = [_cell(record.configuration.get(name)) for name in differing]
+        wide.add_row(mark, *numbers, *values)
+        settings = settings_text(record.configuration, differing)
+        narrow.add_row(mark, *numbers[: len(_MAIN_NUMBERS)], settings)
+    unbounded = out.options.update(width=10_000)
+    needed = out.measure(wide, options=unbounded).maximum
+    out.print(wide if needed <= out.width else narrow)
     if view.best is not None:
         click.echo("* recommended")
 
@@ -66,10 +73,10 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
     used_bytes = evidence.memory.device_bytes
     return [
         format_gib(used_bytes),
-        format_gib(view.gpu.memory_bytes - used_bytes),
         significant(evidence.speed.tokens_per_s),
-        format_duration(evidence.speed.step_s),
         format_duration(cost.epoch_s) if cost else "?",
+        format_gib(view.gpu.memory_bytes - used_bytes),
+        format_duration(evidence.speed.step_s),
         f"{cost.epoch_usd:.2f}" if cost and cost.epoch_usd is not None else "?",
     ]
 

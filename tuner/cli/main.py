@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -47,6 +48,13 @@ class LazyGroup(click.Group):
             raise unknown("command", args[0], COMMANDS)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does, but a reader that has gone is not the code 1 of "nothing fits"."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise click.exceptions.Exit(EXIT_BROKEN_PIPE) from None
+
 
 @click.group(
     cls=LazyGroup,
@@ -76,7 +84,6 @@ def run(arguments: Sequence[str]) -> int:
         result = cli.main(
             list(arguments), prog_name="tuner", standalone_mode=False, obj=tuple(arguments)
         )
-        sys.stdout.flush()
     except TunerError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
@@ -93,10 +100,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
-    try:
-        code = run(sys.argv[1:])
-    except BrokenPipeError:
-        code = EXIT_BROKEN_PIPE
+    code = run(sys.argv[1:])
     if code == EXIT_BROKEN_PIPE:
         # Whoever read the output has gone; the interpreter must not try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

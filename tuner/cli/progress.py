@@ -37,18 +37,20 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
 
 def progress_line(progress: Progress) -> str:
     """One line of at most 80 columns: done, running, out of memory, best so far, time left."""
-    parts = [f"{progress.done}/{progress.total} done"]
-    if progress.running:
-        parts.append(f"{progress.running} running")
-    parts.append(f"{progress.oom} out of memory")
-    if progress.failed:
-        parts.append(f"{progress.failed} failed")
-    parts.append(f"best {_speed(progress)}" if progress.best else "none fits yet")
+    parts = {
+        "done": f"{progress.done}/{progress.total} done",
+        "running": f"{progress.running} running" if progress.running else "",
+        "oom": f"{progress.oom} out of memory",
+        "failed": f"{progress.failed} failed" if progress.failed else "",
+        "best": f"best {_speed(progress)}" if progress.best else "none fits yet",
+    }
     if progress.eta_s is not None and progress.done < progress.total:
-        parts.append(f"{format_duration(progress.eta_s)} left")
-    line = ", ".join(parts)
-    if len(line) > PIPE_WIDTH and progress.running:
-        line = ", ".join([parts[0], *parts[2:]])
+        parts["left"] = f"{format_duration(progress.eta_s)} left"
+    line = ", ".join(filter(None, parts.values()))
+    for name in ("running", "failed"):  # what can best be spared
+        if len(line) > PIPE_WIDTH:
+            del parts[name]
+            line = ", ".join(filter(None, parts.values()))
     return line
 
 

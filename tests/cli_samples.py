@@ -1,0 +1,90 @@
+"""A model of two layers, a space about it, and a journal for it: nothing takes seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from results_samples import make_memory, make_speed
+
+from tuner.gpus import get_gpu
+from tuner.records import Configuration, Outcome, Prediction, Status, TrialRecord
+from tuner.space import load_space
+from tuner.units import GIB
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+}
+
+SPACE = """\
+name: tiny
+description: a model of two layers
+workload: causal_lm
+model: ./tiny-model
+knobs:
+  micro_batch: [1, 2, 4]
+  lora_rank: [4, 8]
+  precision: [fp16, bf16]
+  max_length: [16, 32, 64, 96, 128]
+fixed:
+  effective_batch: 4
+derived:
+  grad_accum: effective_batch // micro_batch
+floors:
+  - lora_rank >= 8
+data: {examples: 1000, epochs: 2, token_lengths: {mean: 20, max: 30}, padding: longest}
+baseline: {micro_batch: 1, lora_rank: 8, precision: fp16, max_length: 32}
+"""
+
+
+def write_samples(folder: Path) -> None:
+    """`tiny-model/config.json` and `tiny.yaml` in `folder`."""
+    (folder / "tiny-model").mkdir()
+    (folder / "tiny-model" / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tiny.yaml").write_text(SPACE)
+
+
+def make_trial(folder: Path, gib: float, tokens_per_s: float, **settings: object) -> TrialRecord:
+    """A trial of `tiny.yaml` in `folder` on the A6000 with these numbers."""
+    gpu = get_gpu("a6000")
+    configuration = load_space(str(folder / "tiny.yaml")).configuration(settings)
+    device_bytes, margin_bytes = round(gib * GIB), GIB
+    prediction = Prediction(
+        fits=device_bytes + margin_bytes <= gpu.memory_bytes,
+        limit_bytes=gpu.memory_bytes,
+        margin_bytes=margin_bytes,
+        memory=make_memory(device_bytes),
+        speed=make_speed(tokens_per_s),
+        trainable_params=12_345,
+        total_params=678_901,
+        gpu=gpu.id,
+        method="made up",
+    )
+    oom = device_bytes > gpu.memory_bytes
+    outcome = Outcome(Status.OOM if oom else Status.OK, prediction=prediction)
+    return trial_of(configuration, outcome)
+
+
+def trial_of(configuration: Configuration, outcome: Outcome) -> TrialRecord:
+    """The record of `outcome`."""
+    gpu = get_gpu("a6000")
+    return TrialRecord(
+        trial_id=f"run1-{configuration.key[:4]}",
+        space="tiny",
+        gpu=gpu.id,
+        gpu_memory_bytes=gpu.memory_bytes,
+        configuration=configuration,
+        outcome=outcome,
+        seed=0,
+        started_at="2026-05-01T12:00:00+00:00",
+        versions={"tuner": "1"},
+        searcher="tpe",
+    )

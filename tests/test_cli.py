@@ -1,0 +1,456 @@
+"""The commands that need no search: answers, JSON, and one clear message for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_samples import SPACE, make_trial, write_samples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.cli.main import COMMANDS, run
+from tuner.cli.progress import PlainLines, progress_line
+from tuner.gpus import get_gpu
+from tuner.results.store import ResultsFolder
+from tuner.tune.progress import Progress
+
+ROOT = Path(__file__).parents[1]
+TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+@pytest.fixture
+def journal(folder):
+    """Three trials that fit, one too large; the fastest is outside the floors."""
+    trials = [
+        make_trial(folder, 20, 100, micro_batch=1, precision="fp16"),
+        make_trial(folder, 40, 300, micro_batch=2, precision="bf16"),
+        make_trial(folder, 60, 500, micro_batch=4, precision="bf16"),
+        make_trial(folder, 30, 900, micro_batch=4, precision="bf16", lora_rank=4),
+    ]
+    with ResultsFolder(Path("results"), "tiny", "a6000").writer() as writer:
+        for trial in trials:
+            writer.append(trial)
+    return trials
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+
+
+def as_json(capsys, *arguments: str):
+    assert run([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+class TestQuickCommands:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--help"],
+            *([name, "--help"] for name in COMMANDS),
+            ["gpus"],
+            ["gpus", "a6000"],
+            ["models"],
+            ["spaces"],
+            ["spaces", "qlora27b"],
+            ["best", *TARGET],
+            ["show", *TARGET],
+            ["show", *TARGET, "run1"],
+        ],
+        ids=" ".join,
+    )
+    def test_answer_without_the_heavy_libraries(self, journal, arguments):
+        code = (
+            "import sys; from tuner.cli.main import run; code = run(sys.argv[1:])\n"
+            "heavy = {'torch', 'ray', 'optuna', 'transformers', 'peft', 'matplotlib', 'plotly',"
+            " 'pandas', 'numpy'} & set(sys.modules)\n"
+            "assert not heavy, heavy\n"
+            "assert code in (0, 2), code"
+        )
+        done = python("-c", code, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout or arguments[-1] == "run1"  # which is ambiguous
+
+    @pytest.mark.parametrize(
+        "arguments", [["--help"], ["gpus"], ["spaces"], ["best", *TARGET]], ids=" ".join
+    )
+    def test_answer_in_half_a_second(self, journal, arguments):
+        # The best of three: other programs may run on this machine.
+        times_s = []
+        for _ in range(3):
+            started = time.perf_counter()
+            assert python("-m", "tuner", *arguments).returncode == 0
+            times_s.append(time.perf_counter() - started)
+        assert min(times_s) < 0.5, times_s
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_help_has_an_example_and_fits_a_screen(self, capsys, monkeypatch, name):
+        monkeypatch.setenv("COLUMNS", "100")
+        assert run([name, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert f"tuner {name}" in text.partition("Examples:")[2]
+        assert len(text.splitlines()) <= 50
+        assert max(map(len, text.splitlines())) <= 100
+
+    def test_reader_that_goes_away_is_no_error(self, folder):
+        # The pipe is closed before anything is written to it.
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        done = python("-m", "tuner", "gpus", "--json", stdout=write_end)
+        os.close(write_end)
+        assert done.stderr == ""
+        assert done.returncode == 141
+
+
+def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options.setdefault("stdout", subprocess.PIPE)
+    options |= {"text": True, "stderr": subprocess.PIPE, "env": environment}
+    return subprocess.run([sys.executable, *arguments], check=False, **options)
+
+
+class TestLists:
+    def test_every_gpu_is_listed_with_its_whole_id(self, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        assert run(["gpus"]) == 0
+        text = capsys.readouterr().out
+        listed = as_json(capsys, "gpus")
+        assert len(listed) >= 23
+        for gpu in listed:
+            assert any(line.startswith(gpu["id"] + " ") for line in text.splitlines()), gpu["id"]
+
+    def test_one_gpu_says_what_it_cannot_do_and_where_numbers_are_from(self, capsys):
+        gpu = as_json(capsys, "gpus", "tesla_t4")
+        assert gpu["id"] == "t4"
+        assert "bf16" not in gpu["flops"]
+        assert "Turing" in gpu["unsupported"]["bf16"]
+        assert run(["gpus", "t4"]) == 0
+        assert gpu["sources"]["tflops"][:20] in capsys.readouterr().out
+
+    def test_models_by_id_and_by_hub_id(self, capsys):
+        ids = [model["id"] for model in as_json(capsys, "models")]
+        assert "medgemma-27b-text" in ids
+        model = as_json(capsys, "models", "mistralai/Mistral-7B-v0.3")
+        assert model["id"] == "mistral-7b-v0.3"
+        assert model["config"]["num_hidden_layers"] == model["layers"] == 32
+        assert run(["models", "mistral-7b-v0.3"]) == 0
+        assert "7,248,023,552" in capsys.readouterr().out
+
+    def test_spaces_count_their_configurations(self, capsys):
+        by_name = {space["name"]: space for space in as_json(capsys, "spaces")}
+        assert by_name["qlora27b"]["configurations"] >= 5000
+        space = as_json(capsys, "spaces", "qlora27b")
+        assert space["configurations_within_floors"] < space["configurations"]
+        assert run(["spaces", "qlora27b"]) == 0
+        assert "lora_rank >= 128" in capsys.readouterr().out
+
+    def test_broken_space_is_listed_beside_the_others(self, folder, capsys):
+        (folder / "search_spaces").mkdir()
+        (folder / "search_spaces" / "mine.yaml").write_text("name: [")
+        assert run(["spaces"]) == 0
+        text = capsys.readouterr().out
+        assert "broken" in text
+        assert "qlora27b" in text
+
+
+class TestBestAndShow:
+    def test_best_is_the_fastest_within_the_floors(self, journal, capsys):
+        best = as_json(capsys, "best", *TARGET)
+        assert best["configuration"]["micro_batch"] == 2
+        assert best["source"] == "predicted"
+        assert best["chosen_from"]["conditions"] == ["lora_rank >= 8"]
+        assert best["baseline"]["speedup"] == pytest.approx(3)
+
+    def test_where_replaces_the_floors(self, journal, capsys):
+        best = as_json(capsys, "best", *TARGET, "--where", "lora_rank >= 4")
+        assert best["configuration"]["lora_rank"] == 4
+
+    @pytest.mark.parametrize("option", [("--max-memory", "30GiB"), ("--headroom", "20%")])
+    def test_less_memory_gives_a_smaller_answer(self, journal, capsys, option):
+        assert as_json(capsys, "best", *TARGET, *option)["configuration"]["micro_batch"] == 1
+
+    def test_text_says_predicted_memory_margin_speed_time_and_cost(self, journal, capsys):
+        assert run(["best", *TARGET, "--price", "2"]) == 0
+        text = capsys.readouterr().out
+        for part in ("predicted", "40.00 GiB of 47.40 GiB", "margin", "300 tokens/s", "USD"):
+            assert part in text
+        assert "at 2 USD per hour" in " ".join(text.split())
+
+    def test_nothing_fits_has_its_own_exit_code_and_the_smallest_need(self, journal, capsys):
+        assert run(["best", *TARGET, "--max-memory", "10GiB"]) == 1
+        error = capsys.readouterr().err
+        assert "20.00 GiB" in error
+        assert "hint" in error
+
+    def test_show_prints_the_front_and_its_json_has_whole_records(self, journal, capsys):
+        assert run(["show", *TARGET]) == 0
+        text = capsys.readouterr().out
+        assert "Front (predicted)" in text
+        assert "40.00 GiB" in text
+        front = as_json(capsys, "show", *TARGET)["front"]
+        assert [r["configuration"]["micro_batch"] for r in front] == [1, 2]
+        assert {r["predicted"]["source"] for r in front} == {"predicted"}
+
+    def test_show_finds_a_trial_by_the_beginning_of_its_id(self, journal, capsys):
+        trial = journal[1]
+        shown = as_json(capsys, "show", *TARGET, trial.trial_id[:-1])
+        assert shown["trial_id"] == trial.trial_id
+        assert shown["fits"] is True
+        assert run(["show", *TARGET, journal[2].trial_id]) == 0
+        text = capsys.readouterr().out
+        assert "no: 60.00 GiB of 47.40 GiB, 12.60 GiB too much" in text
+        assert "weights" in text
+
+    @pytest.mark.parametrize("name", ["best", "show"])
+    def test_without_results_the_search_to_run_is_named(self, folder, capsys, name):
+        before = files(folder)
+        assert run([name, *TARGET]) == 3
+        assert "tuner search --space tiny.yaml --gpu a6000" in capsys.readouterr().err
+        assert files(folder) == before
+
+    def test_results_for_other_memory_are_not_taken_for_these(self, journal, capsys):
+        assert run(["best", *TARGET, "--gpu-memory", "24GiB"]) == 3
+        assert "47.40 GiB" in capsys.readouterr().err
+
+    def test_older_versions_are_not_compared_with_newer_ones(self, journal, folder, capsys):
+        newer = make_trial(folder, 25, 50, micro_batch=1, precision="bf16")
+        object.__setattr__(newer, "versions", {"tuner": "2"})
+        with ResultsFolder(Path("results"), "tiny", "a6000").writer() as writer:
+            writer.append(newer)
+        assert as_json(capsys, "best", *TARGET)["configuration"]["precision"] == "bf16"
+        assert as_json(capsys, "show", *TARGET)["trials"] == 1
+
+
+class TestEstimate:
+    SETTINGS = ("--set", "micro_batch=2", "--set", "max_length=32", "--set", "precision=bf16")
+
+    def test_json_has_what_scripts_read(self, folder, capfd):
+        assert run(["estimate", *TARGET, *self.SETTINGS, "--json"]) == 0
+        captured = capfd.readouterr()
+        assert captured.err == ""
+        found = json.loads(captured.out)
+        memory = found["memory"]
+        assert found["fits"] is True
+        assert found["source"] == "predicted"
+        assert found["gpu"] == "a6000"
+        assert memory["peak_allocated_bytes"] <= memory["peak_reserved_bytes"]
+        assert memory["peak_reserved_bytes"] < memory["device_bytes"]
+        assert sum(memory["breakdown"].values()) == memory["device_bytes"]
+        # Two layers, rank 8, seven linear layers: r * (in + out) each, in and out of CONFIG.
+        linears = 2 * 2 * 64 + 2 * (64 + 32) + 3 * (64 + 128)
+        assert found["trainable_params"] == 2 * 8 * linears
+        assert found["total_params"] > found["trainable_params"]
+        assert found["it_per_s"] == pytest.approx(2 / found["step_s"])
+        assert found["samples_per_s"] == pytest.approx(4 / found["step_s"])
+        assert found["tokens_per_s"] > 0
+        assert 0 < found["mfu"] < 1
+        assert found["configuration"]["micro_batch"] == 2
+        assert found["versions"]["torch"]
+
+    def test_text_has_the_answer_and_the_breakdown(self, folder, capfd):
+        assert run(["estimate", *TARGET, *self.SETTINGS]) == 0
+        captured = capfd.readouterr()
+        assert captured.err == ""
+        for part in ("predicted", "yes: ", "weights", "tokens/s", "limited by", "% "):
+            assert part in captured.out
+
+    def test_model_alone_takes_defaults_for_the_rest(self, folder, capfd):
+        found_rank = ("--set", "lora_rank=4")
+        assert run(["estimate", "--model", "./tiny-model", "--gpu", "t4", "--set",
+                    "precision=fp16", *found_rank, "--json"]) == 0  # fmt: skip
+        found = json.loads(capfd.readouterr().out)
+        assert found["space"] is None
+        assert found["configuration"]["lora_rank"] == 4
+        assert found["configuration"]["mixed_precision"] == "fp16"
+
+    def test_too_little_memory_is_an_answer(self, folder, capfd):
+        arguments = ["estimate", *TARGET, *self.SETTINGS, "--gpu-memory", "400MiB"]
+        assert run([*arguments, "--margin", "30%"]) == 0
+        assert "no: " in capfd.readouterr().out
+
+
+BAD_SPACE = SPACE.replace("name: tiny", "name: bad").replace(
+    "micro_batch: [1, 2, 4]", "micro_batch: [1, two]"
+)
+CONTRADICTION = SPACE.replace("name: tiny", "name: none") + "constraints:\n  - micro_batch > 4\n"
+
+BAD_INPUT = {
+    "unknown command": (["serach"], ["'serach'", "'search'"]),
+    "unknown option": (["search", "--spcae", "x"], ["'--spcae'", "'--space'"]),
+    "missing option": (["search", "--space", "tiny.yaml"], ["--gpu"]),
+    "unknown searcher": (["search", *TARGET, "--searcher", "tpee"], ["tpee", "nsga2"]),
+    "no trials": (["search", *TARGET, "--trials", "0"], ["0", "x>=1"]),
+    "unknown space": (
+        ["search", "--space", "qlora27", "--gpu", "a6000"],
+        ["'qlora27'", "'qlora27b'"],
+    ),
+    "missing file": (["search", "--space", "no.yaml", "--gpu", "a6000"], ["'no.yaml'"]),
+    "unknown gpu": (["search", "--space", "tiny.yaml", "--gpu", "a600"], ["'a600'", "'a6000'"]),
+    "unknown gpu, estimate": (
+        ["estimate", "--space", "tiny.yaml", "--gpu", "h1000"],
+        ["'h1000'", "tuner gpus"],
+    ),
+    "unknown gpu, list": (["gpus", "t44"], ["'t44'", "'t4'"]),
+    "unknown space, list": (["spaces", "qlora27"], ["'qlora27b'"]),
+    "unknown model, list": (["models", "mistrall-7b-v0.3"], ["'mistral-7b-v0.3'"]),
+    "unknown model": (
+        ["estimate", "--model", "mistrall-7b-v0.3", "--gpu", "a6000"],
+        ["'mistrall-7b-v0.3'", "'mistral-7b-v0.3'"],
+    ),
+    "unknown model, search": (
+        ["search", *TARGET, "--model", "mistrall-7b-v0.3"],
+        ["'mistral-7b-v0.3'"],
+    ),
+    "missing model folder": (["estimate", "--model", "./none", "--gpu", "a6000"], ["'./none'"]),
+    "neither space nor model": (["estimate", "--gpu", "a6000"], ["--space", "--model"]),
+    "unknown knob": (
+        ["estimate", *TARGET, "--set", "micro_bach=4"],
+        ["'micro_bach'", "'micro_batch'"],
+    ),
+    "unknown knob, search": (["search", *TARGET, "--set", "micro_bach=4"], ["'micro_batch'"]),
+    "unknown knob, where": (
+        ["search", *TARGET, "--where", "lora_rnak >= 8"],
+        ["'lora_rnak'", "'lora_rank'"],
+    ),
+    "unknown knob, best": (["best", *TARGET, "--where", "lora_rnak >= 8"], ["'lora_rank'"]),
+    "no condition": (["search", *TARGET, "--where", "lora_rank +"], ["'lora_rank +'"]),
+    "value outside": (["search", *TARGET, "--set", "micro_batch=3"], ["micro_batch=3", "1, 2, 4"]),
+    "wrong kind": (["estimate", *TARGET, "--set", "precision=nf5"], ["'nf5'", "'nf4'"]),
+    "no setting": (["estimate", *TARGET, "--set", "micro_batch"], ["name=value"]),
+    "nothing left": (["search", *TARGET, "--where", "lora_rank > 99"], ["lora_rank > 99"]),
+    "broken yaml": (
+        ["search", "--space", "broken.yaml", "--gpu", "a6000"],
+        ["broken.yaml:4", "line 3"],
+    ),
+    "bad value": (["search", "--space", "bad.yaml", "--gpu", "a6000"], ["bad.yaml:6", "'two'"]),
+    "empty file": (["search", "--space", "empty.yaml", "--gpu", "a6000"], ["empty.yaml", "empty"]),
+    "contradiction": (
+        ["search", "--space", "none.yaml", "--gpu", "a6000"],
+        ["micro_batch > 4", "line"],
+    ),
+    "bf16 on a t4, set": (
+        ["search", "--space", "tiny.yaml", "--gpu", "t4", "--set", "precision=bf16"],
+        ["bf16", "Turing", "fp16"],
+    ),
+    "bf16 on a t4, space": (["search", "--space", "qlora27b", "--gpu", "t4"], ["bf16", "Turing"]),
+    "bf16 on a t4, estimate": (
+        ["estimate", "--space", "tiny.yaml", "--gpu", "t4", "--set", "precision=bf16"],
+        ["bf16", "Turing"],
+    ),
+    "unwritable results": (
+        ["search", *TARGET, "--results", "tiny.yaml/results"],
+        ["tiny.yaml/results", "--results"],
+    ),
+    "memory without unit": (["search", *TARGET, "--gpu-memory", "80"], ["'80'", "80GiB"]),
+    "margin without unit": (["search", *TARGET, "--margin", "3"], ["'3'", "3%"]),
+    "all memory as margin": (["estimate", *TARGET, "--margin", "100%"], ["100%"]),
+    "no price": (["estimate", *TARGET, "--price", "cheap"], ["'cheap'"]),
+    "no duration": (["search", *TARGET, "--time-limit", "soon"], ["'soon'", "5min"]),
+    "hub without network": (
+        ["estimate", "--model", "nobody/some-model", "--gpu", "a6000"],
+        ["'nobody/some-model'", "network"],
+    ),
+    "hub without network, search": (
+        ["search", *TARGET, "--model", "nobody/some-model"],
+        ["'nobody/some-model'", "network"],
+    ),
+}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("case", BAD_INPUT)
+    def test_one_message_with_the_value_and_what_is_meant(self, folder, capfd, monkeypatch, case):
+        arguments, expected = BAD_INPUT[case]
+        (folder / "broken.yaml").write_text("name: x\nknobs:\n  micro_batch: [1\n")
+        (folder / "bad.yaml").write_text(BAD_SPACE)
+        (folder / "empty.yaml").write_text("")
+        (folder / "none.yaml").write_text(CONTRADICTION)
+        if case.startswith("hub"):
+            from huggingface_hub import constants
+
+            monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        before = files(folder)
+        assert run(arguments) == 2
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        message = " ".join(captured.err.split())
+        assert message.lower().count("error: ") == 1
+        assert "Traceback" not in message
+        for text in expected:
+            assert text in message
+        assert files(folder) == before
+        assert not (folder / "results").exists()
+
+    def test_bugs_keep_their_traceback(self, folder, monkeypatch):
+        def bug(*arguments, **options):
+            raise ZeroDivisionError
+
+        monkeypatch.setattr("tuner.gpus.load_catalogue", bug)
+        with pytest.raises(ZeroDivisionError):
+            run(["gpus"])
+
+
+def progress(**changes) -> Progress:
+    values = {"done": 3, "running": 2, "oom": 1, "failed": 0, "reused": 0, "total": 48,
+              "best": None, "elapsed_s": 1.0, "eta_s": 90.0}  # fmt: skip
+    return Progress(**{**values, **changes})
+
+
+class TestProgress:
+    def test_line_says_done_running_out_of_memory_best_and_time_left(self, folder):
+        best = make_trial(folder, 20, 312.4, micro_batch=1)
+        assert progress_line(progress(best=best)) == (
+            "3/48 done, 2 running, 1 out of memory, best 312 tok/s, 1 min 30 s left"
+        )
+
+    @given(
+        st.builds(
+            Progress,
+            done=st.integers(0, 9999), running=st.integers(0, 999), oom=st.integers(0, 9999),
+            failed=st.integers(0, 9999), reused=st.just(0), total=st.integers(1, 9999),
+            best=st.none(), elapsed_s=st.floats(0, 1e6), eta_s=st.none() | st.floats(0, 1e7),
+        )
+    )  # fmt: skip
+    def test_line_fits_80_columns(self, state):
+        assert len(progress_line(state)) <= 80
+
+    def test_plain_lines_come_with_news_and_not_too_often(self, folder, capsys):
+        now = [0.0]
+        lines = PlainLines(clock=lambda: now[0])
+        lines(progress(done=0, oom=0))
+        lines(progress(done=0, oom=0, running=1))  # nothing new
+        now[0] = 1.0
+        lines(progress(done=1))  # too soon
+        best = make_trial(folder, 20, 312.4, micro_batch=1)
+        lines(progress(done=2, best=best))  # better
+        now[0] = 7.0
+        lines(progress(done=3, best=best))
+        lines(progress(done=48, best=best))  # the last one
+        printed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+        assert printed == ["0/48", "2/48", "3/48", "48/48"]
+
+
+def test_memory_of_a_gpu_is_what_the_user_says(folder, capfd):
+    assert run(["estimate", *TARGET, "--gpu-memory", "24GiB", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["limit_bytes"] == 24 * 2**30
+    assert get_gpu("a6000").memory_bytes != 24 * 2**30

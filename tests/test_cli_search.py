@@ -1,0 +1,177 @@
+"""`tuner search` as people run it: a process of its own, a local Ray, a real if tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_samples import make_trial, write_samples
+
+from tuner.cli.main import run
+from tuner.cli.searching import SearchOptions, make_plan
+from tuner.cli.target import load_target
+from tuner.errors import InputError
+from tuner.records import Status
+from tuner.results.journal import read_journal
+
+ROOT = Path(__file__).parents[1]
+SEARCH = ["search", "--space", "tiny.yaml", "--workers", "1"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "tuner", *arguments]
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def options(**changes) -> SearchOptions:
+    values = {"trials": 4, "seed": 0, "time_limit": None, "margin": None, "searcher": "tpe",
+              "workers": None, "fresh": False, "quiet": False, "address": None, "where": (),
+              "settings": (), "as_json": False}  # fmt: skip
+    return SearchOptions(**{**values, **changes})
+
+
+@pytest.mark.slow
+def test_search_then_best_then_show_then_again(folder, capsys):
+    process = start(*SEARCH, "--gpu", "t4", "--trials", "4", "--price", "0.5")
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    text = " ".join(out.split())
+    # Half of the 30 configurations within the floors are bf16, which a T4 has not.
+    assert "4 of 15 configurations" in text
+    assert "15 configurations that the GPU cannot run: precision bf16" in text
+    for part in ("lora_rank >= 8 (floors of the space", "predicted, not measured", "0/4 done",
+                 "4/4 done", "Front (predicted)", "Recommended (predicted)", "14.56 GiB",
+                 "margin", "an epoch of 1,000 examples", "USD an epoch, ",
+                 "tuner show --space tiny.yaml --gpu t4"):  # fmt: skip
+        assert part in text, part
+
+    results = folder / "results" / "tiny" / "t4"
+    names = ["best.yaml", "pareto.csv", "pareto.png", "report.html", "trials.jsonl"]
+    assert sorted(path.name for path in results.iterdir()) == names
+    records = read_journal(results / "trials.jsonl").records
+    assert len(records) == 4
+    baseline = {"micro_batch": 1, "lora_rank": 8, "precision": "fp16", "max_length": 32}
+    assert baseline.items() <= records[0].configuration.to_dict().items()
+    assert {r.configuration["precision"] for r in records} == {"fp16"}
+    assert records[0].versions["model"].startswith("./tiny-model ")
+
+    target = ["--space", "tiny.yaml", "--gpu", "t4"]
+    assert run(["best", *target, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)
+    fastest = max(r.outcome.prediction.speed.tokens_per_s for r in records)
+    assert best["speed"]["tokens_per_s"] == pytest.approx(fastest, rel=1e-4)
+    written = yaml.safe_load((results / "best.yaml").read_text())
+    assert written["configuration"] == best["configuration"]
+    assert run(["show", *target, "--json"]) == 0
+    assert best["trial"]["id"] in [
+        r["trial_id"] for r in json.loads(capsys.readouterr().out)["front"]
+    ]
+
+    # All are known: nothing runs again, and another margin is still taken into account.
+    before = (results / "trials.jsonl").read_text()
+    again = start(*SEARCH, "--gpu", "t4", "--trials", "4", "--margin", "99%", "--json")
+    out, err = again.communicate(timeout=60)
+    assert again.returncode == 1
+    answer = json.loads(out)
+    assert (answer["reused"], answer["trials"], answer["best"]) == (4, 4, None)
+    assert "4 trials from results/tiny/t4/trials.jsonl" in " ".join(err.split())
+    lines = (results / "trials.jsonl").read_text()
+    assert lines.startswith(before)
+    assert len(lines.splitlines()) == 8
+    assert run(["best", *target]) == 1
+
+
+@pytest.mark.slow
+def test_interrupt_leaves_what_was_done(folder):
+    process = start(*SEARCH, "--gpu", "a6000", "--trials", "30", "--where", "lora_rank >= 4")
+    journal = folder / "results" / "tiny" / "a6000" / "trials.jsonl"
+    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 2, process)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in out + err
+    assert "interrupted, the same command goes on from here" in " ".join(out.split())
+    assert "Recommended (predicted)" in out
+    records = read_journal(journal).records
+    assert 2 <= len(records) < 30
+    assert {r.outcome.status for r in records} == {Status.OK}
+    best = yaml.safe_load(journal.with_name("best.yaml").read_text())
+    assert best["chosen_from"]["trials"] == len(records)
+    assert journal.with_name("report.html").stat().st_size > 1000
+    assert journal.with_name("pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def wait_for(condition, process, *, timeout_s: float = 90) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+class TestPlan:
+    def target(self, gpu: str = "a6000", **changes):
+        return load_target("tiny.yaml", gpu, **changes)
+
+    def test_other_model_has_results_of_its_own(self, folder):
+        own, other = self.target(), self.target(model="gpt2")
+        assert own.folder.path != other.folder.path
+        assert other.space.model == "gpt2"
+        assert "--model gpt2" in other.command("show")
+        assert self.target(model="./tiny-model").folder == own.folder
+
+    def test_settings_hold_a_knob_and_drop_its_floor(self, folder):
+        plan = make_plan(self.target(), options(settings=("lora_rank=4", "micro_batch=2")))
+        assert plan.conditions == ()
+        assert {c["lora_rank"] for c in plan.part.configurations()} == {4}
+        found = {c["micro_batch"]: plan.meets(c) for c in plan.target.space.configurations()}
+        assert found == {2: True}
+        other = load_target("tiny.yaml", "a6000").space.configuration({"micro_batch": 1})
+        assert not plan.meets(other)
+
+    def test_space_without_anything_the_gpu_can_run(self, folder):
+        with pytest.raises(InputError, match="can run no configuration") as caught:
+            make_plan(self.target("t4"), options(where=("precision == 'bf16'",)))
+        assert "Turing" in str(caught.value)
+
+    def test_nothing_is_written(self, folder):
+        before = sorted(folder.rglob("*"))
+        make_plan(self.target(), options())
+        assert sorted(folder.rglob("*")) == before
+
+    def test_cluster_that_is_not_there_leaves_nothing(self, folder, capfd):
+        before = sorted(folder.rglob("*"))
+        assert run([*SEARCH, "--gpu", "a6000", "--address", "127.0.0.1:9"]) == 3
+        assert "'127.0.0.1:9'" in capfd.readouterr().err
+        assert sorted(folder.rglob("*")) == before
+
+    def test_fresh_keeps_the_journal_of_before(self, folder):
+        from tuner.cli.searching import _journal
+
+        target = self.target()
+        with target.folder.writer() as writer:
+            writer.append(make_trial(folder, 20, 100, micro_batch=1))
+        plan = make_plan(target, options(fresh=True))
+        with _journal(plan) as (writer, known):
+            assert known == ()
+            writer.append(make_trial(folder, 30, 200, micro_batch=2))
+        kept = [read_journal(p).records for p in sorted(target.folder.path.glob("*.jsonl"))]
+        assert [len(records) for records in kept] == [1, 1]
