@@ -1,0 +1,214 @@
+"""The layers, and what may be imported where: read from the source, and tried in a process."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "tuner").rglob("*.py"))
+
+# From the bottom up; a layer imports from itself and from what stands above it in this list.
+LAYERS = (
+    {"__init__", "errors"},
+    {"records", "units", "nvml"},
+    {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models"},
+    {"workloads"},
+    {"estimate"},
+    {"runner", "results"},
+    {"tune"},
+    {"cli", "__main__"},
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+# Libraries that cost tenths of seconds and more, and the only packages that may load them when
+# they are imported themselves. Elsewhere they are imported in the function that needs them.
+HEAVY = {
+    "torch": {"workloads", "estimate", "runner"},
+    "transformers": set(),
+    "peft": set(),
+    "bitsandbytes": {"estimate"},
+    "numpy": {"estimate", "tune"},
+    "ray": {"tune"},
+    "optuna": {"tune"},
+    "pandas": set(),
+    "matplotlib": set(),
+    "plotly": set(),
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def package_of(module: str) -> str:
+    """The part of tuner that a module belongs to: "space" for "tuner.space.load"."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+@functools.cache
+def imports(path: Path, *, at_import_only: bool = False) -> tuple[tuple[str, int], ...]:
+    """Every module that a file names in an import, with the line.
+
+    With `at_import_only` those that importing the file itself would load: none in functions,
+    and none under `if TYPE_CHECKING`.
+    """
+    return tuple(_imports(path, at_import_only))
+
+
+def _imports(path: Path, at_import_only: bool) -> Iterator[tuple[str, int]]:
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            assert node.module is not None
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((name if is_module(name) else node.module, node.lineno) for name in names)
+        if at_import_only and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if at_import_only and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            pending += node.orelse
+            continue
+        pending += ast.iter_child_nodes(node)
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_module_belongs_to_a_layer():
+    packages = {package_of(module_name(path)) for path in FILES}
+    assert packages == set(RANK)
+
+
+def test_imports_point_downward():
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path in FILES
+        for name, line in imports(path)
+        if name.split(".")[0] == "tuner"
+        and RANK[package_of(name)] > RANK[package_of(module_name(path))]
+    ]
+    assert not wrong
+
+
+def test_no_cycles_between_packages():
+    """Not even by imports in functions or for annotations: those would only hide the cycle."""
+    graph: dict[str, set[str]] = {name: set() for name in RANK}
+    for path in FILES:
+        names = {package_of(name) for name, _ in imports(path) if name.split(".")[0] == "tuner"}
+        graph[package_of(module_name(path))] |= names
+    graph = {name: others - {name, "__init__"} for name, others in graph.items()}
+    while graph:
+        bottom = {name for name, others in graph.items() if not others}
+        assert bottom, f"these import one another: {graph}"
+        graph = {name: others - bottom for name, others in graph.items() if name not in bottom}
+
+
+def test_ray_and_optuna_stay_in_tune():
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path in FILES
+        for name, line in imports(path)
+        if name.split(".")[0] in {"ray", "optuna"} and package_of(module_name(path)) != "tune"
+    ]
+    assert not wrong
+
+
+def test_heavy_libraries_are_imported_where_they_are_used():
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path in FILES
+        for name, line in imports(path, at_import_only=True)
+        if name.split(".")[0] in HEAVY
+        and package_of(module_name(path)) not in HEAVY[name.split(".")[0]]
+    ]
+    assert not wrong
+
+
+def test_light_modules_load_no_heavy_library():
+    light = {"space", "gpus", "models", "results", "expressions", "errors", "records", "units"}
+    modules = [m for m in map(module_name, FILES) if package_of(m) in light]
+    modules += ["tuner.runner.base", "tuner.workloads", "tuner.workloads.base", "tuner.cli.main"]
+    modules += [f"tuner.cli.{name}" for name in COMMANDS]
+    loaded = run_python(
+        "import importlib, json, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print(json.dumps([n for n in {sorted(HEAVY)!r} if n in sys.modules]))"
+    )
+    assert json.loads(loaded) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["gpus"], ["models"], ["spaces"], ["best", "--help"]]
+)
+def test_quick_commands_load_no_heavy_library(arguments):
+    output = run_python(
+        "import sys\n"
+        "from tuner.cli.main import main\n"
+        f"sys.argv = ['tuner', *{arguments!r}]\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        f"print('\\nloaded', [n for n in {sorted(HEAVY)!r} if n in sys.modules])"
+    )
+    assert output.endswith("\nloaded []\n")
+    assert len(output.splitlines()) > 5  # the command did answer
+
+
+SIDE_EFFECTS = """
+import importlib, logging, os, signal, sys, threading, warnings
+import bitsandbytes, matplotlib, optuna, peft, plotly, ray.tune, torch, transformers
+
+def state():
+    return {
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "signal handlers": [signal.getsignal(s) for s in sorted(signal.valid_signals())],
+        "threads": threading.active_count(),
+        "log handlers": (list(logging.getLogger().handlers), logging.getLogger().level),
+        "warning filters": list(warnings.filters),
+        "hooks": (sys.excepthook, sys.displayhook, sys.stdout, sys.stderr),
+        "torch": (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "ray": ray.is_initialized(),
+        "optuna": optuna.logging.get_verbosity(),
+    }
+
+before = state()
+for name in MODULES:
+    importlib.import_module(name)
+after = state()
+print([key for key in before if before[key] != after[key]])
+"""
+
+
+@pytest.mark.slow
+def test_importing_has_no_side_effects():
+    modules = [m for m in map(module_name, FILES) if m != "tuner.__main__"]
+    output = run_python(f"MODULES = {modules!r}\n" + SIDE_EFFECTS)
+    # The last line: libraries may print when they are imported, tuner must not.
+    assert output.splitlines()[-1] == "[]"
