@@ -1,0 +1,49 @@
+"""Connecting to Ray, as far as it goes without one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import InputError, UnavailableError
+from tuner.tune.cluster import connected, cpus_for, quiet, scratch_folder
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "message"),
+    [
+        ("127.0.0.1:1", UnavailableError, "no Ray cluster answers at '127.0.0.1:1'"),
+        ("nonsense", InputError, "'nonsense' is not the address"),
+        ("host:port", InputError, "'host:port' is not the address"),
+    ],
+)
+def test_address_without_a_cluster_is_said_at_once(address, error, message):
+    with pytest.raises(error, match=message), connected(address, cpus=1):
+        pass
+
+
+def test_silence_ends_with_the_block():
+    before = dict(os.environ), logging.getLogger("ray.tune").level
+    with quiet():
+        assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert (dict(os.environ), logging.getLogger("ray.tune").level) == before
+
+
+def test_scratch_folder_is_private_short_and_removed(tmp_path, monkeypatch):
+    (deep := tmp_path / ("d" * 90)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with scratch_folder() as folder:
+        assert len(str(folder)) < 40
+        assert folder.stat().st_mode & 0o077 == 0
+        (folder / "log").write_text("x")
+    assert not folder.exists()
+    assert not list(Path(deep).iterdir())
+
+
+@pytest.mark.parametrize(("concurrent", "cpus_each", "cpus"), [(3, 1.0, 3), (3, 0.5, 2), (2, 0, 1)])
+def test_cluster_has_room_for_the_trials_asked_for(concurrent, cpus_each, cpus):
+    assert cpus_for(concurrent, {"CPU": cpus_each}) == cpus
