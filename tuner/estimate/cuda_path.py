@@ -9,6 +9,7 @@ is a function mode that makes the choice that CUDA makes.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -175,9 +176,9 @@ class CudaPath(TorchFunctionMode):
                 )[0]
             )
         if enable_gqa and key.shape[1] != query.shape[1]:
-            groups = query.shape[1] // key.shape[1]
-            key = key.repeat_interleave(groups, 1)
-            value = value.repeat_interleave(groups, 1)
+            # The memory-efficient kernel refuses grouped queries (sdp_utils.cpp,
+            # check_batch_size_and_num_heads_dense): PyTorch falls back to its formula.
+            return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if attn_mask is not None:
             attn_mask = _additive_mask(attn_mask, query)
         return _tensor(
@@ -218,6 +219,42 @@ def _tensor(value: Any) -> torch.Tensor:
     """A tensor by type, from calls that PyTorch's stubs leave untyped."""
     assert isinstance(value, torch.Tensor)
     return value
+
+
+def _math_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention without a fused kernel (attention.cpp, _scaled_dot_product_attention_math).
+
+    16-bit inputs are widened to fp32 and query and key are both scaled, so that all scores
+    exist in fp32.
+    """
+    dtype = query.dtype
+    query, key, value = query.float(), key.float(), value.float()
+    factor = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    query = query * factor
+    if is_causal:
+        ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        attn_mask = ones.tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        additive = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = additive.masked_fill_(attn_mask.logical_not(), float("-inf"))
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = torch.matmul(query, key.transpose(-2, -1) * factor)
+    if attn_mask is not None:
+        scores = scores.add_(attn_mask)
+    weights = _tensor(_aten._safe_softmax(scores, -1))
+    if dropout_p > 0:
+        weights = torch.native_dropout(weights, dropout_p, True)[0]
+    return torch.matmul(weights, value).to(dtype)
 
 
 def _additive_mask(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

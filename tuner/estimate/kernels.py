@@ -115,11 +115,22 @@ def _int8_scaled_mm(
     return result
 
 
+def _safe_softmax(
+    scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Softmax, then zero where a whole row is masked out (aten attention.cpp)."""
+    weights: torch.Tensor = _aten._softmax.default(scores, dim, False)
+    masked_rows = (scores == float("-inf")).all(dim, keepdim=True)
+    zero = torch.zeros((), dtype=weights.dtype, device=weights.device)
+    return torch.where(masked_rows, zero, weights)
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _bnb.gemm_4bit.default: _gemm_4bit,
     _bnb.int8_vectorwise_quant.default: _int8_vectorwise_quant,
     _bnb.int8_mixed_scaled_mm.default: _int8_mixed_scaled_mm,
     _bnb.int8_scaled_mm.default: _int8_scaled_mm,
+    _aten._safe_softmax.default: _safe_softmax,
 }
 
 

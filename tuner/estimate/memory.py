@@ -72,11 +72,12 @@ def _breakdown(blocks: list[Block], rounded: list[int], peak_at: int) -> dict[Me
     sizes = dict.fromkeys(MemoryCategory, 0)
     for block, size in zip(blocks, rounded, strict=True):
         if block.born_event <= peak_at and not 0 <= block.died_event <= peak_at:
-            sizes[_category(block)] += size
+            sizes[category_of(block)] += size
     return sizes
 
 
-def _category(block: Block) -> MemoryCategory:
+def category_of(block: Block) -> MemoryCategory:
+    """What a block is for, from its label, its width and the phase in which it was made."""
     if block.is_logits and block.category in _HOLDS_LOGITS:
         return MemoryCategory.LOGITS_AND_LOSS
     if block.category is not None:

@@ -8,7 +8,7 @@ kernel choices that CUDA would take. No GPU, no weights, no data.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -20,6 +20,7 @@ from tuner.estimate.memory import cublas_workspace_bytes
 from tuner.estimate.recorder import Recorder, Timeline
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.workloads.base import Workload
+from tuner.workloads.optimizers import build_optimizer
 from tuner.workloads.quantized import quantized_tensors
 
 
@@ -91,18 +92,13 @@ def trace(
     `model_config` is a transformers configuration. Takes seconds of CPU for a model of
     27 billion parameters and needs no more memory than its Python objects.
     """
-    vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
-    recorder = Recorder(
-        workspace_bytes=cublas_workspace_bytes(compute_capability), vocab_size=vocab_size
-    )
-    path = CudaPath(compute_capability)
-    environment = MetaEnvironment(recorder, path)
+    recorder, path, environment = _setup(model_config, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
     with _bitsandbytes_on_meta(recorder), recorder, path:
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         session.optimizer_step(1)
-        _label_optimizer_state(recorder, session)
+        _label_optimizer_state(recorder, session.optimizer)
         environment.optimizer_step = 1
         session.optimizer_step(2 if accumulates else 1)
     return Trace(
@@ -111,6 +107,80 @@ def trace(
         trainable_params=session.trainable_params,
         total_params=session.total_params,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PassTrace:
+    """Two micro-steps without an optimizer step: gradients appear in the first.
+
+    `trainable` lists size and dtype of every trainable parameter, in the optimizer's order.
+    """
+
+    timeline: Timeline
+    trainable: tuple[tuple[int, torch.dtype], ...]
+    total_params: int
+
+
+def trace_passes(
+    workload: Workload,
+    model_config: Any,
+    configuration: Configuration,
+    *,
+    compute_capability: tuple[int, int],
+) -> PassTrace:
+    """Trace two forward and backward passes of `configuration`."""
+    recorder, path, environment = _setup(model_config, compute_capability)
+    environment.optimizer_step = 1
+    with _bitsandbytes_on_meta(recorder), recorder, path:
+        session = workload.open(model_config, configuration, environment)
+        _label_trainable(recorder, session)
+        for micro_step in range(2):
+            session.micro_step(micro_step)
+        recorder.enter(Phase.OPTIMIZER, 1, 2)
+    parameters = [p for p in session.model.parameters() if p.requires_grad]
+    return PassTrace(
+        timeline=recorder.timeline,
+        trainable=tuple((p.numel(), p.dtype) for p in parameters),
+        total_params=session.total_params,
+    )
+
+
+def trace_optimizer(
+    name: str, trainable: Sequence[tuple[int, torch.dtype]], *, max_grad_norm: float
+) -> Timeline:
+    """Trace two optimizer steps, clipping included, on parameters of these sizes alone.
+
+    Parameters and gradients are labelled as such, so that they can be told from what the
+    optimizer adds. An optimizer does not see the model, only its parameters.
+    """
+    recorder = Recorder(workspace_bytes=0)
+    with _bitsandbytes_on_meta(recorder), recorder:
+        recorder.start()
+        parameters = []
+        for numel, dtype in trainable:
+            parameter = torch.nn.Parameter(torch.empty(numel, dtype=dtype, device="meta"))
+            parameter.grad = torch.empty_like(parameter)
+            recorder.label(parameter, MemoryCategory.ADAPTERS)
+            recorder.label(parameter.grad, MemoryCategory.GRADIENTS)
+            parameters.append(parameter)
+        optimizer = build_optimizer(name, parameters)
+        for step in range(2):
+            recorder.enter(Phase.OPTIMIZER, step, 0)
+            if max_grad_norm > 0:
+                torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+            optimizer.step()
+            _label_optimizer_state(recorder, optimizer)
+    return recorder.timeline
+
+
+def _setup(
+    model_config: Any, compute_capability: tuple[int, int]
+) -> tuple[Recorder, CudaPath, MetaEnvironment]:
+    vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
+    workspace_bytes = cublas_workspace_bytes(compute_capability)
+    recorder = Recorder(workspace_bytes=workspace_bytes, vocab_size=vocab_size)
+    path = CudaPath(compute_capability)
+    return recorder, path, MetaEnvironment(recorder, path)
 
 
 def _label_trainable(recorder: Recorder, session: Any) -> None:
@@ -127,8 +197,8 @@ def _label_trainable(recorder: Recorder, session: Any) -> None:
         parameter.register_post_accumulate_grad_hook(label_gradient)
 
 
-def _label_optimizer_state(recorder: Recorder, session: Any) -> None:
-    for state in session.optimizer.state.values():
+def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:
+    for state in optimizer.state.values():
         for value in state.values():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 recorder.label(value, MemoryCategory.OPTIMIZER_STATE)

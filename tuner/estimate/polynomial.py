@@ -1,0 +1,143 @@
+"""Sizes as polynomials in micro-batch, length and rank, found from a few traced values.
+
+A tensor's size is a product of dimensions, and each dimension is a constant, one of the
+three variables, or a product of them. Two probes whose ratios are distinct fractions of
+primes therefore determine the monomial, and its coefficient follows. Sizes with a sum in
+them (a length padded by one) take two monomials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+Exponents = tuple[int, int, int]
+"""Powers of (micro-batch, length, rank)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One point at which a workload is traced."""
+
+    micro_batch: int
+    max_length: int
+    lora_rank: int
+
+    def monomial(self, exponents: Exponents) -> int:
+        """The value of b^i s^j r^k here."""
+        i, j, k = exponents
+        return self.micro_batch**i * self.max_length**j * self.lora_rank**k
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """A sum of at most two monomials with whole or fractional coefficients."""
+
+    terms: tuple[tuple[Fraction, Exponents], ...]
+
+    def __call__(self, probe: Probe) -> Fraction:
+        """The exact value at a point."""
+        return sum((c * probe.monomial(e) for c, e in self.terms), Fraction(0))
+
+
+class NotPolynomialError(ValueError):
+    """Two values that no polynomial of the family explains."""
+
+
+_EXPONENTS: tuple[Exponents, ...] = tuple(
+    sorted(product(range(3), range(3), range(3)), key=lambda e: (sum(e), e))
+)
+
+
+def fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
+    """The polynomial with these values at the two probes.
+
+    A single monomial where one fits, else the sum of two with the smallest whole, positive
+    coefficients. Raises `NotPolynomialError` when there is none.
+    """
+    return _fit(values, probes)
+
+
+@cache
+def _fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
+    first, second = values
+    if first == second:
+        return Polynomial(((Fraction(first), (0, 0, 0)),))
+    usable = _usable(probes)
+    for exponents, at_first, at_second in usable:
+        if first * at_second == second * at_first:
+            return Polynomial(((Fraction(first, at_first), exponents),))
+    sums = []
+    for (low, low_1, low_2), (high, high_1, high_2) in combinations(usable, 2):
+        determinant = low_1 * high_2 - low_2 * high_1
+        if determinant == 0:
+            continue
+        alpha = Fraction(first * high_2 - second * high_1, determinant)
+        beta = Fraction(low_1 * second - low_2 * first, determinant)
+        whole = alpha.denominator == 1 and beta.denominator == 1
+        if whole and alpha > 0 and beta > 0:
+            sums.append((max(alpha, beta), ((alpha, low), (beta, high))))
+    if not sums:
+        raise NotPolynomialError(f"{first} and {second} at {probes[0]} and {probes[1]}")
+    # A dimension padded by one gives two monomials with the same small coefficient.
+    return Polynomial(min(sums)[1])
+
+
+@cache
+def _usable(probes: tuple[Probe, Probe]) -> tuple[tuple[Exponents, int, int], ...]:
+    """Monomials that can be told apart: variables equal in both probes stay out."""
+    first, second = probes
+    fixed = (
+        first.micro_batch == second.micro_batch,
+        first.max_length == second.max_length,
+        first.lora_rank == second.lora_rank,
+    )
+    return tuple(
+        (exponents, first.monomial(exponents), second.monomial(exponents))
+        for exponents in _EXPONENTS
+        if not any(power and same for power, same in zip(exponents, fixed, strict=True))
+    )
+
+
+class Terms:
+    """Many polynomials as arrays, evaluated at many points at once.
+
+    `coefficients` has shape (n, 2), `exponents` (n, 2, 3); unused terms have coefficient 0.
+    """
+
+    def __init__(self, coefficients: Any, exponents: Any) -> None:
+        self.coefficients = coefficients
+        self.exponents = exponents
+
+    @classmethod
+    def of(cls, polynomials: Sequence[Polynomial]) -> Terms:
+        """Arrays for these polynomials, in their order."""
+        import numpy as np
+
+        coefficients = np.zeros((len(polynomials), 2))
+        exponents = np.zeros((len(polynomials), 2, 3), dtype=np.int8)
+        for row, polynomial in enumerate(polynomials):
+            for column, (coefficient, powers) in enumerate(polynomial.terms):
+                coefficients[row, column] = float(coefficient)
+                exponents[row, column] = powers
+        return cls(coefficients, exponents)
+
+    def at(self, points: Any) -> Any:
+        """Values of shape (n, points) for `points` of shape (points, 3) as float64."""
+        import numpy as np
+
+        powers = np.stack([np.ones_like(points), points, points**2])  # (power, point, variable)
+        values = np.zeros((len(self.coefficients), len(points)))
+        for column in range(2):
+            exponents = self.exponents[:, column, :]
+            monomials = (
+                powers[exponents[:, 0], :, 0]
+                * powers[exponents[:, 1], :, 1]
+                * powers[exponents[:, 2], :, 2]
+            )
+            values += self.coefficients[:, column, None] * monomials
+        return values

@@ -1,0 +1,117 @@
+"""What of a configuration changes the sequence of operators, and what only their sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.estimate.polynomial import Probe
+from tuner.records import Configuration
+
+SIZE_KNOBS = frozenset(
+    {"micro_batch", "max_length", "lora_rank", "lora_alpha", "grad_accum", "effective_batch"}
+)
+"""Knobs that scale tensors or repeat a micro-step, and change no operator."""
+
+OPTIMIZER_KNOBS = frozenset({"optimizer", "max_grad_norm"})
+"""Knobs that act after the last backward pass."""
+
+_FLASH, _NO_FLASH = (8, 0), (7, 5)
+"""Compute capabilities that stand for all GPUs with and without flash attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """One sequence of operators: everything but sizes, optimizer and GPU rates.
+
+    `settings` are the remaining knobs. A micro-batch of one has a sequence of its own, and so
+    have lengths that reach a model's sliding window (`window`, None without one), because a
+    mask is made from there on. `compute_capability` stands for the kernels that GPUs of its
+    kind choose.
+    """
+
+    settings: Configuration
+    single_sample: bool
+    full_training: bool
+    window: int | None
+    beyond_window: bool
+    compute_capability: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        configuration: Configuration,
+        *,
+        window: int | None,
+        compute_capability: tuple[int, int],
+    ) -> Structure:
+        """The structure that a configuration has on a GPU, for a model with this window."""
+        settings = {
+            name: value
+            for name, value in configuration.items()
+            if name not in SIZE_KNOBS | OPTIMIZER_KNOBS
+        }
+        length = _whole(configuration["max_length"])
+        return cls(
+            settings=Configuration(settings),
+            single_sample=_whole(configuration["micro_batch"]) == 1,
+            full_training=_whole(configuration["lora_rank"]) == 0,
+            window=window,
+            beyond_window=window is not None and length >= window,
+            compute_capability=_FLASH if compute_capability >= _FLASH else _NO_FLASH,
+        )
+
+    def configuration(self, probe: Probe) -> Configuration:
+        """The configuration that is traced at a probe."""
+        sizes: dict[str, Any] = {
+            "micro_batch": probe.micro_batch,
+            "max_length": probe.max_length,
+            "lora_rank": probe.lora_rank,
+            "lora_alpha": 16,
+            "grad_accum": 2,
+            "optimizer": "sgd",
+            "max_grad_norm": 0.0,
+        }
+        return Configuration({**self.settings, **sizes})
+
+    def probes(self) -> tuple[tuple[Probe, Probe], Probe]:
+        """The two points that determine polynomials, and one to check them at.
+
+        The ratios are 7/11, 7/5 and 17/13: their prime factors tell every monomial apart.
+        Lengths are multiples of 128, to which attention kernels round.
+        """
+        unit = 128
+        if self.window is not None and self.beyond_window:
+            unit *= -(-self.window // (5 * unit))
+        elif self.window is not None:
+            while 7 * unit >= self.window and unit > 1:
+                unit //= 2
+        check_length = (11 if self.beyond_window else 3) * unit
+        batches = (1, 1, 1) if self.single_sample else (11, 7, 5)
+        ranks = (0, 0, 0) if self.full_training else (13, 17, 29)
+        return (
+            (Probe(batches[0], 5 * unit, ranks[0]), Probe(batches[1], 7 * unit, ranks[1])),
+            Probe(batches[2], check_length, ranks[2]),
+        )
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits that identify the structure, the same in every process."""
+        text = json.dumps(
+            [
+                self.settings.to_dict(),
+                self.single_sample,
+                self.full_training,
+                self.window,
+                self.beyond_window,
+                self.compute_capability,
+            ],
+            sort_keys=True,
+        )
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _whole(value: Any) -> int:
+    return int(value)
