@@ -1,0 +1,110 @@
+"""What the NVIDIA driver says of a device: memory in use, by whom, driver version.
+
+Reading it creates no CUDA context, so a process that will fork may ask. Everything is None
+where the driver does not answer (no NVIDIA driver, or a container that hides processes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Memory of a device at one moment, in bytes.
+
+    `used_bytes` is all of it, whoever holds it; `process_bytes` is what one process holds, None
+    where the driver does not tell (process ids of another namespace).
+    """
+
+    used_bytes: int
+    total_bytes: int
+    process_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """Exact name, memory in bytes, compute capability and driver version of a device."""
+
+    name: str
+    total_bytes: int
+    compute_capability: tuple[int, int]
+    driver: str
+
+
+def device_use(index: int = 0, *, pid: int | None = None) -> DeviceUse | None:
+    """Memory in use on CUDA device `index`; None without an NVIDIA driver.
+
+    `pid` is the process to tell apart, this one by default.
+    """
+    with _handle(index) as found:
+        if found is None:
+            return None
+        nvml, handle = found
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        process = _process_bytes(nvml, handle, os.getpid() if pid is None else pid)
+        return DeviceUse(int(memory.used), int(memory.total), process)
+
+
+def device_identity(index: int = 0) -> DeviceIdentity | None:
+    """What CUDA device `index` is; None without an NVIDIA driver."""
+    with _handle(index) as found:
+        if found is None:
+            return None
+        nvml, handle = found
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return DeviceIdentity(
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            compute_capability=(int(major), int(minor)),
+            driver=_text(nvml.nvmlSystemGetDriverVersion()),
+        )
+
+
+@contextlib.contextmanager
+def _handle(index: int) -> Iterator[tuple[Any, Any] | None]:
+    try:
+        import pynvml  # from the package nvidia-ml-py
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml, _visible_handle(pynvml, index)
+    except pynvml.NVMLError:
+        # An index that does not exist, or a device that was lost.
+        raise LookupError(f"the driver knows no CUDA device {index}") from None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible_handle(nvml: Any, index: int) -> Any:
+    """The driver's handle of what CUDA calls `index` under CUDA_VISIBLE_DEVICES."""
+    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    named = visible[index] if visible != [""] and index < len(visible) else str(index)
+    if named.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(named))
+    return nvml.nvmlDeviceGetHandleByUUID(named)
+
+
+def _process_bytes(nvml: Any, handle: Any, pid: int) -> int | None:
+    try:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return None
+    for process in processes:
+        if process.pid == pid and process.usedGpuMemory is not None:
+            return int(process.usedGpuMemory)
+    return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,234 @@
+"""The environment of a real training step: a CUDA device, or this machine's CPU.
+
+`RealEnvironment` gives a session what `tuner.workloads.base.Environment` asks for, and notes
+the peak memory of each phase on the way. It is used inside a process of its own: only the
+exit of a process surely returns its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from unittest import mock
+
+import torch
+
+from tuner.errors import InputError, UnavailableError
+from tuner.records import Configuration, Phase
+from tuner.runner.synthetic import fill
+from tuner.units import KIB, parse_bytes
+from tuner.workloads.base import TrainingSession, Workload
+
+
+class MemoryMeter(Protocol):
+    """Memory of this process on one device, in bytes, with a peak that can be set back."""
+
+    def allocated_bytes(self) -> int:
+        """What is in use now."""
+
+    def peaks(self) -> tuple[int, int]:
+        """The highest allocated and reserved bytes since the last `reset`."""
+
+    def reset(self) -> None:
+        """Peaks start again from what is in use now."""
+
+
+class CudaMeter:
+    """PyTorch's own counters of its caching allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocated_bytes(self) -> int:
+        """Bytes of live blocks."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def peaks(self) -> tuple[int, int]:
+        """`max_memory_allocated` and `max_memory_reserved`."""
+        return (
+            torch.cuda.max_memory_allocated(self._device),
+            torch.cuda.max_memory_reserved(self._device),
+        )
+
+    def reset(self) -> None:
+        """Both peaks start again."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
+class HostMeter:
+    """Resident memory of this process beyond what it held when the meter was made.
+
+    The kernel keeps the peak (VmHWM) and sets it back on request (proc(5), clear_refs).
+    """
+
+    def __init__(self) -> None:
+        self._before_bytes = _status_bytes("VmRSS")
+
+    def allocated_bytes(self) -> int:
+        """Resident bytes now."""
+        return max(0, _status_bytes("VmRSS") - self._before_bytes)
+
+    def peaks(self) -> tuple[int, int]:
+        """Peak resident bytes, twice: the host has no allocator that reserves."""
+        peak = max(0, _status_bytes("VmHWM") - self._before_bytes)
+        return peak, peak
+
+    def reset(self) -> None:
+        """The kernel's peak starts again."""
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status_bytes(name: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
+    if found is None:
+        raise UnavailableError(f"the kernel does not report {name} of a process")
+    return int(found[1]) * KIB
+
+
+class RealEnvironment:
+    """Where a session runs for real; see `tuner.workloads.base.Environment`.
+
+    `phase` is the phase that runs now (where memory ran out, after an OOM). `phase_peak_bytes`
+    has the highest allocated memory of each phase while `recording`; recording costs a fraction
+    of a millisecond a phase, and is switched off around timed steps.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._torch_device = parse_device(device)
+        self.meter: MemoryMeter = (
+            CudaMeter(self._torch_device) if self._torch_device.type == "cuda" else HostMeter()
+        )
+        self.phase: Phase | None = None
+        self.phase_peak_bytes: dict[Phase, int] = {}
+        self.peak_reserved_bytes = 0
+        self.loaded_bytes: int | None = None
+        self.recording = True
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The highest peak of all phases so far."""
+        return max(self.phase_peak_bytes.values(), default=0)
+
+    def materialize(self, model: Any) -> None:
+        """Synthetic weights on the device."""
+        fill(model, self.device)
+
+    def autocast(self, dtype: Any) -> contextlib.AbstractContextManager[None]:
+        """PyTorch's autocast for the device."""
+        context: Any = torch.autocast(self._torch_device.type, dtype=dtype)
+        return context  # type: ignore[no-any-return]
+
+    def checkpoint_contexts(
+        self, autocast_dtype: Any | None = None
+    ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+        """Nothing: PyTorch's checkpointing restores autocast by itself."""
+        return contextlib.nullcontext(), contextlib.nullcontext()
+
+    def enter(self, phase: Phase, micro_step: int) -> None:
+        """A phase begins; the peak of the one before is noted."""
+        if self.recording:
+            self.note_peak()
+            if self.loaded_bytes is None and phase is Phase.FORWARD:
+                self.loaded_bytes = self.meter.allocated_bytes()
+        self.phase = phase
+
+    def note_peak(self) -> None:
+        """Book the peak since the last call to the phase that runs, and start again."""
+        allocated, reserved = self.meter.peaks()
+        if self.phase is not None:
+            known = self.phase_peak_bytes.get(self.phase, 0)
+            self.phase_peak_bytes[self.phase] = max(known, allocated)
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
+        self.meter.reset()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked of it."""
+        if self._torch_device.type == "cuda":
+            torch.cuda.synchronize(self._torch_device)
+
+
+def parse_device(text: str) -> torch.device:
+    """The torch device that "cuda:0" or "cpu" names. Raises `InputError` for anything else."""
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", text):
+        raise InputError(f"device {text!r} is not one to train on", hint="write cuda:0 or cpu")
+    return torch.device(text if ":" in text or text == "cpu" else f"{text}:0")
+
+
+def open_session(
+    workload: Workload,
+    model_config: Any,
+    configuration: Configuration,
+    environment: RealEnvironment,
+) -> TrainingSession:
+    """Open a session on the environment's device, products in tf32 where that was asked for.
+
+    Raises `InputError` where the configuration cannot be built, torch.OutOfMemoryError where it
+    does not fit.
+    """
+    uses_tf32 = configuration.get("precision") == "tf32"
+    torch.set_float32_matmul_precision("high" if uses_tf32 else "highest")
+    with _adapters_on(environment.device):
+        return workload.open(model_config, configuration, environment)
+
+
+@contextlib.contextmanager
+def _adapters_on(device: str) -> Iterator[None]:
+    """Inside, peft makes new adapters on `device`.
+
+    Asked for `low_cpu_mem_usage`, it leaves them on the meta device until a checkpoint fills
+    them; without it, it fills them on the CPU first, which takes 10 s for 900 million of them.
+    """
+    from peft import peft_model
+    from peft.tuners import tuners_utils as peft_tuners
+
+    def on_device() -> Any:
+        return torch.device(device)
+
+    with (
+        mock.patch.object(peft_model, "init_empty_weights", on_device),
+        mock.patch.object(peft_tuners, "init_empty_weights", on_device),
+    ):
+        yield
+
+
+def limit_memory(device: str, limit_bytes: int) -> None:
+    """Let this process allocate at most `limit_bytes` on `device`: a stand-in for a smaller one.
+
+    On CUDA the limit is on what PyTorch reserves; the CUDA context comes on top. On the CPU it is
+    on private memory beyond what the process holds now (setrlimit(2), RLIMIT_DATA).
+    """
+    parsed = parse_device(device)
+    if parsed.type == "cuda":
+        total = torch.cuda.get_device_properties(parsed).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), parsed)
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + limit_bytes, hard))
+
+
+# Each line names where the text comes from.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory"  # torch.OutOfMemoryError, CUDA runtime errors, bitsandbytes
+    r"|CUBLAS_STATUS_ALLOC_FAILED"  # cuBLAS, creating a handle
+    r"|CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)"  # cuDNN 8 and 9
+    r"|DefaultCPUAllocator: (can't allocate|not enough) memory",  # PyTorch on the CPU
+    re.IGNORECASE,
+)
+_REQUESTED = re.compile(r"[Tt]ried to allocate ([0-9.]+ [KMGT]i?B|[0-9]+ bytes)")
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether an error text or the end of a log says that the device's memory ran out."""
+    return _OUT_OF_MEMORY.search(text) is not None
+
+
+def requested_bytes(text: str) -> int | None:
+    """The size of the allocation that failed, where an out-of-memory text names it."""
+    found = _REQUESTED.search(text)
+    return parse_bytes(found[1].replace(" bytes", " B")) if found else None
