@@ -21,7 +21,7 @@ FILES = sorted((ROOT / "tuner").rglob("*.py"))
 LAYERS = (
     {"__init__", "errors"},
     {"records", "units", "nvml"},
-    {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models"},
+    {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
     {"estimate"},
     {"runner", "results"},
@@ -37,7 +37,7 @@ HEAVY = {
     "transformers": set(),
     "peft": set(),
     "bitsandbytes": {"estimate"},
-    "numpy": {"estimate", "tune"},
+    "numpy": {"data", "estimate", "tune"},
     "ray": {"tune"},
     "optuna": {"tune"},
     "pandas": set(),
@@ -149,7 +149,17 @@ def test_heavy_libraries_are_imported_where_they_are_used():
 
 
 def test_light_modules_load_no_heavy_library():
-    light = {"space", "gpus", "models", "results", "expressions", "errors", "records", "units"}
+    light = {
+        "space",
+        "gpus",
+        "models",
+        "data",
+        "results",
+        "expressions",
+        "errors",
+        "records",
+        "units",
+    }
     modules = [m for m in map(module_name, FILES) if package_of(m) in light]
     modules += ["tuner.runner.base", "tuner.workloads", "tuner.workloads.base", "tuner.cli.main"]
     modules += [f"tuner.cli.{name}" for name in COMMANDS]
