@@ -115,9 +115,7 @@ def _int8_scaled_mm(
     return result
 
 
-def _safe_softmax(
-    scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def _safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Softmax, then zero where a whole row is masked out (aten attention.cpp)."""
     weights: torch.Tensor = _aten._softmax.default(scores, dim, False)
     masked_rows = (scores == float("-inf")).all(dim, keepdim=True)

@@ -252,10 +252,11 @@ _CAUSAL_LM = (
     Term(
         "training_loop",
         "word",
-        "who runs the step: transformers' Trainer, or a plain loop that holds the model's outputs "
-        "(the logits) until backward has ended",
+        "who runs the step: transformers' Trainer; a function of one's own, which holds the "
+        "model's outputs (the logits) until backward has ended; or the body of a loop, whose "
+        "variables hold them until the next forward pass has ended",
         default="trainer",
-        allowed=("trainer", "plain"),
+        allowed=("trainer", "function", "loop"),
     ),
 )
 

@@ -108,6 +108,7 @@ class CausalLMSession:
         self.trainable_params = sum(p.numel() for p in self._trainable)
         self.total_params = sum(map(logical_numel, parameters))
         self.optimizer = build_optimizer(settings.optimizer, self._trainable)
+        self._outputs: Any = None
 
     def optimizer_step(self, micro_steps: int) -> None:
         """Run `micro_steps` forward and backward passes, clip, and update once."""
@@ -131,11 +132,13 @@ class CausalLMSession:
             "attention_mask": torch.ones(shape, dtype=torch.long, device=device),
             "labels": tokens.clone(),
         }
-        if self._settings.training_loop == "plain":
+        if self._settings.training_loop != "trainer":
             # A hand-written loop holds `outputs`, and with it the logits, during backward.
-            outputs = self._forward(batch)
+            self._outputs = self._forward(batch)
             self._environment.enter(Phase.BACKWARD, micro_step)
-            torch.autograd.backward(outputs.loss)
+            torch.autograd.backward(self._outputs.loss)
+            if self._settings.training_loop == "function":
+                self._outputs = None
             return
         loss = self._loss_as_trainer(batch)
         self._environment.enter(Phase.BACKWARD, micro_step)
