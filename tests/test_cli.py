@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.cli.main import COMMANDS, run
-from tuner.cli.progress import PlainLines, progress_line
+from tuner.cli.progress import PlainLines, drawn, progress_line
 from tuner.gpus import get_gpu
 from tuner.results.store import ResultsFolder
 from tuner.tune.progress import Progress
@@ -433,6 +434,18 @@ class TestProgress:
     )  # fmt: skip
     def test_line_fits_80_columns(self, state):
         assert len(progress_line(state)) <= 80
+
+    def test_live_display_has_bar_line_and_best_below_each_other(self, folder):
+        from rich.console import Console
+
+        best = make_trial(folder, 20, 312.4, micro_batch=1)
+        state = progress(best=best)
+        out = Console(width=80, file=io.StringIO())
+        out.print(drawn(state))
+        bar, line, *rest = out.file.getvalue().splitlines()
+        assert set(bar.strip()) <= set("━╸╺")
+        assert line.strip() == progress_line(state)
+        assert rest[0].startswith("best (predicted): 20.00 GiB, micro_batch=1")
 
     def test_plain_lines_come_with_news_and_not_too_often(self, folder, capsys):
         now = [0.0]

@@ -139,6 +139,8 @@ def _gain_text(best: Recommendation) -> str:
     gain = best.gain
     if gain is None or gain.speedup is None or gain.saved_bytes is None:
         return ""
+    if gain.baseline.configuration == best.configuration:
+        return "the baseline itself: nothing else that was tried and fits is faster"
     baseline = settings_text(gain.baseline.configuration, best.space.knobs)
     more = "less" if gain.saved_bytes >= 0 else "more"
     fits = "" if gain.baseline_fits else " (which does not fit)"

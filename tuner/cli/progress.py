@@ -13,6 +13,8 @@ from tuner.cli.render import PIPE_WIDTH, console, significant
 from tuner.units import format_duration, format_gib
 
 if TYPE_CHECKING:  # `tuner search --help` needs neither
+    from rich.table import Table
+
     from tuner.tune.progress import Progress
 
 Report = Callable[["Progress"], None]
@@ -84,16 +86,22 @@ class PlainLines:
 
 @contextlib.contextmanager
 def _live(out: Any) -> Iterator[Report]:
-    from rich.console import Group  # only in a terminal
-    from rich.live import Live
-    from rich.progress_bar import ProgressBar
-
-    def drawn(progress: Progress) -> Group:
-        bar = ProgressBar(total=progress.total, completed=progress.done, width=60)
-        return Group(bar, progress_line(progress), best_line(progress))
+    from rich.live import Live  # only in a terminal
 
     with Live(console=out, transient=True, refresh_per_second=4) as live:
         yield lambda progress: live.update(drawn(progress))
+
+
+def drawn(progress: Progress) -> Table:
+    """A bar, the line of `progress_line` and the best configuration, one below the other."""
+    from rich.progress_bar import ProgressBar  # only in a terminal
+    from rich.table import Table
+
+    grid = Table.grid()
+    grid.add_row(ProgressBar(total=progress.total, completed=progress.done, width=60))
+    grid.add_row(progress_line(progress))
+    grid.add_row(best_line(progress))
+    return grid
 
 
 def best_line(progress: Progress) -> str:
