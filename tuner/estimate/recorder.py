@@ -133,6 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen: dict[Any, _Seen] = {}
         self._recomputing = False
         self._recording = False
+        self._depth = 0
         self._first_block_of_phase = 0
 
     # -- what the trace tells the recorder --------------------------------------------------
@@ -169,6 +170,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._block_of(tensor).paged = True
 
     # -- the dispatch mode ------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        self._depth += 1
+        return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._depth -= 1
+        if self._depth == 0:
+            # The story ends here: what is still alive stays so, whenever Python drops it.
+            self._recording = False
+            self._finalizers.clear()
 
     def __torch_dispatch__(
         self,
