@@ -1,0 +1,307 @@
+"""Token lengths from JSONL files: columns, texts, conversations, and everything malformed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tuner.data import LengthDistribution, jsonl, read, read_lengths
+from tuner.errors import InputError
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "role {{ m.content }} end {% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tokenizer that gives each word a token, and each text a first one."""
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tokenizer(tmp_path_factory.mktemp("chat"), chat_template=CHAT_TEMPLATE)
+
+
+def save_tokenizer(folder: Path, **options: Any) -> str:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", bos_token="<s>", **options
+    )
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+def write(folder: Path, *rows: object, name: str = "data.jsonl") -> Path:
+    path = folder / name
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def problems_of(error: pytest.ExceptionInfo[InputError]) -> list[str]:
+    return [str(problem) for problem in error.value.problems]
+
+
+# --- what is read ----------------------------------------------------------------------------
+
+
+def test_a_column_of_lengths(tmp_path: Path):
+    path = write(tmp_path, {"n_tokens": 5}, "", {"n_tokens": 7.0, "x": None}, {"n_tokens": 0})
+    found = read_lengths(path, length_column="n_tokens")
+    assert found == LengthDistribution.from_lengths([5, 7, 0])
+
+
+def test_texts_get_the_special_tokens_of_the_tokenizer(tmp_path: Path, tokenizer: str):
+    path = write(tmp_path, {"text": "one two three"}, {"text": ""})
+    assert read_lengths(path, tokenizer=tokenizer) == LengthDistribution.from_lengths([4, 1])
+
+
+def test_several_text_columns_are_joined_as_they_are(tmp_path: Path, tokenizer: str):
+    path = write(tmp_path, {"a": "one tw", "b": "o three", "text": "not this"})
+    found = read_lengths(path, tokenizer=tokenizer, text_column=["a", "b"])
+    assert found == LengthDistribution.from_lengths([4])
+
+
+def test_prompt_and_completion(tmp_path: Path, tokenizer: str):
+    path = write(tmp_path, {"prompt": "one two", "completion": " three"})
+    assert read_lengths(path, tokenizer=tokenizer).max == 4
+
+
+def test_conversations_are_rendered_once_by_the_template(tmp_path: Path, chat_tokenizer: str):
+    messages = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+    chat = write(tmp_path, {"messages": messages, "text": "not this"})
+    assert read_lengths(chat, tokenizer=chat_tokenizer).max == 7  # and no first token added
+    halves = write(tmp_path, {"prompt": messages[:1], "completion": messages[1:]})
+    assert read_lengths(halves, tokenizer=chat_tokenizer).max == 7
+    other = write(tmp_path, {"dialogue": messages})
+    assert read_lengths(other, tokenizer=chat_tokenizer, text_column="dialogue").max == 7
+
+
+def test_every_text_of_several_groups_is_counted(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(read, "GROUP_EXAMPLES", 3)
+    monkeypatch.setattr(read, "GROUP_CHARACTERS", 20)
+    path = write(tmp_path, *({"text": "word " * n} for n in range(10)))
+    found = read_lengths(path, tokenizer=tokenizer)
+    assert found == LengthDistribution.from_lengths(range(1, 11))
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=30).filter(any))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_any_lengths_come_back(tmp_path: Path, lengths: list[int]):
+    path = write(tmp_path, *({"n": n} for n in lengths))
+    found = read_lengths(path, length_column="n")
+    assert found == LengthDistribution.from_lengths(lengths)
+
+
+def test_byte_order_mark_and_windows_line_ends(tmp_path: Path):
+    path = tmp_path / "windows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"n": 3}\r\n{"n": 4}')
+    assert read_lengths(path, length_column="n").examples == 2
+
+
+# --- malformed files -------------------------------------------------------------------------
+
+
+def test_every_malformed_line_is_named(tmp_path: Path):
+    path = write(
+        tmp_path,
+        {"n": 1},
+        '{"n": 2',
+        "[1, 2]",
+        {"m": 3},
+        {"n": -4},
+        {"n": True},
+        {"n": "5"},
+        {"n": 1.5},
+        "[" * 100_000,
+        '{"n": ' + "9" * 5000 + "}",
+        {"n": 2**40},
+    )
+    with pytest.raises(InputError) as error:
+        read_lengths(path, length_column="n")
+    found = problems_of(error)
+    assert [text.split(":")[1] for text in found] == [str(n) for n in range(2, 12)]
+    assert all(text.startswith(f"{path}:") for text in found)
+    for text, part in zip(
+        found,
+        (
+            "not JSON at column",
+            "a list where an object is needed",
+            "no column 'n' (there are: m)",
+            "n is -4",
+            "n is True",
+            "n is a string",
+            "n is 1.5",
+            "nested too deeply",
+            "not readable as JSON",
+            "n is 1099511627776",
+        ),
+        strict=True,
+    ):
+        assert part in text
+
+
+def test_malformed_bytes(tmp_path: Path):
+    path = tmp_path / "bytes.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": "\xff"}\n')
+    with pytest.raises(InputError, match=r"bytes.jsonl:2: not UTF-8 at byte 8"):
+        read_lengths(path, length_column="n")
+
+
+def test_reading_stops_after_many_problems(tmp_path: Path):
+    path = write(tmp_path, *(["nothing"] * 1000))
+    with pytest.raises(InputError) as error:
+        read_lengths(path, length_column="n")
+    assert len(error.value.problems) == jsonl.MAX_PROBLEMS + 1
+    assert "reading stopped" in problems_of(error)[-1]
+
+
+def test_a_huge_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 1000)
+    fits = '{"n": 1' + " " * 992 + "}"
+    path = write(tmp_path, fits, '{"n": 2}' + " " * 9000, {"n": "last"})
+    with pytest.raises(InputError) as error:
+        read_lengths(path, length_column="n")
+    first, second = problems_of(error)
+    assert f"{path}:2: the line is longer" in first
+    assert f"{path}:3: n is a string" in second
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"messages": "hello"}, "messages is a string, and not a list of messages"),
+        ({"messages": []}, "messages is an empty list"),
+        ({"messages": ["hello"]}, "messages[0] is a string"),
+        ({"messages": [{"content": "a"}]}, "messages[0] has no role"),
+        ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "no tools here"),
+        ({"text": "a"}, "no column 'messages'"),
+    ],
+)
+def test_malformed_conversations(
+    tmp_path: Path, chat_tokenizer: str, record: dict[str, Any], message: str
+):
+    good = {"messages": [{"role": "user", "content": "a"}]}
+    path = write(tmp_path, good, record)
+    with pytest.raises(InputError) as error:
+        read_lengths(path, tokenizer=chat_tokenizer)
+    assert [text.partition(": ")[0] for text in problems_of(error)] == [f"{path}:2"]
+    assert message in problems_of(error)[0]
+
+
+def test_malformed_texts(tmp_path: Path, tokenizer: str):
+    path = write(tmp_path, {"text": "a"}, {"text": None}, '{"text": "\\ud800"}', {"Text": "b"})
+    with pytest.raises(InputError) as error:
+        read_lengths(path, tokenizer=tokenizer)
+    null, half, name = problems_of(error)
+    assert f"{path}:2: text is null" in null
+    assert f"{path}:3: the text has half of a surrogate pair" in half
+    assert "did you mean 'Text'?" in name
+
+
+def test_conversations_need_a_chat_template(tmp_path: Path, tokenizer: str):
+    path = write(tmp_path, {"messages": [{"role": "user", "content": "a"}]})
+    with pytest.raises(InputError, match="has no chat template"):
+        read_lengths(path, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n  \n"])
+def test_a_file_without_examples(tmp_path: Path, content: str):
+    path = tmp_path / "empty.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match="holds no examples"):
+        read_lengths(path, length_column="n")
+
+
+def test_a_compressed_file_and_a_json_array_say_what_to_do(tmp_path: Path):
+    packed = tmp_path / "data.jsonl.gz"
+    packed.write_bytes(b"\x1f\x8b\x08\x00rest")
+    with pytest.raises(InputError, match=r"compressed[\s\S]*gunzip"):
+        read_lengths(packed, length_column="n")
+    array = write(tmp_path, '[{"n": 1},', '{"n": 2}]')
+    with pytest.raises(InputError, match=r"jq -c"):
+        read_lengths(array, length_column="n")
+
+
+def test_a_file_that_is_not_there_and_a_folder(tmp_path: Path):
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            read_lengths(path, length_column="n")
+
+
+@given(content=st.binary(max_size=200))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes):
+    path = tmp_path / "any.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + content)
+    problems: tuple[object, ...] = ()
+    try:
+        found = read_lengths(path, length_column="n")
+    except InputError as error:
+        problems = error.problems
+    else:
+        assert found.examples == 1
+    assert bool(problems) == bool(content.strip())
+
+
+# --- arguments and tokenizers ----------------------------------------------------------------
+
+
+def test_arguments_that_contradict_each_other(tmp_path: Path):
+    path = write(tmp_path, {"n": 1, "text": "a", "ok": True})
+    for options in ({"tokenizer": "x"}, {"text_column": "text"}):
+        with pytest.raises(InputError, match="already holds"):
+            read_lengths(path, length_column="n", **options)
+    with pytest.raises(InputError, match="need a tokenizer"):
+        read_lengths(path, text_column="text")
+    with pytest.raises(InputError, match=r"nothing says how many[\s\S]*first line: n\)"):
+        read_lengths(path)
+
+
+def test_a_text_that_nothing_names(tmp_path: Path, tokenizer: str):
+    path = write(tmp_path, {"question": "a", "a\nb": "c"})
+    with pytest.raises(InputError, match=r"data.jsonl:1: no column.*question, 'a\\nb'") as error:
+        read_lengths(path, tokenizer=tokenizer)
+    assert "--text-column" in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"added_tokens": [], "model": {"type": "No"}}'])
+def test_a_broken_tokenizer(tmp_path: Path, content: str):
+    folder = tmp_path / "broken"
+    save_tokenizer(folder)
+    (folder / "tokenizer.json").write_text(content)
+    path = write(tmp_path, {"text": "a"})
+    with pytest.raises(InputError, match="broken"):
+        read_lengths(path, tokenizer=str(folder))
+
+
+def test_a_tokenizer_that_is_not_there(tmp_path: Path):
+    path = write(tmp_path, {"text": "a"})
+    (tmp_path / "nothing").mkdir()
+    for name, message in (
+        ("no-such-tokenizer", "neither a folder nor in the local"),
+        ("not a name!", "neither a folder nor in the local"),
+        (str(tmp_path / "nothing"), "nothing"),
+        (str(path), "is a file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_lengths(path, tokenizer=name)

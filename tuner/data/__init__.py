@@ -1,0 +1,24 @@
+"""Token lengths of the training data, and what batches made of them look like."""
+
+from __future__ import annotations
+
+from tuner.data.distribution import (
+    PADDING_MODES,
+    BatchShape,
+    Bounds,
+    LengthDistribution,
+    Truncation,
+)
+from tuner.data.rate import TokenRate, token_rate
+from tuner.data.read import read_lengths
+
+__all__ = [
+    "PADDING_MODES",
+    "BatchShape",
+    "Bounds",
+    "LengthDistribution",
+    "TokenRate",
+    "Truncation",
+    "read_lengths",
+    "token_rate",
+]
