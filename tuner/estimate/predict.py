@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tuner.errors import InputError, Problem
-from tuner.estimate.memory import peak_memory
-from tuner.estimate.roofline import StepTime, matmul_peak, step_time
-from tuner.estimate.trace import Trace, trace
+from tuner.estimate.roofline import StepTimes, StepWork, matmul_peak, step_times
+from tuner.estimate.work_arrays import WorkArrays, executions_of, optimizer_executions_of
 from tuner.gpus import Gpu
 from tuner.models.catalogue import resolve_config
-from tuner.records import Configuration, Prediction, Speed
-from tuner.workloads import get_workload
-from tuner.workloads.base import Workload
+from tuner.records import Configuration, Memory, Prediction, Speed
+from tuner.workloads import get_workload, tokens_per_sample
+
+if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
+    from tuner.estimate.trace import Trace
+    from tuner.workloads.base import Workload
 
 DEFAULT_MARGIN_FRACTION = 0.03
 """Part of the GPU's memory to keep free: reserved memory differed by up to 11.7 % between two
@@ -58,13 +62,14 @@ def predict(
     *,
     margin_fraction: float | None = None,
 ) -> Prediction:
-    """Peak memory and step time of `configuration` on `gpu`.
+    """Peak memory and step time of `configuration` on `gpu`, from a trace at full depth.
 
     Raises `InputError` when the GPU cannot run it or the model cannot be built from it.
     """
-    problems = check_supported(configuration, gpu)
-    if problems:
-        raise InputError("the GPU cannot run this configuration", problems=problems)
+    from tuner.estimate.memory import peak_memory
+    from tuner.estimate.trace import trace
+
+    require_supported(configuration, gpu)
     traced = trace(
         subject.workload,
         subject.model_config,
@@ -72,6 +77,39 @@ def predict(
         compute_capability=gpu.compute_capability,
     )
     memory = peak_memory(traced.timeline, context_bytes=gpu.context_bytes)
+    times = step_times(
+        _step_work(traced),
+        gpu,
+        grad_accum=np.array([grad_accum_of(configuration)]),
+        allow_tf32=configuration["precision"] == "tf32",
+    )
+    return build_prediction(
+        memory,
+        speed_of(times, 0, subject.workload.name, configuration, gpu),
+        gpu,
+        params=(traced.trainable_params, traced.total_params),
+        method=METHOD,
+        margin_fraction=margin_fraction,
+    )
+
+
+def require_supported(configuration: Configuration, gpu: Gpu) -> None:
+    """Raise `InputError` with every reason why the GPU cannot run the configuration."""
+    problems = check_supported(configuration, gpu)
+    if problems:
+        raise InputError("the GPU cannot run this configuration", problems=problems)
+
+
+def build_prediction(
+    memory: Memory,
+    speed: Speed,
+    gpu: Gpu,
+    *,
+    params: tuple[int, int],
+    method: str,
+    margin_fraction: float | None,
+) -> Prediction:
+    """A prediction, with the verdict on device memory. `params` are trainable and total."""
     fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
     margin = round(gpu.memory_bytes * fraction)
     return Prediction(
@@ -79,35 +117,49 @@ def predict(
         limit_bytes=gpu.memory_bytes,
         margin_bytes=margin,
         memory=memory,
-        speed=_speed(traced, subject.workload, configuration, gpu),
-        trainable_params=traced.trainable_params,
-        total_params=traced.total_params,
+        speed=speed,
+        trainable_params=params[0],
+        total_params=params[1],
         gpu=gpu.id,
-        method=METHOD,
+        method=method,
     )
 
 
-def _speed(traced: Trace, workload: Workload, configuration: Configuration, gpu: Gpu) -> Speed:
-    grad_accum = int(str(configuration.get("grad_accum", 1)))
+def grad_accum_of(configuration: Configuration) -> int:
+    """Micro-steps of an optimizer step."""
+    return int(str(configuration.get("grad_accum", 1)))
+
+
+def speed_of(
+    times: StepTimes, point: int, workload: str, configuration: Configuration, gpu: Gpu
+) -> Speed:
+    """The speed at one of the points of `times`, which has this configuration."""
+    grad_accum = grad_accum_of(configuration)
     samples = int(str(configuration["micro_batch"])) * grad_accum
-    timing = step_time(
-        traced,
-        gpu,
-        grad_accum=grad_accum,
-        allow_tf32=configuration["precision"] == "tf32",
-    )
+    step_s = float(times.step_s[point])
     return Speed(
-        step_s=timing.step_s,
-        it_per_s=grad_accum / timing.step_s,
-        samples_per_s=samples / timing.step_s,
-        tokens_per_s=samples * workload.tokens_per_sample(configuration) / timing.step_s,
-        mfu=_mfu(timing, configuration, gpu),
-        breakdown_s=timing.breakdown_s,
+        step_s=step_s,
+        it_per_s=grad_accum / step_s,
+        samples_per_s=samples / step_s,
+        tokens_per_s=samples * tokens_per_sample(workload, configuration) / step_s,
+        mfu=_mfu(float(times.model_flops[point]) / step_s, configuration, gpu),
+        breakdown_s={kind: float(seconds[point]) for kind, seconds in times.breakdown_s.items()},
     )
 
 
-def _mfu(timing: StepTime, configuration: Configuration, gpu: Gpu) -> float | None:
-    """Model FLOPs over the dense peak of the precision in which most products run."""
+def _step_work(traced: Trace) -> StepWork:
+    timeline = traced.timeline
+    works = WorkArrays.of_works(timeline.works)
+    return StepWork(
+        passes=works,
+        executions=executions_of(timeline, step=1),
+        optimizer=works,
+        optimizer_executions=optimizer_executions_of(timeline, step=1),
+    )
+
+
+def _mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | None:
+    """Model FLOP/s over the dense peak of the precision in which most products run."""
     mixed = str(configuration.get("mixed_precision", "no"))
     precision = mixed if mixed != "no" else str(configuration["precision"])
     if precision in ("nf4", "int8"):
@@ -115,5 +167,6 @@ def _mfu(timing: StepTime, configuration: Configuration, gpu: Gpu) -> float | No
     if precision not in gpu.flops:
         return None
     dtype = _COMPUTE_DTYPES[precision]
-    peak = matmul_peak(gpu, dtype, allow_tf32=precision == "tf32")
-    return timing.model_flops / (timing.step_s * peak)
+    return flops_per_s / matmul_peak(gpu, dtype, allow_tf32=precision == "tf32")
+
+

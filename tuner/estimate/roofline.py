@@ -7,17 +7,17 @@ device profile can replace them with measured ones.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from tuner.estimate.recorder import Timeline, Work
-from tuner.estimate.trace import Trace
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.estimate.compiled import SEGMENTS, Floats
+from tuner.estimate.work_arrays import WorkArrays
 from tuner.gpus import Gpu
-from tuner.records import Phase
 
-_FP32 = "float32"
 _PRECISION_OF_DTYPE = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
 
 
@@ -42,89 +42,99 @@ class Efficiency:
     """Rows and columns of a matmul tile: the last tile and the last wave are padding."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Seconds of one optimizer step, by kind of work.
+class KernelTimes(Protocol):
+    """How long kernels take on a GPU, and what launching one costs the host."""
 
-    The kind "launch" is host time that the device waits for. `model_flops` counts no
+    launch_s: float
+
+    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+        """Seconds of each operator at each point, shape (W, P)."""
+
+
+class Roofline:
+    """`KernelTimes` from the peaks of the GPU catalogue: max(arithmetic, traffic, shortest)."""
+
+    def __init__(self, efficiency: Efficiency | None = None) -> None:
+        self._efficiency = efficiency or Efficiency()
+        self.launch_s = self._efficiency.launch_s
+
+    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+        """See `KernelTimes.seconds`."""
+        efficiency = self._efficiency
+        share = np.array(
+            [
+                efficiency.bandwidth.get(str(kind), efficiency.bandwidth["elementwise"])
+                for kind in works.kinds
+            ]
+        )
+        traffic_s = works.bytes_moved / (gpu.bandwidth_bytes_per_s * share[:, None])
+        peak = np.array([matmul_peak(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
+        reached = np.where(works.kinds == "attention", efficiency.attention, efficiency.matmul)
+        used = tile_use(works, gpu, efficiency.tile)
+        arithmetic_s = works.flops / (peak[:, None] * reached[:, None] * used)
+        seconds: Floats = np.maximum(np.maximum(arithmetic_s, traffic_s), efficiency.kernel_s)
+        return seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepWork:
+    """The work of one optimizer step: what passes and optimizer run, and how often.
+
+    `executions` (S, 2, W) as in `CompiledPasses`; `optimizer_executions` (V,) over the
+    operators in `optimizer`, at one point or at as many as `passes`.
+    """
+
+    passes: WorkArrays
+    executions: NDArray[np.int64]
+    optimizer: WorkArrays
+    optimizer_executions: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTimes:
+    """Seconds of optimizer steps at P points: in all (P,), and by kind of work.
+
+    The kind "launch" is host time that the device waits for. `model_flops` (P,) counts no
     recomputation.
     """
 
-    step_s: float
-    breakdown_s: Mapping[str, float]
-    model_flops: int
+    step_s: Floats
+    breakdown_s: Mapping[str, Floats]
+    model_flops: Floats
 
 
-def step_time(
-    trace: Trace,
+def step_times(
+    work: StepWork,
     gpu: Gpu,
     *,
-    grad_accum: int,
+    grad_accum: NDArray[np.int64],
     allow_tf32: bool = False,
-    efficiency: Efficiency | None = None,
-) -> StepTime:
-    """Time of one optimizer step with `grad_accum` micro-steps.
+    kernel_times: KernelTimes | None = None,
+) -> StepTimes:
+    """Time of one optimizer step at each point, with `grad_accum` (P,) micro-steps.
 
-    The traced second optimizer step gives the first micro-step, the repeated one and the
-    update; the repeated one counts `grad_accum - 1` times.
+    The first micro-step counts once, the second stands for all further ones.
     """
-    efficiency = efficiency or Efficiency()
-    timeline = trace.timeline
-    seconds: defaultdict[str, float] = defaultdict(float)
-    flops = 0
-    for key, counts in _executions(timeline).items():
-        repeats = grad_accum - 1 if key.micro_step == 1 and key.is_pass else 1
-        device: defaultdict[str, float] = defaultdict(float)
-        launches = 0
-        for index, count in counts.items():
-            work = timeline.works[index]
-            device[_label(work, key)] += count * kernel_s(work, gpu, efficiency, allow_tf32)
-            launches += count
-            flops += 0 if key.recompute else repeats * count * work.flops
-        host_s = 0.0 if not key.is_pass else launches * efficiency.launch_s
-        for label, time_s in device.items():
-            seconds[label] += repeats * time_s
-        seconds["launch"] += repeats * max(0.0, host_s - sum(device.values()))
-    return StepTime(sum(seconds.values()), dict(seconds), flops)
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Operators that are told apart: one phase of one micro-step, recomputed or not."""
-
-    phase: Phase
-    micro_step: int
-    recompute: bool
-
-    @property
-    def is_pass(self) -> bool:
-        return self.phase is not Phase.OPTIMIZER
-
-
-def _executions(timeline: Timeline) -> dict[_Segment, Counter[int]]:
-    """How often each work runs in each segment of the last traced optimizer step."""
-    segments: dict[_Segment, Counter[int]] = {}
-    for op in timeline.ops:
-        mark = timeline.marks[op.mark]
-        if mark.step == 1 and mark.phase is not Phase.LOAD:
-            key = _Segment(mark.phase, mark.micro_step, op.recompute)
-            segments.setdefault(key, Counter())[op.work] += 1
-    return segments
-
-
-def kernel_s(work: Work, gpu: Gpu, efficiency: Efficiency, allow_tf32: bool) -> float:
-    """Seconds of one kernel: max(arithmetic, traffic, shortest kernel)."""
-    share = efficiency.bandwidth.get(work.kind, efficiency.bandwidth["elementwise"])
-    traffic_s = work.bytes_moved / (gpu.bandwidth_bytes_per_s * share)
-    arithmetic_s = 0.0
-    if work.flops:
-        peak = matmul_peak(gpu, work.dtype, allow_tf32)
-        if work.kind == "attention":
-            arithmetic_s = work.flops / (peak * efficiency.attention)
-        else:
-            used = efficiency.matmul * _tile_use(work, gpu, efficiency.tile)
-            arithmetic_s = work.flops / (peak * used)
-    return max(arithmetic_s, traffic_s, efficiency.kernel_s)
+    times = kernel_times or Roofline()
+    kernel_s = times.seconds(work.passes, gpu, allow_tf32=allow_tf32)
+    breakdown: dict[str, Floats] = {}
+    flops = np.zeros(len(grad_accum))
+    for number, segment in enumerate(SEGMENTS):
+        repeats = np.ones(len(grad_accum)) if segment.micro_step == 0 else grad_accum - 1.0
+        plain, again = work.executions[number].astype(float)
+        device_s = {"recompute": again @ kernel_s}
+        for kind in np.unique(work.passes.kinds):
+            device_s[str(kind)] = (plain * (work.passes.kinds == kind)) @ kernel_s
+        host_s = (plain.sum() + again.sum()) * times.launch_s
+        device_s["launch"] = np.maximum(0.0, host_s - sum(device_s.values()))
+        for kind, seconds in device_s.items():
+            breakdown[kind] = breakdown.get(kind, 0.0) + repeats * seconds
+        flops += repeats * (plain @ work.passes.flops)
+    # Multi-tensor optimizers launch few kernels for many tensors: no host time is counted.
+    optimizer_s = times.seconds(work.optimizer, gpu, allow_tf32=allow_tf32)
+    breakdown["optimizer"] = work.optimizer_executions @ optimizer_s + np.zeros(len(grad_accum))
+    step_s: Floats = sum(breakdown.values(), np.zeros(len(grad_accum)))
+    return StepTimes(step_s, breakdown, flops)
 
 
 def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
@@ -132,36 +142,30 @@ def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
 
     A type without tensor cores for it (bf16 on Turing, int8 on Volta) runs at the fp32 rate.
     """
-    if dtype == _FP32 and allow_tf32 and "tf32" in gpu.flops:
+    if dtype == "float32" and allow_tf32 and "tf32" in gpu.flops:
         return gpu.flops["tf32"]
     return gpu.flops.get(_PRECISION_OF_DTYPE.get(dtype, "fp32"), gpu.flops["fp32"])
 
 
-def _tile_use(work: Work, gpu: Gpu, tile: int) -> float:
-    """Share of a product's tiles and waves that is not padding.
+def tile_use(works: WorkArrays, gpu: Gpu, tile: int) -> Floats:
+    """Share of each product's tiles and waves that is not padding, shape (W, P).
 
     A product of m x n runs as tiles of at most 128 x 128, `sm_count` at a time (NVIDIA, Matrix
     Multiplication Background User's Guide, "Tile quantization" and "Wave quantization"). Thin
     products, as LoRA's, take smaller tiles, down to 16 wide, and split a long k over the
     multiprocessors that would idle.
     """
-    if work.shape is None:
-        return 1.0
-    batch, m, n, k = work.shape
+    batch, m, n, k = (works.shapes[:, axis, :] for axis in range(4))
     tile_m, tile_n = _tile_side(m, tile), _tile_side(n, tile)
-    tiles_m, tiles_n = -(-m // tile_m), -(-n // tile_n)
+    tiles_m, tiles_n = np.ceil(m / tile_m), np.ceil(n / tile_n)
     waves = batch * tiles_m * tiles_n / gpu.sm_count
-    if waves < 1:
-        waves = min(1.0, waves * max(1, k // 512))
+    split = np.minimum(1.0, waves * np.maximum(1.0, np.floor(k / 512)))
+    waves = np.where(waves < 1, split, waves)
     full = (m * n) / (tiles_m * tiles_n * tile_m * tile_n)
-    return full * waves / math.ceil(waves)
+    used: Floats = np.where(works.has_shape[:, None], full * waves / np.ceil(waves), 1.0)
+    return used
 
 
-def _tile_side(size: int, tile: int) -> int:
-    return tile if size >= tile else -(-size // 16) * 16
-
-
-def _label(work: Work, segment: _Segment) -> str:
-    if segment.phase is Phase.OPTIMIZER:
-        return "optimizer"
-    return "recompute" if segment.recompute else work.kind
+def _tile_side(size: Floats, tile: int) -> Floats:
+    side: Floats = np.where(size >= tile, float(tile), np.ceil(size / 16) * 16)
+    return side

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tuner.errors import unknown
-from tuner.workloads.base import Workload
+from tuner.records import Configuration
+
+if TYPE_CHECKING:
+    from tuner.workloads.base import Workload
 
 NAMES = ("causal_lm",)
 
@@ -16,3 +21,10 @@ def get_workload(name: str) -> Workload:
 
         return CausalLM()
     raise unknown("workload", name, NAMES)
+
+
+def tokens_per_sample(workload: str, configuration: Configuration) -> int:
+    """Tokens of one sample at full length. Raises `InputError` for an unknown workload."""
+    if workload == "causal_lm":
+        return int(str(configuration["max_length"]))
+    raise unknown("workload", workload, NAMES)

@@ -59,6 +59,3 @@ class Workload(Protocol):
         self, model_config: Any, configuration: Configuration, environment: Environment
     ) -> TrainingSession:
         """Build model and optimizer. `model_config` is a transformers configuration."""
-
-    def tokens_per_sample(self, configuration: Configuration) -> int:
-        """Tokens of one sample at full length."""

@@ -183,10 +183,6 @@ class CausalLM:
         model.train()
         return CausalLMSession(model, settings, environment)
 
-    def tokens_per_sample(self, configuration: Configuration) -> int:
-        """Tokens of one sample at full length."""
-        return int(_number(configuration["max_length"]))
-
 
 def _skeleton(model_config: Any, settings: CausalLMSettings) -> Any:
     """The model on the meta device, with quantised layers, before k-bit preparation."""
