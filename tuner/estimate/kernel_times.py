@@ -1,33 +1,26 @@
 """How long each kernel takes on a GPU that was measured.
 
-`MeasuredKernelTimes` answers from a device profile what the roofline answers from the peaks
-of a data sheet: the seconds of one kernel, and the cost of launching it.
+`MeasuredKernelTimes` answers from a device profile what `Roofline` answers from the peaks of
+a data sheet: the seconds of kernels, and the cost of launching one.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Protocol
+import numpy as np
 
+from tuner.estimate.compiled import Floats
 from tuner.estimate.profile import AttentionRate, DeviceProfile
-from tuner.estimate.recorder import Work
-from tuner.estimate.roofline import Efficiency, kernel_s
+from tuner.estimate.roofline import Roofline
+from tuner.estimate.work_arrays import WorkArrays
 from tuner.gpus import Gpu
-
-_NEIGHBOURS = 4
-"""Measured points that are averaged for a shape between them."""
 
 _LABELS = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32": "fp32"}
 
+_SOFTENING = 1e-9
+"""Added to squared distances in octaves, so that a measured place gets its measured value."""
 
-class KernelTimes(Protocol):
-    """How long kernels take on a GPU, and what launching one costs the host."""
-
-    launch_s: float
-
-    def kernel_s(self, work: Work, gpu: Gpu, *, allow_tf32: bool) -> float:
-        """Seconds of one kernel on the device."""
+_CHUNK = 1 << 14
+"""Places that are interpolated at a time: bounds the memory of their distances."""
 
 
 class MeasuredKernelTimes:
@@ -35,113 +28,145 @@ class MeasuredKernelTimes:
 
     A product's time is its roofline bound at the best measured rates, divided by the share of
     that bound which measured products of similar shape reached. Between shapes the share is
-    averaged over the nearest measured ones, weighted by the inverse square of their distance in
-    log2 of (m, n, k); a measured shape gets its measured time. Other kernels interpolate their
-    rate in log2 of their size. What was not measured falls back to the roofline's guesses.
+    averaged over the measured ones, weighted by distance^-6 in log2 of (m, n, k): a measured
+    shape gets its measured time. Attention is interpolated in the same way by its FLOPs and its
+    FLOPs a byte, which grow with the length. The rate of memory traffic is interpolated in
+    log2 of its size. What was not measured falls back to the roofline's guesses.
     """
 
     def __init__(self, profile: DeviceProfile) -> None:
         self.launch_s = profile.launch_s
         self._shortest_s = profile.kernel_s
-        self._peaks = {r.dtype: profile.peak_flops_per_s(r.dtype) or 0.0 for r in profile.matmul}
-        self._stream = max((r.bytes_per_s for r in profile.traffic), default=math.inf)
-        self._matmul: dict[str, list[_Point]] = {}
-        for rate in profile.matmul:
-            bound_s = self._bound_s(rate.dtype, 1, rate.m, rate.n, rate.k)
-            share = bound_s * rate.flops_per_s / (2 * rate.m * rate.n * rate.k)
-            point = _Point(_shape_place(rate.m, rate.n, rate.k), share)
-            self._matmul.setdefault(rate.dtype, []).append(point)
-        self._traffic: dict[str, list[_Point]] = {}
-        for traffic in profile.traffic:
-            point = _Point((math.log2(traffic.size_bytes),), traffic.bytes_per_s)
-            self._traffic.setdefault(traffic.kind, []).append(point)
-        self._attention: dict[tuple[str, bool, str], list[_Point]] = {}
-        for attention in profile.attention:
-            self._add_attention(attention)
+        self._stream = max(r.bytes_per_s for r in profile.traffic)
+        self._peaks: dict[str, float] = {}
+        self._products: dict[str, _Scattered] = {}
+        for dtype in dict.fromkeys(rate.dtype for rate in profile.matmul):
+            rates = [rate for rate in profile.matmul if rate.dtype == dtype]
+            self._peaks[dtype] = max(rate.flops_per_s for rate in rates)
+            shapes = np.array([(1, r.m, r.n, r.k) for r in rates], dtype=float)
+            measured_s = 2 * shapes.prod(axis=1) / [rate.flops_per_s for rate in rates]
+            share = self._bound_s(dtype, shapes) / measured_s
+            self._products[dtype] = _Scattered(_shape_places(shapes), share)
+        self._traffic: dict[str, tuple[Floats, Floats]] = {}
+        for kind in dict.fromkeys(rate.kind for rate in profile.traffic):
+            sizes = sorted((r.size_bytes, r.bytes_per_s) for r in profile.traffic if r.kind == kind)
+            table = np.array(sizes, dtype=float)
+            self._traffic[kind] = (np.log2(table[:, 0]), table[:, 1])
+        self._attention = _attention_tables(profile)
 
-    def kernel_s(self, work: Work, gpu: Gpu, *, allow_tf32: bool) -> float:
-        """Seconds of one kernel on the device."""
-        seconds = self._measured_s(work, allow_tf32)
-        if seconds is None:
-            seconds = kernel_s(work, gpu, Efficiency(), allow_tf32)
-        return max(seconds, self._shortest_s)
+    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+        """Seconds of each operator at each point, shape (W, P); see `KernelTimes.seconds`."""
+        seconds = Roofline().seconds(works, gpu, allow_tf32=allow_tf32)
+        for dtype in np.unique(works.dtypes):
+            label = self._label(str(dtype), allow_tf32)
+            of_dtype = works.dtypes == dtype
+            if label in self._products:
+                chosen = of_dtype & works.has_shape & (works.kinds != "attention")
+                seconds[chosen] = self._product_s(label, works.shapes[chosen])
+            if label in self._attention:
+                chosen = of_dtype & (works.kinds == "attention")
+                seconds[chosen] = self._attention_s(
+                    label, works.flops[chosen], works.bytes_moved[chosen]
+                )
+        without_flops = ~works.has_shape & ~works.flops.any(axis=1)
+        for kind in np.unique(works.kinds[without_flops]):
+            chosen = without_flops & (works.kinds == kind)
+            rates = self._traffic.get(str(kind), self._traffic.get("elementwise"))
+            if rates is not None:
+                moved = works.bytes_moved[chosen]
+                seconds[chosen] = moved / np.interp(np.log2(np.maximum(moved, 1)), *rates)
+        return np.maximum(seconds, self._shortest_s)
 
-    def _measured_s(self, work: Work, allow_tf32: bool) -> float | None:
-        if work.kind == "attention":
-            return self._attention_s(work)
-        if work.flops:
-            return self._matmul_s(work, allow_tf32)
-        points = self._traffic.get(work.kind) or self._traffic.get("elementwise")
-        if not points or not work.bytes_moved:
-            return None
-        place = (math.log2(work.bytes_moved),)
-        return work.bytes_moved / _interpolated(points, place)
+    def _label(self, dtype: str, allow_tf32: bool) -> str:
+        label = _LABELS.get(dtype, "")
+        return "tf32" if label == "fp32" and allow_tf32 and "tf32" in self._products else label
 
-    def _matmul_s(self, work: Work, allow_tf32: bool) -> float | None:
-        dtype = _LABELS.get(work.dtype, "")
-        if dtype == "fp32" and allow_tf32 and "tf32" in self._matmul:
-            dtype = "tf32"
-        points = self._matmul.get(dtype)
-        if not points:
-            return None
-        if work.shape is None:
-            return work.flops / self._peaks[dtype]
-        batch, m, n, k = work.shape
-        # A batch of products fills the device as one product with as many rows.
-        share = _interpolated(points, _shape_place(batch * m, n, k))
-        return self._bound_s(dtype, batch, m, n, k) / share
+    def _product_s(self, dtype: str, shapes: Floats) -> Floats:
+        """Seconds of products: `shapes` (W, 4, P) to (W, P)."""
+        rows = np.moveaxis(shapes, 1, 2).reshape(-1, 4)
+        unique, where = np.unique(rows, axis=0, return_inverse=True)
+        share = self._products[dtype].at(_shape_places(unique))
+        found: Floats = (self._bound_s(dtype, unique) / share)[where.ravel()]
+        return found.reshape(shapes.shape[0], shapes.shape[2])
 
-    def _bound_s(self, dtype: str, batch: int, m: int, n: int, k: int) -> float:
-        """The roofline of a product at the best measured rates, in seconds."""
-        item = 4 if dtype in ("fp32", "tf32") else 1 if dtype == "int8" else 2
-        out_item = 4 if dtype == "int8" else item
+    def _bound_s(self, dtype: str, shapes: Floats) -> Floats:
+        """The roofline of products (N, 4) at the best measured rates, in seconds."""
+        item = {"fp32": 4, "tf32": 4, "int8": 1}.get(dtype, 2)
+        out_item = max(item, 4 if dtype == "int8" else 1)
+        batch, m, n, k = shapes.T
         moved = batch * ((m * k + k * n) * item + m * n * out_item)
-        return max(2 * batch * m * n * k / self._peaks[dtype], moved / self._stream)
+        bound: Floats = np.maximum(
+            2 * shapes.prod(axis=1) / self._peaks[dtype], moved / self._stream
+        )
+        return bound
 
-    def _add_attention(self, rate: AttentionRate) -> None:
-        flops = 2 * rate.batch * rate.heads * rate.length**2 * rate.head_dim
-        item = 4 if rate.dtype == "fp32" else 2
-        moved = 4 * rate.batch * rate.heads * rate.length * rate.head_dim * item
-        for backward, factor, per_s in (
-            (False, 1.0, rate.forward_flops_per_s),
-            (True, 2.5, rate.backward_flops_per_s),
-        ):
-            # Backward reads and writes twice as many tensors.
-            place = _attention_place(flops * factor, moved * (2 if backward else 1))
-            key = (rate.kernel, backward, rate.dtype)
-            self._attention.setdefault(key, []).append(_Point(place, per_s))
-
-    def _attention_s(self, work: Work) -> float | None:
-        kernel = "efficient" if "efficient" in work.name else "flash"
-        key = (kernel, "backward" in work.name, _LABELS.get(work.dtype, ""))
-        points = self._attention.get(key)
-        if not points or not work.flops or not work.bytes_moved:
-            return None
-        return work.flops / _interpolated(points, _attention_place(work.flops, work.bytes_moved))
+    def _attention_s(self, dtype: str, flops: Floats, moved: Floats) -> Floats:
+        rate = self._attention[dtype].at(_attention_places(flops.ravel(), moved.ravel()))
+        found: Floats = flops / rate.reshape(flops.shape)
+        return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """A measured value at a place in a space of logarithms of sizes."""
+class _Scattered:
+    """Values measured at scattered places (N, D), interpolated by inverse distance (Shepard)."""
 
-    place: tuple[float, ...]
-    value: float
+    def __init__(self, places: Floats, values: Floats) -> None:
+        self._places = places
+        self._values = values
+
+    def at(self, places: Floats) -> Floats:
+        """The values at `places` (M, D): (M,)."""
+        parts = [places[i : i + _CHUNK] for i in range(0, len(places), _CHUNK)]
+        return np.concatenate([self._part(part) for part in parts] or [np.zeros(0)])
+
+    def _part(self, places: Floats) -> Floats:
+        squared = np.zeros((len(places), len(self._places)))
+        for axis in range(self._places.shape[1]):
+            squared += (places[:, axis, None] - self._places[None, :, axis]) ** 2
+        weights = (squared + _SOFTENING) ** -3.0
+        found: Floats = weights @ self._values / weights.sum(axis=1)
+        return found
 
 
-def _shape_place(m: int, n: int, k: int) -> tuple[float, ...]:
-    # A product and its transpose do the same work: rows and columns may change places.
-    return (math.log2(min(m, n)), math.log2(max(m, n)), math.log2(k))
+def _shape_places(shapes: Floats) -> Floats:
+    """log2 of (smaller side, larger side, k): a product and its transpose do the same work.
+
+    A batch of products fills the device as one product with as many rows.
+    """
+    batch, m, n, k = np.log2(shapes).T
+    rows = batch + m
+    return np.stack([np.minimum(rows, n), np.maximum(rows, n), k], axis=1)
 
 
-def _attention_place(flops: float, moved: float) -> tuple[float, ...]:
-    # FLOPs a byte grow with the length; how many heads and samples there are is in the FLOPs.
-    return (math.log2(flops / moved), math.log2(flops) / 2)
+def _attention_places(flops: Floats, moved: Floats) -> Floats:
+    return np.stack([np.log2(flops / moved), np.log2(flops) / 2], axis=1)
 
 
-def _interpolated(points: list[_Point], place: tuple[float, ...]) -> float:
-    """The value at `place` by inverse distance weighting (Shepard) of the nearest points."""
-    near = sorted((math.dist(point.place, place), point.value) for point in points)[:_NEIGHBOURS]
-    if near[0][0] < 1e-9:
-        return near[0][1]
-    weights = [1 / distance**2 for distance, _ in near]
-    return sum(w * value for w, (_, value) in zip(weights, near, strict=True)) / sum(weights)
+def _attention_tables(profile: DeviceProfile) -> dict[str, _Scattered]:
+    """Rates of attention by precision, forward and backward together.
+
+    Those of the kernel that PyTorch prefers: flash where it was measured, else memory-efficient.
+    """
+    tables = {}
+    for dtype in dict.fromkeys(rate.dtype for rate in profile.attention):
+        for kernel in ("flash", "efficient"):
+            rates = [r for r in profile.attention if (r.dtype, r.kernel) == (dtype, kernel)]
+            if rates:
+                tables[dtype] = _Scattered(
+                    _attention_places(*np.array([_attention_work(r) for r in rates]).T),
+                    np.array(
+                        [_both_ways(r.forward_flops_per_s, r.backward_flops_per_s) for r in rates]
+                    ),
+                )
+                break
+    return tables
+
+
+def _attention_work(rate: AttentionRate) -> tuple[float, float]:
+    """FLOPs and bytes of a forward pass: half of two products; query, key, value and output."""
+    elements = rate.batch * rate.heads * rate.length * rate.head_dim
+    return 2.0 * elements * rate.length, 4.0 * elements * (4 if rate.dtype == "fp32" else 2)
+
+
+def _both_ways(forward: float, backward: float) -> float:
+    """The rate of a forward pass and a backward pass with 2.5 times its FLOPs."""
+    return 3.5 / (1 / forward + 2.5 / backward)

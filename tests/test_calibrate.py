@@ -1,0 +1,123 @@
+"""`tuner calibrate` on this machine's processor: every figure is measured for real."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from tuner.cli.calibrate import command
+from tuner.errors import InputError, UnavailableError
+from tuner.estimate import microbench
+from tuner.estimate.measure_device import measure_device
+from tuner.estimate.measure_plan import cuda_plan, fitting
+from tuner.estimate.microbench import Stopwatch
+from tuner.estimate.profile import load_profile
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return measure_device("cpu", smoke=True)
+
+
+def test_the_processor_is_measured(profile):
+    assert profile.device.startswith("CPU")
+    assert profile.gpu is None
+    assert profile.skipped == ()
+    assert {r.dtype for r in profile.matmul} == {"fp32", "bf16", "int8"}
+    assert {r.kind for r in profile.traffic} == {
+        "elementwise", "copy", "read", "dequantise", "dequantise_int8",
+    }  # fmt: skip
+    assert [r.kernel for r in profile.attention] == ["flash"]
+    assert 1e-7 < profile.kernel_s < 1e-3
+    assert 1e-7 < profile.launch_s < 1e-3
+
+
+def test_larger_products_run_at_higher_rates(profile):
+    """A rate is work over time: a measurement of anything else would not order like this."""
+    fp32 = sorted((r for r in profile.matmul if r.dtype == "fp32"), key=lambda r: r.m * r.n * r.k)
+    assert fp32[-1].flops_per_s > fp32[0].flops_per_s
+
+
+def test_the_stopwatch_times_what_is_called():
+    import time
+
+    timing = Stopwatch(CPU, per_figure_s=0.03).time(lambda: time.sleep(0.002))
+    assert 0.002 <= timing.median_s < 0.02
+    assert timing.spread >= 0
+
+
+def test_views_are_no_launches():
+    x = torch.ones(4, 4)
+    with microbench._OperatorCount() as counter:
+        (x.t().view(16) if x.t().is_contiguous() else x.t()).add(1).mul(2)
+    assert counter.operators == 2
+
+
+def test_what_does_not_fit_is_not_tried():
+    assert list(fitting([(8, 8, 8), (10**6, 10**6, 8)], 2, 10**6)) == [(8, 8, 8)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtypes"),
+    [
+        ((7, 0), {"fp16", "fp32"}),
+        ((7, 5), {"fp16", "fp32", "int8"}),
+        ((9, 0), {"bf16", "fp16", "tf32", "fp32", "int8"}),
+    ],
+)
+def test_a_gpu_is_asked_only_for_what_it_can_do(capability, dtypes):
+    plan = cuda_plan(capability, 16 * 2**30)
+    assert set(plan.dtypes) == dtypes
+    assert (8192, 16, 4096) in plan.shapes  # LoRA forward
+    assert (16, 4096, 8192) in plan.shapes  # its weight gradient
+
+
+def test_time_that_runs_out_leaves_a_profile_without_the_rest():
+    with pytest.raises(UnavailableError, match="no matrix product"):
+        measure_device("cpu", smoke=True, budget_s=0.0)
+
+
+def test_devices_that_do_not_exist_are_refused():
+    with pytest.raises(InputError):
+        measure_device("quantum")
+    with pytest.raises(InputError):
+        measure_device("meta")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_gpu_calibrate_says_what_can_be_measured():
+    with pytest.raises(UnavailableError, match="--device cpu"):
+        measure_device("cuda:0")
+
+
+def test_the_command_writes_the_profile_and_prints_json(tmp_path):
+    path = tmp_path / "cpu.yaml"
+    arguments = ["--device", "cpu", "--smoke", "--json", "--output", str(path)]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    summary = json.loads(result.stdout)
+    assert summary["path"] == str(path)
+    assert load_profile(path).peak_flops_per_s("fp32") == summary["peak_flops_per_s"]["fp32"]
+
+
+def test_the_command_uses_the_profile_folder_by_default(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNER_PROFILES", str(tmp_path))
+    result = CliRunner().invoke(command, ["--device", "cpu", "--smoke"], catch_exceptions=False)
+    (written,) = tmp_path.iterdir()
+    assert written.name.startswith("cpu_")
+    assert "best TFLOP/s" in result.stdout
+    assert "matmul" in result.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_measured_within_its_time():
+    profile = measure_device("cuda:0", budget_s=120)
+    assert profile.duration_s < 130
+    assert profile.context_bytes is None or profile.context_bytes > 50 * 2**20
+    assert {"fp32", "fp16"} <= {r.dtype for r in profile.matmul}
+    assert {r.kind for r in profile.traffic} >= {"elementwise", "dequantise"}

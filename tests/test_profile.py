@@ -1,0 +1,209 @@
+"""Device profiles: written whole, read back equal, damaged ones refused with every problem."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.errors import InputError
+from tuner.estimate import profile as profiles
+from tuner.estimate.kernel_times import MeasuredKernelTimes
+from tuner.estimate.profile import (
+    AttentionRate,
+    DeviceProfile,
+    MatmulRate,
+    TrafficRate,
+    find_profile,
+    load_profile,
+    profile_path,
+)
+from tuner.estimate.recorder import Work
+from tuner.estimate.roofline import KernelTimes, Roofline
+from tuner.estimate.work_arrays import WorkArrays
+from tuner.gpus import get_gpu
+
+A6000 = get_gpu("a6000")
+PROFILE = DeviceProfile(
+    device="NVIDIA RTX A6000",
+    gpu="a6000",
+    memory_bytes=A6000.memory_bytes,
+    compute_capability="8.6",
+    measured_at="2026-11-21T10:00:00+00:00",
+    versions={"torch": "2.13.0", "driver": "580.1"},
+    launch_s=5e-6,
+    kernel_s=2e-6,
+    context_bytes=400_000_000,
+    matmul=(
+        MatmulRate("bf16", 4096, 4096, 4096, 120e12, 0.01),
+        MatmulRate("bf16", 4096, 16, 4096, 8e12, 0.02),
+        MatmulRate("bf16", 512, 512, 512, 20e12, 0.02),
+        MatmulRate("fp32", 4096, 4096, 4096, 25e12, 0.01),
+        MatmulRate("tf32", 4096, 4096, 4096, 60e12, 0.01),
+    ),
+    traffic=(
+        TrafficRate("elementwise", 2**20, 900e9, 0.01),
+        TrafficRate("elementwise", 2**30, 650e9, 0.01),
+        TrafficRate("dequantise", 2**24, 300e9, 0.01),
+    ),
+    attention=(AttentionRate("flash", "bf16", 2, 16, 2048, 128, 80e12, 60e12, 0.03),),
+    skipped=("matmul int8: no kernel",),
+    duration_s=61.5,
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(profiles.FOLDER_VARIABLE, str(tmp_path / "profiles"))
+
+
+def product(m, n, k, dtype="bfloat16", batch=1):
+    moved = 2 * batch * (m * k + k * n + m * n)
+    return work("mm", "matmul", dtype, moved, 2 * batch * m * n * k, (batch, m, n, k))
+
+
+def work(name, kind, dtype, moved, flops=0, shape=None):
+    values = {
+        "name": name,
+        "kind": kind,
+        "flops": flops,
+        "tensor_bytes": (moved,),
+        "dtype": dtype,
+        "shape": shape,
+        "workspace_bytes": (),
+    }
+    return Work(**{name: values[name] for name in Work._fields})
+
+
+def seconds(one, *, allow_tf32=False):
+    times = MeasuredKernelTimes(PROFILE)
+    ((found,),) = times.seconds(WorkArrays.of_works([one]), A6000, allow_tf32=allow_tf32)
+    return found
+
+
+def test_a_profile_is_read_back_as_it_was_written(tmp_path):
+    path = tmp_path / "new" / "a6000.yaml"
+    PROFILE.save(path)
+    assert load_profile(path) == PROFILE
+    assert [p.name for p in path.parent.iterdir()] == ["a6000.yaml"]
+
+
+def test_a_profile_is_found_by_the_gpu_it_was_measured_on():
+    assert find_profile(A6000) is None
+    PROFILE.save(profile_path("a6000"))
+    assert find_profile(A6000) == PROFILE
+    assert find_profile(get_gpu("t4")) is None
+
+
+def test_device_names_become_file_names():
+    assert profile_path("NVIDIA GeForce RTX 3060 Ti").name == "nvidia_geforce_rtx_3060_ti.yaml"
+
+
+def damaged(**changes):
+    return {"schema": 1, **profiles._plain(dataclasses.asdict(PROFILE)), **changes}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("- a list", ["is not a mapping"]),
+        ("a: [", ["not valid YAML"]),
+        (damaged(schema=7), ["schema: 7 is not 1"]),
+        (damaged(launch_s=0), ["launch_s: 0 is not a number above 0"]),
+        (damaged(launch_s=True, device=""), ["launch_s: True", "device: '' is not a text"]),
+        (damaged(kernel_s=math.inf), ["kernel_s: inf"]),
+        (damaged(matmul=[]), ["matmul: holds no measurement"]),
+        (damaged(matmul=[{"m": 1}]), ["matmul[0]: does not have exactly dtype, m, n, k"]),
+        (damaged(traffic="fast"), ["traffic: is not a list"]),
+        (damaged(lunch_s=3), ["lunch_s: is not a known key"]),
+    ],
+)
+def test_a_damaged_profile_is_refused_with_all_that_is_wrong(tmp_path, content, says):
+    path = tmp_path / "bad.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    with pytest.raises(InputError) as raised:
+        load_profile(path)
+    for text in says:
+        assert text in str(raised.value)
+
+
+def test_a_profile_that_is_not_there_is_an_answer_and_not_a_traceback(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        load_profile(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("rate", [r for r in PROFILE.matmul if r.dtype in ("bf16", "fp32")])
+def test_a_measured_product_takes_its_measured_time(rate):
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}[rate.dtype]
+    flops = 2 * rate.m * rate.n * rate.k
+    for m, n in ((rate.m, rate.n), (rate.n, rate.m)):
+        found = seconds(product(m, n, rate.k, dtype))
+        assert found == pytest.approx(flops / rate.flops_per_s, rel=1e-4)
+
+
+def test_tf32_is_used_where_it_is_allowed():
+    one = product(4096, 4096, 4096, "float32")
+    exact, tf32 = (seconds(one, allow_tf32=allowed) for allowed in (False, True))
+    assert exact / tf32 == pytest.approx(60 / 25)
+
+
+def test_a_thin_product_reaches_the_share_of_the_thin_one_that_was_measured():
+    thin = product(4096, 17, 4096)
+    rate = thin.flops / seconds(thin)
+    assert 8e12 < rate < 12e12
+
+
+@given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
+def test_no_product_is_faster_than_the_best_measured_rate(m, n, k):
+    one = product(m, n, k)
+    assert seconds(one) >= max(one.flops / 120e12, 2e-6) * 0.999
+
+
+def test_traffic_takes_its_rate_from_measured_sizes():
+    small, large, between = (
+        size / seconds(work("add", "elementwise", "bfloat16", size))
+        for size in (2**22, 2**30, 2**25)
+    )
+    assert large == pytest.approx(650e9)
+    assert 650e9 < between < small < 900e9
+    dequantised = work("dequantize_4bit", "dequantise", "uint8", 2**24)
+    assert seconds(dequantised) == pytest.approx(2**24 / 300e9)
+
+
+def test_attention_runs_at_its_measured_rate_forward_and_backward_together():
+    elements = 2 * 16 * 2048 * 128
+    flops, moved = 2 * elements * 2048, 4 * elements * 2
+    forward = work("_scaled_dot_product_flash_attention", "attention", "bfloat16", moved, flops)
+    rate = 3.5 / (1 / 80e12 + 2.5 / 60e12)
+    assert seconds(forward) == pytest.approx(flops / rate)
+
+
+def test_what_was_not_measured_falls_back_to_the_catalogue():
+    one = product(4096, 4096, 4096, "float16")
+    arrays = WorkArrays.of_works([one])
+    ((guessed,),) = Roofline().seconds(arrays, A6000, allow_tf32=False)
+    assert seconds(one) == guessed
+
+
+def test_nothing_is_shorter_than_the_shortest_kernel():
+    assert seconds(work("add", "elementwise", "float32", 64)) == 2e-6
+
+
+def test_many_operators_at_many_points_are_timed_as_each_one_alone():
+    listed = [product(256, 64, 512), work("add", "elementwise", "float32", 2**20)]
+    one = WorkArrays.of_works(listed)
+    many = dataclasses.replace(
+        one,
+        flops=np.repeat(one.flops, 3, axis=1),
+        bytes_moved=np.repeat(one.bytes_moved, 3, axis=1),
+        shapes=np.repeat(one.shapes, 3, axis=2),
+    )
+    times: KernelTimes = MeasuredKernelTimes(PROFILE)
+    together = times.seconds(many, A6000, allow_tf32=False)
+    assert together == pytest.approx(np.array([[seconds(w)] * 3 for w in listed]))
+    assert times.launch_s == PROFILE.launch_s
