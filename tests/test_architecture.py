@@ -153,7 +153,6 @@ def test_light_modules_load_no_heavy_library():
         "space",
         "gpus",
         "models",
-        "data",
         "results",
         "expressions",
         "errors",
