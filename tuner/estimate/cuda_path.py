@@ -84,6 +84,11 @@ class CudaPath(TorchFunctionMode):
         self._autocast_dtype: torch.dtype | None = None
         self._weight_casts: dict[int, torch.Tensor] = {}
 
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of the autocast that is active, or None."""
+        return self._autocast_dtype
+
     @contextlib.contextmanager
     def autocast(self, dtype: torch.dtype) -> Iterator[None]:
         """As `torch.autocast("cuda", dtype)`, including its cache of trainable weights."""

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 
 from tuner.estimate.cuda_path import CudaPath
+from tuner.estimate.flash_attention import flash_attention_on_meta
 from tuner.estimate.memory import cublas_workspace_bytes
 from tuner.estimate.recorder import Recorder, Timeline
 from tuner.records import Configuration, MemoryCategory, Phase
@@ -94,7 +95,7 @@ def trace(
     """
     recorder, path, environment = _setup(model_config, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
-    with _bitsandbytes_on_meta(recorder), recorder, path:
+    with _packages_on_meta(recorder, path), recorder, path:
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         session.optimizer_step(1)
@@ -131,7 +132,7 @@ def trace_passes(
     """Trace two forward and backward passes of `configuration`."""
     recorder, path, environment = _setup(model_config, compute_capability)
     environment.optimizer_step = 1
-    with _bitsandbytes_on_meta(recorder), recorder, path:
+    with _packages_on_meta(recorder, path), recorder, path:
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         for micro_step in range(2):
@@ -202,6 +203,12 @@ def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:
         for value in state.values():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 recorder.label(value, MemoryCategory.OPTIMIZER_STATE)
+
+
+@contextlib.contextmanager
+def _packages_on_meta(recorder: Recorder, path: CudaPath) -> Iterator[None]:
+    with _bitsandbytes_on_meta(recorder), flash_attention_on_meta(path):
+        yield
 
 
 @contextlib.contextmanager

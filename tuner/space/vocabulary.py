@@ -223,6 +223,22 @@ _CAUSAL_LM = (
         default=True,
     ),
     Term(
+        "kbit_preparation",
+        "word",
+        "nf4 and int8 with adapters: widen what is not quantised to fp32, as peft's "
+        "prepare_model_for_kbit_training, only the norms of it, as trl's SFTTrainer, or nothing",
+        default="peft",
+        allowed=("peft", "trl", "none"),
+    ),
+    Term(
+        "loss",
+        "word",
+        "how the loss treats the logits: as the installed transformers does, as versions 4.46 to "
+        "4.48 or up to 4.45 did, in the precision of the logits, or fused and in place",
+        default="transformers",
+        allowed=("transformers", "transformers_4_46", "transformers_4_45", "unwidened", "fused"),
+    ),
+    Term(
         "gradient_checkpointing",
         "bool",
         "recompute each layer's activations in the backward pass instead of keeping them",

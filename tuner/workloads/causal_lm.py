@@ -19,6 +19,7 @@ from torch import nn
 from tuner.errors import InputError
 from tuner.records import Configuration, Phase
 from tuner.workloads.base import Environment
+from tuner.workloads.losses import use_loss
 from tuner.workloads.optimizers import build_optimizer
 from tuner.workloads.quantized import logical_numel, quantize_linears
 
@@ -44,6 +45,8 @@ class CausalLMSettings:
     mixed_precision: str
     compute_dtype: str
     double_quant: bool
+    kbit_preparation: str
+    loss: str
     gradient_checkpointing: bool
     optimizer: str
     attention: str
@@ -65,6 +68,8 @@ class CausalLMSettings:
             mixed_precision=str(values.get("mixed_precision", "no")),
             compute_dtype=str(values.get("compute_dtype", "auto")),
             double_quant=bool(values.get("double_quant", True)),
+            kbit_preparation=str(values.get("kbit_preparation", "peft")),
+            loss=str(values.get("loss", "transformers")),
             gradient_checkpointing=bool(values["gradient_checkpointing"]),
             optimizer=str(values["optimizer"]),
             attention=str(values["attention"]),
@@ -192,6 +197,7 @@ def _skeleton(model_config: Any, settings: CausalLMSettings) -> Any:
         model = AutoModelForCausalLM.from_config(
             model_config, dtype=settings.load_dtype, attn_implementation=settings.attention
         )
+        use_loss(model, settings.loss)
         if settings.is_quantized:
             quantize_linears(
                 model,
@@ -208,7 +214,7 @@ def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -
         "use_reentrant": False,
         "context_fn": partial(environment.checkpoint_contexts, settings.autocast_dtype),
     }
-    if settings.lora_rank and settings.is_quantized:
+    if settings.lora_rank and settings.is_quantized and settings.kbit_preparation != "none":
         from peft import prepare_model_for_kbit_training
 
         model = prepare_model_for_kbit_training(
@@ -216,6 +222,8 @@ def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -
             use_gradient_checkpointing=settings.gradient_checkpointing,
             gradient_checkpointing_kwargs=checkpointing,
         )
+        if settings.kbit_preparation == "trl":
+            _narrow_embeddings(model, settings.load_dtype)
     elif settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
     if not settings.lora_rank:
@@ -226,6 +234,15 @@ def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -
             )
         return model
     return _with_adapters(model, settings)
+
+
+def _narrow_embeddings(model: Any, dtype: torch.dtype) -> None:
+    """Undo the widening of embeddings and output head, as trl's SFTTrainer does.
+
+    Its peft_module_casting_to_bf16 leaves only the norms in fp32.
+    """
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        module.to(dtype)
 
 
 def _with_adapters(model: Any, settings: CausalLMSettings) -> Any:

@@ -50,6 +50,7 @@ def quantize_linears(
     flagged.is_loaded_in_8bit = precision == "int8"
     flagged.is_quantized = True
     flagged.config.quantization_config = config
+    flagged.config._is_quantized = True
 
 
 def quantized_tensors(model: nn.Module) -> list[torch.Tensor]:
