@@ -234,9 +234,15 @@ _CAUSAL_LM = (
         "loss",
         "word",
         "how the loss treats the logits: as the installed transformers does, as versions 4.46 to "
-        "4.48 or up to 4.45 did, in the precision of the logits, or fused and in place",
+        "4.48 or up to 4.45 did, or in the precision of the logits",
         default="transformers",
-        allowed=("transformers", "transformers_4_46", "transformers_4_45", "unwidened", "fused"),
+        allowed=("transformers", "transformers_4_46", "transformers_4_45", "unwidened"),
+    ),
+    Term(
+        "fused_loss",
+        "bool",
+        "a fused cross entropy that turns the logits into their gradient in place",
+        default=False,
     ),
     Term(
         "gradient_checkpointing",

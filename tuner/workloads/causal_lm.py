@@ -47,6 +47,7 @@ class CausalLMSettings:
     double_quant: bool
     kbit_preparation: str
     loss: str
+    fused_loss: bool
     gradient_checkpointing: bool
     optimizer: str
     attention: str
@@ -70,6 +71,7 @@ class CausalLMSettings:
             double_quant=bool(values.get("double_quant", True)),
             kbit_preparation=str(values.get("kbit_preparation", "peft")),
             loss=str(values.get("loss", "transformers")),
+            fused_loss=bool(values.get("fused_loss", False)),
             gradient_checkpointing=bool(values["gradient_checkpointing"]),
             optimizer=str(values["optimizer"]),
             attention=str(values["attention"]),
@@ -197,7 +199,7 @@ def _skeleton(model_config: Any, settings: CausalLMSettings) -> Any:
         model = AutoModelForCausalLM.from_config(
             model_config, dtype=settings.load_dtype, attn_implementation=settings.attention
         )
-        use_loss(model, settings.loss)
+        use_loss(model, settings.loss, fused=settings.fused_loss)
         if settings.is_quantized:
             quantize_linears(
                 model,

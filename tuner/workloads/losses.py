@@ -13,31 +13,30 @@ from torch import nn
 
 from tuner.errors import unknown
 
-NAMES = ("transformers", "transformers_4_46", "transformers_4_45", "unwidened", "fused")
+NAMES = ("transformers", "transformers_4_46", "transformers_4_45", "unwidened")
 
 _IGNORE_INDEX = -100
 
 
-def use_loss(model: Any, name: str) -> None:
+def use_loss(model: Any, name: str, *, fused: bool) -> None:
     """Make a transformers model compute its loss as `name` says.
 
     * `transformers`: as the installed version does; since 4.49 in fp32 without a copy.
     * `transformers_4_46`: up to 4.48, a shifted copy of the fp32 logits.
     * `transformers_4_45`: up to 4.45 the model also widened the logits that it returns.
     * `unwidened`: up to 4.48, models such as GPT-BigCode that left the logits in their precision.
-    * `fused`: one kernel on 16-bit logits that keeps a number a token and turns the logits into
-      their gradient in place, as the Triton kernels of unsloth and its descendants do.
 
-    Raises `InputError` for other names.
+    With `fused` one kernel takes the place of log-softmax and its gradient: it keeps a number a
+    token and turns its input into the gradient in place, as the Triton kernels of unsloth and
+    fms-acceleration do. Raises `InputError` for other names.
     """
-    if name == "transformers":
-        return
-    if name == "fused":
-        model.loss_function = _fused
-        return
     if name not in NAMES:
         raise unknown("loss", name, NAMES)
-    model.loss_function = partial(_shifted_copy, widen=name != "unwidened")
+    if name == "transformers" and not fused:
+        return
+    model.loss_function = partial(
+        _loss, widen=name != "unwidened", copy=name != "transformers", fused=fused
+    )
     if name == "transformers_4_45":
         model.get_output_embeddings().register_forward_hook(_widen)
 
@@ -46,20 +45,24 @@ def _widen(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor
     return output.float()
 
 
-def _shifted_copy(
-    logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, *, widen: bool, **_: Any
+def _loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    vocab_size: int,
+    *,
+    widen: bool,
+    copy: bool,
+    fused: bool,
+    **_: Any,
 ) -> torch.Tensor:
     logits = logits.float() if widen else logits
-    shifted = logits[..., :-1, :].contiguous()
-    targets = labels[..., 1:].contiguous()
-    return nn.functional.cross_entropy(
-        shifted.view(-1, vocab_size), targets.view(-1), ignore_index=_IGNORE_INDEX
-    )
-
-
-def _fused(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any) -> torch.Tensor:
-    shifted = logits[..., :-1, :].contiguous().view(-1, vocab_size)
-    targets = labels[..., 1:].reshape(-1)
+    if copy:
+        shifted, targets = logits[..., :-1, :].contiguous(), labels[..., 1:]
+    else:
+        shifted, targets = logits, nn.functional.pad(labels, (0, 1), value=_IGNORE_INDEX)[..., 1:]
+    shifted, targets = shifted.view(-1, vocab_size), targets.reshape(-1)
+    if not fused:
+        return nn.functional.cross_entropy(shifted, targets, ignore_index=_IGNORE_INDEX)
     loss: torch.Tensor = _FusedCrossEntropy.apply(shifted, targets)  # type: ignore[no-untyped-call]
     return loss
 
