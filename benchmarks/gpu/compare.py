@@ -101,13 +101,11 @@ def compare(
             left_out.append((row, f"device {row['device']!r} is not in the catalogue"))
             continue
         try:
-            predicted = _predicted(row, gpu, profile_path)
+            predicted, fits = _predicted(row, gpu, profile_path)
         except InputError as error:
             left_out.append((row, str(error).splitlines()[0]))
             continue
-        limit = row["limit_bytes"] or row["device_memory_bytes"] or gpu.memory_bytes
-        # A limit is on reserved memory: the CUDA context comes on top.
-        compared.append(Compared(row, _measured(row), predicted, predicted["reserved"] <= limit))
+        compared.append(Compared(row, _measured(row), predicted, fits))
         print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return compared, left_out
@@ -138,8 +136,11 @@ def _measured(row: Mapping[str, Any]) -> dict[str, float | None]:
     }
 
 
-def _predicted(row: Mapping[str, Any], gpu: Any, profile_path: Path | None) -> dict[str, Any]:
-    from tuner.estimate.allocator import AllocatorSettings
+def _predicted(
+    row: Mapping[str, Any], gpu: Any, profile_path: Path | None
+) -> tuple[dict[str, Any], bool]:
+    """What is predicted of a row, and whether it is to fit."""
+    from tuner.estimate.allocator import AllocatorSettings, replay
     from tuner.estimate.kernel_times import MeasuredKernelTimes
     from tuner.estimate.memory import peak_memory
     from tuner.estimate.profile import find_profile, load_profile
@@ -158,9 +159,13 @@ def _predicted(row: Mapping[str, Any], gpu: Any, profile_path: Path | None) -> d
     )
     allocator = AllocatorSettings(expandable_segments="expandable" in (row["allocator"] or ""))
     memory = peak_memory(traced.timeline, context_bytes=gpu.context_bytes, settings=allocator)
+    # A limit is on reserved memory; without one, the CUDA context takes its part of the device.
+    limit = row["limit_bytes"] or gpu.memory_bytes - gpu.context_bytes
+    sizes = [0 if block.paged else block.size_bytes for block in traced.timeline.blocks]
+    limited = replay(traced.timeline.events, sizes, settings=allocator, limit_bytes=limit)
     profile = load_profile(profile_path) if profile_path else find_profile(gpu)
     times = MeasuredKernelTimes(profile) if profile else None
-    return {
+    predicted = {
         "loaded": memory.loaded_bytes,
         **{phase: memory.phase_peak_bytes[phase] for phase in measure.PHASES},
         "allocated": memory.peak_allocated_bytes,
@@ -169,6 +174,7 @@ def _predicted(row: Mapping[str, Any], gpu: Any, profile_path: Path | None) -> d
         "step_s": _step_s(traced, gpu, settings, None),
         "step_s_profile": _step_s(traced, gpu, settings, times) if times else None,
     }
+    return predicted, limited.out_of_memory_at is None
 
 
 def _step_s(traced: Any, gpu: Any, settings: Mapping[str, Any], times: Any) -> float:

@@ -1,0 +1,269 @@
+"""Real sessions on the CPU: synthetic weights, phases, limits. CUDA where there is a device."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+
+import pytest
+import torch
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config
+
+from tuner.errors import InputError
+from tuner.records import Configuration, Phase
+from tuner.runner.device import (
+    HostMeter,
+    RealEnvironment,
+    is_out_of_memory,
+    limit_memory,
+    open_session,
+    parse_device,
+    requested_bytes,
+)
+from tuner.workloads import get_workload
+
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+}
+LLAMA = LlamaConfig(**SHAPE)
+GEMMA = Gemma3TextConfig(**SHAPE)  # tied embeddings, norms around 1, scaled embeddings
+QWEN = Qwen2Config(**SHAPE)  # biases
+
+CONFIGURATION = Configuration(
+    {
+        "micro_batch": 2,
+        "max_length": 32,
+        "grad_accum": 2,
+        "lora_rank": 8,
+        "lora_targets": ("q_proj", "v_proj"),
+        "precision": "fp32",
+        "gradient_checkpointing": True,
+        "optimizer": "adamw_torch",
+        "attention": "sdpa",
+    }
+)
+ADAPTED = [
+    {},
+    {"precision": "nf4", "mixed_precision": "bf16", "optimizer": "adamw_8bit"},
+    {"precision": "nf4", "double_quant": False, "mixed_precision": "bf16"},
+    {"precision": "int8", "mixed_precision": "bf16"},
+    {"precision": "bf16", "lora_rank": 0, "gradient_checkpointing": False},
+    {"attention": "eager", "training_loop": "plain"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def opened(config, device="cpu", **changes):
+    environment = RealEnvironment(device)
+    workload = get_workload("causal_lm")
+    return environment, open_session(
+        workload, config, CONFIGURATION.replace(**changes), environment
+    )
+
+
+@pytest.mark.parametrize("changes", ADAPTED, ids=str)
+@pytest.mark.parametrize("config", [LLAMA, GEMMA, QWEN], ids=["llama", "gemma3", "qwen2"])
+def test_a_session_trains_for_real(config, changes):
+    environment, session = opened(config, **changes)
+    trainable = [p for p in session.model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in trainable]
+    session.optimizer_step(2)
+    environment.note_peak()
+    assert not any(p.is_meta for p in session.model.parameters())
+    assert not any(b.is_meta for b in session.model.buffers())
+    assert all(bool(torch.isfinite(p).all()) for p in trainable)
+    assert any(not torch.equal(p, q) for p, q in zip(trainable, before, strict=True))
+    assert set(environment.phase_peak_bytes) == set(Phase)
+    assert environment.peak_allocated_bytes >= environment.loaded_bytes
+
+
+def test_the_frozen_weights_stay_as_they_were_filled():
+    environment, session = opened(LLAMA, precision="nf4", mixed_precision="bf16")
+    packed = {n: p.clone() for n, p in session.model.named_parameters() if p.dtype == torch.uint8}
+    session.optimizer_step(1)
+    assert len(packed) == 14  # seven linear layers in each of two blocks
+    for name, value in packed.items():
+        assert torch.equal(session.model.get_parameter(name), value)
+        assert value.float().std() > 50  # random codes use all of a byte
+    del environment
+
+
+@pytest.mark.parametrize("precision", ["nf4", "int8"])
+def test_quantised_layers_answer_with_half_the_size_of_their_input(precision):
+    """So that no product of an MLP reaches 6, where LLM.int8() would see outliers."""
+    _, session = opened(
+        LLAMA, precision=precision, mixed_precision="bf16", lora_targets=("q_proj",)
+    )
+    layer = session.model.get_submodule("base_model.model.model.layers.0.mlp.gate_proj")
+    x = torch.randn(256, 64, dtype=torch.bfloat16)
+    assert layer(x).float().std().item() == pytest.approx(0.5, rel=0.25)
+
+
+def test_without_double_quantisation_the_scales_are_plain_numbers():
+    _, session = opened(
+        LLAMA, precision="nf4", double_quant=False, mixed_precision="bf16", lora_targets=("q_proj",)
+    )
+    layer = session.model.get_submodule("base_model.model.model.layers.0.mlp.gate_proj")
+    assert layer.weight.quant_state.absmax.dtype is torch.float32
+    x = torch.randn(256, 64, dtype=torch.bfloat16)
+    assert layer(x).float().std().item() == pytest.approx(0.5, rel=0.25)
+
+
+def test_tied_embeddings_stay_tied():
+    _, session = opened(GEMMA, precision="bf16", lora_rank=0)
+    model = session.model
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_layers_start_as_the_authors_of_the_model_start_them():
+    _, gemma = opened(GEMMA, precision="fp32", lora_rank=0)
+    _, llama = opened(LLAMA, precision="fp32", lora_rank=0)
+    assert gemma.model.model.norm.weight.abs().max() == 0  # (1 + weight)
+    assert llama.model.model.norm.weight.min() == llama.model.model.norm.weight.max() == 1
+    assert gemma.model.model.embed_tokens.embed_scale.item() == pytest.approx(math.sqrt(64))
+    frequencies = llama.model.model.rotary_emb.inv_freq
+    assert frequencies[0] == 1
+    assert (frequencies[1:] < frequencies[:-1]).all()
+
+
+def test_the_adapters_are_on_the_device_and_trainable():
+    _, session = opened(LLAMA, precision="nf4", mixed_precision="bf16")
+    assert session.trainable_params == 2 * 8 * ((64 + 64) + (64 + 32))
+    assert session.total_params == sum(p.numel() for p in full_model().parameters()) + (
+        session.trainable_params
+    )
+
+
+def full_model():
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(LLAMA)
+
+
+def test_a_paused_recording_notes_nothing_and_keeps_the_phase():
+    environment = RealEnvironment("cpu")
+    environment.recording = False
+    environment.enter(Phase.FORWARD, 0)
+    environment.enter(Phase.BACKWARD, 0)
+    assert environment.phase is Phase.BACKWARD
+    assert environment.phase_peak_bytes == {}
+
+
+def test_the_host_meter_sees_a_peak_that_is_gone():
+    meter = HostMeter()
+    meter.reset()
+    before = meter.allocated_bytes()
+    block = torch.ones(16 << 20)  # 64 MiB
+    del block
+    peak, _ = meter.peaks()
+    assert 60 << 20 < peak - before < 120 << 20
+    meter.reset()
+    assert meter.peaks()[0] < peak
+
+
+@pytest.mark.parametrize("text", ["tpu", "cuda:x", "cuda:-1", "", "CUDA", "meta"])
+def test_other_devices_are_refused(text):
+    with pytest.raises(InputError, match="cuda:0 or cpu"):
+        parse_device(text)
+
+
+def test_a_device_without_index_is_the_first():
+    assert parse_device("cuda") == torch.device("cuda", 0)
+    assert parse_device("cuda:3") == torch.device("cuda", 3)
+
+
+def allocate_under_limit(sender):
+    limit_memory("cpu", 200 << 20)
+    small = torch.ones(10 << 20)  # 40 MiB
+    try:
+        torch.ones(100 << 20)  # 400 MiB
+    except RuntimeError as error:
+        sender.send((int(small[0]), str(error)))
+
+
+def test_a_limit_makes_real_allocations_fail():
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=allocate_under_limit, args=(sender,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    small, text = receiver.recv()
+    assert small == 1
+    assert is_out_of_memory(text)
+    assert requested_bytes(text) == 400 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total "
+            "capacity of 47.40 GiB of which 1.20 GiB is free.",
+            round(1.96 * 2**30),
+        ),
+        ("RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be ...", None),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", None),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", None),
+        ("Error out of memory at line 90 in file /src/csrc/pythonInterface.cpp", None),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.", None),
+    ],
+)
+def test_out_of_memory_has_many_texts(text, size):
+    assert is_out_of_memory(text)
+    if size is not None:
+        assert requested_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["CUDA error: an illegal memory access was encountered", "CUBLAS_STATUS_EXECUTION_FAILED", ""],
+)
+def test_other_failures_are_not_taken_for_it(text):
+    assert not is_out_of_memory(text)
+    assert requested_bytes(text) is None
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("changes", ADAPTED, ids=str)
+def test_a_session_trains_on_cuda(changes):
+    environment, session = opened(LLAMA, "cuda:0", **changes)
+    session.optimizer_step(2)
+    session.optimizer_step(2)
+    environment.note_peak()
+    assert all(p.is_cuda for p in session.model.parameters())
+    trainable = [p for p in session.model.parameters() if p.requires_grad]
+    assert all(bool(torch.isfinite(p).all()) for p in trainable)
+    assert environment.phase_peak_bytes[Phase.BACKWARD] >= environment.loaded_bytes > 0
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_memory_runs_out_where_the_limit_is():
+    torch.cuda.empty_cache()
+    limit_memory("cuda:0", 256 << 20)
+    try:
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            torch.empty(512 << 20, dtype=torch.uint8, device="cuda:0")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
+    assert is_out_of_memory(str(raised.value))
+    assert requested_bytes(str(raised.value)) == 512 << 20
