@@ -1,0 +1,203 @@
+"""The trace against the same training step run for real, on the CPU.
+
+One code trains in both. On the CPU every tensor has memory, and PyTorch's own profiler sees
+what its allocator is asked for. Where no CUDA kernel is stood in for (eager attention, no
+dropout, nothing quantised) the two must agree to the byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from estimate_samples import configuration, tiny_config, traced
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tuner.records import MemoryCategory, Phase
+from tuner.runner.device import open_session
+from tuner.runner.synthetic import fill
+from tuner.workloads import get_workload
+
+NEUTRAL = {"precision": "fp32", "attention": "eager", "micro_batch": 3, "max_length": 40}
+CASES = [
+    ("llama", {}),
+    ("llama", {"gradient_checkpointing": True, "max_grad_norm": 0.0}),
+    ("llama", {"training_loop": "plain", "grad_accum": 1}),
+    ("qwen2", {"optimizer": "sgd"}),
+    ("qwen3", {"lora_rank": 0, "precision": "bf16"}),
+    ("gemma3", {"gradient_checkpointing": True}),
+    ("gemma3", {"precision": "bf16", "lora_targets": ["all-linear"]}),
+    # CPU autocast has the lists of CUDA autocast for what these models call.
+    ("llama", {"mixed_precision": "bf16", "gradient_checkpointing": True}),
+    ("gemma3", {"mixed_precision": "bf16", "lora_rank": 0}),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads that wait for one another on a busy machine turn milliseconds into seconds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class LiveStorages(TorchDispatchMode):
+    """Sums the storages that are alive, and notes each phase's start and peak in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.phases: list[tuple[Phase, int]] = []
+        self.peaks: list[int] = []
+        self._alive: dict[int, Any] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._alive:
+            return
+
+        def died(_: Any) -> None:
+            del self._alive[address]
+            self.now -= size
+
+        self._alive[address] = weakref.ref(storage, died)
+        self.now += size
+        if self.peaks:
+            self.peaks[-1] = max(self.peaks[-1], self.now)
+
+    def enter(self, phase: Phase) -> None:
+        self.phases.append((phase, self.now))
+        self.peaks.append(self.now)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for item in out if isinstance(out, (list, tuple)) else (out,):
+            if isinstance(item, torch.Tensor):
+                self.add(item)
+        return out
+
+
+class CpuEnvironment:
+    """`tuner.workloads.base.Environment` with random weights on the CPU."""
+
+    device = "cpu"
+
+    def __init__(self, storages: LiveStorages) -> None:
+        self._storages = storages
+
+    def materialize(self, model: Any) -> None:
+        fill(model, "cpu")
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._storages.add(tensor)
+
+    def autocast(self, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
+        return torch.autocast("cpu", dtype)
+
+    def checkpoint_contexts(self, autocast_dtype: Any = None) -> tuple[Any, Any]:
+        return contextlib.nullcontext(), contextlib.nullcontext()
+
+    def enter(self, phase: Phase, micro_step: int) -> None:
+        self._storages.enter(phase)
+
+
+def open_on_cpu(model: str, storages: LiveStorages, values: dict) -> Any:
+    return open_session(
+        get_workload("causal_lm"),
+        tiny_config(model),
+        configuration(**values),
+        CpuEnvironment(storages),
+    )
+
+
+def run_for_real(model: str, values: dict) -> tuple[LiveStorages, Any]:
+    storages = LiveStorages()
+    with storages:
+        session = open_on_cpu(model, storages, values)
+        session.optimizer_step(1)
+        session.optimizer_step(1 if values.get("grad_accum") == 1 else 2)
+    return storages, session
+
+
+def replay_trace(model: str, values: dict) -> tuple[list[tuple[Phase, int]], list[int]]:
+    """Per phase of the trace: bytes when it begins, and its peak; cuBLAS workspace left out."""
+    timeline = traced(model, **values).timeline
+    phases: list[tuple[Phase, int]] = []
+    peaks: list[int] = []
+    marks = list(timeline.marks[1:])  # the first stands for the time before loading
+    now = 0
+    for position, (index, sign) in enumerate(timeline.events):
+        while marks and marks[0].event <= position:
+            phases.append((marks.pop(0).phase, now))
+            peaks.append(now)
+        block = timeline.blocks[index]
+        if block.category is not MemoryCategory.CONTEXT_AND_WORKSPACE:
+            now += sign * block.size_bytes
+            if peaks:
+                peaks[-1] = max(peaks[-1], now)
+    return phases, peaks
+
+
+@pytest.mark.parametrize(("model", "values"), CASES, ids=str)
+def test_trace_agrees_with_a_real_run_in_every_phase(model, values):
+    values = {**NEUTRAL, **values}
+    run_for_real(model, values)  # once for what libraries keep for good
+    real, session = run_for_real(model, values)
+    phases, peaks = replay_trace(model, values)
+
+    assert [phase for phase, _ in phases] == [phase for phase, _ in real.phases]
+    # torch.optim keeps a step counter of 4 bytes a tensor, always on the CPU: part of the real
+    # run's memory here, and on a GPU of no device's memory.
+    state = session.optimizer.state
+    counters = 4 * sum("step" in values for values in state.values())
+    assert counters == (0 if values.get("optimizer") == "sgd" else 4 * len(state))
+    first_update = [phase for phase, _ in phases].index(Phase.OPTIMIZER)
+    expected = [0] * (first_update + 1) + [counters] * (len(phases) - first_update - 1)
+    starts = [own - traced_ for (_, own), (_, traced_) in zip(real.phases, phases, strict=True)]
+    assert starts[1:] == expected[1:]
+    # The update that creates the counters peaks after they exist. Loading is not compared:
+    # a trace has no meta copy of the weights beside the real one.
+    expected[first_update] = counters
+    differences = [own - traced_ for own, traced_ in zip(real.peaks, peaks, strict=True)]
+    assert differences[1:] == expected[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [("llama", {}), ("gemma3", {"mixed_precision": "bf16"}), ("qwen3", {"lora_rank": 0})],
+    ids=str,
+)
+def test_trace_agrees_with_the_allocator_of_pytorch(model, values):
+    """The same comparison by other means: every request that PyTorch's profiler recorded."""
+    from torch.profiler import ProfilerActivity, profile
+
+    values = {**NEUTRAL, **values}
+    session = open_on_cpu(model, LiveStorages(), values)
+    tensors = (*session.model.parameters(), *session.model.buffers())
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        session.optimizer_step(1)
+        session.optimizer_step(2)
+    now = peak = sum(storages.values())
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    _, peaks = replay_trace(model, values)
+    assert max(peaks[1:]) == pytest.approx(peak, rel=1e-3)
+
+
+def test_a_step_for_real_trains():
+    """The comparison means something only if the real run is a training step."""
+    _, session = run_for_real("llama", NEUTRAL)
+    trained = [p for p in session.model.parameters() if p.requires_grad]
+    assert session.trainable_params == sum(p.numel() for p in trained)
+    moments = [state["exp_avg"] for state in session.optimizer.state.values()]
+    assert len(moments) == len(trained)
+    assert all(torch.isfinite(moment).all() for moment in moments)
+    assert sum(bool(moment.any()) for moment in moments) >= len(trained) // 2
