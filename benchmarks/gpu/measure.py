@@ -110,6 +110,13 @@ def probe_main(device: str, row_path: Path) -> None:
     row_path.write_text("ok")
 
 
+def calibrate_main(device: str, path: Path, budget_s: float, smoke: bool) -> None:
+    """Measure the device as `tuner calibrate` does, and write its profile to `path`."""
+    from tuner.estimate.measure_device import measure_device
+
+    measure_device(device, budget_s=budget_s, smoke=smoke).save(path)
+
+
 def _measure(task: Task, row: dict[str, Any], save: Callable[[], None]) -> None:
     from tuner.errors import InputError
     from tuner.runner.device import RealEnvironment, is_out_of_memory, requested_bytes

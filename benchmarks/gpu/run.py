@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/run.py --check              one tiny configuration, and a verdict
     python benchmarks/gpu/run.py                      all of them, in less than nine minutes
+    python benchmarks/gpu/run.py --calibrate          the same, after tuner calibrate's figures
     python benchmarks/gpu/run.py --device cpu --smoke the same code on tiny models, without a GPU
 
 Needs neither Ray nor a hub: weights are synthetic. Every configuration runs in a process of
@@ -35,6 +36,7 @@ import table  # noqa: E402
 from cases import Case, full_list, smoke_list  # noqa: E402
 
 DEFAULT_BUDGET_S = 530.0
+CALIBRATION_S = 75.0
 CASE_TIMEOUT_S = 75.0
 STEPS_S = 2.5
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
@@ -79,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if options.check:
             return _check(settings, started)
+        if options.calibrate:
+            _calibrate(settings, started, smoke=options.smoke)
         cases = smoke_list() if options.smoke else full_list()
         chosen = [c for c in cases if options.only in c.name]
         rows = run_cases(chosen, settings, started)
@@ -93,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET_S, help="seconds in all")
     parser.add_argument("--smoke", action="store_true", help="tiny models")
     parser.add_argument("--check", action="store_true", help="one tiny configuration, a verdict")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure the device too, into profile.yaml"
+    )
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
     parser.add_argument("--start", choices=("fork", "spawn"), help="how children begin")
     return parser
@@ -189,6 +196,13 @@ def _check(settings: Settings, started: float) -> int:
         print((settings.folder / "log.txt").read_text(errors="replace")[-3000:])
     _say(started, "check: good" if good else f"check: FAILED ({row['outcome']}, no {missing})")
     return 0 if good else 1
+
+
+def _calibrate(settings: Settings, started: float, *, smoke: bool) -> None:
+    path = settings.output / "profile.yaml"
+    arguments = (settings.device, path, CALIBRATION_S, smoke)
+    code = _in_child(settings.start, measure.calibrate_main, arguments, 2 * CALIBRATION_S)
+    _say(started, f"profile: {path}" if code == 0 else f"profile: FAILED (exit code {code})")
 
 
 def _described(case: Case) -> dict[str, Any]:
