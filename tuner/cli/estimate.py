@@ -94,14 +94,13 @@ def _configuration(
 def _predict(
     space: SearchSpace, configuration: Configuration, gpu: Gpu, margin_fraction: float | None
 ) -> Prediction:
-    # Seconds to import: what is wrong with the options has been said by now.
     from tuner.cli.support import require_supported
-    from tuner.estimate.predict import predict, resolve_subject
+    from tuner.estimate.predictor import Job, Predictor
 
     require_supported(configuration, gpu)
     assert space.model is not None  # with_model and default_space see to it
-    subject = resolve_subject(space.workload, space.model)
-    return predict(subject, configuration, gpu, margin_fraction=margin_fraction)
+    predictor = Predictor(Job(space.workload, space.model))
+    return predictor.predict([configuration], gpu, margin_fraction=margin_fraction)[0]
 
 
 def _to_dict(

@@ -37,6 +37,28 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
         yield PlainLines(err=err)
 
 
+@contextlib.contextmanager
+def compiling(*, err: bool, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """What to call with structures compiled and structures in all, while a space is predicted."""
+    if quiet:
+        yield lambda done, total: None
+        return
+    out = console(err=err)
+    last = 0.0
+    started = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done == total or now - last >= LINE_PERIOD_S or (out.is_terminal and done):
+            last = now
+            end = "\r" if out.is_terminal and done < total else "\n"
+            text = f"predicting the space: {done} of {total} structures traced"
+            out.print(f"{text}, {format_duration(now - started)}", end=end, highlight=False)
+
+    yield report
+
+
 def progress_line(progress: Progress) -> str:
     """One line of at most 80 columns: done, running, out of memory, best so far, time left."""
     parts = {

@@ -9,10 +9,10 @@ import contextlib
 import dataclasses
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +26,7 @@ from tuner.cli.answers import (
     record_dict,
 )
 from tuner.cli.options import parse_margin
-from tuner.cli.progress import reporting
+from tuner.cli.progress import compiling, reporting
 from tuner.cli.quiet import quiet_libraries
 from tuner.cli.render import count, print_fields, print_json
 from tuner.cli.target import Target, check_conditions, comparable, with_margin
@@ -114,15 +114,14 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
     target.folder.read()  # a journal that cannot be read is found now
     # Seconds to import from here on.
     from tuner.cli.support import supported_part
-    from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION, resolve_subject
-    from tuner.models.catalogue import config_digest
+    from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION
+    from tuner.models.catalogue import architecture
     from tuner.runner.base import outcome_versions
 
     part = supported_part(space, target.gpu, options.where)
     assert space.model is not None  # load_target sees to it
-    subject = resolve_subject(space.workload, space.model)
     # The architecture is a version too: a trial of another one under the same name says nothing.
-    model = f"{space.model} {config_digest(subject.model_config)}"
+    model = f"{space.model} {architecture(space.model).digest}"
     return Plan(
         target=narrowed,
         options=options,
@@ -175,9 +174,9 @@ def _set_aside(plan: Plan) -> None:
 
 
 def _search(plan: Plan, writer: JournalWriter, known: tuple[TrialRecord, ...]) -> SearchResult:
-    request = _request(plan, known)
     if not plan.options.quiet:
-        print_plan(plan, request)
+        print_plan(plan, known)
+    request = _request(plan, known)
     from tuner.tune.driver import search  # Ray and Optuna: seconds to import
 
     options = plan.options
@@ -186,8 +185,7 @@ def _search(plan: Plan, writer: JournalWriter, known: tuple[TrialRecord, ...]) -
 
 
 def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
-    from tuner.runner.base import TrialJob
-    from tuner.runner.simulated import SimulatedRunner
+    from tuner.runner.base import SimulatedFactory, TrialJob
     from tuner.tune.request import SearchRequest
 
     options, space = plan.options, plan.part.space
@@ -196,27 +194,58 @@ def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
     return SearchRequest(
         space=plan.part,
         gpu=plan.target.gpu,
-        runner_factory=partial(SimulatedRunner, job),
+        runner_factory=SimulatedFactory(job),
         trials=options.trials,
         seed=options.seed,
         time_limit_s=options.time_limit,
         max_concurrent=options.workers,
         where=options.where,
         searcher=options.searcher,
-        initial=[space.configuration(space.baseline)] if space.baseline else [],
+        initial=_initial(plan),
         resume=known,
         address=options.address,
         versions=plan.versions,
     )
 
 
-def print_plan(plan: Plan, request: SearchRequest) -> None:
+SHORTLIST_SHARE = 0.75
+"""Part of the budget that goes to the predicted short list; Optuna proposes the rest."""
+
+
+def _initial(plan: Plan) -> list[Configuration]:
+    """What is tried first: the space's baseline, and the short list of the predicted space."""
+    from tuner.estimate.predictor import Job, Predictor, default_workers
+    from tuner.estimate.shortlist import shortlist
+
+    space, options = plan.part.space, plan.options
+    assert space.model is not None  # load_target sees to it
+    baseline = [space.configuration(space.baseline)] if space.baseline else []
+    predictor = Predictor(Job(space.workload, space.model), workers=default_workers())
+    started = time.monotonic()
+    with compiling(err=options.as_json, quiet=options.quiet) as report:
+        predictions = predictor.predict(
+            plan.part.supported,
+            plan.target.gpu,
+            margin_fraction=plan.margin_fraction,
+            on_progress=report,
+        )
+    if not options.quiet:
+        fitting = sum(prediction.fits for prediction in predictions)
+        click.echo(
+            f"predicted all {count(len(predictions))} configurations in "
+            f"{format_duration(time.monotonic() - started)}: {count(fitting)} fit",
+            err=options.as_json,
+        )
+    number = round(options.trials * SHORTLIST_SHARE)
+    return [*baseline, *shortlist(plan.part.supported, predictions, number)]
+
+
+def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
     """What will be searched, on what, and where the numbers come from."""
     target, options, part = plan.target, plan.options, plan.part
     gpu = target.gpu
     wanted = f"{options.trials} of {count(len(part.supported))} configurations"
     searcher = f"{options.searcher}, seed {options.seed}"
-    known = sum(map(request.is_known, request.resume))
     print_fields(
         [
             ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
@@ -226,7 +255,7 @@ def print_plan(plan: Plan, request: SearchRequest) -> None:
             ("where", _where_text(plan)),
             ("left out", _left_out_text(part)),
             ("margin", f"{format_gib(plan.margin_bytes)} of memory are to stay free (--margin)"),
-            ("known", f"{known} trials from {target.folder.journal}" if known else ""),
+            ("known", f"{len(known)} trials from {target.folder.journal}" if known else ""),
             ("numbers", "predicted, not measured: no GPU worker, each trial is simulated"),
         ],
         err=options.as_json,

@@ -65,9 +65,7 @@ class _Plan:
     check: Probe
 
 
-def compile_passes(
-    workload: Workload, model_config: Any, structure: Structure
-) -> CompiledPasses:
+def compile_passes(workload: Workload, model_config: Any, structure: Structure) -> CompiledPasses:
     """Compile the forward and backward passes of one structure of one model.
 
     Raises `CompileError` when sizes are not polynomial, when a layer does not insert its
@@ -129,7 +127,7 @@ class _SizeTable:
 
     def indices(self, first: Timeline, second: Timeline) -> list[int]:
         """The polynomial of every block of the base model, from its two traces."""
-        if [e for e in first.events] != [e for e in second.events]:
+        if first.events != second.events:
             raise CompileError("the sequence of allocations depends on batch, length or rank")
         found = []
         for one, two in zip(first.blocks, second.blocks, strict=True):
@@ -249,9 +247,7 @@ def _aligned(
     for segment in SEGMENTS:
         start, end = base.spans[segment]
         deep_start, deep_end = deeper.spans[segment]
-        places = _match_with_insertions(
-            base.tokens[start:end], deeper.tokens[deep_start:deep_end]
-        )
+        places = _match_with_insertions(base.tokens[start:end], deeper.tokens[deep_start:deep_end])
         if places is None:
             raise CompileError(f"a layer rearranges the events of the {segment.phase} pass")
         # Before its first event a segment is where the previous one ended.
@@ -422,7 +418,9 @@ def _frozen_params(plan: _Plan, base: PassTrace, deeper: Mapping[str, _Layout]) 
     def frozen(traced: PassTrace) -> int:
         return traced.total_params - sum(numel for numel, _ in traced.trainable)
 
-    added = (layers * (frozen(deeper[k].trace) - frozen(base)) for k, layers in plan.missing.items())
+    added = (
+        layers * (frozen(deeper[k].trace) - frozen(base)) for k, layers in plan.missing.items()
+    )
     return frozen(base) + sum(added)
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.estimate.allocator import MIN_BLOCK_BYTES
+from tuner.estimate.allocator import MIN_BLOCK_BYTES, replay
 from tuner.estimate.polynomial import Terms
+from tuner.estimate.workspace import CUBLAS_WORKSPACE_BYTES
 from tuner.records import MemoryCategory, Phase
 
 CATEGORIES = tuple(MemoryCategory)
@@ -28,9 +29,7 @@ class Segment(NamedTuple):
 
 
 SEGMENTS = tuple(
-    Segment(phase, micro_step)
-    for micro_step in (0, 1)
-    for phase in (Phase.FORWARD, Phase.BACKWARD)
+    Segment(phase, micro_step) for micro_step in (0, 1) for phase in (Phase.FORWARD, Phase.BACKWARD)
 )
 
 ENDS = ("loaded", "end_of_first", "end_of_second")
@@ -83,25 +82,45 @@ class CompiledPasses:
         sizes = self.sizes.at(points)
         if self.workspace >= 0:
             sizes[self.workspace] = workspace_bytes
-        return np.ceil(sizes / MIN_BLOCK_BYTES - 1e-9) * MIN_BLOCK_BYTES
+        rounded: Floats = np.ceil(sizes / MIN_BLOCK_BYTES - 1e-9) * MIN_BLOCK_BYTES
+        return rounded
 
     def live_bytes(self, block_bytes: Floats) -> Floats:
         """Allocated bytes at each moment; shape (K, points)."""
-        return self.counts.sum(axis=1).astype(np.float64) @ block_bytes
+        live: Floats = self.counts.sum(axis=1).astype(np.float64) @ block_bytes
+        return live
 
     def end_bytes(self, block_bytes: Floats) -> Floats:
         """Allocated bytes at `ENDS`; shape (3, points)."""
-        return self.ends.sum(axis=1).astype(np.float64) @ block_bytes
+        live: Floats = self.ends.sum(axis=1).astype(np.float64) @ block_bytes
+        return live
 
     def trainable_params(self, points: Floats) -> Floats:
         """Number of trainable parameters; shape (points,)."""
-        return self.trainable_counts @ self.trainable.at(points)
+        total: Floats = self.trainable_counts @ self.trainable.at(points)
+        return total
 
     def moved_bytes(self, points: Floats) -> Floats:
         """Bytes that each operator reads and writes; shape (W, points)."""
         moved = np.zeros((len(self.kinds), len(points)))
         np.add.at(moved, self.tensor_of, self.tensor_bytes.at(points))
         return moved
+
+    def shallow_overhead_bytes(self, point: Floats) -> int:
+        """Bytes that the allocator reserves beyond what is allocated, at one point (3,).
+
+        From replaying the base model's events: fragmentation comes from the few large blocks
+        around the output head and within one layer, and further layers repeat the same sizes.
+        """
+        sizes = self.block_bytes(point[None, :], CUBLAS_WORKSPACE_BYTES)[:, 0]
+        blocks = sizes[self.shallow_blocks].astype(np.int64).tolist()
+        result = replay(map(tuple, self.shallow_events.tolist()), blocks)
+        return result.peak_reserved_bytes - result.peak_allocated_bytes
+
+    def depends_on_length_alone(self) -> bool:
+        """Whether a size grows with the square of the length, as eager attention's do."""
+        used = self.sizes.coefficients != 0
+        return bool((self.sizes.exponents[:, :, 1][used] > 1).any())
 
     def to_arrays(self) -> dict[str, Any]:
         """Everything as named arrays without objects, for a cache that cannot run code."""

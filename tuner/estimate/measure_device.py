@@ -74,6 +74,7 @@ def measure_device(
     plan = _plan(torch_device, smoke)
     watch = Stopwatch(torch_device, plan.per_figure_s)
     survey = _Survey(watch, started + budget_s, report)
+    microbench.spin_up(watch)
     launch = microbench.time_launch(watch)
     report(f"launch  {launch.median_s * 1e6:.2f} us an operator")
     shortest = microbench.time_shortest_kernel(watch)

@@ -7,23 +7,9 @@ from itertools import accumulate
 from tuner.estimate.allocator import AllocatorSettings, replay, round_size
 from tuner.estimate.recorder import Block, Mark, Timeline
 from tuner.records import Memory, MemoryCategory, Phase
-from tuner.units import MIB
-
-CUBLAS_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
-"""cuBLAS workspace of PyTorch before Hopper: ":4096:2:16:8" (CUDABlas.cpp)."""
-
-CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
-"""The same on compute capability 9.0 and 10.0 (CUDABlas.cpp)."""
 
 _HOLDS_LOGITS = (None, MemoryCategory.ACTIVATIONS)
 """Categories that give way to LOGITS_AND_LOSS where a tensor has the vocabulary's width."""
-
-
-def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
-    """Workspace in bytes that one cuBLAS handle takes from the caching allocator and keeps."""
-    if compute_capability in ((9, 0), (10, 0)):
-        return CUBLAS_WORKSPACE_HOPPER_BYTES
-    return CUBLAS_WORKSPACE_BYTES
 
 
 def peak_memory(

@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.units import MIB
 
-_SLEEP_CYCLES = 2_000_000
-"""About a millisecond on a GPU: time for the host to issue the kernels of a sample."""
+_SLEEP_CYCLES = 5_000_000
+"""About 2.5 ms on a GPU: time for the host to issue the kernels of a sample."""
 _SAMPLE_S = 1e-3
 _MAX_CALLS = 64
+_MAX_SAMPLES = 15
 _LARGEST_ROTATION = 16
 _TYPICAL_L2_BYTES = 64 * MIB
 """Larger than the L2 cache of nearly all GPUs (an H200 has 60 MB)."""
@@ -48,7 +49,7 @@ class Stopwatch:
         once_s = self._sample(call, 1)
         calls = max(1, min(_MAX_CALLS, int(_SAMPLE_S / max(once_s, 1e-7))))
         samples = int(self.per_figure_s / max(calls * once_s, 1e-7))
-        samples = max(min_samples if once_s < self.per_figure_s else 3, min(30, samples))
+        samples = max(min_samples if once_s < self.per_figure_s else 3, min(_MAX_SAMPLES, samples))
         times = [self._sample(call, calls) for _ in range(samples)]
         return _timing(times)
 
@@ -255,6 +256,17 @@ def _eager(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch
     mask = torch.full((length, length), float("-inf"), device=query.device).triu(1)
     scores = query @ key.transpose(-1, -2) * head_dim**-0.5 + mask.to(query.dtype)
     return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ value
+
+
+def spin_up(watch: Stopwatch, seconds: float = 0.5) -> None:
+    """Keep the device busy, so that its clocks are where they are under load."""
+    if watch.device.type != "cuda":
+        return
+    a = torch.randn(2048, 2048, device=watch.device)
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        torch.mm(a, a)
+        watch.synchronize()
 
 
 def time_shortest_kernel(watch: Stopwatch) -> Timing:

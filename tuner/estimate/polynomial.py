@@ -30,7 +30,8 @@ class Probe:
     def monomial(self, exponents: Exponents) -> int:
         """The value of b^i s^j r^k here."""
         i, j, k = exponents
-        return self.micro_batch**i * self.max_length**j * self.lora_rank**k
+        value: int = self.micro_batch**i * self.max_length**j * self.lora_rank**k
+        return value
 
 
 @dataclass(frozen=True, slots=True)

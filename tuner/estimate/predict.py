@@ -168,5 +168,3 @@ def _mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | 
         return None
     dtype = _COMPUTE_DTYPES[precision]
     return flops_per_s / matmul_peak(gpu, dtype, allow_tf32=precision == "tf32")
-
-

@@ -59,7 +59,10 @@ class Structure:
             single_sample=_whole(configuration["micro_batch"]) == 1,
             full_training=_whole(configuration["lora_rank"]) == 0,
             window=window,
-            beyond_window=window is not None and length >= window,
+            # Eager attention makes its masks at every length.
+            beyond_window=(
+                window is not None and length >= window and settings.get("attention") != "eager"
+            ),
             compute_capability=_FLASH if compute_capability >= _FLASH else _NO_FLASH,
         )
 
@@ -85,7 +88,7 @@ class Structure:
         unit = 128
         if self.window is not None and self.beyond_window:
             unit *= -(-self.window // (5 * unit))
-        elif self.window is not None:
+        elif self.window is not None and self.settings.get("attention") != "eager":
             while 7 * unit >= self.window and unit > 1:
                 unit //= 2
         check_length = (11 if self.beyond_window else 3) * unit

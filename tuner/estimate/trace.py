@@ -8,6 +8,7 @@ kernel choices that CUDA would take. No GPU, no weights, no data.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,8 @@ import torch
 
 from tuner.estimate.cuda_path import CudaPath
 from tuner.estimate.flash_attention import flash_attention_on_meta
-from tuner.estimate.memory import cublas_workspace_bytes
 from tuner.estimate.recorder import Recorder, Timeline
+from tuner.estimate.workspace import cublas_workspace_bytes
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.workloads.base import Workload
 from tuner.workloads.optimizers import build_optimizer
@@ -155,7 +156,7 @@ def trace_optimizer(
     optimizer adds. An optimizer does not see the model, only its parameters.
     """
     recorder = Recorder(workspace_bytes=0)
-    with _bitsandbytes_on_meta(recorder), recorder:
+    with _optimizers_on_meta(recorder), recorder:
         recorder.start()
         parameters = []
         for numel, dtype in trainable:
@@ -207,19 +208,23 @@ def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:
 
 @contextlib.contextmanager
 def _packages_on_meta(recorder: Recorder, path: CudaPath) -> Iterator[None]:
-    with _bitsandbytes_on_meta(recorder), flash_attention_on_meta(path):
+    with _optimizers_on_meta(recorder), flash_attention_on_meta(path):
         yield
 
 
 @contextlib.contextmanager
-def _bitsandbytes_on_meta(recorder: Recorder) -> Iterator[None]:
-    """Bitsandbytes' optimizers with their device calls replaced, for tensors without data.
+def _optimizers_on_meta(recorder: Recorder) -> Iterator[None]:
+    """Optimizers with their device calls replaced, for tensors without data.
 
-    They check that tensors are on a GPU, synchronise it, and take paged state from CUDA's
-    managed memory; none of this exists here. Paged state is recorded as such.
+    Fused and bitsandbytes' optimizers check that tensors are on a GPU; the latter synchronise
+    it and take paged state from CUDA's managed memory. None of this exists here. Paged state is
+    recorded as such.
     """
     import bitsandbytes.functional as bnb_functional
     import bitsandbytes.optim.optimizer as bnb_optimizer
+
+    # torch.optim removes its submodules from its names.
+    torch_adam = importlib.import_module("torch.optim.adam")
 
     def get_paged(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         buffer = torch.empty(*shape, dtype=dtype, device=device)
@@ -236,6 +241,7 @@ def _bitsandbytes_on_meta(recorder: Recorder) -> Iterator[None]:
         (bnb_functional, "fill", nothing),
         (bnb_functional, "prefetch_tensor", nothing),
         (bnb_optimizer, "sync_gpu", nothing),
+        (torch_adam, "_device_dtype_check_for_fused", nothing),
     ]
     with contextlib.ExitStack() as stack:
         for module, name, replacement in replacements:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +55,15 @@ class WorkArrays:
             bytes_moved=compiled.moved_bytes(points),
             shapes=compiled.shapes.at(points).reshape(len(compiled.kinds), 4, len(points)),
             has_shape=compiled.has_shape,
+        )
+
+    def take(self, places: NDArray[np.int64]) -> WorkArrays:
+        """The same operators at some of the points, in this order, repeated where asked."""
+        return replace(
+            self,
+            flops=self.flops[:, places],
+            bytes_moved=self.bytes_moved[:, places],
+            shapes=self.shapes[:, :, places],
         )
 
 

@@ -324,6 +324,33 @@ def auto_class(config: PreTrainedConfig) -> Any:
     return transformers.AutoModel
 
 
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What a prediction that was compiled before needs to know of a model.
+
+    `digest` changes with anything in the configuration; `sliding_window` is in tokens, None for
+    models without one.
+    """
+
+    digest: str
+    sliding_window: int | None
+
+
+def architecture(name: str) -> Architecture:
+    """The architecture of a model. Models of the catalogue need no transformers for it.
+
+    Raises `InputError` as `resolve_config` does.
+    """
+    entry = get_entry(name)
+    if entry is None:
+        config = resolve_config(name)
+        window = getattr(config.get_text_config(), "sliding_window", None)
+        return Architecture(config_digest(config), window)
+    text = json.dumps(entry.config, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Architecture(digest, entry.text_config.get("sliding_window"))
+
+
 def config_digest(config: PreTrainedConfig) -> str:
     """Return 16 hex digits that stay the same as long as the architecture does, for cache keys.
 

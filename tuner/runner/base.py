@@ -64,6 +64,19 @@ class RunnerFactory(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedFactory:
+    """Makes runners that trace instead of training; imports torch where it is called only."""
+
+    job: TrialJob
+
+    def __call__(self) -> TrialRunner:
+        """See `RunnerFactory`."""
+        from tuner.runner.simulated import SimulatedRunner
+
+        return SimulatedRunner(self.job)
+
+
 def outcome_versions() -> dict[str, str]:
     """The installed version of each of `OUTCOME_LIBRARIES`; one that is missing is left out."""
     versions = {}

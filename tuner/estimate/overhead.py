@@ -1,0 +1,59 @@
+"""Reserved memory beyond allocated, for many points from a few replays of the allocator.
+
+A replay takes some ten milliseconds, so a whole space is replayed at anchor points: every
+number of tokens (or batch and length, where memory grows with the square of the length), at
+the smallest and the largest rank. Between the ranks the overhead is interpolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tuner.estimate.compiled import CompiledPasses, Floats
+
+Point = tuple[int, int, int]
+"""Micro-batch, length, rank."""
+
+EXACT_UP_TO = 6
+"""So many points are replayed themselves."""
+
+LARGEST_GPU_BYTES = 192 * 1024**3
+"""What allocates more fits no GPU of the catalogue (B200: 180 GiB): its overhead is left 0."""
+
+
+def anchors(points: Floats, passes: CompiledPasses) -> dict[Point, list[Point]]:
+    """For each point, the points to replay: itself, or one at the smallest and largest rank."""
+    whole: list[Point] = [(int(b), int(s), int(r)) for b, s, r in points]
+    if len(whole) <= EXACT_UP_TO:
+        return {point: [point] for point in whole}
+    by_length = passes.depends_on_length_alone()
+    low, high = min(p[2] for p in whole), max(p[2] for p in whole)
+    stands_for: dict[tuple[int, ...], tuple[int, int]] = {}
+    chosen = {}
+    for batch, length, rank in whole:
+        group = (batch, length) if by_length else (batch * length,)
+        batch_of_group, length_of_group = stands_for.setdefault(group, (batch, length))
+        ranks = [low] if low == high else [low, high]
+        chosen[batch, length, rank] = [(batch_of_group, length_of_group, r) for r in ranks]
+    return chosen
+
+
+def replay_all(passes: CompiledPasses, points: Sequence[Point]) -> dict[Point, int]:
+    """The overhead in bytes at each of these points."""
+    return {point: passes.shallow_overhead_bytes(np.array(point, dtype=float)) for point in points}
+
+
+def interpolate(
+    points: Floats, chosen: Mapping[Point, Sequence[Point]], replayed: Mapping[Point, int]
+) -> Floats:
+    """The overhead in bytes at each point (P, 3), from the replays at its anchors."""
+    result = np.zeros(len(points))
+    for index, (batch, length, rank) in enumerate(points):
+        places = chosen[int(batch), int(length), int(rank)]
+        known = [(place[2], replayed[place]) for place in places if place in replayed]
+        if known:
+            ranks, sizes = np.array(sorted(known), dtype=float).T
+            result[index] = np.interp(rank, ranks, sizes)
+    return result

@@ -1,0 +1,18 @@
+"""What CUDA libraries take from the caching allocator for themselves."""
+
+from __future__ import annotations
+
+from tuner.units import MIB
+
+CUBLAS_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
+"""cuBLAS workspace of PyTorch before Hopper: ":4096:2:16:8" (CUDABlas.cpp)."""
+
+CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
+"""The same on compute capability 9.0 and 10.0 (CUDABlas.cpp)."""
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
+    """Workspace in bytes that one cuBLAS handle takes from the caching allocator and keeps."""
+    if compute_capability in ((9, 0), (10, 0)):
+        return CUBLAS_WORKSPACE_HOPPER_BYTES
+    return CUBLAS_WORKSPACE_BYTES
