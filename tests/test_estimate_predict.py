@@ -1,0 +1,129 @@
+"""The prediction of one configuration: what it refuses, and when it says that it fits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from estimate_samples import configuration, tiny_config
+
+from tuner.errors import EXIT_BAD_INPUT, InputError
+from tuner.estimate.predict import Subject, check_supported, predict, resolve_subject
+from tuner.gpus import get_gpu
+from tuner.records import Prediction, Source
+from tuner.units import MIB
+from tuner.workloads import get_workload
+
+A6000, T4, V100 = get_gpu("a6000"), get_gpu("t4"), get_gpu("v100_16gb")
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return Subject(get_workload("causal_lm"), "tiny", tiny_config())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "values", "where"),
+    [
+        (T4, {"precision": "bf16"}, ["precision"]),
+        (T4, {"precision": "nf4", "mixed_precision": "bf16"}, ["mixed_precision"]),
+        (T4, {"precision": "bf16", "mixed_precision": "bf16"}, ["precision", "mixed_precision"]),
+        (T4, {"precision": "tf32"}, ["precision"]),
+        (V100, {"precision": "fp16", "mixed_precision": "bf16"}, ["mixed_precision"]),
+        (T4, {"precision": "fp16"}, []),
+        (T4, {"precision": "nf4", "mixed_precision": "fp16"}, []),
+        (A6000, {"precision": "bf16", "mixed_precision": "bf16"}, []),
+    ],
+)
+def test_what_a_gpu_cannot_do_is_said(gpu, values, where):
+    problems = check_supported(configuration(**values), gpu)
+    assert [problem.where for problem in problems] == where
+    for problem in problems:
+        assert gpu.name in problem.message
+        assert len(problem.message.split(": ", 1)[1]) > 10  # the reason
+
+
+def test_bf16_on_a_t4_is_bad_input_with_the_reason(subject):
+    with pytest.raises(InputError, match=r"precision bf16 on .*T4.*Turing") as caught:
+        predict(subject, configuration(precision="bf16"), T4)
+    assert caught.value.exit_code == EXIT_BAD_INPUT
+
+
+def test_full_fine_tuning_of_packed_weights_is_bad_input(subject):
+    with pytest.raises(InputError, match=r"full fine-tuning .* nf4") as caught:
+        predict(subject, configuration(precision="nf4", lora_rank=0), A6000)
+    assert "lora_rank" in str(caught.value)
+
+
+def test_targets_that_do_not_exist_are_bad_input(subject):
+    with pytest.raises(InputError, match="c_attn") as caught:
+        predict(subject, configuration(lora_targets=["c_attn"]), A6000)
+    assert "q_proj" in str(caught.value)  # what does exist
+
+
+@pytest.mark.parametrize("name", ["adamw_torch_fussed", ""])
+def test_unknown_optimizers_are_bad_input(subject, name):
+    with pytest.raises(InputError, match="unknown optimizer"):
+        predict(subject, configuration(optimizer=name), A6000)
+
+
+def test_unknown_names_are_bad_input():
+    with pytest.raises(InputError, match="causal_lm"):
+        resolve_subject("causal_llm", "mistral-7b-v0.1")
+
+
+@pytest.fixture(scope="module")
+def prediction(subject) -> Prediction:
+    return predict(subject, configuration(), A6000)
+
+
+def test_verdict_is_on_device_memory_with_the_margin(subject, prediction):
+    needed = prediction.memory.device_bytes
+    assert prediction.fits
+    assert prediction.memory.device_bytes > prediction.memory.peak_reserved_bytes
+
+    def verdict(memory_bytes, margin_fraction):
+        gpu = replace(A6000, memory_bytes=memory_bytes)
+        return predict(subject, configuration(), gpu, margin_fraction=margin_fraction)
+
+    assert verdict(needed, 0.0).fits
+    assert not verdict(needed - 1, 0.0).fits
+    assert not verdict(needed, 0.01).fits
+    tight = verdict(needed + 10 * MIB, 10 * MIB / (needed + 10 * MIB))
+    assert tight.margin_bytes == 10 * MIB
+    assert tight.fits
+
+
+def test_default_margin_is_stated(prediction):
+    assert prediction.limit_bytes == A6000.memory_bytes
+    assert prediction.margin_bytes == round(0.03 * A6000.memory_bytes)
+
+
+def test_context_is_that_of_the_gpu(subject, prediction):
+    memory = prediction.memory
+    assert memory.device_bytes - memory.peak_reserved_bytes == A6000.context_bytes
+    more = replace(A6000, context_bytes=A6000.context_bytes + 100 * MIB)
+    assert predict(subject, configuration(), more).memory.device_bytes == (
+        memory.device_bytes + 100 * MIB
+    )
+
+
+def test_prediction_says_what_it_is(prediction):
+    assert prediction.source is Source.PREDICTED
+    assert prediction.gpu == "a6000"
+    assert prediction.method
+    plain = prediction.to_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    keys = {"fits", "trainable_params", "total_params", "step_s", "it_per_s", "samples_per_s"}
+    assert keys | {"tokens_per_s", "mfu", "source", "memory"} <= set(plain)
+    assert {"peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "breakdown"} <= set(
+        plain["memory"]
+    )
+    assert Prediction.from_dict(plain) == prediction
+
+
+def test_memory_of_a_gpu_does_not_change_what_is_needed(subject, prediction):
+    small = predict(subject, configuration(), replace(A6000, memory_bytes=500 * MIB))
+    assert small.memory == prediction.memory
+    assert small.speed == prediction.speed

@@ -1,0 +1,198 @@
+"""Kernel times against hand computations, and step times that behave as a GPU's would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from estimate_samples import configuration, tiny_config
+
+from tuner.estimate.predict import Subject, predict
+from tuner.estimate.recorder import Work
+from tuner.estimate.roofline import Efficiency, Roofline, matmul_peak
+from tuner.estimate.work_arrays import WorkArrays
+from tuner.gpus import get_gpu
+from tuner.workloads import get_workload
+
+A100, T4 = get_gpu("a100_80gb"), get_gpu("t4")
+PLAIN = Efficiency(
+    matmul=0.5, attention=0.25, bandwidth={"elementwise": 0.5}, kernel_s=1e-9, launch_s=0.0
+)
+
+
+def kernel_s(work: Work, gpu=A100, *, efficiency=PLAIN, allow_tf32=False) -> float:
+    works = WorkArrays.of_works([work])
+    return float(Roofline(efficiency).seconds(works, gpu, allow_tf32=allow_tf32)[0, 0])
+
+
+def product(m: int, n: int, k: int, *, dtype: str = "bfloat16", batch: int = 1) -> Work:
+    width = {"float32": 4, "int8": 1}.get(dtype, 2)
+    moved = tuple(batch * size * width for size in (m * k, k * n, m * n))
+    return Work("mm", "matmul", 2 * batch * m * n * k, moved, dtype, (batch, m, n, k), ())
+
+
+def elementwise(size_bytes: int) -> Work:
+    return Work("add", "elementwise", 0, (size_bytes, size_bytes), "float32", None, ())
+
+
+# -- one kernel -----------------------------------------------------------------------------
+
+
+def test_elementwise_kernel_moves_its_bytes():
+    assert kernel_s(elementwise(10**9)) == pytest.approx(
+        2 * 10**9 / (A100.bandwidth_bytes_per_s * 0.5)
+    )
+
+
+def test_no_kernel_is_shorter_than_the_shortest():
+    assert kernel_s(elementwise(4), efficiency=Efficiency()) == Efficiency().kernel_s
+
+
+def test_large_product_is_bound_by_arithmetic():
+    # 32 x 32 tiles of 128 on 108 multiprocessors: 9.48 waves that take as long as 10.
+    seconds = 2 * 4096**3 / (A100.flops["bf16"] * 0.5) * 10 / (1024 / 108)
+    assert kernel_s(product(4096, 4096, 4096)) == pytest.approx(seconds)
+
+
+def test_thin_product_is_bound_by_traffic():
+    work = product(16_384, 16, 16_384)
+    assert kernel_s(work) == pytest.approx(work.bytes_moved / (A100.bandwidth_bytes_per_s * 0.5))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "allow_tf32", "precision"),
+    [
+        (A100, "bfloat16", False, "bf16"),
+        (A100, "float16", False, "fp16"),
+        (A100, "float32", False, "fp32"),
+        (A100, "float32", True, "tf32"),
+        (A100, "int8", False, "int8"),
+        (T4, "float32", True, "fp32"),  # Turing has no tf32
+        (T4, "bfloat16", False, "fp32"),  # and no bf16: it runs as fp32 does
+    ],
+)
+def test_peak_of_each_precision(gpu, dtype, allow_tf32, precision):
+    assert matmul_peak(gpu, dtype, allow_tf32) == gpu.flops[precision]
+    full_waves = product(128 * gpu.sm_count, 4096, 4096, dtype=dtype)
+    expected = full_waves.flops / (gpu.flops[precision] * 0.5)
+    assert kernel_s(full_waves, gpu, allow_tf32=allow_tf32) == pytest.approx(expected)
+
+
+def test_more_work_never_takes_less_time():
+    for axis in range(3):
+        shape = [1024, 1024, 1024]
+        seconds = []
+        for size in (128, 512, 1024, 4096, 16_384):
+            shape[axis] = size
+            seconds.append(kernel_s(product(*shape)))
+        assert seconds == sorted(seconds)
+
+
+def test_batched_products_fill_each_others_last_waves():
+    one, many = kernel_s(product(2048, 2048, 2048)), kernel_s(product(2048, 2048, 2048, batch=27))
+    # Alone 256 tiles take 3 waves of 108; together 64 waves are full.
+    assert many == pytest.approx(one * 64 / 3)
+
+
+# -- a whole step ---------------------------------------------------------------------------
+
+SIZES = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+    "vocab_size": 8192,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture(scope="module")
+def speed():
+    """The predicted speed of a model whose products are large enough to fill a GPU."""
+    subject = Subject(get_workload("causal_lm"), "made up", tiny_config(**SIZES))
+
+    def predicted(gpu=A100, **values):
+        values = {"micro_batch": 4, "max_length": 512, **values}
+        return predict(subject, configuration(**values), gpu).speed
+
+    return predicted
+
+
+@pytest.mark.parametrize(
+    ("knob", "values"),
+    [("micro_batch", (2, 4, 8, 16)), ("max_length", (256, 512, 1024)), ("lora_rank", (8, 64, 512))],
+)
+def test_more_work_takes_more_time(speed, knob, values):
+    seconds = [speed(**{knob: value}).step_s for value in values]
+    assert seconds == sorted(set(seconds))
+
+
+def test_checkpointing_costs_the_time_of_the_recomputation(speed):
+    plain, checkpointed = speed(lora_rank=0), speed(lora_rank=0, gradient_checkpointing=True)
+    assert plain.step_s < checkpointed.step_s < 1.5 * plain.step_s
+    assert plain.breakdown_s["recompute"] == 0
+    assert checkpointed.breakdown_s["recompute"] > 0
+    # Work that is repeated is not work for the model.
+    assert checkpointed.mfu * checkpointed.step_s == pytest.approx(plain.mfu * plain.step_s)
+
+
+@pytest.mark.parametrize("values", [{}, {"precision": "nf4", "mixed_precision": "bf16"}])
+def test_breakdown_adds_up_to_the_step(speed, values):
+    predicted = speed(**values)
+    assert sum(predicted.breakdown_s.values()) == pytest.approx(predicted.step_s)
+    assert all(seconds >= 0 for seconds in predicted.breakdown_s.values())
+
+
+def test_units_of_speed_agree(speed):
+    predicted = speed(grad_accum=8, max_length=512, micro_batch=4)
+    assert predicted.it_per_s * predicted.step_s == pytest.approx(8)
+    assert predicted.samples_per_s * predicted.step_s == pytest.approx(8 * 4)
+    assert predicted.tokens_per_s == pytest.approx(512 * predicted.samples_per_s)
+    assert 0 < predicted.mfu < 1
+
+
+def test_each_further_micro_step_costs_the_same(speed):
+    seconds = {n: speed(grad_accum=n).step_s for n in (1, 2, 8, 16)}
+    assert seconds[16] - seconds[8] == pytest.approx(8 * (seconds[2] - seconds[1]), rel=0.01)
+    assert seconds[8] < 8 * seconds[1]  # the optimizer runs once
+
+
+def test_faster_gpus_are_faster(speed):
+    twice = replace(
+        A100,
+        flops={name: 2 * rate for name, rate in A100.flops.items()},
+        bandwidth_bytes_per_s=2 * A100.bandwidth_bytes_per_s,
+    )
+    wider = replace(A100, bandwidth_bytes_per_s=2 * A100.bandwidth_bytes_per_s)
+    base = speed().step_s
+    assert base / 2 <= speed(twice).step_s < speed(wider).step_s < base
+
+
+def test_known_gpus_in_known_order(speed):
+    values = {"precision": "fp16", "micro_batch": 8}
+    ids = ["t4", "a10", "a100_80gb", "h100_sxm"]
+    seconds = [speed(get_gpu(name), **values).step_s for name in ids]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_full_fine_tuning_does_six_flops_a_weight_and_token(speed):
+    """2 forward and 4 backward for each weight of a product, and attention's own products."""
+    micro_batch, length, layers, hidden, grad_accum = 4, 512, 2, 1024, 3
+    predicted = speed(
+        lora_rank=0, micro_batch=micro_batch, max_length=length, grad_accum=grad_accum
+    )
+    weights = layers * (4 * hidden**2 + 3 * hidden * 2816) + hidden * 8192
+    tokens = micro_batch * length
+    # Causal: half of 2 products forward, 5 backward.
+    attention = layers * micro_batch * 2 * length**2 * hidden / 2 * (2 + 5)
+    expected = grad_accum * (6 * weights * tokens + attention)
+    model_flops = predicted.mfu * predicted.step_s * A100.flops["bf16"]
+    assert model_flops == pytest.approx(expected, rel=1e-3)
+
+
+def test_lora_saves_the_gradients_of_the_weights(speed):
+    full, lora = speed(lora_rank=0), speed(lora_rank=8)
+    ratio = (lora.mfu * lora.step_s) / (full.mfu * full.step_s)
+    # 4 FLOPs instead of 6, adapters on top, and nothing backward through the first layer's inputs.
+    assert 0.6 < ratio < 0.75
