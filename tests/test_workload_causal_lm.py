@@ -1,0 +1,198 @@
+"""The workload builds what the libraries themselves would: layers, loss, optimizer, adapters."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from estimate_samples import BASE, configuration, tiny_config
+
+from tuner.errors import InputError
+from tuner.records import Configuration
+from tuner.workloads import get_workload, tokens_per_sample
+from tuner.workloads.causal_lm import CausalLMSettings, linear_names
+from tuner.workloads.losses import use_loss
+from tuner.workloads.optimizers import NAMES as OPTIMIZERS
+from tuner.workloads.optimizers import build_optimizer
+from tuner.workloads.quantized import logical_numel, quantize_linears, quantized_tensors
+
+
+def build(model: str = "llama", **sizes):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(tiny_config(model, **sizes))
+
+
+# -- settings -------------------------------------------------------------------------------
+
+
+def test_what_a_configuration_leaves_out_has_the_defaults_of_its_libraries():
+    settings = CausalLMSettings.from_configuration(configuration(lora_rank=16))
+    assert settings.lora_alpha == 32
+    assert settings.max_grad_norm == 1.0  # TrainingArguments
+    assert settings.mixed_precision == "no"
+    assert settings.autocast_dtype is None
+
+
+@pytest.mark.parametrize("knob", ["micro_batch", "max_length", "precision", "optimizer"])
+def test_required_knobs_are_required(knob):
+    values = {name: value for name, value in BASE.items() if name != knob}
+    with pytest.raises(KeyError, match=knob):
+        CausalLMSettings.from_configuration(Configuration(values))
+
+
+@pytest.mark.parametrize("value", ["four", True, None])
+def test_what_is_not_a_number_is_refused(value):
+    with pytest.raises(InputError, match="not a number"):
+        CausalLMSettings.from_configuration(configuration(micro_batch=value))
+
+
+def test_one_target_may_be_written_without_a_list():
+    settings = CausalLMSettings.from_configuration(configuration(lora_targets="q_proj"))
+    assert settings.lora_targets == ("q_proj",)
+
+
+@pytest.mark.parametrize(
+    ("precision", "mixed_precision", "dtype"),
+    [
+        ("fp32", "no", torch.float32),
+        ("fp32", "bf16", torch.float32),  # weights stay in fp32, products do not
+        ("fp16", "no", torch.float16),
+        ("bf16", "bf16", torch.bfloat16),
+        ("nf4", "bf16", torch.bfloat16),
+        ("nf4", "fp16", torch.float16),
+        ("nf4", "no", torch.bfloat16),
+        ("int8", "fp16", torch.float16),
+    ],
+)
+def test_dtype_of_the_weights_that_stay_unquantised(precision, mixed_precision, dtype):
+    values = configuration(precision=precision, mixed_precision=mixed_precision)
+    assert CausalLMSettings.from_configuration(values).load_dtype is dtype
+
+
+def test_samples_are_as_long_as_the_configuration_says():
+    values = configuration(max_length=1536)
+    assert tokens_per_sample("causal_lm", values) == 1536
+    with pytest.raises(InputError, match="causal_lm"):
+        tokens_per_sample("causal_ml", values)
+    with pytest.raises(InputError, match="causal_lm"):
+        get_workload("causal_ml")
+
+
+def test_linear_layers_by_name():
+    expected = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert linear_names(build()) == expected
+
+
+# -- quantised layers -----------------------------------------------------------------------
+
+
+def layouts(tensors) -> list:
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+
+
+@pytest.mark.parametrize("double_quant", [True, False])
+def test_nf4_layers_hold_the_tensors_that_bitsandbytes_makes(double_quant):
+    from bitsandbytes.functional import quantize_4bit
+
+    weight = build().model.layers[0].mlp.gate_proj.weight.detach()
+    codes, state = quantize_4bit(
+        weight, blocksize=64, compress_statistics=double_quant, quant_type="nf4"
+    )
+    model = build()
+    quantize_linears(
+        model, precision="nf4", compute_dtype=torch.bfloat16, double_quant=double_quant
+    )
+    made = model.model.layers[0].mlp.gate_proj.weight
+    assert layouts([made]) == layouts([codes])
+    assert layouts(quantized_tensors_of(made)) == layouts(quantized_tensors_of(state))
+    assert made.quant_state.shape == weight.shape
+    assert made.quant_state.dtype is torch.bfloat16
+
+
+def quantized_tensors_of(holder) -> list[torch.Tensor]:
+    state = getattr(holder, "quant_state", holder)
+    tensors = [state.absmax, state.code]
+    if state.nested:
+        tensors += [state.offset, state.state2.absmax, state.state2.code]
+    return tensors
+
+
+def test_int8_layers_hold_the_tensors_that_bitsandbytes_makes():
+    from bitsandbytes.functional import int8_vectorwise_quant
+
+    weight = build().model.layers[0].mlp.gate_proj.weight.detach()
+    codes, scales, _ = int8_vectorwise_quant(weight.half())
+    model = build()
+    quantize_linears(model, precision="int8", compute_dtype=torch.float16)
+    made = model.model.layers[0].mlp.gate_proj.weight
+    assert layouts([made, made.SCB]) == layouts([codes, scales])
+
+
+@pytest.mark.parametrize("precision", ["nf4", "int8"])
+def test_embedding_and_head_are_not_quantised(precision):
+    model = build()
+    expected = sum(parameter.numel() for parameter in model.parameters())
+    quantize_linears(model, precision=precision, compute_dtype=torch.float16)
+    assert model.lm_head.weight.dtype is torch.float32
+    assert model.model.embed_tokens.weight.dtype is torch.float32
+    assert sum(map(logical_numel, model.parameters())) == expected
+    scales = 5 if precision == "nf4" else 1
+    assert len(quantized_tensors(model)) == 2 * 7 * scales
+
+
+def test_odd_numbers_of_weights_fill_their_last_byte():
+    model = build(hidden_size=35, intermediate_size=7)
+    quantize_linears(model, precision="nf4", compute_dtype=torch.float16)
+    weight = model.model.layers[0].mlp.gate_proj.weight
+    assert weight.numel() == math.ceil(35 * 7 / 2)
+    assert logical_numel(weight) == 35 * 7
+
+
+# -- loss -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["transformers_4_46", "transformers_4_45", "unwidened"])
+def test_every_way_to_the_loss_comes_to_the_same_loss(name):
+    torch.manual_seed(0)
+    model = build().train()
+    tokens = torch.randint(0, 320, (2, 24))
+    labels = tokens.clone()
+    labels[:, :5] = -100
+    expected = model(input_ids=tokens, labels=labels).loss
+    use_loss(model, name, fused=False)
+    loss = model(input_ids=tokens, labels=labels).loss
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_unknown_losses_are_refused_with_the_nearest_name():
+    with pytest.raises(InputError, match="transformers_4_46"):
+        use_loss(build(), "transformers_4_47", fused=False)
+
+
+# -- optimizer ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_are_those_of_the_trainer(name, tmp_path):
+    """The class and the options that decide memory, as transformers' Trainer chooses them."""
+    from transformers import Trainer, TrainingArguments
+
+    parameters = [torch.nn.Parameter(torch.ones(8, 8))]
+    arguments = TrainingArguments(output_dir=str(tmp_path), optim=name, use_cpu=True)
+    optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    options.pop("lr")
+    theirs, own = optimizer_class(parameters, lr=1e-4, **options), build_optimizer(name, parameters)
+    assert type(own).__module__.split(".")[0] == type(theirs).__module__.split(".")[0]
+    assert ("AdamW" in type(own).__name__) == ("AdamW" in type(theirs).__name__)
+    assert getattr(own, "is_paged", None) == getattr(theirs, "is_paged", None)
+    bits = [getattr(getattr(o, "args", None), "optim_bits", None) for o in (own, theirs)]
+    assert bits[0] == bits[1]
+    for option in ("fused", "momentum", "amsgrad"):
+        assert bool(own.defaults.get(option)) == bool(theirs.defaults.get(option)), option
+
+
+def test_unknown_optimizers_are_refused():
+    with pytest.raises(InputError, match="adamw_torch"):
+        build_optimizer("adamw_touch", [])
