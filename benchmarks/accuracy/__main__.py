@@ -1,0 +1,45 @@
+"""`python -m benchmarks.accuracy`: predict the measured table and report the errors."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from benchmarks.accuracy.harnesses import Case, express
+from benchmarks.accuracy.predictions import predict_all
+from benchmarks.accuracy.report import Comparison, markdown, text
+from benchmarks.accuracy.rows import read_rows
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
+    parser.add_argument("--only", default="", help="only programs whose name contains this")
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    cases: list[Case] = []
+    refused = []
+    for row in read_rows():
+        if arguments.only not in row.framework:
+            continue
+        case = express(row)
+        if isinstance(case, Case):
+            cases.append(case)
+        else:
+            refused.append((row, case))
+    print(f"{len(cases)} rows can be expressed, {len(refused)} cannot")
+    started = time.monotonic()
+    comparisons = [
+        Comparison(cases[index], predicted)
+        for index, predicted in predict_all(cases, processes=arguments.processes)
+    ]
+    print(f"predicted in {time.monotonic() - started:.0f} s\n")
+    text(comparisons, print)
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown(comparisons, refused))
+
+
+if __name__ == "__main__":
+    main()

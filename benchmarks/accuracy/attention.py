@@ -1,0 +1,39 @@
+"""Attention of fitcheck-llm's harness: sdpa on key and value heads repeated beforehand.
+
+With grouped queries PyTorch's memory-efficient kernel refuses; that harness repeats the heads
+so that it accepts. Registered with transformers under the name `sdpa_repeated_heads`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAME = "sdpa_repeated_heads"
+
+
+def register() -> None:
+    """Make the attention known to transformers."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def _attention(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any
+) -> tuple[Any, None]:
+    from torch.nn.functional import scaled_dot_product_attention
+
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    output = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        is_causal=attention_mask is None,
+        scale=options.get("scaling"),
+    )
+    return output.transpose(1, 2).contiguous(), None

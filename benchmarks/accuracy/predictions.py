@@ -1,0 +1,100 @@
+"""Predicts the cases of the benchmark, each distinct configuration traced once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.harnesses import Case
+from tuner.gpus import get_gpu
+from tuner.records import Configuration
+
+GPUS = Path(__file__).parent / "gpus.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What is predicted for a case, in bytes and seconds; see `Measured`."""
+
+    allocated: float
+    """The tool's prediction: the sum of all live tensors, rounded as the allocator rounds."""
+    blocks: float
+    """The same with the rests of blocks that the allocator does not split."""
+    reserved: float
+    device: float
+    loaded: float
+    forward: float
+    step_s: float
+    peak_phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    model: str
+    configuration: Configuration
+    gpu: str
+    with_optimizer: bool
+
+
+def predict_all(cases: Sequence[Case], *, processes: int = 2) -> Iterator[tuple[int, Predicted]]:
+    """(index of the case, prediction), in the order of the cases."""
+    tasks = [_Task(c.model, c.configuration, c.gpu, c.with_optimizer) for c in cases]
+    distinct = list(dict.fromkeys(tasks))
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        results = dict(zip(distinct, pool.map(_predict, distinct, chunksize=1), strict=True))
+    for index, task in enumerate(tasks):
+        yield index, results[task]
+
+
+def _predict(task: _Task) -> Predicted:
+    # torch and transformers are loaded in the worker processes only.
+    from benchmarks.accuracy.attention import register
+    from tuner.estimate.allocator import replay
+    from tuner.estimate.memory import peak_memory
+    from tuner.estimate.predict import resolve_subject
+    from tuner.estimate.trace import trace
+
+    register()
+    gpu = get_gpu(task.gpu, extra=GPUS)
+    subject = resolve_subject("causal_lm", task.model)
+    traced = trace(
+        subject.workload,
+        subject.model_config,
+        task.configuration,
+        compute_capability=gpu.compute_capability,
+    )
+    timeline = traced.timeline
+    memory = peak_memory(timeline, context_bytes=gpu.context_bytes)
+    sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
+    # A process that comes to the end of the GPU's memory gives cached segments back.
+    replayed = replay(timeline.events, sizes, limit_bytes=gpu.memory_bytes - gpu.context_bytes)
+    return Predicted(
+        allocated=memory.peak_allocated_bytes,
+        blocks=replayed.peak_allocated_bytes,
+        reserved=replayed.peak_reserved_bytes,
+        device=replayed.peak_reserved_bytes + gpu.context_bytes,
+        loaded=memory.loaded_bytes,
+        forward=memory.phase_peak_bytes["forward"],
+        step_s=_step_s(traced, task, gpu),
+        peak_phase=memory.peak_phase,
+    )
+
+
+def _step_s(traced: Any, task: _Task, gpu: Any) -> float:
+    import numpy as np
+
+    from tuner.estimate.predict import _step_work as step_work
+    from tuner.estimate.roofline import step_times
+
+    times = step_times(
+        step_work(traced),
+        gpu,
+        grad_accum=np.array([int(str(task.configuration["grad_accum"]))]),
+        allow_tf32=task.configuration["precision"] == "tf32",
+    )
+    step_s = float(times.step_s[0])
+    return step_s if task.with_optimizer else step_s - float(times.breakdown_s["optimizer"][0])

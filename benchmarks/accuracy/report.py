@@ -1,0 +1,193 @@
+"""Errors by row and by group, as text and as the Markdown that docs and README quote."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.accuracy.harnesses import GIB, Case
+from benchmarks.accuracy.predictions import Predicted
+from benchmarks.accuracy.rows import Row
+
+QUANTITIES = ("allocated", "blocks", "reserved", "device", "loaded", "forward", "step_s")
+"""What is compared. `blocks` is compared with the measured `allocated`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One case and its prediction."""
+
+    case: Case
+    predicted: Predicted
+
+    def error(self, quantity: str) -> float | None:
+        """Predicted over measured minus 1, or None where nothing was measured."""
+        measured = getattr(self.case.measured, "allocated" if quantity == "blocks" else quantity)
+        if measured is None:
+            return None
+        value: float = getattr(self.predicted, quantity)
+        return value / float(measured) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Absolute errors of some rows: how many, median, mean, worst; `mean_signed` has a sign."""
+
+    rows: int
+    median: float
+    mean: float
+    worst: float
+    mean_signed: float
+    rank: float | None
+    """Spearman's rank correlation of predicted with measured; None for fewer than 3 rows."""
+
+
+def summarise(comparisons: Iterable[Comparison], quantity: str) -> Summary | None:
+    """The errors of `quantity`, or None where no row measured it."""
+    pairs = [(c, error) for c in comparisons if (error := c.error(quantity)) is not None]
+    if not pairs:
+        return None
+    errors = [error for _, error in pairs]
+    sizes = [abs(error) for error in errors]
+    return Summary(
+        rows=len(errors),
+        median=statistics.median(sizes),
+        mean=statistics.fmean(sizes),
+        worst=max(errors, key=abs),
+        mean_signed=statistics.fmean(errors),
+        rank=_rank_correlation(pairs, quantity),
+    )
+
+
+def _rank_correlation(pairs: Sequence[tuple[Comparison, float]], quantity: str) -> float | None:
+    predicted = [float(getattr(c.predicted, quantity)) for c, _ in pairs]
+    measured = [value / (1 + error) for value, (_, error) in zip(predicted, pairs, strict=True)]
+    if len(set(predicted)) < 3 or len(set(measured)) < 3:
+        return None
+    return statistics.correlation(_ranks(predicted), _ranks(measured))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; equal values share the mean of theirs."""
+    ordered = sorted(values)
+    first = {value: ordered.index(value) for value in set(values)}
+    return [first[value] + (ordered.count(value) + 1) / 2 for value in values]
+
+
+def groups(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+    """Comparisons by group, in the order of the table."""
+    found: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        key = f"{comparison.case.group} ({comparison.case.row.grade})"
+        found.setdefault(key, []).append(comparison)
+    return found
+
+
+def targets(comparisons: Sequence[Comparison]) -> dict[str, Sequence[Comparison]]:
+    """The sets of rows for which targets are stated."""
+    wanted = ("t4", "rtx4080", "a100_80gb")
+    return {
+        "T4, RTX 4080 and A100 rows, grade A": [
+            c for c in comparisons if c.case.row.grade == "A" and c.case.gpu in wanted
+        ],
+        "grade B": [c for c in comparisons if c.case.row.grade == "B"],
+        "all": comparisons,
+    }
+
+
+def markdown(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]]) -> str:
+    """Groups, targets, rows and the rows that cannot be expressed, as Markdown."""
+    parts = [
+        "## By group\n",
+        *_tables(groups(comparisons)),
+        "\n## Sets with a target\n",
+        *_tables(targets(comparisons)),
+        "\n## Every row\n",
+        _row_table(comparisons),
+        "\n## Rows that cannot be expressed\n",
+        _reasons(refused),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+_TITLES = {
+    "allocated": "Peak allocated",
+    "blocks": "Peak allocated, with unsplit rests of blocks",
+    "reserved": "Peak reserved",
+    "device": "Device memory",
+    "loaded": "Loaded memory",
+    "forward": "Peak of the forward pass",
+    "step_s": "Step time, never calibrated",
+}
+
+
+def _tables(sets: dict[str, Sequence[Comparison]] | dict[str, list[Comparison]]) -> list[str]:
+    tables = []
+    for quantity in QUANTITIES:
+        lines = [
+            f"\n**{_TITLES[quantity]}**\n",
+            "| rows of | rows | median | mean | worst | mean, signed | rank correlation |",
+            "|---|---:|---:|---:|---:|---:|---:|",
+        ]
+        for name, comparisons in sets.items():
+            summary = summarise(comparisons, quantity)
+            if summary is not None:
+                lines.append(f"| {name} | {_summary_cells(summary)} |")
+        tables.append("\n".join(lines))
+    return tables
+
+
+def _summary_cells(summary: Summary) -> str:
+    rank = "" if summary.rank is None else f"{summary.rank:.3f}"
+    return (
+        f"{summary.rows} | {summary.median:.2%} | {summary.mean:.2%} | {summary.worst:+.2%} | "
+        f"{summary.mean_signed:+.2%} | {rank}"
+    )
+
+
+def _row_table(comparisons: Sequence[Comparison]) -> str:
+    lines = [
+        "| row | model | run | allocated: predicted, measured GiB | error | with blocks | "
+        "reserved or device | step |",
+        "|---:|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for comparison in comparisons:
+        row = comparison.case.row
+        measured = comparison.case.measured.allocated
+        run = f"{row.method} {row.precision.split(' ')[0]}, {row.micro_batch} x {row.length}"
+        allocated = f"{comparison.predicted.allocated / GIB:.3f}, " + (
+            f"{measured / GIB:.3f}" if measured else "-"
+        )
+        held = comparison.error("reserved")
+        held = comparison.error("device") if held is None else held
+        cells = [comparison.error("allocated"), comparison.error("blocks"), held]
+        cells.append(comparison.error("step_s"))
+        shown = " | ".join("" if error is None else f"{error:+.2%}" for error in cells)
+        name = row.model.rpartition("/")[2]
+        lines.append(
+            f"| {row.number} | {name} | {run}, {comparison.case.group} | {allocated} | {shown} |"
+        )
+    return "\n".join(lines)
+
+
+def _reasons(refused: Sequence[tuple[Row, str]]) -> str:
+    count: dict[tuple[str, str], int] = {}
+    for row, reason in refused:
+        key = (row.framework.partition(";")[0], reason)
+        count[key] = count.get(key, 0) + 1
+    lines = ["| rows | program | reason |", "|---:|---|---|"]
+    lines += [f"| {n} | {framework} | {reason} |" for (framework, reason), n in count.items()]
+    return "\n".join(lines)
+
+
+def text(comparisons: Sequence[Comparison], write: Callable[[str], None]) -> None:
+    """The groups and the sets with a target, one line each, for a terminal."""
+    for sets in (groups(comparisons), targets(comparisons)):
+        for name, members in sets.items():
+            write(name)
+            for quantity in QUANTITIES:
+                summary = summarise(members, quantity)
+                if summary is not None:
+                    cells = _summary_cells(summary).replace(" | ", "  ")
+                    write(f"    {_TITLES[quantity]:46} {cells}")
