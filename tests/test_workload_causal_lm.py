@@ -143,7 +143,7 @@ def test_embedding_and_head_are_not_quantised(precision):
 
 
 def test_odd_numbers_of_weights_fill_their_last_byte():
-    model = build(hidden_size=35, intermediate_size=7)
+    model = build(hidden_size=35, intermediate_size=7, num_attention_heads=5, num_key_value_heads=5)
     quantize_linears(model, precision="nf4", compute_dtype=torch.float16)
     weight = model.model.layers[0].mlp.gate_proj.weight
     assert weight.numel() == math.ceil(35 * 7 / 2)
