@@ -296,3 +296,23 @@ def test_int8_weights_take_a_byte_and_a_scale_a_row():
     trace = traced(tiny_config(**WIDE), precision="int8")
     frequencies = 128 // 2 * 4 * 2
     assert weight_bytes(trace) == LINEARS + 4 * ROWS + 4 * OTHERS + frequencies
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_are_what_outlives_its_forward(checkpointing):
+    timeline = traced(gradient_checkpointing=checkpointing).timeline
+    ends = {
+        mark: following.event
+        for mark, following in zip(timeline.marks, timeline.marks[1:], strict=False)
+        if mark.phase is Phase.FORWARD
+    }
+    kept, gone = [], []
+    for mark, end in ends.items():
+        born_here = [b for b in timeline.blocks if mark.event <= b.born_event < end]
+        kept += [b.category for b in born_here if not 0 <= b.died_event < end]
+        gone += [b.category for b in born_here if 0 <= b.died_event < end]
+    workspace = MemoryCategory.CONTEXT_AND_WORKSPACE
+    assert set(kept) - {workspace} == {MemoryCategory.ACTIVATIONS}
+    assert set(gone) <= {None, MemoryCategory.TEMPORARY}
+    assert len(kept) > 20
+    assert len(gone) > 20
