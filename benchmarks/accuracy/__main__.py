@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 from benchmarks.accuracy.harnesses import Case, express
+from benchmarks.accuracy.peers import compare
 from benchmarks.accuracy.predictions import predict_all
-from benchmarks.accuracy.report import Comparison, markdown, text
+from benchmarks.accuracy.report import Comparison, markdown, targets, text
 from benchmarks.accuracy.rows import read_rows
 
 
@@ -17,6 +18,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--only", default="", help="only programs whose name contains this")
+    parser.add_argument("--peers", action="store_true", help="compare with other estimates")
+    parser.add_argument("--fitcheck", help="interpreter of an environment with fitcheck-llm")
+    parser.add_argument("--canifinetune", help="the same with canifinetune")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     cases: list[Case] = []
@@ -37,8 +41,20 @@ def main() -> None:
     ]
     print(f"predicted in {time.monotonic() - started:.0f} s\n")
     text(comparisons, print)
+    tables = markdown(comparisons, refused)
+    if arguments.peers:
+        names = ("fitcheck", "canifinetune")
+        pythons = {name: path for name in names if (path := getattr(arguments, name))}
+        for title, members in targets(comparisons).items():
+            measured = [c for c in members if c.case.measured.allocated is not None]
+            if not measured or title == "all":
+                continue
+            ours = [c.predicted.allocated for c in measured]
+            table = compare([c.case for c in measured], ours, pythons)
+            print(f"\n{title}\n{table}")
+            tables += f"\n## Peers: {title}\n\n{table}\n"
     if arguments.markdown:
-        arguments.markdown.write_text(markdown(comparisons, refused))
+        arguments.markdown.write_text(tables)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,50 @@ from tuner.gpus import get_gpu
 _FOLDER = Path(__file__).parent
 _WEIGHT_BYTES = {"nf4": 0.5, "int8": 1.0, "fp16": 2.0, "bf16": 2.0, "fp32": 4.0, "tf32": 4.0}
 _FITCHECK_GPUS = {"t4": "t4", "rtx4080": "5080", "a100_80gb": "a100-80"}
+
+
+def compare(
+    cases: Sequence[Case], ours: Sequence[float], pythons: Mapping[str, str], *, processes: int = 2
+) -> str:
+    """A Markdown table of all estimates on the cases that measured allocated memory.
+
+    `ours` are this tool's predictions. `pythons` names the interpreter of each peer that is
+    installed, by "fitcheck" and "canifinetune". canifinetune estimates reserved memory, and is
+    compared with that.
+    """
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        naive = list(pool.map(naive_sum, cases, chunksize=1))
+    estimates: dict[str, Sequence[float | None]] = {
+        "tuner": ours,
+        "naive sum of fake tensors": naive,
+        "rule of thumb": [rule_of_thumb(case) for case in cases],
+        "accelerate estimate-memory": [accelerate_estimate(case) for case in cases],
+    }
+    if "fitcheck" in pythons:
+        name = "fitcheck-llm 0.3.1 (fitted on these T4 rows)"
+        estimates[name] = tool("peer_fitcheck.py", pythons["fitcheck"], cases)
+    allocated = [case.measured.allocated for case in cases]
+    lines = [
+        "| estimate of | rows | median | mean | worst |",
+        "|---|---:|---:|---:|---:|",
+        *(_line(name, values, allocated) for name, values in estimates.items()),
+    ]
+    if "canifinetune" in pythons:
+        reserved = [case.measured.reserved or case.measured.device for case in cases]
+        values = tool("peer_canifinetune.py", pythons["canifinetune"], cases)
+        lines.append(_line("canifinetune 0.4.1 (reserved memory)", values, reserved))
+    return "\n".join(lines)
+
+
+def _line(name: str, estimates: Sequence[float | None], measured: Sequence[float | None]) -> str:
+    errors = [e / m - 1 for e, m in zip(estimates, measured, strict=True) if e and m]
+    if not errors:
+        return f"| {name} | 0 | | | |"
+    sizes = [abs(error) for error in errors]
+    return (
+        f"| {name} | {len(errors)} | {statistics.median(sizes):.1%} | "
+        f"{statistics.fmean(sizes):.1%} | {max(errors, key=abs):+.1%} |"
+    )
 
 
 def tool(script: str, python: str, cases: Sequence[Case]) -> list[float | None]:
@@ -68,6 +116,7 @@ def describe(case: Case) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def parameter_count(model: str) -> int:
     """Parameters of the model, tied ones once."""
     import torch

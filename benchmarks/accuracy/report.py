@@ -21,13 +21,19 @@ class Comparison:
     case: Case
     predicted: Predicted
 
+    def measured(self, quantity: str) -> float | None:
+        """What `quantity` is compared with, or None where nothing was measured."""
+        name = "allocated" if quantity == "blocks" else quantity
+        value: float | None = getattr(self.case.measured, name)
+        return value
+
     def error(self, quantity: str) -> float | None:
         """Predicted over measured minus 1, or None where nothing was measured."""
-        measured = getattr(self.case.measured, "allocated" if quantity == "blocks" else quantity)
+        measured = self.measured(quantity)
         if measured is None:
             return None
         value: float = getattr(self.predicted, quantity)
-        return value / float(measured) - 1
+        return value / measured - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +51,10 @@ class Summary:
 
 def summarise(comparisons: Iterable[Comparison], quantity: str) -> Summary | None:
     """The errors of `quantity`, or None where no row measured it."""
-    pairs = [(c, error) for c in comparisons if (error := c.error(quantity)) is not None]
-    if not pairs:
+    members = [c for c in comparisons if c.measured(quantity) is not None]
+    if not members:
         return None
-    errors = [error for _, error in pairs]
+    errors = [error for c in members if (error := c.error(quantity)) is not None]
     sizes = [abs(error) for error in errors]
     return Summary(
         rows=len(errors),
@@ -56,13 +62,14 @@ def summarise(comparisons: Iterable[Comparison], quantity: str) -> Summary | Non
         mean=statistics.fmean(sizes),
         worst=max(errors, key=abs),
         mean_signed=statistics.fmean(errors),
-        rank=_rank_correlation(pairs, quantity),
+        rank=_rank_correlation(
+            [float(getattr(c.predicted, quantity)) for c in members],
+            [value for c in members if (value := c.measured(quantity)) is not None],
+        ),
     )
 
 
-def _rank_correlation(pairs: Sequence[tuple[Comparison, float]], quantity: str) -> float | None:
-    predicted = [float(getattr(c.predicted, quantity)) for c, _ in pairs]
-    measured = [value / (1 + error) for value, (_, error) in zip(predicted, pairs, strict=True)]
+def _rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
     if len(set(predicted)) < 3 or len(set(measured)) < 3:
         return None
     return statistics.correlation(_ranks(predicted), _ranks(measured))
