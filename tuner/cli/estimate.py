@@ -96,11 +96,14 @@ def _predict(
 ) -> Prediction:
     from tuner.cli.support import require_supported
     from tuner.estimate.predictor import Job, Predictor
+    from tuner.estimate.profile import find_profile
 
     require_supported(configuration, gpu)
     assert space.model is not None  # with_model and default_space see to it
     predictor = Predictor(Job(space.workload, space.model))
-    return predictor.predict([configuration], gpu, margin_fraction=margin_fraction)[0]
+    return predictor.predict(
+        [configuration], gpu, margin_fraction=margin_fraction, profile=find_profile(gpu)
+    )[0]
 
 
 def _to_dict(

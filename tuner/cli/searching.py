@@ -36,6 +36,7 @@ from tuner.units import format_duration, format_gib
 
 if TYPE_CHECKING:
     from tuner.cli.support import SupportedSpace
+    from tuner.estimate.profile import DeviceProfile
     from tuner.results.journal import JournalWriter
     from tuner.results.view import View
     from tuner.tune.request import SearchRequest, SearchResult
@@ -185,15 +186,18 @@ def _search(plan: Plan, writer: JournalWriter, known: tuple[TrialRecord, ...]) -
 
 
 def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
+    from tuner.estimate.profile import find_profile
     from tuner.runner.base import SimulatedFactory, TrialJob
     from tuner.tune.request import SearchRequest
 
     options, space = plan.options, plan.part.space
     assert space.model is not None  # load_target sees to it
-    job = TrialJob(space.workload, space.model, plan.target.gpu, plan.margin_fraction)
+    gpu = plan.target.gpu
+    profile = find_profile(gpu)
+    job = TrialJob(space.workload, space.model, gpu, plan.margin_fraction, profile)
     return SearchRequest(
         space=plan.part,
-        gpu=plan.target.gpu,
+        gpu=gpu,
         runner_factory=SimulatedFactory(job),
         trials=options.trials,
         seed=options.seed,
@@ -201,7 +205,7 @@ def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
         max_concurrent=options.workers,
         where=options.where,
         searcher=options.searcher,
-        initial=_initial(plan),
+        initial=_initial(plan, profile),
         resume=known,
         address=options.address,
         versions=plan.versions,
@@ -212,7 +216,7 @@ SHORTLIST_SHARE = 0.75
 """Part of the budget that goes to the predicted short list; Optuna proposes the rest."""
 
 
-def _initial(plan: Plan) -> list[Configuration]:
+def _initial(plan: Plan, profile: DeviceProfile | None) -> list[Configuration]:
     """What is tried first: the space's baseline, and the short list of the predicted space."""
     from tuner.estimate.predictor import Job, Predictor, default_workers
     from tuner.estimate.shortlist import shortlist
@@ -227,6 +231,7 @@ def _initial(plan: Plan) -> list[Configuration]:
             plan.part.supported,
             plan.target.gpu,
             margin_fraction=plan.margin_fraction,
+            profile=profile,
             on_progress=report,
         )
     if not options.quiet:

@@ -6,13 +6,18 @@ a data sheet: the seconds of kernels, and the cost of launching one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tuner.estimate.compiled import Floats
-from tuner.estimate.profile import AttentionRate, DeviceProfile
-from tuner.estimate.roofline import Roofline
+from tuner.estimate.profile import METHOD, AttentionRate, DeviceProfile
+from tuner.estimate.roofline import KernelTimes, Roofline
 from tuner.estimate.work_arrays import WorkArrays
 from tuner.gpus import Gpu
+
+CATALOGUE = "roofline from the GPU catalogue"
+"""What a prediction's method says where kernel times come from the data sheet's peaks."""
 
 _LABELS = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32": "fp32"}
 
@@ -170,3 +175,16 @@ def _attention_work(rate: AttentionRate) -> tuple[float, float]:
 def _both_ways(forward: float, backward: float) -> float:
     """The rate of a forward pass and a backward pass with 2.5 times its FLOPs."""
     return 3.5 / (1 / forward + 2.5 / backward)
+
+
+def on_measured_device(gpu: Gpu, profile: DeviceProfile | None) -> tuple[Gpu, KernelTimes, str]:
+    """The GPU as measured, its kernel times, and what a prediction's method says of them.
+
+    Without a profile all come from the catalogue. The context that calibration saw replaces the
+    catalogue's; the memory stays, because the user may have set it.
+    """
+    if profile is None:
+        return gpu, Roofline(), CATALOGUE
+    if profile.context_bytes is not None:
+        gpu = replace(gpu, context_bytes=profile.context_bytes)
+    return gpu, MeasuredKernelTimes(profile), METHOD

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.errors import InputError, Problem
+from tuner.estimate.kernel_times import on_measured_device
+from tuner.estimate.profile import DeviceProfile
 from tuner.estimate.roofline import StepTimes, StepWork, matmul_peak, step_times
 from tuner.estimate.work_arrays import WorkArrays, executions_of, optimizer_executions_of
 from tuner.gpus import Gpu
@@ -23,7 +25,7 @@ DEFAULT_MARGIN_FRACTION = 0.03
 """Part of the GPU's memory to keep free: reserved memory differed by up to 11.7 % between two
 identical published runs, and drivers and displays take their share."""
 
-METHOD = "trace of two optimizer steps at full depth; roofline from the GPU catalogue"
+METHOD = "trace of two optimizer steps at full depth"
 
 _COMPUTE_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 
@@ -61,14 +63,17 @@ def predict(
     gpu: Gpu,
     *,
     margin_fraction: float | None = None,
+    profile: DeviceProfile | None = None,
 ) -> Prediction:
     """Peak memory and step time of `configuration` on `gpu`, from a trace at full depth.
 
-    Raises `InputError` when the GPU cannot run it or the model cannot be built from it.
+    A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot run
+    it or the model cannot be built from it.
     """
     from tuner.estimate.memory import peak_memory
     from tuner.estimate.trace import trace
 
+    gpu, kernel_times, rates = on_measured_device(gpu, profile)
     require_supported(configuration, gpu)
     traced = trace(
         subject.workload,
@@ -82,13 +87,14 @@ def predict(
         gpu,
         grad_accum=np.array([grad_accum_of(configuration)]),
         allow_tf32=configuration["precision"] == "tf32",
+        kernel_times=kernel_times,
     )
     return build_prediction(
         memory,
         speed_of(times, 0, subject.workload.name, configuration, gpu),
         gpu,
         params=(traced.trainable_params, traced.total_params),
-        method=METHOD,
+        method=f"{METHOD}; {rates}",
         margin_fraction=margin_fraction,
     )
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from tuner.estimate import cache
 from tuner.estimate.compiled import CATEGORIES, SEGMENTS, CompiledPasses
+from tuner.estimate.kernel_times import on_measured_device
 from tuner.estimate.optimizer_step import CompiledOptimizer, compile_optimizer, work_arrays
 from tuner.estimate.overhead import (
     LARGEST_GPU_BYTES,
@@ -37,6 +38,7 @@ from tuner.estimate.predict import (
     resolve_subject,
     speed_of,
 )
+from tuner.estimate.profile import DeviceProfile
 from tuner.estimate.roofline import KernelTimes, StepWork, step_times
 from tuner.estimate.structure import Structure
 from tuner.estimate.work_arrays import WorkArrays
@@ -45,8 +47,8 @@ from tuner.gpus import Gpu
 from tuner.models.catalogue import architecture
 from tuner.records import Configuration, Memory, MemoryCategory, Phase, Prediction
 
-METHOD = "compiled timeline, checked against a held-back trace; roofline from the GPU catalogue"
-FALLBACK_METHOD = "trace at full depth (this structure does not compile); roofline"
+METHOD = "compiled timeline, checked against a held-back trace"
+FALLBACK = "this structure does not compile"
 
 OnProgress = Callable[[int, int], None]
 """Called with structures done and structures in all."""
@@ -82,12 +84,13 @@ class Predictor:
         gpu: Gpu,
         *,
         margin_fraction: float | None = None,
-        kernel_times: KernelTimes | None = None,
+        profile: DeviceProfile | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Prediction]:
         """A prediction of each configuration on `gpu`, in their order.
 
-        Raises `InputError` when the GPU cannot run one of them.
+        A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot
+        run one of them.
         """
         for configuration in configurations:
             require_supported(configuration, gpu)
@@ -102,7 +105,7 @@ class Predictor:
         results: dict[int, Prediction] = {}
         for structure, indices in groups.items():
             chosen = [configurations[index] for index in indices]
-            predictions = self._evaluate(structure, chosen, gpu, margin_fraction, kernel_times)
+            predictions = self._evaluate(structure, chosen, gpu, margin_fraction, profile)
             results.update(zip(indices, predictions, strict=True))
         return [results[index] for index in range(len(configurations))]
 
@@ -206,14 +209,15 @@ class Predictor:
         configurations: Sequence[Configuration],
         gpu: Gpu,
         margin_fraction: float | None,
-        kernel_times: KernelTimes | None,
+        profile: DeviceProfile | None,
     ) -> list[Prediction]:
         passes = self._passes[structure]
         if isinstance(passes, str):
             return [
-                _fallback(self._resolved(), configuration, gpu, margin_fraction)
+                _fallback(self._resolved(), configuration, gpu, margin_fraction, profile)
                 for configuration in configurations
             ]
+        gpu, kernel_times, rates = on_measured_device(gpu, profile)
         evaluation = _Evaluation(passes, structure, configurations, gpu, self._replayed[structure])
         predictions: list[Prediction | None] = [None] * len(configurations)
         by_optimizer: dict[CompiledOptimizer, list[int]] = {}
@@ -232,7 +236,7 @@ class Predictor:
                     speed_of(times, place, self._job.workload, configuration, gpu),
                     gpu,
                     params=evaluation.params(index),
-                    method=METHOD,
+                    method=f"{METHOD}; {rates}",
                     margin_fraction=margin_fraction,
                 )
         return [prediction for prediction in predictions if prediction is not None]
@@ -396,10 +400,16 @@ def _point(configuration: Configuration) -> Point:
 
 
 def _fallback(
-    subject: Subject, configuration: Configuration, gpu: Gpu, margin_fraction: float | None
+    subject: Subject,
+    configuration: Configuration,
+    gpu: Gpu,
+    margin_fraction: float | None,
+    profile: DeviceProfile | None,
 ) -> Prediction:
-    prediction = predict(subject, configuration, gpu, margin_fraction=margin_fraction)
-    return replace(prediction, method=FALLBACK_METHOD)
+    prediction = predict(
+        subject, configuration, gpu, margin_fraction=margin_fraction, profile=profile
+    )
+    return replace(prediction, method=f"{prediction.method} ({FALLBACK})")
 
 
 def _compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:

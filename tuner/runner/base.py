@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Protocol
 
+from tuner.estimate.profile import DeviceProfile
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Outcome, Source
 
@@ -26,13 +27,15 @@ class TrialJob:
     """What is the same for all trials of one search; plain data, so that it can be pickled.
 
     `gpu` may carry a memory size of the user's. `margin_fraction` is the part of the GPU's
-    memory to keep free; None leaves it to the runner.
+    memory to keep free; None leaves it to the runner. `profile` is what was measured of the GPU
+    on this machine, if it was.
     """
 
     workload: str
     model: str
     gpu: Gpu
     margin_fraction: float | None = None
+    profile: DeviceProfile | None = None
 
 
 class TrialRunner(Protocol):

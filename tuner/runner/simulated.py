@@ -32,6 +32,7 @@ class SimulatedRunner:
                 configuration,
                 self._job.gpu,
                 margin_fraction=self._job.margin_fraction,
+                profile=self._job.profile,
             )
         except InputError as error:
             return Outcome(
