@@ -40,6 +40,8 @@ class Case:
     measured: Measured
     with_optimizer: bool = True
     """Whether the measured step time includes the optimizer step."""
+    keeps_cache: bool = False
+    """Whether the model's version kept its key-value cache in training; see caching.py."""
 
 
 def express(row: Row) -> Case | str:
@@ -170,6 +172,7 @@ def _fms(row: Row) -> Case | str:
             device=_bytes((row.note("nvidia_smi_mib") or 0) / 1024) or None,
             step_s=1 / steps_per_s if steps_per_s else None,
         ),
+        keeps_cache=is_bigcode,
     )
 
 

@@ -38,11 +38,12 @@ class _Task:
     configuration: Configuration
     gpu: str
     with_optimizer: bool
+    keeps_cache: bool
 
 
 def predict_all(cases: Sequence[Case], *, processes: int = 2) -> Iterator[tuple[int, Predicted]]:
     """(index of the case, prediction), in the order of the cases."""
-    tasks = [_Task(c.model, c.configuration, c.gpu, c.with_optimizer) for c in cases]
+    tasks = [_Task(c.model, c.configuration, c.gpu, c.with_optimizer, c.keeps_cache) for c in cases]
     distinct = list(dict.fromkeys(tasks))
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         results = dict(zip(distinct, pool.map(_predict, distinct, chunksize=1), strict=True))
@@ -53,6 +54,7 @@ def predict_all(cases: Sequence[Case], *, processes: int = 2) -> Iterator[tuple[
 def _predict(task: _Task) -> Predicted:
     # torch and transformers are loaded in the worker processes only.
     from benchmarks.accuracy.attention import register
+    from benchmarks.accuracy.caching import CachingWorkload
     from tuner.estimate.allocator import replay
     from tuner.estimate.memory import peak_memory
     from tuner.estimate.predict import resolve_subject
@@ -62,7 +64,7 @@ def _predict(task: _Task) -> Predicted:
     gpu = get_gpu(task.gpu, extra=GPUS)
     subject = resolve_subject("causal_lm", task.model)
     traced = trace(
-        subject.workload,
+        CachingWorkload(subject.workload) if task.keeps_cache else subject.workload,
         subject.model_config,
         task.configuration,
         compute_capability=gpu.compute_capability,
