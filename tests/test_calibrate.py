@@ -19,8 +19,17 @@ from tuner.estimate.profile import load_profile
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Threads of a busy machine wait for each other: milliseconds for an operator of nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
-def profile():
+def profile(_one_thread):
     return measure_device("cpu", smoke=True)
 
 

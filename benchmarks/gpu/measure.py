@@ -152,7 +152,10 @@ def _set_up(task: Task, row: dict[str, Any]) -> None:
 
     started = time.perf_counter()
     if task.device.startswith("cuda"):
-        settings = getattr(torch.cuda.memory, "_set_allocator_settings", None)
+        # The environment variable may have been read already: newer versions of PyTorch first.
+        settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or getattr(
+            torch.cuda.memory, "_set_allocator_settings", None
+        )
         if task.case.allocator and settings is not None:
             settings(task.case.allocator)
         torch.zeros(1, device=task.device)

@@ -201,7 +201,7 @@ def _check(settings: Settings, started: float) -> int:
 def _calibrate(settings: Settings, started: float, *, smoke: bool) -> None:
     path = settings.output / "profile.yaml"
     arguments = (settings.device, path, CALIBRATION_S, smoke)
-    code = _in_child(settings.start, measure.calibrate_main, arguments, 2 * CALIBRATION_S)
+    code = _in_child(settings.start, measure.calibrate_main, arguments, CALIBRATION_S + 25)
     _say(started, f"profile: {path}" if code == 0 else f"profile: FAILED (exit code {code})")
 
 
