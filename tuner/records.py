@@ -101,7 +101,8 @@ class MemoryCategory(enum.StrEnum):
     LOGITS_AND_LOSS = "logits_and_loss"
     TEMPORARY = "temporary"
     ALLOCATOR_OVERHEAD = "allocator_overhead"
-    """Reserved by PyTorch's caching allocator and not allocated at the peak."""
+    """Reserved by PyTorch's caching allocator and not used at the peak: free blocks, and rests
+    of blocks that were not worth splitting off."""
     CONTEXT_AND_WORKSPACE = "context_and_workspace"
     """CUDA context, loaded kernels and what the driver keeps: outside PyTorch's counters."""
 
@@ -174,21 +175,32 @@ class Prediction:
     method: str
     """How it was predicted, for example "trace of two optimizer steps, full depth"."""
     source: Source = Source.PREDICTED
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Lower and upper end of 90 % intervals, of `device_bytes`, `peak_reserved_bytes`,
+    `peak_allocated_bytes`, `step_s` and `tokens_per_s`. Empty in records of older versions."""
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    """The factor that measured trials put on a quantity, of those named in `intervals`; the
+    model of the GPU alone said the quantity divided by it. Empty without such trials."""
 
     def to_dict(self) -> dict[str, Any]:
         """One flat JSON object; the keys that scripts read are part of the contract."""
         data = _plain(self)
         speed = data.pop("speed")
-        return {**data, **speed, "source": str(self.source)}
+        intervals = {name: list(ends) for name, ends in self.intervals.items()}
+        return {**data, **speed, "source": str(self.source), "intervals": intervals}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Prediction:
         """The inverse of `to_dict`; keys that are not known are ignored."""
+        added_later = {"intervals", "corrections"}
+        intervals = data.get("intervals", {})
         return cls(
             memory=_build(Memory, data["memory"]),
             speed=_build(Speed, data),
             source=Source(data["source"]),
-            **{k: data[k] for k in _scalar_names(cls)},
+            intervals={name: tuple(ends) for name, ends in intervals.items()},
+            corrections=data.get("corrections", {}),
+            **{k: data[k] for k in _scalar_names(cls) if k not in added_later},
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.errors import InputError, Problem
+from tuner.estimate.calibrate import prior_intervals
 from tuner.estimate.kernel_times import on_measured_device
 from tuner.estimate.profile import DeviceProfile
 from tuner.estimate.roofline import StepTimes, StepWork, matmul_peak, step_times
@@ -128,6 +129,7 @@ def build_prediction(
         total_params=params[1],
         gpu=gpu.id,
         method=method,
+        intervals=prior_intervals(memory, speed, method),
     )
 
 

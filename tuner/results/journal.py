@@ -216,6 +216,10 @@ def _is_str(value: object) -> bool:
     return isinstance(value, str)
 
 
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))
+
+
 def _mapping_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
     def is_mapping(value: object) -> bool:
         return isinstance(value, Mapping) and all(map(check, value.values()))
@@ -234,6 +238,7 @@ _TYPE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "Mapping[str, int]": _mapping_of(_is_int),
     "Mapping[str, float]": _mapping_of(_is_number),
     "Mapping[str, str]": _mapping_of(_is_str),
+    "Mapping[str, tuple[float, float]]": _mapping_of(_is_pair),
 }
 
 

@@ -1,0 +1,244 @@
+"""How far predictions are off, learned from few measurements: a posterior on a small grid.
+
+The model, for one quantity on one GPU with one workload:
+
+    log(measured / predicted) = bias + spread * t,    t from Student's t, 4 degrees of freedom
+
+`bias` is what all predictions there have in common, `spread` is the scale of what remains.
+Errors of sizes and times are ratios, so their logarithms are modelled; a correction is then one
+factor, and no interval reaches below zero.
+
+Student's t instead of a normal distribution, because some measurements are wrong in ways of
+their own (a shared GPU, a clock that dropped, a first step): an outlier's pull on the bias
+falls off with its distance, where under a normal law it grows (Lange, Little and Taylor,
+"Robust statistical modeling using the t distribution", JASA 1989, who recommend 4 degrees of
+freedom for small samples). The prior of the bias is a Student's t for the same reason: several
+measurements that agree overrule a prior they contradict. With 4 degrees of freedom the
+distribution function has a closed form, so that nothing but numpy is needed.
+
+An out-of-memory error says only "at least this much". Such a bound enters as the probability
+of everything beyond it (a censored observation), so it widens or shifts the posterior as far
+as it contradicts the prediction, and hardly otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+COVERAGE = 0.90
+"""Share of measurements that an interval is meant to contain; half of the rest is above it."""
+
+_DEGREES = 4
+_BIAS_POINTS, _SPREAD_POINTS, _TABLE_POINTS = 81, 15, 241
+_SPREAD_REACH = 3.5
+"""Standard deviations of log(spread) that the grid reaches on each side."""
+_NEGLIGIBLE = 1e-5
+"""Weight, relative to the largest, below which a grid point does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One prediction and what is known of the truth, both in the same unit.
+
+    `measured` is the value itself. Without it, `at_least` and `at_most` bound it: device memory
+    was at least the GPU's when it ran out, and at most that when the trial fitted.
+    Raises ValueError unless there is a value or a bound, all of them above zero and finite.
+    """
+
+    quantity: str
+    predicted: float
+    measured: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        known = [v for v in (self.measured, self.at_least, self.at_most) if v is not None]
+        if not known:
+            raise ValueError(f"{self.quantity}: neither a measured value nor a bound")
+        for value in (self.predicted, *known):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{self.quantity}: {value!r} is not a number above zero")
+        if None not in (self.at_least, self.at_most) and not self.at_least < self.at_most:  # type: ignore[operator]
+            raise ValueError(f"{self.quantity}: {self.at_least} is not below {self.at_most}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is expected of a GPU and workload that nothing was measured of.
+
+    All in logarithms of measured over predicted: `bias` has the scale `bias_scale` around 0;
+    `spread` is the median of the scale within a GPU and workload, and `spread_sd` the standard
+    deviation of its logarithm. `source` says from what rows they come.
+    """
+
+    bias_scale: float
+    spread: float
+    spread_sd: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The median and the ends of the 90 % interval, in the unit of the prediction."""
+
+    low: float
+    median: float
+    high: float
+
+
+class Calibration:
+    """How measured values of one quantity scatter around predictions; see the module.
+
+    Immutable. The same observations in another order give the same calibration.
+    """
+
+    def __init__(self, bias: Floats, spread: Floats, weight: Floats, count: int) -> None:
+        """From points of a posterior and their weights, which need not add up to 1."""
+        kept = weight > _NEGLIGIBLE * weight.max()
+        self._bias, self._spread = bias[kept], spread[kept]
+        self._weight = weight[kept] / weight[kept].sum()
+        self._table = self._tabulate()
+        tail = (1 - COVERAGE) / 2
+        self._factors = Interval(*(math.exp(self._quantile(p)) for p in (tail, 0.5, 1 - tail)))
+        self.count = count
+        """Observations that were learned from."""
+
+    @classmethod
+    def fit(cls, observations: Iterable[Observation], prior: Prior) -> Calibration:
+        """What is known after the observations, all of one quantity; without any, the prior."""
+        # Sorted, so that sums do not depend on the order of arrival, not even in the last bit.
+        data = sorted(_log_ratios(o) for o in observations)
+        bias_axis = _bias_axis(data, prior)
+        reach = prior.spread_sd * np.linspace(-_SPREAD_REACH, _SPREAD_REACH, _SPREAD_POINTS)
+        spread_axis = prior.spread * np.exp(reach)
+        weight = _posterior(bias_axis, spread_axis, data, prior)
+        if data:  # again, with the points where the first pass found the spread to be
+            log_spread, share = np.log(spread_axis), weight.sum(axis=0) / weight.sum()
+            mean = float(share @ log_spread)
+            deviation = math.sqrt(float(share @ (log_spread - mean) ** 2))
+            reach = reach / prior.spread_sd * max(deviation, 0.1 * prior.spread_sd)
+            spread_axis = np.exp(mean + reach)
+            weight = _posterior(bias_axis, spread_axis, data, prior)
+        bias, spread = np.meshgrid(bias_axis, spread_axis, indexing="ij")
+        return cls(bias.ravel(), spread.ravel(), weight.ravel(), len(data))
+
+    @property
+    def factors(self) -> Interval:
+        """Measured over predicted: what `correct` multiplies a prediction by."""
+        return self._factors
+
+    def correct(self, predicted: float) -> Interval:
+        """Where the measured value of something predicted as `predicted` is to be expected."""
+        factors = self._factors
+        return Interval(
+            predicted * factors.low, predicted * factors.median, predicted * factors.high
+        )
+
+    def probability_above(self, predicted: float, limit: float) -> float:
+        """The probability that the measured value exceeds `limit`."""
+        return float(self.probabilities_above(np.array([predicted]), limit)[0])
+
+    def probabilities_above(self, predicted: Floats, limit: float) -> Floats:
+        """`probability_above` of many predictions at once."""
+        places, cumulative = self._table
+        above: Floats = 1.0 - np.interp(np.log(limit / predicted), places, cumulative)
+        return above
+
+    def probability_of_fitting(self, predicted: float, limit_bytes: float) -> float:
+        """The probability that what is predicted to take `predicted` bytes is within the limit."""
+        return 1.0 - self.probability_above(predicted, limit_bytes)
+
+    def _tabulate(self) -> tuple[Floats, Floats]:
+        """The predictive distribution function of log(measured / predicted), at many places."""
+        centre = float(self._weight @ self._bias)
+        scale = float(self._weight @ (self._spread + np.abs(self._bias - centre)))
+        # Dense in the middle, and far enough out that what is beyond does not matter.
+        places = centre + scale * np.sinh(np.linspace(-5.0, 5.0, _TABLE_POINTS))
+        cumulative = np.zeros(_TABLE_POINTS)
+        for part in np.array_split(np.arange(self._bias.size), self._bias.size // 1024 + 1):
+            t = (places[:, None] - self._bias[part]) / self._spread[part]
+            cumulative += _below(t) @ self._weight[part]
+        return places, np.maximum.accumulate(cumulative)
+
+    def _quantile(self, probability: float) -> float:
+        places, cumulative = self._table
+        return float(np.interp(probability, cumulative, places))
+
+
+def _log_ratios(observation: Observation) -> tuple[float, float]:
+    """The interval of log(measured / predicted) that was observed; both ends equal for a value."""
+    if observation.measured is not None:
+        exact = math.log(observation.measured / observation.predicted)
+        return exact, exact
+    low, high = observation.at_least, observation.at_most
+    return (
+        -math.inf if low is None else math.log(low / observation.predicted),
+        math.inf if high is None else math.log(high / observation.predicted),
+    )
+
+
+def _bias_axis(data: Sequence[tuple[float, float]], prior: Prior) -> Floats:
+    """Places for the bias: dense around 0 and the data's centre, sparse where neither is."""
+    ends = [end for pair in data for end in pair if math.isfinite(end)]
+    values = [low for low, high in data if low == high]
+    reach = max([abs(end) for end in ends], default=0.0) + 20 * prior.bias_scale
+    # The narrowest posterior to be resolved: the scale of the mean of all values.
+    finest = prior.spread * math.exp(-2 * prior.spread_sd) / math.sqrt(len(data) + 1)
+    around = [0.0] + ([float(np.median(values))] if values else [])
+    span = math.asinh(reach / finest)
+    offsets = finest * np.sinh(np.linspace(-span, span, _BIAS_POINTS))
+    return np.unique(np.concatenate([centre + offsets for centre in around]))
+
+
+def _posterior(
+    bias_axis: Floats, spread_axis: Floats, data: Sequence[tuple[float, float]], prior: Prior
+) -> Floats:
+    """Weight of each point, shape (biases, spreads), the largest being 1."""
+    bias, spread = bias_axis[:, None], spread_axis[None, :]
+    log_weight = _log_density(bias / prior.bias_scale) + np.log(np.gradient(bias_axis))[:, None]
+    # Points of the spread are equally far apart in its logarithm: no width to weigh by.
+    log_weight = log_weight - 0.5 * (np.log(spread / prior.spread) / prior.spread_sd) ** 2
+    for low, high in data:
+        log_weight += _log_likelihood(low, high, bias, spread)
+    weight: Floats = np.exp(log_weight - log_weight.max())
+    return weight
+
+
+def _log_likelihood(low: float, high: float, bias: Floats, spread: Floats) -> Floats:
+    """Log density at a value (`low` equals `high`), or log probability between two bounds."""
+    if low == high:
+        density: Floats = _log_density((low - bias) / spread) - np.log(spread)
+        return density
+    from_low, from_high = (low - bias) / spread, (high - bias) / spread
+    # From the side on which both are in the tail, so that small differences survive.
+    inside = np.where(
+        from_low > 0, _below(-from_low) - _below(-from_high), _below(from_high) - _below(from_low)
+    )
+    return np.log(np.maximum(inside, 1e-300))
+
+
+def _log_density(t: Floats) -> Floats:
+    """Log density of Student's t with 4 degrees of freedom, up to a constant."""
+    density: Floats = -(_DEGREES + 1) / 2 * np.log1p(t * t / _DEGREES)
+    return density
+
+
+def _below(t: Floats) -> Floats:
+    """Distribution function of Student's t with 4 degrees of freedom.
+
+    With s = t / sqrt(4 + t^2) it is (1 + s)^2 (2 - s) / 4 (integrate the density after this
+    substitution). 1 + s is computed without cancellation where t is far below zero.
+    """
+    with np.errstate(invalid="ignore"):
+        root = np.sqrt(_DEGREES + t * t)
+        s = np.where(np.isinf(t), np.sign(t), t / root)
+        one_more = np.where(t < 0, _DEGREES / (root * (root - t)), 1.0 + s)
+    below: Floats = one_more * one_more * (2.0 - s) / 4.0
+    return below
