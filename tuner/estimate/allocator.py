@@ -52,6 +52,8 @@ class Replay:
     retries: int = 0
     out_of_memory_at: int | None = None
     requested_bytes: int | None = None
+    allocated_bytes: tuple[int, ...] = ()
+    """`memory_allocated` after each event, where it was asked for."""
 
 
 def round_size(size_bytes: int) -> int:
@@ -318,32 +320,51 @@ def replay(
     *,
     settings: AllocatorSettings | None = None,
     limit_bytes: int | None = None,
+    keep_allocated: bool = False,
 ) -> Replay:
     """Run (block index, +1 or -1) events through the allocator.
 
     `sizes_bytes[i]` is the size of block i. Stops at the first request that does not fit.
+    `keep_allocated` keeps the allocated bytes after each event.
     """
     allocator = CachingAllocator(settings, limit_bytes=limit_bytes)
     held: dict[int, _Block] = {}
     failed_at = requested = None
+    allocated: list[int] = []
     for position, (index, sign) in enumerate(events):
-        if sizes_bytes[index] == 0:  # the allocator returns a null pointer for these
-            continue
-        if sign < 0:
+        if sizes_bytes[index] == 0:
+            pass  # the allocator returns a null pointer for these
+        elif sign < 0:
             allocator.free(held.pop(index))
-            continue
-        block = allocator.malloc(sizes_bytes[index])
-        if block is None:
-            failed_at, requested = position, sizes_bytes[index]
-            break
-        held[index] = block
+        else:
+            block = allocator.malloc(sizes_bytes[index])
+            if block is None:
+                failed_at, requested = position, sizes_bytes[index]
+                break
+            held[index] = block
+        if keep_allocated:
+            allocated.append(allocator.allocated_bytes)
     return Replay(
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
         retries=allocator.retries,
         out_of_memory_at=failed_at,
         requested_bytes=requested,
+        allocated_bytes=tuple(allocated),
     )
+
+
+def settled_size(size_bytes: int) -> int:
+    """What a block of this size usually counts as allocated, without a replay.
+
+    A large block gets a segment of its own, and a rest of up to 1 MiB in it is not split off:
+    `max_memory_allocated` counts it. Blocks that share a segment are counted as rounded.
+    """
+    rounded = round_size(size_bytes)
+    if rounded < LARGE_OWN_SEGMENT_BYTES:
+        return rounded
+    segment = _segment_size(rounded)
+    return segment if segment - rounded <= SMALL_LIMIT_BYTES else rounded
 
 
 def _segment_size(size: int) -> int:

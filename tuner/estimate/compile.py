@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from tuner.estimate.alignment import align
 from tuner.estimate.compiled import CATEGORIES, SEGMENTS, CompiledPasses, Segment
 from tuner.estimate.memory import category_of
 from tuner.estimate.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
@@ -76,12 +77,17 @@ def compile_passes(workload: Workload, model_config: Any, structure: Structure) 
     first, second = (tracer.trace(plan.base, probe) for probe in plan.probes)
     sizes = _SizeTable(plan.probes)
     base = _Layout(first, sizes.indices(first.timeline, second.timeline))
+    works = _WorkTable(plan.probes, first.timeline, second.timeline)
     deeper = {}
-    for kind in plan.missing:
-        traced = tracer.trace([plan.base[0], kind, *plan.base[1:]], plan.probes[0])
-        deeper[kind] = _Layout(traced, sizes.lookup(traced.timeline))
+    for kind, layers in plan.missing.items():
+        types = [plan.base[0], kind, *plan.base[1:]]
+        traced = tracer.trace(types, plan.probes[0])
+        twin = None
+        if sizes.ambiguous or works.ambiguous:
+            twin = tracer.trace(types, plan.probes[1]).timeline
+        deeper[kind] = _Layout(traced, sizes.lookup(traced.timeline, twin))
+        works.add_layers(layers, traced.timeline, twin)
     moments = _Moments(base, deeper, len(sizes.polynomials))
-    works = _WorkTable(plan.probes, base, second, deeper)
     compiled = _assemble(plan, sizes, moments, works, second)
     _check(moments, sizes, plan, tracer)
     return compiled
@@ -116,51 +122,70 @@ class _Tracer:
 class _SizeTable:
     """The distinct block sizes of a structure, each with its polynomial.
 
-    Blocks of different traces are matched by their size at the first probe, so two different
-    polynomials must not meet there: the probes' primes see to it, and a clash is an error.
+    A block's sizes at the two probes identify its polynomial.
     """
 
     def __init__(self, probes: tuple[Probe, Probe]) -> None:
         self._probes = probes
-        self._by_first: dict[tuple[int, bool], int] = {}
+        self._numbers: dict[tuple[int, int, bool], int] = {}
         self.polynomials: list[Polynomial] = []
 
     def indices(self, first: Timeline, second: Timeline) -> list[int]:
         """The polynomial of every block of the base model, from its two traces."""
-        if first.events != second.events:
-            raise CompileError("the sequence of allocations depends on batch, length or rank")
         found = []
-        for one, two in zip(first.blocks, second.blocks, strict=True):
-            polynomial = self._fit(one.size_bytes, two.size_bytes)
-            key = (one.size_bytes, one.category is MemoryCategory.CONTEXT_AND_WORKSPACE)
-            index = self._by_first.get(key)
-            if index is None:
-                index = self._by_first[key] = len(self.polynomials)
-                self.polynomials.append(polynomial)
-            elif self.polynomials[index] != polynomial:
-                raise CompileError(f"two kinds of block have {one.size_bytes} bytes in the probe")
-            found.append(index)
+        for key in _size_keys(first, second):
+            if key not in self._numbers:
+                self._numbers[key] = len(self.polynomials)
+                self.polynomials.append(self._fit(*key[:2]))
+            found.append(self._numbers[key])
         return found
 
-    def lookup(self, timeline: Timeline) -> list[int]:
-        """The polynomial of every block of a deeper model at the first probe."""
+    def lookup(self, first: Timeline, second: Timeline | None) -> list[int]:
+        """The polynomial of every block of a deeper model, from its traces.
+
+        The second may be missing where no two polynomials meet at the first probe.
+        """
+        if second is not None:
+            keys: Iterable[tuple[int, ...]] = _size_keys(first, second)
+            numbers: Mapping[tuple[int, ...], int] = self._numbers  # type: ignore[assignment]
+        else:
+            keys = ((b.size_bytes, _is_workspace(b)) for b in first.blocks)
+            numbers = {(one, kind): n for (one, _, kind), n in self._numbers.items()}
         found = []
-        for block in timeline.blocks:
-            key = (block.size_bytes, block.category is MemoryCategory.CONTEXT_AND_WORKSPACE)
-            if key not in self._by_first:
-                raise CompileError(f"a deeper model has a new block of {block.size_bytes} bytes")
-            found.append(self._by_first[key])
+        for key in keys:
+            if key not in numbers:
+                raise CompileError(f"a deeper model has a new block of {key[0]} bytes")
+            found.append(numbers[key])
         return found
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether different polynomials have the same value at the first probe."""
+        return len({(one, kind) for one, _, kind in self._numbers}) < len(self._numbers)
 
     def workspace_index(self) -> int:
         """Which polynomial is the cuBLAS workspace, whose size depends on the GPU; or -1."""
-        return next((i for (_, workspace), i in self._by_first.items() if workspace), -1)
+        return next((i for (_, _, workspace), i in self._numbers.items() if workspace), -1)
 
     def _fit(self, first: int, second: int) -> Polynomial:
         try:
             return fit((first, second), self._probes)
         except NotPolynomialError as error:
             raise CompileError(f"a size is not a polynomial: {error}") from error
+
+
+def _is_workspace(block: Block) -> bool:
+    return block.category is MemoryCategory.CONTEXT_AND_WORKSPACE
+
+
+def _size_keys(first: Timeline, second: Timeline) -> list[tuple[int, int, bool]]:
+    """What identifies the polynomial of each block of a model that was traced at both probes."""
+    if first.events != second.events:
+        raise CompileError("the sequence of allocations depends on batch, length or rank")
+    return [
+        (one.size_bytes, two.size_bytes, _is_workspace(one))
+        for one, two in zip(first.blocks, second.blocks, strict=True)
+    ]
 
 
 class _Layout:
@@ -218,12 +243,27 @@ class _Moments:
         boundaries = [base.spans[SEGMENTS[0]][0] - 1]
         boundaries += [base.spans[Segment(Phase.BACKWARD, i)][1] - 1 for i in (0, 1)]
         self._rows = base.live_counts(size, positions + boundaries)
-        self._added = {
-            kind: layout.live_counts(size, _aligned(base, layout, positions, boundaries))
-            - self._rows
-            for kind, layout in deeper.items()
-        }
+        late, early = self._added_by_layers(positions, boundaries)
+        # Moments inside of repeated layers count twice: in the first of them and in the last.
+        differ = np.zeros(len(positions), dtype=bool)
+        for kind in deeper:
+            differ |= (late[kind] != early[kind]).any(axis=1)[: len(positions)]
+        again = np.nonzero(differ)[0]
+        self._rows = np.concatenate([self._rows[again], self._rows])
+        self._added = {kind: np.concatenate([early[kind][again], late[kind]]) for kind in deeper}
+        self.segments = [self.segments[row] for row in again] + self.segments
         self._boundaries = len(boundaries)
+
+    def _added_by_layers(
+        self, positions: list[int], boundaries: list[int]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What one more layer of each kind adds at each position, by the two alignments."""
+        found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        for kind, layout in self.deeper.items():
+            for added, matched in zip(found, _aligned(self.base, layout), strict=True):
+                places = [matched[position] for position in positions + boundaries]
+                added[kind] = layout.live_counts(self._size, places) - self._rows
+        return found
 
     def at_depth(self, missing: Mapping[str, int]) -> tuple[Any, Any]:
         """Counts (K, C, U) of moments and (3, C, U) of boundaries with these further layers."""
@@ -234,95 +274,71 @@ class _Moments:
         return shaped[: -self._boundaries], shaped[-self._boundaries :]
 
 
-def _aligned(
-    base: _Layout, deeper: _Layout, positions: list[int], boundaries: list[int]
-) -> list[int]:
+def _aligned(base: _Layout, deeper: _Layout) -> tuple[dict[int, int], dict[int, int]]:
     """Where the deeper model is at the moment when the base model is at each position.
 
     In each segment the deeper model's events are the base model's with a few runs inserted
     (the layer itself; what is freed for it at the end of the pass). Raises `CompileError`
-    where they are not.
+    where they are not. Among equal layers the inserted one may stand last or first: both are
+    returned, because the peak may lie in the first of the layers or in the last.
     """
-    matched: dict[int, int] = {}
+    late: dict[int, int] = {}
+    early: dict[int, int] = {}
     for segment in SEGMENTS:
         start, end = base.spans[segment]
         deep_start, deep_end = deeper.spans[segment]
-        places = _match_with_insertions(base.tokens[start:end], deeper.tokens[deep_start:deep_end])
-        if places is None:
+        alignment = align(base.tokens[start:end], deeper.tokens[deep_start:deep_end])
+        if alignment is None:
             raise CompileError(f"a layer rearranges the events of the {segment.phase} pass")
-        # Before its first event a segment is where the previous one ended.
-        matched.setdefault(start - 1, deep_start - 1)
-        matched.update(zip(range(start, end), (deep_start + places).tolist(), strict=True))
-        # All that was inserted at the end belongs to the last moment too.
-        matched[end - 1] = deep_end - 1
-    return [matched[position] for position in positions + boundaries]
-
-
-_LOOK_AHEAD = 32
-"""Events that must agree for a place after an insertion to be looked at."""
-
-
-def _match_with_insertions(ours: Any, theirs: Any) -> Any:
-    """Index in `theirs` of each element of `ours`, or None when it is no subsequence by runs.
-
-    After each difference the insertion is skipped whose continuation agrees longest.
-    """
-    places = np.empty(len(ours), dtype=np.int64)
-    done, shift = 0, 0
-    while done < len(ours):
-        run = _common_prefix(ours[done:], theirs[done + shift :])
-        places[done : done + run] = np.arange(done, done + run) + shift
-        done += run
-        if done == len(ours):
-            break
-        rest, candidates = ours[done:], theirs[done + shift :]
-        window = min(_LOOK_AHEAD, len(rest))
-        if len(candidates) < window:
-            return None
-        views = np.lib.stride_tricks.sliding_window_view(candidates, window)
-        starts = np.nonzero((views == rest[:window]).all(axis=1))[0]
-        starts = starts[: len(candidates)]
-        if not len(starts):
-            return None
-        runs = [_common_prefix(rest, candidates[start:]) for start in starts]
-        shift += int(starts[int(np.argmax(runs))])
-    return places
-
-
-def _common_prefix(ours: Any, theirs: Any) -> int:
-    shared = min(len(ours), len(theirs))
-    differs = np.nonzero(ours[:shared] != theirs[:shared])[0]
-    return int(differs[0]) if len(differs) else shared
+        for matched, places in ((late, alignment.late), (early, alignment.early)):
+            # Before its first event a segment is where the previous one ended.
+            matched.setdefault(start - 1, deep_start - 1)
+            matched.update(zip(range(start, end), (deep_start + places).tolist(), strict=True))
+            # All that was inserted at the end belongs to the last moment too.
+            matched[end - 1] = deep_end - 1
+    return late, early
 
 
 class _WorkTable:
     """The distinct operators with polynomials for their work, and how often each runs."""
 
-    def __init__(
-        self,
-        probes: tuple[Probe, Probe],
-        base: _Layout,
-        second: PassTrace,
-        deeper: Mapping[str, _Layout],
-    ) -> None:
+    def __init__(self, probes: tuple[Probe, Probe], first: Timeline, second: Timeline) -> None:
         self._probes = probes
-        ours, theirs = base.trace.timeline.works, second.timeline.works
-        if [w.name for w in ours] != [w.name for w in theirs]:
-            raise CompileError("the sequence of operators depends on batch, length or rank")
-        self.pairs = list(zip(ours, theirs, strict=True))
-        self._index = {work: number for number, work in enumerate(ours)}
-        self._base = self._executions(base.trace.timeline)
-        self._added = {
-            kind: self._executions(layout.trace.timeline) - self._base
-            for kind, layout in deeper.items()
-        }
+        self.pairs = _work_pairs(first, second)
+        self._base = self._counted(first, self.pairs)
+        self.executions = self._base.copy()
+        """Executions (S, 2, W) of the model with all layers added so far."""
 
-    def executions(self, missing: Mapping[str, int]) -> Any:
-        """Executions (S, 2, W) with these further layers."""
-        total = self._base.copy()
-        for kind, layers in missing.items():
-            total += layers * self._added[kind]
-        return total
+    @property
+    def ambiguous(self) -> bool:
+        """Whether different operators do the same work at the first probe."""
+        return len({one for one, _ in self.pairs}) < len(set(self.pairs))
+
+    def add_layers(self, layers: int, first: Timeline, second: Timeline | None) -> None:
+        """Count the work of so many further layers, given a model with one more.
+
+        The second trace may be missing where nothing is ambiguous.
+        """
+        if second is not None:
+            pairs = _work_pairs(first, second)
+        else:
+            twins = dict(self.pairs)
+            pairs = [(work, twins.get(work, work)) for work in first.works]
+        self.executions += layers * (self._counted(first, pairs) - self._base)
+
+    def _counted(self, timeline: Timeline, pairs: list[tuple[Work, Work]]) -> Any:
+        numbers = {pair: number for number, pair in enumerate(self.pairs)}
+        counts = np.zeros((len(SEGMENTS), 2, len(self.pairs)), dtype=np.int64)
+        for op in timeline.ops:
+            mark = timeline.marks[op.mark]
+            segment = Segment(mark.phase, mark.micro_step)
+            if segment in SEGMENTS and mark.step == 1:
+                number = numbers.get(pairs[op.work])
+                if number is None:
+                    name = timeline.works[op.work].name
+                    raise CompileError(f"a deeper model runs a new kind of {name}")
+                counts[SEGMENTS.index(segment), int(op.recompute), number] += 1
+        return counts
 
     def fit(self, first: int, second: int) -> Polynomial:
         """The polynomial of a quantity of an operator."""
@@ -331,18 +347,12 @@ class _WorkTable:
         except NotPolynomialError as error:
             raise CompileError(f"the work of an operator is not a polynomial: {error}") from error
 
-    def _executions(self, timeline: Timeline) -> Any:
-        counts = np.zeros((len(SEGMENTS), 2, len(self.pairs)), dtype=np.int64)
-        for op in timeline.ops:
-            mark = timeline.marks[op.mark]
-            segment = Segment(mark.phase, mark.micro_step)
-            if segment in SEGMENTS and mark.step == 1:
-                number = self._index.get(timeline.works[op.work])
-                if number is None:
-                    name = timeline.works[op.work].name
-                    raise CompileError(f"a deeper model runs a new kind of {name}")
-                counts[SEGMENTS.index(segment), int(op.recompute), number] += 1
-        return counts
+
+def _work_pairs(first: Timeline, second: Timeline) -> list[tuple[Work, Work]]:
+    """Each operator of a model, as it is at the two probes."""
+    if [work.name for work in first.works] != [work.name for work in second.works]:
+        raise CompileError("the sequence of operators depends on batch, length or rank")
+    return list(zip(first.works, second.works, strict=True))
 
 
 def _assemble(
@@ -377,7 +387,7 @@ def _assemble(
         tensor_of=np.array([number for number, _ in tensors], dtype=np.int32),
         shapes=Terms.of(shapes),
         has_shape=np.array([work.shape is not None for work in first]),
-        executions=works.executions(plan.missing),
+        executions=works.executions,
         shallow_events=np.array(base.timeline.events, dtype=np.int64),
         shallow_blocks=np.array(moments.base.polynomial_of_block, dtype=np.int32),
         trainable=Terms.of([polynomial for polynomial, _ in groups]),

@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.estimate.allocator import MIN_BLOCK_BYTES, replay
+from tuner.estimate.allocator import (
+    LARGE_OWN_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    ROUND_LARGE_BYTES,
+    SMALL_LIMIT_BYTES,
+    replay,
+)
 from tuner.estimate.polynomial import Terms
 from tuner.estimate.workspace import CUBLAS_WORKSPACE_BYTES
 from tuner.records import MemoryCategory, Phase
@@ -78,12 +84,18 @@ class CompiledPasses:
     frozen_params: int
 
     def block_bytes(self, points: Floats, workspace_bytes: int) -> Floats:
-        """Bytes that a block of each size takes in the allocator; shape (U, points)."""
+        """Bytes that a block of each size counts as allocated; shape (U, points)."""
         sizes = self.sizes.at(points)
         if self.workspace >= 0:
             sizes[self.workspace] = workspace_bytes
         rounded: Floats = np.ceil(sizes / MIN_BLOCK_BYTES - 1e-9) * MIN_BLOCK_BYTES
-        return rounded
+        # As `allocator.settled_size`, for arrays.
+        segments = np.ceil(rounded / ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+        alone = rounded >= LARGE_OWN_SEGMENT_BYTES
+        settled: Floats = np.where(
+            alone & (segments - rounded <= SMALL_LIMIT_BYTES), segments, rounded
+        )
+        return settled
 
     def live_bytes(self, block_bytes: Floats) -> Floats:
         """Allocated bytes at each moment; shape (K, points)."""

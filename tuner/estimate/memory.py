@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Sequence
 
 from tuner.estimate.allocator import AllocatorSettings, replay, round_size
 from tuner.estimate.recorder import Block, Mark, Timeline
@@ -17,18 +17,19 @@ def peak_memory(
 ) -> Memory:
     """Peak memory of the traced steps on a GPU.
 
-    Allocated memory is the largest sum of live blocks, each rounded as the caching allocator
-    rounds it; reserved memory comes from replaying all requests through the allocator's
-    rules; device memory adds `context_bytes`, which CUDA holds outside of both.
+    Replaying all requests through the allocator's rules gives what `max_memory_allocated` and
+    `max_memory_reserved` would say: whole blocks, with the rests in them that were not worth
+    splitting off. Device memory adds `context_bytes`, which CUDA holds outside of both.
     """
     sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
     rounded = [round_size(size) if size else 0 for size in sizes]
-    live = list(accumulate(rounded[index] * sign for index, sign in timeline.events))
+    replayed = replay(timeline.events, sizes, settings=settings, keep_allocated=True)
+    live, reserved = replayed.allocated_bytes, replayed.peak_reserved_bytes
     peak_at = max(range(len(live)), key=live.__getitem__)
     phase_peaks = _phase_peaks(live, timeline.marks)
-    reserved = replay(timeline.events, sizes, settings=settings).peak_reserved_bytes
     breakdown = _breakdown(timeline.blocks, rounded, peak_at)
-    breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - live[peak_at]
+    # Rests inside blocks, and free blocks beside them.
+    breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - sum(breakdown.values())
     breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += context_bytes
     first_forward = next(m.event for m in timeline.marks if m.phase is Phase.FORWARD)
     return Memory(
@@ -43,7 +44,7 @@ def peak_memory(
     )
 
 
-def _phase_peaks(live: list[int], marks: list[Mark]) -> dict[Phase, int]:
+def _phase_peaks(live: Sequence[int], marks: list[Mark]) -> dict[Phase, int]:
     peaks = dict.fromkeys(Phase, 0)
     ends = [mark.event for mark in marks[1:]] + [len(live)]
     for mark, end in zip(marks, ends, strict=True):
@@ -54,7 +55,7 @@ def _phase_peaks(live: list[int], marks: list[Mark]) -> dict[Phase, int]:
 
 
 def _breakdown(blocks: list[Block], rounded: list[int], peak_at: int) -> dict[MemoryCategory, int]:
-    """Bytes live at the peak event, by what they are for; the sum is the allocated peak."""
+    """Bytes live at the peak event, by what they are for, as rounded."""
     sizes = dict.fromkeys(MemoryCategory, 0)
     for block, size in zip(blocks, rounded, strict=True):
         if block.born_event <= peak_at and not 0 <= block.died_event <= peak_at:

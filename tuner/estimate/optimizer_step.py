@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.estimate.allocator import round_size
+from tuner.estimate.allocator import settled_size
 from tuner.estimate.work_arrays import WorkArrays
 from tuner.records import MemoryCategory
 
@@ -73,7 +73,7 @@ def _quantities(
     timeline = trace_optimizer(name, parameters, max_grad_norm=max_grad_norm)
     given = (MemoryCategory.ADAPTERS, MemoryCategory.GRADIENTS)
     added = [
-        0 if block.paged or block.category in given else round_size(block.size_bytes)
+        0 if block.paged or block.category in given else settled_size(block.size_bytes)
         for block in timeline.blocks
     ]
     live = accumulate(added[index] * sign for index, sign in timeline.events)

@@ -22,7 +22,7 @@ def shortlist(
     """
     indices = sorted(
         range(len(predictions)),
-        key=lambda i: (-predictions[i].speed.tokens_per_s, predictions[i].memory.device_bytes, i),
+        key=lambda i: (-predictions[i].speed.samples_per_s, predictions[i].memory.device_bytes, i),
     )
     fitting = [i for i in indices if predictions[i].fits]
     near = [i for i in indices if _slightly_too_large(predictions[i])]
@@ -43,7 +43,7 @@ def _without_twins(indices: Iterable[int], predictions: Sequence[Prediction]) ->
     kept = []
     for index in indices:
         prediction = predictions[index]
-        numbers = (prediction.memory.device_bytes, round(prediction.speed.tokens_per_s, 3))
+        numbers = (prediction.memory.device_bytes, f"{prediction.speed.samples_per_s:.6g}")
         if numbers not in seen:
             seen.add(numbers)
             kept.append(index)
