@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.accuracy.harnesses import GIB, Case, Measured, express
 from benchmarks.accuracy.predictions import Predicted
-from benchmarks.accuracy.report import Comparison, groups, markdown, summarise
+from benchmarks.accuracy.report import Comparison, groups, markdown, summarise, verdicts
 from benchmarks.accuracy.rows import Row, read_rows
 from tuner.models.catalogue import get_entry
 
@@ -23,7 +25,7 @@ def cases(rows: list[Row]) -> dict[int, Case]:
 
 def test_every_row_is_expressed_or_has_a_reason(rows: list[Row], cases: dict[int, Case]) -> None:
     assert len(rows) == 447
-    assert len(cases) == 125
+    assert len(cases) == 130
     reasons = [express(row) for row in rows if row.number not in cases]
     assert all(isinstance(reason, str) and len(reason) > 20 for reason in reasons)
     assert not any(str(reason).startswith("no harness") for reason in reasons)
@@ -89,6 +91,18 @@ def test_summary(cases: dict[int, Case]) -> None:
     assert summary.mean_signed == pytest.approx(0.0125)
     assert summary.rank == pytest.approx(1.0)
     assert summarise(comparisons, "step_s") is None
+
+
+def test_verdicts(cases: dict[int, Case]) -> None:
+    fitted = _comparison(cases[10], 4.0, 4.0)
+    failed = Comparison(cases[118], replace(fitted.predicted, fits=False))
+    missed = Comparison(cases[119], fitted.predicted)
+    assert cases[118].ran_out
+    assert cases[118].measured == Measured()
+    assert verdicts([fitted, failed, missed]) == (
+        "1 runs fitted: 1 were predicted to fit. 2 ran out of memory: 1 were predicted to run out "
+        "(not rows 119)."
+    )
 
 
 def test_rank_correlation_shares_ranks_of_equal_values(cases: dict[int, Case]) -> None:

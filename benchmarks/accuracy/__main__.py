@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from benchmarks.accuracy.harnesses import Case, express
-from benchmarks.accuracy.peers import compare
+from benchmarks.accuracy.peers import estimate_all, table
 from benchmarks.accuracy.predictions import predict_all
-from benchmarks.accuracy.report import Comparison, markdown, targets, text
+from benchmarks.accuracy.report import Comparison, groups, markdown, targets, text
 from benchmarks.accuracy.rows import read_rows
 
 
@@ -45,14 +45,17 @@ def main() -> None:
     if arguments.peers:
         names = ("fitcheck", "canifinetune")
         pythons = {name: path for name in names if (path := getattr(arguments, name))}
-        for title, members in targets(comparisons).items():
-            measured = [c for c in members if c.case.measured.allocated is not None]
-            if not measured or title == "all":
-                continue
-            ours = [c.predicted.allocated for c in measured]
-            table = compare([c.case for c in measured], ours, pythons)
-            print(f"\n{title}\n{table}")
-            tables += f"\n## Peers: {title}\n\n{table}\n"
+        compared = [c for c in comparisons if c.case.measured.allocated is not None]
+        estimates = estimate_all([c.case for c in compared], pythons)
+        sets = {**groups(compared), **targets(compared)}
+        for title, members in sets.items():
+            wanted = [index for index, c in enumerate(compared) if c in members]
+            if wanted:
+                found = table(
+                    [c.case for c in compared], [c.predicted for c in compared], estimates, wanted
+                )
+                print(f"\n{title}\n{found}")
+                tables += f"\n## Peers: {title}\n\n{found}\n"
     if arguments.markdown:
         arguments.markdown.write_text(tables)
 

@@ -40,6 +40,8 @@ class Case:
     measured: Measured
     with_optimizer: bool = True
     """Whether the measured step time includes the optimizer step."""
+    ran_out: bool = False
+    """Whether the run ended without a value, which its source puts down to memory."""
     keeps_cache: bool = False
     """Whether the model's version kept its key-value cache in training; see caching.py."""
 
@@ -140,8 +142,6 @@ def _fms(row: Row) -> Case | str:
         return "the mixture-of-experts models of these rows are not public or not in the catalogue"
     if row.length is None:
         return "no packing: the token lengths of the batches are not in the table"
-    if row.peak_gib is None:
-        return "the run failed: no value to compare with"
     plugin = row.framework.partition("framework_config=")[2]
     is_bigcode = "bigcode" in row.model
     is_old = row.notes["transformers"].startswith("4.45")
@@ -149,6 +149,7 @@ def _fms(row: Row) -> Case | str:
     has_autocast = "AMP" in row.precision or row.method == "qlora"
     steps_per_s = row.note("steps_per_s")
     fused = "foak" in plugin
+    ran_out = row.peak_gib is None
     return Case(
         row,
         group="A100, trl + fused kernels" if fused else "A100, trl",
@@ -169,9 +170,10 @@ def _fms(row: Row) -> Case | str:
         ),
         measured=Measured(
             allocated=_bytes(row.peak_gib),
-            device=_bytes((row.note("nvidia_smi_mib") or 0) / 1024) or None,
+            device=None if ran_out else _bytes((row.note("nvidia_smi_mib") or 0) / 1024) or None,
             step_s=1 / steps_per_s if steps_per_s else None,
         ),
+        ran_out=ran_out,
         keeps_cache=is_bigcode,
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.harnesses import GIB, Case
-from benchmarks.accuracy.predictions import GPUS
+from benchmarks.accuracy.predictions import GPUS, Predicted
 from tuner.gpus import get_gpu
 
 _FOLDER = Path(__file__).parent
@@ -21,36 +21,51 @@ _WEIGHT_BYTES = {"nf4": 0.5, "int8": 1.0, "fp16": 2.0, "bf16": 2.0, "fp32": 4.0,
 _FITCHECK_GPUS = {"t4": "t4", "rtx4080": "5080", "a100_80gb": "a100-80"}
 
 
-def compare(
-    cases: Sequence[Case], ours: Sequence[float], pythons: Mapping[str, str], *, processes: int = 2
-) -> str:
-    """A Markdown table of all estimates on the cases that measured allocated memory.
+RESERVED = "canifinetune 0.4.1 (reserved memory)"
+"""The peer that estimates reserved memory, and is compared with that."""
 
-    `ours` are this tool's predictions. `pythons` names the interpreter of each peer that is
-    installed, by "fitcheck" and "canifinetune". canifinetune estimates reserved memory, and is
-    compared with that.
+
+def estimate_all(
+    cases: Sequence[Case], pythons: Mapping[str, str], *, processes: int = 2
+) -> dict[str, list[float | None]]:
+    """Bytes by peer and case.
+
+    `pythons` names the interpreter of each peer that is installed, by "fitcheck" and
+    "canifinetune".
     """
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         naive = list(pool.map(naive_sum, cases, chunksize=1))
-    estimates: dict[str, Sequence[float | None]] = {
-        "tuner": ours,
-        "naive sum of fake tensors": naive,
+    estimates: dict[str, list[float | None]] = {
+        "naive sum of fake tensors": list(naive),
         "rule of thumb": [rule_of_thumb(case) for case in cases],
         "accelerate estimate-memory": [accelerate_estimate(case) for case in cases],
     }
     if "fitcheck" in pythons:
         name = "fitcheck-llm 0.3.1 (fitted on these T4 rows)"
         estimates[name] = tool("peer_fitcheck.py", pythons["fitcheck"], cases)
-    allocated = [case.measured.allocated for case in cases]
+    if "canifinetune" in pythons:
+        estimates[RESERVED] = tool("peer_canifinetune.py", pythons["canifinetune"], cases)
+    return estimates
+
+
+def table(
+    cases: Sequence[Case],
+    ours: Sequence[Predicted],
+    estimates: Mapping[str, Sequence[float | None]],
+    members: Sequence[int],
+) -> str:
+    """A Markdown table of all estimates on some of the cases (indices `members`)."""
+    allocated = [cases[i].measured.allocated for i in members]
+    reserved = [cases[i].measured.reserved or cases[i].measured.device for i in members]
     lines = [
         "| estimate of | rows | median | mean | worst |",
         "|---|---:|---:|---:|---:|",
-        *(_line(name, values, allocated) for name, values in estimates.items()),
+        _line("tuner", [ours[i].allocated for i in members], allocated),
+        _line("tuner (reserved memory)", [ours[i].reserved for i in members], reserved),
     ]
-    if "canifinetune" in pythons:
-        reserved = [case.measured.reserved or case.measured.device for case in cases]
-        values = tool("peer_canifinetune.py", pythons["canifinetune"], cases)
-        lines.append(_line("canifinetune 0.4.1 (reserved memory)", values, reserved))
+    for name, values in estimates.items():
+        measured = reserved if name == RESERVED else allocated
+        lines.append(_line(name, [values[i] for i in members], measured))
     return "\n".join(lines)
 
 

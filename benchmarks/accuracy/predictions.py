@@ -30,6 +30,8 @@ class Predicted:
     forward: float
     step_s: float
     peak_phase: str
+    fits: bool = True
+    """Whether the replay on the GPU's memory came to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ def _predict(task: _Task) -> Predicted:
     memory = peak_memory(timeline, context_bytes=gpu.context_bytes)
     sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
     # A process that comes to the end of the GPU's memory gives cached segments back.
-    replayed = replay(timeline.events, sizes, limit_bytes=gpu.memory_bytes - gpu.context_bytes)
+    limited = replay(timeline.events, sizes, limit_bytes=gpu.memory_bytes - gpu.context_bytes)
+    fits = limited.out_of_memory_at is None
+    replayed = limited if fits else replay(timeline.events, sizes)
     return Predicted(
         allocated=memory.peak_allocated_bytes,
         blocks=replayed.peak_allocated_bytes,
@@ -83,6 +87,7 @@ def _predict(task: _Task) -> Predicted:
         forward=memory.phase_peak_bytes["forward"],
         step_s=_step_s(traced, task, gpu),
         peak_phase=memory.peak_phase,
+        fits=fits,
     )
 
 

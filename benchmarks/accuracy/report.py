@@ -103,6 +103,24 @@ def targets(comparisons: Sequence[Comparison]) -> dict[str, Sequence[Comparison]
     }
 
 
+def verdicts(comparisons: Sequence[Comparison]) -> str:
+    """How often "fits" and "runs out" were right, over runs that ended either way."""
+    members = [c for c in comparisons if c.case.with_optimizer]
+    fitted = [c for c in members if not c.case.ran_out]
+    failed = [c for c in members if c.case.ran_out]
+    wrong = [c.case.row.number for c in fitted if not c.predicted.fits]
+    missed = [c.case.row.number for c in failed if c.predicted.fits]
+    return (
+        f"{len(fitted)} runs fitted: {len(fitted) - len(wrong)} were predicted to fit"
+        f"{_rows(wrong)}. {len(failed)} ran out of memory: {len(failed) - len(missed)} were "
+        f"predicted to run out{_rows(missed)}."
+    )
+
+
+def _rows(numbers: Sequence[int]) -> str:
+    return f" (not rows {', '.join(map(str, numbers))})" if numbers else ""
+
+
 def markdown(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]]) -> str:
     """Groups, targets, rows and the rows that cannot be expressed, as Markdown."""
     parts = [
@@ -110,6 +128,8 @@ def markdown(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str
         *_tables(groups(comparisons)),
         "\n## Sets with a target\n",
         *_tables(targets(comparisons)),
+        "\n## Does it fit\n",
+        verdicts(comparisons),
         "\n## Every row\n",
         _row_table(comparisons),
         "\n## Rows that cannot be expressed\n",
@@ -190,6 +210,7 @@ def _reasons(refused: Sequence[tuple[Row, str]]) -> str:
 
 def text(comparisons: Sequence[Comparison], write: Callable[[str], None]) -> None:
     """The groups and the sets with a target, one line each, for a terminal."""
+    write(verdicts(comparisons))
     for sets in (groups(comparisons), targets(comparisons)):
         for name, members in sets.items():
             write(name)

@@ -1,0 +1,298 @@
+"""`python -m benchmarks.accuracy.coverage`: do the 90 % intervals hold on rows not learned from?
+
+Every measured row is predicted and then held out in two ways:
+
+- *another GPU*: nothing is known of its GPU; the prior comes from the rows of other GPUs.
+- *same GPU*: calibrated on the other rows of its GPU and program, without any that repeats its
+  configuration; the prior again comes from other GPUs. For step time also on the rows of all
+  programs on its GPU.
+
+The prior that the tool ships is the one that all rows of grade A make the most probable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import pickle
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accuracy.harnesses import Case, express
+from benchmarks.accuracy.predictions import Predicted, predict_all
+from benchmarks.accuracy.report import Comparison
+from benchmarks.accuracy.rows import read_rows
+from tuner.estimate import calibrate
+from tuner.estimate.interval import Calibration, Interval, Observation, Prior, log_evidence
+
+COVERAGE_TARGET = (0.85, 0.95)
+ABOVE_TARGET = 0.05
+STEP_TARGETS = {"another GPU": 0.20, "same GPU": 0.08}
+"""Largest mean error of step time."""
+
+ALLOCATED, HELD, STEP = "Peak allocated", "Reserved or device memory", "Step time"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A measured row, to be held out. Rows of one configuration share `configuration`."""
+
+    gpu: str
+    program: str
+    grade: str
+    configuration: tuple[str, str]
+    observation: Observation
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """What a calibration is made for: a GPU and a workload, which a program stands for."""
+        return self.gpu, self.program
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A held-out row with the interval that was given for it."""
+
+    held: Held
+    interval: Interval
+
+    @property
+    def measured(self) -> float:
+        """The value that the interval was to contain."""
+        assert self.held.observation.measured is not None
+        return self.held.observation.measured
+
+    @property
+    def error(self) -> float:
+        """The corrected median over the measured value, minus 1."""
+        return self.interval.median / self.measured - 1
+
+    @property
+    def is_above(self) -> bool:
+        """Whether the measured value exceeds the interval."""
+        return self.measured > self.interval.high
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the interval contains the measured value."""
+        return self.interval.low <= self.measured <= self.interval.high
+
+
+def held_rows(comparisons: Iterable[Comparison]) -> dict[str, list[Held]]:
+    """The rows of each quantity that measured it."""
+    rows: dict[str, list[Held]] = {ALLOCATED: [], HELD: [], STEP: []}
+    for comparison in comparisons:
+        for quantity, names in _NAMES.items():
+            for name in names:
+                measured = comparison.measured(name)
+                if measured:
+                    predicted = float(getattr(comparison.predicted, name))
+                    rows[quantity].append(_held(comparison.case, name, predicted, measured))
+                    break  # device memory is reserved memory and the context: one of both
+    return rows
+
+
+_NAMES = {ALLOCATED: ("allocated",), HELD: ("device", "reserved"), STEP: ("step_s",)}
+
+
+def _held(case: Case, name: str, predicted: float, measured: float) -> Held:
+    return Held(
+        gpu=case.gpu,
+        program=case.group,
+        grade=case.row.grade,
+        configuration=(case.model, case.configuration.key),
+        observation=Observation(name, predicted, measured),
+    )
+
+
+def best_prior(rows: Sequence[Held], source: str) -> Prior:
+    """The prior under which the rows are the most probable, groups being independent.
+
+    Searched on a grid: a handful of groups says no more than the order of magnitude.
+    """
+    groups = [
+        [held.observation for held in members]
+        for _, members in itertools.groupby(sorted(rows, key=_group), key=_group)
+    ]
+    candidates = [
+        Prior(bias_scale, spread, spread_sd, source)
+        for bias_scale in _BIAS_SCALES
+        for spread in _SPREADS
+        for spread_sd in _SPREAD_SDS
+    ]
+    return max(candidates, key=lambda prior: sum(log_evidence(g, prior) for g in groups))
+
+
+_BIAS_SCALES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+_SPREADS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+_SPREAD_SDS = (0.3, 0.6, 1.0, 1.4)
+
+
+def _group(held: Held) -> tuple[str, str]:
+    return held.group
+
+
+def shipped(rows: Sequence[Held], prior: Prior) -> list[Result]:
+    """Each row with the interval that the tool gives it today, nothing calibrated."""
+    calibration = Calibration.fit((), prior)
+    return [Result(r, calibration.correct(r.observation.predicted)) for r in rows]
+
+
+def across_gpus(rows: Sequence[Held], priors: dict[str, Prior]) -> list[Result]:
+    """Each row as on a GPU never seen. `priors` by the GPU whose rows they do not know."""
+    return [result for gpu, prior in priors.items() for result in shipped(_of(gpu, rows), prior)]
+
+
+def _of(gpu: str, rows: Iterable[Held]) -> list[Held]:
+    return [row for row in rows if row.gpu == gpu]
+
+
+def within_gpu(
+    rows: Sequence[Held], priors: dict[str, Prior], scope: Callable[[Held], object]
+) -> list[Result]:
+    """Each row calibrated on the others of the same scope; those alone in it are left out."""
+    results = []
+    for row in rows:
+        others = [
+            other.observation
+            for other in rows
+            if scope(other) == scope(row) and other.configuration != row.configuration
+        ]
+        if others:
+            calibration = Calibration.fit(others, priors[row.gpu])
+            results.append(Result(row, calibration.correct(row.observation.predicted)))
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the table."""
+
+    quantity: str
+    held_out: str
+    rows: str
+    results: Sequence[Result]
+
+    def cells(self) -> list[str]:
+        """The cells of the table, with the targets that apply and whether they are met."""
+        errors = [abs(result.error) for result in self.results]
+        covered = statistics.fmean(result.is_covered for result in self.results)
+        above = statistics.fmean(result.is_above for result in self.results)
+        widths = [r.interval.high / r.interval.low for r in self.results]
+        mean = f"{statistics.fmean(errors):.2%}"
+        target = STEP_TARGETS.get(self.held_out) if self.quantity == STEP else None
+        if target is not None:
+            mean += _verdict(statistics.fmean(errors) <= target, f"{target:.0%}")
+        low, high = COVERAGE_TARGET
+        covered_text = f"{covered:.1%}" + _verdict(low <= covered <= high, f"{low:.0%} to {high:.0%}")
+        above_text = f"{above:.1%}"
+        if self.quantity == HELD:
+            above_text += _verdict(above <= ABOVE_TARGET, f"{ABOVE_TARGET:.0%}")
+        return [
+            self.quantity,
+            self.held_out,
+            self.rows,
+            str(len(errors)),
+            f"{statistics.median(errors):.2%}",
+            mean,
+            covered_text,
+            above_text,
+            f"{statistics.median(widths):.3f}",
+        ]
+
+
+def _verdict(is_met: bool, target: str) -> str:
+    return f" ({'met' if is_met else 'missed'}: {target})"
+
+
+def lines(rows: dict[str, list[Held]]) -> tuple[list[Line], dict[str, Prior]]:
+    """All lines of the table, and the best prior of each quantity."""
+    table: list[Line] = []
+    best: dict[str, Prior] = {}
+    for quantity, members in rows.items():
+        trusted = [row for row in members if row.grade == "A"]
+        best[quantity] = best_prior(trusted, "all rows of grade A")
+        gpus = list(dict.fromkeys(row.gpu for row in members))
+        priors = {
+            gpu: best_prior([r for r in trusted if r.gpu != gpu], f"all but {gpu}") for gpu in gpus
+        }
+        ways = {
+            "nothing, the shipped prior": shipped(members, _SHIPPED[quantity]),
+            "another GPU": across_gpus(members, priors),
+            "same GPU": within_gpu(members, priors, _group),
+        }
+        if quantity == STEP:
+            ways["same GPU, any program"] = within_gpu(members, priors, lambda held: held.gpu)
+        for way, results in ways.items():
+            for grade in ("A", "B"):
+                chosen = [r for r in results if r.held.grade == grade]
+                if chosen:
+                    table.append(Line(quantity, way, f"grade {grade}", chosen))
+            if quantity == STEP and way.startswith("same GPU"):
+                table += _by_group(quantity, way, results)
+    return table, best
+
+
+_SHIPPED = {
+    ALLOCATED: calibrate.prior_of(calibrate.ALLOCATED, has_profile=False),
+    HELD: calibrate.prior_of(calibrate.DEVICE, has_profile=False),
+    STEP: calibrate.prior_of(calibrate.STEP, has_profile=False),
+}
+
+
+def _by_group(quantity: str, way: str, results: Sequence[Result]) -> list[Line]:
+    ordered = sorted(results, key=lambda r: r.held.group)
+    return [
+        Line(quantity, way, f"{gpu}: {program}", list(members))
+        for (gpu, program), members in itertools.groupby(ordered, key=lambda r: r.held.group)
+    ]
+
+
+_HEADER = (
+    "quantity", "calibrated on", "rows", "number", "median error", "mean error",
+    "inside the 90 % interval", "above it", "upper / lower end",
+)  # fmt: skip
+
+
+def markdown(table: Sequence[Line], best: dict[str, Prior]) -> str:
+    """The table and the priors, as Markdown."""
+    text = [
+        "| " + " | ".join(_HEADER) + " |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+        *("| " + " | ".join(line.cells()) + " |" for line in table),
+        "",
+        "Most probable priors of the rows of grade A, in logarithms of measured over predicted:",
+        "",
+        "| quantity | bias, scale | spread | log spread, sd |",
+        "|---|---:|---:|---:|",
+        *(
+            f"| {name} | {prior.bias_scale} | {prior.spread} | {prior.spread_sd} |"
+            for name, prior in best.items()
+        ),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.coverage")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    cases = [case for row in read_rows() if isinstance(case := express(row), Case)]
+    comparisons = [
+        Comparison(cases[index], predicted)
+        for index, predicted in predict_all(cases, processes=arguments.processes)
+    ]
+    text = markdown(*lines(held_rows(comparisons)))
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
