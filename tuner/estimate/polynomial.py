@@ -3,7 +3,7 @@
 A tensor's size is a product of dimensions, and each dimension is a constant, one of the
 three variables, or a product of them. Two probes whose ratios are distinct fractions of
 primes therefore determine the monomial, and its coefficient follows. Sizes with a sum in
-them (a length padded by one) take two monomials.
+them (a length shortened by one) take two monomials.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ _EXPONENTS: tuple[Exponents, ...] = tuple(
 def fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
     """The polynomial with these values at the two probes.
 
-    A single monomial where one fits, else the sum of two with the smallest whole, positive
-    coefficients. Raises `NotPolynomialError` when there is none.
+    A single monomial where one fits, else one with a dimension longer or shorter by one, else
+    the sum of two with the smallest whole, positive coefficients. Raises `NotPolynomialError`
+    when there is none.
     """
     return _fit(values, probes)
 
@@ -72,6 +73,9 @@ def _fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
     for exponents, at_first, at_second in usable:
         if first * at_second == second * at_first:
             return Polynomial(((Fraction(first, at_first), exponents),))
+    shifted = _shifted(values, usable)
+    if shifted is not None:
+        return shifted
     sums = []
     for (low, low_1, low_2), (high, high_1, high_2) in combinations(usable, 2):
         determinant = low_1 * high_2 - low_2 * high_1
@@ -84,8 +88,29 @@ def _fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
             sums.append((max(alpha, beta), ((alpha, low), (beta, high))))
     if not sums:
         raise NotPolynomialError(f"{first} and {second} at {probes[0]} and {probes[1]}")
-    # A dimension padded by one gives two monomials with the same small coefficient.
     return Polynomial(min(sums)[1])
+
+
+def _shifted(
+    values: tuple[int, int], usable: Sequence[tuple[Exponents, int, int]]
+) -> Polynomial | None:
+    """A monomial in which one dimension is longer or shorter by one: c b s (r + 1), c b (s - 1).
+
+    The last position of a sequence has no token to predict, so some losses drop it.
+    """
+    first, second = values
+    monomials = {exponents: (at_first, at_second) for exponents, at_first, at_second in usable}
+    for low, (low_1, low_2) in monomials.items():
+        for variable in range(3):
+            high = (*low[:variable], low[variable] + 1, *low[variable + 1 :])
+            if high not in monomials:
+                continue
+            high_1, high_2 = monomials[high]
+            for sign in (-1, 1):
+                if first * (high_2 + sign * low_2) == second * (high_1 + sign * low_1):
+                    factor = Fraction(first, high_1 + sign * low_1)
+                    return Polynomial(((sign * factor, low), (factor, high)))
+    return None
 
 
 @cache
