@@ -73,8 +73,8 @@ def make_memory(device_bytes: int) -> Memory:
     )
 
 
-def make_speed(tokens_per_s: float) -> Speed:
-    samples_per_s = tokens_per_s / 600
+def make_speed(tokens_per_s: float, *, sample_tokens: int = 600) -> Speed:
+    samples_per_s = tokens_per_s / sample_tokens
     step_s = 32 / samples_per_s
     return Speed(
         step_s=step_s,
@@ -93,12 +93,14 @@ def make_record(
     settings: dict[str, Any] | None = None,
     status: Status | None = None,
     measured: bool = False,
+    sample_tokens: int = 600,
     gpu: SampleGpu = GPU,
     **fields: Any,
 ) -> TrialRecord:
     """A record with these numbers; it is `oom` when they do not fit with the margin."""
     fits = device_bytes + MARGIN_BYTES <= gpu.memory_bytes
-    memory, speed = make_memory(device_bytes), make_speed(tokens_per_s)
+    memory = make_memory(device_bytes)
+    speed = make_speed(tokens_per_s, sample_tokens=sample_tokens)
     prediction = Prediction(
         fits=fits,
         limit_bytes=gpu.memory_bytes,
@@ -169,6 +171,6 @@ def make_search(count: int, *, seed: int = 0) -> Sequence[TrialRecord]:
             "optimizer": "paged_adamw_8bit",
             "lora_targets": ["q_proj", "v_proj"],
         }
-        record = make_record(speed, round(gib * GIB), settings=settings)
+        record = make_record(speed, round(gib * GIB), settings=settings, sample_tokens=length // 2)
         records[record.configuration.key] = record
     return list(records.values())

@@ -20,6 +20,7 @@ from tuner.cli.progress import PlainLines, drawn, progress_line
 from tuner.gpus import get_gpu
 from tuner.results.store import ResultsFolder
 from tuner.tune.progress import Progress
+from tuner.units import significant
 
 ROOT = Path(__file__).parents[1]
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
@@ -195,7 +196,20 @@ class TestBestAndShow:
         text = capsys.readouterr().out
         for part in ("predicted", "40.00 GiB of 47.40 GiB", "margin", "300 tokens/s", "USD"):
             assert part in text
+        assert "0.500 samples/s, 300 tokens/s" in " ".join(text.split())
+        assert "3.00 x the samples/s of the baseline" in " ".join(text.split())
         assert "at 2 USD per hour" in " ".join(text.split())
+
+    def test_text_shows_what_the_space_sets_or_derives_and_no_defaults(self, journal, capsys):
+        assert run(["best", *TARGET]) == 0
+        text = capsys.readouterr().out
+        rest = text.partition("  rest ")[2].partition("  memory ")[0].split()
+        # `tiny.yaml` fixes one and derives the other; two more follow from its knobs.
+        assert sorted(word.partition("=")[0] for word in rest) == [
+            "effective_batch", "grad_accum", "lora_alpha", "mixed_precision",
+        ]  # fmt: skip
+        best = as_json(capsys, "best", *TARGET)
+        assert "lora_dropout" in best["configuration"]  # which is complete all the same
 
     def test_nothing_fits_has_its_own_exit_code_and_the_smallest_need(self, journal, capsys):
         assert run(["best", *TARGET, "--max-memory", "10GiB"]) == 1
@@ -208,6 +222,9 @@ class TestBestAndShow:
         text = capsys.readouterr().out
         assert "Front (predicted)" in text
         assert "40.00 GiB" in text
+        titles = next(line for line in text.splitlines() if "samples/s" in line).split()
+        assert titles[:3] == ["memory", "samples/s", "epoch"]
+        assert "0.500" in text
         front = as_json(capsys, "show", *TARGET)["front"]
         assert [r["configuration"]["micro_batch"] for r in front] == [1, 2]
         assert {r["predicted"]["source"] for r in front} == {"predicted"}
@@ -411,6 +428,20 @@ class TestBadInput:
             run(["gpus"])
 
 
+class TestSignificant:
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [(0.18612, "0.186"), (0.19, "0.190"), (0.99996, "1.00"), (285.7, "286"), (0, "0"),
+         (12345.6, "12,300"), (0.000123456, "0.000123"), (-1.2345, "-1.23"), (1000, "1,000")],
+    )  # fmt: skip
+    def test_three_digits_count(self, value, text):
+        assert significant(value) == text
+
+    @given(st.floats(1e-9, 1e12))
+    def test_no_more_is_lost_than_the_third_digit(self, value):
+        assert float(significant(value).replace(",", "")) == pytest.approx(value, rel=5.001e-3)
+
+
 def progress(**changes) -> Progress:
     values = {"done": 3, "running": 2, "oom": 1, "failed": 0, "reused": 0, "total": 48,
               "best": None, "elapsed_s": 1.0, "eta_s": 90.0}  # fmt: skip
@@ -421,7 +452,7 @@ class TestProgress:
     def test_line_says_done_running_out_of_memory_best_and_time_left(self, folder):
         best = make_trial(folder, 20, 312.4, micro_batch=1)
         assert progress_line(progress(best=best)) == (
-            "3/48 done, 2 running, 1 out of memory, best 312 tok/s, 1 min 30 s left"
+            "3/48 done, 2 running, 1 out of memory, best 0.521 samples/s, 1 min 30 s left"
         )
 
     @given(

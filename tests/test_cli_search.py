@@ -76,8 +76,8 @@ def test_search_then_best_then_show_then_again(folder, capsys):
     target = ["--space", "tiny.yaml", "--gpu", "t4"]
     assert run(["best", *target, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)
-    fastest = max(r.outcome.prediction.speed.tokens_per_s for r in records)
-    assert best["speed"]["tokens_per_s"] == pytest.approx(fastest, rel=1e-4)
+    fastest = max(r.outcome.prediction.speed.samples_per_s for r in records)
+    assert best["speed"]["samples_per_s"] == pytest.approx(fastest, rel=1e-4)
     written = yaml.safe_load((results / "best.yaml").read_text())
     assert written["configuration"] == best["configuration"]
     assert run(["show", *target, "--json"]) == 0

@@ -33,6 +33,20 @@ def test_the_fastest_that_fits_is_recommended():
     assert best.source == "predicted"
 
 
+def test_longer_examples_are_no_way_to_be_faster():
+    short = make_record(280, 30 * GIB, settings=knobs(max_length=1024), sample_tokens=1024)
+    long = make_record(286, 40 * GIB, settings=knobs(max_length=1536), sample_tokens=1536)
+    best = recommend([long, short], SPACE, GPU)
+    assert best.record == short
+    assert best.cost.epoch_s < run_cost(long, SPACE, GPU).epoch_s
+    view = build_view([long, short], SPACE, GPU)
+    assert view.front == (short,)
+    # As its own baseline the longer one is slower by the samples/s.
+    space = dataclasses.replace(SPACE, baseline=knobs(max_length=1536))
+    gain = recommend([long, short], space, GPU).gain
+    assert gain.speedup == pytest.approx(280 / 1024 / (286 / 1536))
+
+
 def test_memory_inside_the_margin_is_not_recommended():
     tight = make_record(300, GPU.memory_bytes - MARGIN_BYTES // 2, status=Status.OK)
     assert recommend([tight], SPACE, GPU) is None
@@ -68,7 +82,7 @@ def test_a_smaller_limit_changes_the_answer():
     card = dataclasses.replace(GPU, memory_bytes=24 * GIB)
     full, small = recommend(records, SPACE, GPU), recommend(records, SPACE, card)
     assert small.evidence.memory.device_bytes + MARGIN_BYTES <= 24 * GIB
-    assert full.evidence.speed.tokens_per_s > small.evidence.speed.tokens_per_s
+    assert full.evidence.speed.samples_per_s > small.evidence.speed.samples_per_s
 
 
 def test_a_baseline_that_runs_out_of_memory_is_said():
@@ -119,6 +133,9 @@ def test_best_yaml_reads_back_and_says_predicted_first():
     assert data["configuration"] == best.configuration.to_dict()
     memory = data["memory"]
     assert memory["peak_device_memory"] == f"{memory['peak_device_bytes'] / GIB:.2f} GiB"
+    speed = best.evidence.speed
+    for name in ("samples_per_s", "tokens_per_s"):
+        assert data["speed"][name] == pytest.approx(getattr(speed, name), rel=1e-5)
     assert sum(memory["breakdown_bytes"].values()) == memory["peak_device_bytes"]
 
 
@@ -174,6 +191,9 @@ def test_the_table_holds_the_front():
     assert [row["recommended"] for row in rows] == ["false"] * (len(rows) - 1) + ["true"]
     assert {row["source"] for row in rows} == {"predicted"}
     assert rows[-1]["trial_id"] == view.best.record.trial_id
+    for name in ("samples_per_s", "tokens_per_s"):
+        speeds = [getattr(r.outcome.evidence.speed, name) for r in view.front]
+        assert [float(row[name]) for row in rows] == pytest.approx(speeds, rel=1e-5)
     assert rows[-1]["lora_targets"] == "q_proj+v_proj"
 
 

@@ -22,7 +22,7 @@ from tuner.results.plot import pareto_png
 from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder, safe_name, write_atomically
 from tuner.results.view import build_view
-from tuner.units import GIB
+from tuner.units import GIB, significant
 
 FILES = {"trials.jsonl", "pareto.csv", "best.yaml", "pareto.png", "report.html"}
 COMMAND = "tuner search --space qlora27b --gpu a6000"
@@ -174,6 +174,7 @@ def test_the_report_says_predicted_at_the_top_and_on_the_axes():
     layout = page.data["figures"]["front"]["layout"]
     assert "predicted" in layout["xaxis"]["title"]["text"]
     assert "predicted" in layout["yaxis"]["title"]["text"]
+    assert layout["yaxis"]["title"]["text"].endswith("samples/s")
     measured = render([make_record(measured=True)])
     assert "Nothing here was measured" not in "".join(measured.text)
     assert "measured" in measured.data["figures"]["front"]["layout"]["xaxis"]["title"]["text"]
@@ -188,7 +189,9 @@ def test_every_trial_is_a_point_and_a_row():
     drawn = sorted(i for trace in traces for i in trace.get("customdata", []))
     assert drawn == list(range(50))  # the crashed one has no numbers: a row, and no point
     assert len(rows) == 51
-    speed = page.data["trials"]["columns"].index("tokens/s")
+    columns = page.data["trials"]["columns"]
+    speed = columns.index("samples/s")
+    assert [columns[i] for i in page.data["trials"]["rates"]] == ["samples/s", "tokens/s"]
     for trace in traces:
         for index, y in zip(trace.get("customdata", []), trace["y"], strict=False):
             assert rows[index][speed] == pytest.approx(y, rel=1e-4)
@@ -199,7 +202,8 @@ def test_the_report_answers_with_the_best_and_how_to_repeat_it():
     view = build_view(records, SPACE, GPU, conditions=["lora_rank >= 128"], command=COMMAND)
     text = " ".join("".join(Page(report_html(view)).text).split())
     best = view.best
-    assert f"{best.evidence.speed.tokens_per_s:,.0f} tokens/s" in text
+    assert f"{significant(best.evidence.speed.samples_per_s)} samples/s" in text
+    assert f"{significant(best.evidence.speed.tokens_per_s)} tokens/s" in text
     assert f"{best.evidence.memory.device_bytes / GIB:.2f} GiB" in text
     assert "lora_rank >= 128" in text
     assert COMMAND in text

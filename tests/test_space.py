@@ -52,7 +52,7 @@ def test_qlora27b_is_what_the_readme_promises(qlora27b: SearchSpace) -> None:
     assert qlora27b.fixed["effective_batch"] == 32
     assert len(qlora27b.fixed["lora_targets"]) == 7
     assert qlora27b.data.examples == 118_431
-    assert [o.metric for o in qlora27b.objectives] == ["tokens_per_s", "device_bytes"]
+    assert [o.metric for o in qlora27b.objectives] == ["samples_per_s", "device_bytes"]
 
 
 def test_every_configuration_of_qlora27b_is_complete_and_valid(qlora27b: SearchSpace) -> None:

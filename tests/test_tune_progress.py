@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tune_fakes import FakeSpace, outcome_of, record_of, tokens_per_s
+from tune_fakes import FakeSpace, outcome_of, record_of, samples_per_s, tokens_per_s
 
 from tuner.records import Outcome, Status
 from tuner.tune.progress import ProgressTracker
@@ -22,10 +22,21 @@ def test_counts_best_and_time_left():
     tracker.end("b", record_of(TOO_BIG[0]))
     now = tracker.at(107.0)
     assert (now.done, now.running, now.oom, now.failed, now.reused) == (3, 1, 1, 0, 1)
-    assert now.best.configuration == max(FITTING[:2], key=tokens_per_s)
+    assert now.best.configuration == max(FITTING[:2], key=samples_per_s)
     assert now.elapsed_s == 7.0
     # Two trials of this run took 2 s since the first one started, and seven are left.
     assert now.eta_s == 7.0
+
+
+def test_more_tokens_a_second_of_longer_examples_are_not_better():
+    by_tokens = max(FITTING, key=tokens_per_s)
+    by_samples = max(FITTING, key=samples_per_s)
+    assert by_tokens != by_samples
+    for first, second in ((by_tokens, by_samples), (by_samples, by_tokens)):
+        tracker = ProgressTracker(total=2, started_s=0.0)
+        tracker.end("a", record_of(first))
+        tracker.end("b", record_of(second))
+        assert tracker.at(1.0).best.configuration == by_samples
 
 
 def test_a_retried_trial_is_counted_once():

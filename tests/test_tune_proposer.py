@@ -123,7 +123,7 @@ def test_out_of_memory_with_numbers_violates_by_the_bytes_over_the_limit():
         + prediction.margin_bytes
         - record.gpu_memory_bytes
     }
-    assert scored.values[0] == prediction.speed.tokens_per_s
+    assert scored.values[0] == prediction.speed.samples_per_s
 
 
 def test_out_of_memory_without_numbers_violates_by_the_request():

@@ -98,7 +98,7 @@ class TestSearch:
         assert (seen[-1].running, seen[-1].oom) == (0, result.counts[Status.OOM])
         assert max(progress.running for progress in seen) <= 2
         assert seen[-1].best == max(
-            (r for r in journal if r.fits), key=lambda r: r.outcome.evidence.speed.tokens_per_s
+            (r for r in journal if r.fits), key=lambda r: r.outcome.evidence.speed.samples_per_s
         )
         assert capfd.readouterr() == ("", "")
 

@@ -44,6 +44,15 @@ def format_gib(size_bytes: float) -> str:
     return f"{size_bytes / GIB:.2f} GiB"
 
 
+def significant(value: float, digits: int = 3) -> str:
+    """`value` with so many significant digits and no exponent: more would feign accuracy."""
+    if value == 0:
+        return "0"
+    rounded = f"{value:.{digits - 1}e}"
+    decimals = digits - 1 - int(rounded.partition("e")[2])
+    return f"{float(rounded):,.{max(0, decimals)}f}"
+
+
 def format_duration(seconds: float) -> str:
     """A duration spelled out, never as a bare clock ("2 h 05 min", "43.1 s").
 

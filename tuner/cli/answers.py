@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.render import console, count, print_fields, settings_text, significant, table
+from tuner.cli.render import console, count, print_fields, settings_text, table
 from tuner.errors import NothingFitsError
 from tuner.records import KnobValue, Status, TrialRecord
 from tuner.results.best import Recommendation, RunCost, run_cost
 from tuner.results.front import device_bytes, margin_bytes
-from tuner.units import format_duration, format_gib
+from tuner.units import format_duration, format_gib, significant
 
 if TYPE_CHECKING:
     from tuner.cli.target import Target
     from tuner.results.view import View
 
-_NUMBERS = ("memory", "tokens/s", "epoch", "free", "step", "USD/epoch")
+_NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
 _MAIN_NUMBERS = _NUMBERS[:3]
 """Those for which there is room in 80 columns beside the settings."""
 
@@ -73,8 +73,9 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
     used_bytes = evidence.memory.device_bytes
     return [
         format_gib(used_bytes),
-        significant(evidence.speed.tokens_per_s),
+        significant(evidence.speed.samples_per_s),
         format_duration(cost.epoch_s) if cost else "?",
+        significant(evidence.speed.tokens_per_s),
         format_gib(view.gpu.memory_bytes - used_bytes),
         format_duration(evidence.speed.step_s),
         f"{cost.epoch_usd:.2f}" if cost and cost.epoch_usd is not None else "?",
@@ -100,8 +101,8 @@ def print_recommendation(best: Recommendation) -> None:
             ),
             (
                 "speed",
-                f"{significant(speed.tokens_per_s)} tokens/s, {significant(speed.samples_per_s)} "
-                f"samples/s, {format_duration(speed.step_s)} an optimizer step{mfu}",
+                f"{significant(speed.samples_per_s)} samples/s, {significant(speed.tokens_per_s)} "
+                f"tokens/s, {format_duration(speed.step_s)} an optimizer step{mfu}",
             ),
             ("time", _time_text(best.cost)),
             ("cost", _cost_text(best.cost)),
@@ -113,7 +114,9 @@ def print_recommendation(best: Recommendation) -> None:
 
 
 def _others(best: Recommendation, names: Sequence[str]) -> list[str]:
-    return [name for name in best.configuration if name not in names]
+    """What the space sets or derives besides `names`: its defaults would bury that."""
+    hidden = {*names, *best.space.defaults}
+    return [name for name in best.configuration if name not in hidden]
 
 
 def _time_text(cost: RunCost | None) -> str:
@@ -145,7 +148,7 @@ def _gain_text(best: Recommendation) -> str:
     more = "less" if gain.saved_bytes >= 0 else "more"
     fits = "" if gain.baseline_fits else " (which does not fit)"
     return (
-        f"{gain.speedup:.2f} x the tokens/s of the baseline{fits}, with "
+        f"{gain.speedup:.2f} x the samples/s of the baseline{fits}, with "
         f"{format_gib(abs(gain.saved_bytes))} {more}: {baseline}"
     )
 

@@ -89,8 +89,8 @@ def _summary(profile: DeviceProfile, path: Path) -> dict[str, object]:
 
 
 def _print(profile: DeviceProfile, path: Path) -> None:
-    from tuner.cli.render import print_fields, significant
-    from tuner.units import format_duration, format_gib
+    from tuner.cli.render import print_fields
+    from tuner.units import format_duration, format_gib, significant
 
     dtypes = dict.fromkeys(rate.dtype for rate in profile.matmul)
     rates = ", ".join(

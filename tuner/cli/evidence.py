@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli.render import count, print_fields, print_rows, significant
+from tuner.cli.render import count, print_fields, print_rows
 from tuner.records import Prediction
-from tuner.units import format_duration, format_gib
+from tuner.units import format_duration, format_gib, significant
 
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
@@ -72,8 +72,8 @@ def _speed_text(evidence: Prediction | Measurement) -> str:
     speed = evidence.speed
     mfu = f", MFU {speed.mfu:.0%}" if speed.mfu is not None else ""
     return (
-        f"{significant(speed.tokens_per_s)} tokens/s, {significant(speed.samples_per_s)} "
-        f"samples/s, {significant(speed.it_per_s)} micro-steps/s, "
+        f"{significant(speed.samples_per_s)} samples/s, {significant(speed.tokens_per_s)} "
+        f"tokens/s, {significant(speed.it_per_s)} micro-steps/s, "
         f"{format_duration(speed.step_s)} an optimizer step{mfu}"
     )
 

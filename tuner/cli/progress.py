@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.render import PIPE_WIDTH, console, significant
-from tuner.units import format_duration, format_gib
+from tuner.cli.render import PIPE_WIDTH, console
+from tuner.units import format_duration, format_gib, significant
 
 if TYPE_CHECKING:  # `tuner search --help` needs neither
     from rich.table import Table
@@ -80,7 +80,7 @@ def progress_line(progress: Progress) -> str:
 
 def _speed(progress: Progress) -> str:
     evidence = progress.best.outcome.evidence if progress.best else None
-    return f"{significant(evidence.speed.tokens_per_s)} tok/s" if evidence else "unknown"
+    return f"{significant(evidence.speed.samples_per_s)} samples/s" if evidence else "unknown"
 
 
 class PlainLines:

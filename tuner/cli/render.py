@@ -95,13 +95,3 @@ def settings_text(values: Mapping[str, Any], names: Iterable[str] | None = None)
 def count(number: float | None) -> str:
     """A whole number with thousands separators, or "?" when unknown."""
     return "?" if number is None else f"{number:,.0f}"
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """`value` with so many significant digits and no exponent: more would feign accuracy."""
-    if value == 0:
-        return "0"
-    from math import floor, log10
-
-    decimals = digits - 1 - floor(log10(abs(value)))
-    return f"{round(value, decimals):,.{max(0, decimals)}f}"

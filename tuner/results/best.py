@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.records import Configuration, Measurement, Prediction, Source, Speed, TrialRecord
 from tuner.results.facts import GpuLike, SpaceFacts
-from tuner.results.front import device_bytes, fits_within, margin_bytes, tokens_per_s
+from tuner.results.front import device_bytes, fits_within, margin_bytes, samples_per_s
 from tuner.units import format_duration, format_gib
 
 
@@ -36,7 +36,7 @@ class RunCost:
 class Gain:
     """The recommended configuration against the space's baseline.
 
-    `speedup` is the ratio of tokens/s, `saved_bytes` the device memory that becomes free
+    `speedup` is the ratio of samples/s, `saved_bytes` the device memory that becomes free
     (negative when more is used); each is None where the baseline has no such number.
     """
 
@@ -128,8 +128,8 @@ class Recommendation:
     def _speed_dict(self) -> dict[str, Any]:
         speed = self.evidence.speed
         return {
-            "tokens_per_s": _rounded(speed.tokens_per_s),
             "samples_per_s": _rounded(speed.samples_per_s),
+            "tokens_per_s": _rounded(speed.tokens_per_s),
             "step": format_duration(speed.step_s),
             "step_s": _rounded(speed.step_s),
             "it_per_s": _rounded(speed.it_per_s),
@@ -246,13 +246,13 @@ def best_yaml(best: Recommendation | None, space: SpaceFacts, gpu: GpuLike, *, t
 
 
 def _fastest_first(record: TrialRecord) -> tuple[float, int, str]:
-    return (-(tokens_per_s(record) or 0.0), device_bytes(record) or 0, record.configuration.key)
+    return (-(samples_per_s(record) or 0.0), device_bytes(record) or 0, record.configuration.key)
 
 
 def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: GpuLike) -> Gain | None:
     if baseline is None:
         return None
-    old_speed, new_speed = tokens_per_s(baseline), tokens_per_s(best)
+    old_speed, new_speed = samples_per_s(baseline), samples_per_s(best)
     old_bytes, new_bytes = device_bytes(baseline), device_bytes(best)
     return Gain(
         baseline=baseline,

@@ -87,6 +87,16 @@ class SpaceLike(Protocol):
         """The settings that the gain is counted from."""
         ...
 
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        """What has one value in every configuration, by name."""
+        ...
+
+    @property
+    def defaulted(self) -> frozenset[str]:
+        """Names that the file of the space does not mention."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SpaceFacts:
@@ -94,7 +104,8 @@ class SpaceFacts:
 
     `examples` and `epochs` describe one training run; None when the space does not say.
     `baseline` holds the settings that the gain is counted from. `knobs` are the names that
-    the search moves, in the order in which they are shown.
+    the search moves, in the order in which they are shown; `defaults` those that keep one value
+    which the space did not choose.
     """
 
     name: str
@@ -104,6 +115,7 @@ class SpaceFacts:
     examples: int | None = None
     epochs: float | None = None
     baseline: Mapping[str, Any] | None = None
+    defaults: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, space: SpaceLike) -> SpaceFacts:
@@ -116,4 +128,5 @@ class SpaceFacts:
             examples=space.data.examples,
             epochs=space.data.epochs,
             baseline=space.baseline or None,
+            defaults=space.defaulted & space.fixed.keys(),
         )

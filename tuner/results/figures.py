@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.records import KnobValue, TrialRecord
-from tuner.results.front import device_bytes, tokens_per_s
+from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.plot import COLORS, LABELS, memory_range_gib, throughput_range
 from tuner.results.table import value_text
 from tuner.results.view import Kind, View
-from tuner.units import GIB
+from tuner.units import GIB, significant
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 MAX_KNOB_POINTS = 800
 """Points of one small knob figure; more are drawn as an even sample, the lines use all."""
+_PLAIN_TICKS = {"exponentformat": "none", "separatethousands": True}
+"""0.0005 and 12,000, where plotly.js would write 500μ and 12k."""
 MAX_TICKS = 8
 MAX_TICK_LENGTH = 20
 
@@ -75,8 +77,9 @@ def front_figure(view: View) -> dict[str, Any]:
             "range": list(memory_range_gib(view)),
         },
         yaxis={
-            "title": {"text": f"throughput ({view.source}), tokens/s"},
+            "title": {"text": f"throughput ({view.source}), samples/s"},
             "range": list(throughput_range(view)),
+            **_PLAIN_TICKS,
         },
         legend={
             "orientation": "h",
@@ -118,7 +121,8 @@ def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigu
     shown = _thinned(range(len(values)), MAX_TICKS)
     ticks = {"tickvals": shown, "ticktext": [_as_text(values[i]) for i in shown]}
     figure.update_xaxes(range=[-0.6, len(values) - 0.4], zeroline=False, **ticks)
-    figure.update_yaxes(range=list(throughput_range(view)), title="tokens/s", row=1, col=1)
+    speeds = {"range": list(throughput_range(view)), **_PLAIN_TICKS}
+    figure.update_yaxes(title="samples/s", row=1, col=1, **speeds)
     figure.update_yaxes(range=list(memory_range_gib(view)), title="GiB", row=2, col=1)
     margin = {"l": 52, "r": 8, "t": 6, "b": 30}
     figure.update_layout(template="none", margin=margin, hovermode="closest")
@@ -162,7 +166,8 @@ def _add_fastest_line(figure: Figure, fastest: Mapping[int, float]) -> None:
         mode="lines+markers",
         line={"color": COLORS[Kind.FRONT], "width": 2},
         marker={"size": 5},
-        hovertemplate="fastest that fits: %{y:,.1f} tokens/s<extra></extra>",
+        text=[significant(speed) for speed in fastest.values()],
+        hovertemplate="fastest that fits: %{text} samples/s<extra></extra>",
         showlegend=False,
         row=1,
         col=1,
@@ -173,10 +178,10 @@ def _knob_summary(fastest: Mapping[int, float], values: Sequence[KnobValue]) -> 
     if not fastest:
         return "No trial fits at any value."
     top = max(fastest, key=lambda i: fastest[i])
-    text = f"Fastest that fits: {fastest[top]:,.0f} tokens/s at {value_text(values[top])}"
+    text = f"Fastest that fits: {significant(fastest[top])} samples/s at {value_text(values[top])}"
     if len(fastest) > 1:
         low = min(fastest, key=lambda i: fastest[i])
-        text += f"; {fastest[low]:,.0f} at {value_text(values[low])}"
+        text += f"; {significant(fastest[low])} at {value_text(values[low])}"
     never = [value_text(v) for i, v in enumerate(values) if i not in fastest]
     if never:
         shown = ", ".join(never) if len(never) <= 4 else f"{len(never)} other values"
@@ -188,12 +193,12 @@ def _best_by_value(view: View, name: str, slot: Mapping[KnobValue, int]) -> dict
     """The highest throughput among fitting trials at each value, by the value's position."""
     fastest: dict[int, float] = {}
     for record, kind in zip(view.records, view.kinds, strict=True):
-        speed = tokens_per_s(record)
+        speed = samples_per_s(record)
         fits = kind in (Kind.BEST, Kind.FRONT, Kind.FITS)
         if fits and speed is not None and name in record.configuration:
             index = slot[record.configuration[name]]
             fastest[index] = max(speed, fastest.get(index, 0.0))
-    return {index: round(fastest[index], 3) for index in sorted(fastest)}
+    return {index: _rounded(fastest[index]) for index in sorted(fastest)}
 
 
 def _add_points(figure: Figure, view: View, kind: Kind, indices: Sequence[int]) -> None:
@@ -247,11 +252,12 @@ def _of_kind(view: View, kind: Kind) -> Iterable[tuple[int, TrialRecord]]:
 
 
 def _point(record: TrialRecord) -> tuple[float, float]:
-    """Memory in GiB and throughput in tokens/s, no finer than a screen can show."""
-    return (
-        round((device_bytes(record) or 0) / GIB, 3),
-        float(f"{tokens_per_s(record) or 0.0:.6g}"),
-    )
+    """Memory in GiB and throughput in samples/s, no finer than a screen can show."""
+    return round((device_bytes(record) or 0) / GIB, 3), _rounded(samples_per_s(record) or 0.0)
+
+
+def _rounded(speed: float) -> float:
+    return float(f"{speed:.6g}")
 
 
 def _value_order(value: KnobValue) -> tuple[bool, float, str]:

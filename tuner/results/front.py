@@ -36,10 +36,14 @@ class Objective:
         return value if self.direction is Direction.MAXIMIZE else -value
 
 
-def tokens_per_s(record: TrialRecord) -> float | None:
-    """Non-padding tokens per second, measured where it was, else predicted."""
+def samples_per_s(record: TrialRecord) -> float | None:
+    """Training examples per second, measured where it was, else predicted.
+
+    This, and not tokens per second, decides how long an epoch takes: longer sequences raise
+    the tokens per second and make the epoch longer.
+    """
     evidence = record.outcome.evidence
-    return evidence.speed.tokens_per_s if evidence else None
+    return evidence.speed.samples_per_s if evidence else None
 
 
 def device_bytes(record: TrialRecord) -> int | None:
@@ -54,7 +58,7 @@ def margin_bytes(record: TrialRecord) -> int:
     return prediction.margin_bytes if prediction else 0
 
 
-THROUGHPUT = Objective("tokens_per_s", Direction.MAXIMIZE, "throughput (tokens/s)", tokens_per_s)
+THROUGHPUT = Objective("samples_per_s", Direction.MAXIMIZE, "throughput (samples/s)", samples_per_s)
 DEVICE_MEMORY = Objective(
     "device_bytes", Direction.MINIMIZE, "peak device memory (bytes)", device_bytes
 )
@@ -115,7 +119,7 @@ def hypervolume(
 ) -> float:
     """The area that the front of two objectives covers, up to the `reference` values.
 
-    Exact, in the product of the objectives' units (tokens/s x bytes by default). `reference`
+    Exact, in the product of the objectives' units (samples/s x bytes by default). `reference`
     is the worst value of each that still counts, for example (0, the GPU's memory).
     """
     turned = [

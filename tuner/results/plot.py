@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.records import TrialRecord
-from tuner.results.front import device_bytes, tokens_per_s
+from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.table import value_text
 from tuner.results.view import Kind, View
-from tuner.units import GIB, format_gib
+from tuner.units import GIB, format_gib, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +33,8 @@ LABELS: Mapping[Kind, str] = {
     Kind.FAILED: "failed",
 }
 _INK, _FAINT = "#1f2937", "#6b7280"
+HEADER_WIDTH = 115
+"""Characters of a line above the axes."""
 BEYOND = 1.35
 """The memory axis ends at this multiple of the GPU's memory; what lies beyond is counted."""
 
@@ -47,12 +50,12 @@ def memory_range_gib(view: View) -> tuple[float, float]:
 
 
 def throughput_range(view: View) -> tuple[float, float]:
-    """Where the throughput axis starts and ends, in tokens/s, for what the memory axis shows."""
+    """Where the throughput axis starts and ends, in samples/s, for what the memory axis shows."""
     _, end = memory_range_gib(view)
     speeds = [
         speed
         for r in view.records
-        if (speed := tokens_per_s(r)) is not None and (device_bytes(r) or 0) / GIB <= end
+        if (speed := samples_per_s(r)) is not None and (device_bytes(r) or 0) / GIB <= end
     ]
     low, high = min(speeds, default=0.0), max(speeds, default=1.0)
     pad = 0.08 * (high - low) or 0.1 * high or 1.0
@@ -163,55 +166,49 @@ def _draw_best(axes: Axes, view: View) -> None:
         zorder=6,
         label="recommended",
     )
-    settings = [f"{name} {value_text(view.best.configuration.get(name))}" for name in view.knobs]
-    lines = [f"{y:,.0f} tokens/s in {x:.2f} GiB ({view.best.source})"]
-    lines += [", ".join(settings[i : i + 2]) for i in range(0, len(settings), 2)]
-    low, high = memory_range_gib(view)
-    # The box goes where a front is empty: above and to the left of it.
-    axes.annotate(
-        _plain("\n".join(lines)),
-        (x, y),
-        xytext=(0.015, 0.975),
-        textcoords="axes fraction",
-        ha="left",
-        va="top",
-        fontsize=8.5,
-        color=_INK,
-        linespacing=1.45,
-        zorder=7,
-        bbox={"boxstyle": "round,pad=0.6", "fc": "#fffaf0", "ec": COLORS[Kind.BEST], "lw": 1},
-        arrowprops={
-            "arrowstyle": "-",
-            "color": COLORS[Kind.BEST],
-            "lw": 1.2,
-            "shrinkB": 9,
-            "relpos": (1.0, 0.5) if x > (low + high) / 2 else (0.5, 0.0),
-        },
-    )
+
+
+def _header(view: View) -> list[str]:
+    """The lines between title and axes, where they can hide no trial."""
+    lines = [subtitle(view)]
+    best = view.best
+    if best is not None:
+        speed, size = best.evidence.speed, best.evidence.memory.device_bytes
+        samples = f"{significant(speed.samples_per_s)} samples/s"
+        tokens = f"{significant(speed.tokens_per_s)} tokens/s"
+        settings = [f"{name} {value_text(best.configuration.get(name))}" for name in view.knobs]
+        text = f"\N{BLACK STAR} {samples} ({tokens}) in {format_gib(size)}: {', '.join(settings)}"
+        lines += textwrap.wrap(text, HEADER_WIDTH, max_lines=3, placeholder=" ...")
+    return lines
 
 
 def _dress(axes: Axes, view: View) -> None:
     axes.set_xlim(*memory_range_gib(view))
     axes.set_ylim(*throughput_range(view))
     axes.set_xlabel(f"peak device memory ({view.source}), GiB", color=_INK, fontsize=10.5)
-    axes.set_ylabel(f"throughput ({view.source}), tokens/s", color=_INK, fontsize=10.5)
+    axes.set_ylabel(f"throughput ({view.source}), samples/s", color=_INK, fontsize=10.5)
     title = f"{view.space.name} on {view.gpu.name}: {view.source}"
-    axes.set_title(_plain(title), loc="left", fontsize=13, fontweight="bold", color=_INK, pad=26)
+    header = _header(view)
+    pad = 13 + 13 * len(header)
+    axes.set_title(_plain(title), loc="left", fontsize=13, fontweight="bold", color=_INK, pad=pad)
     axes.text(
         0,
         1.02,
-        _plain(subtitle(view)),
+        _plain("\n".join(header)),
         transform=axes.transAxes,
         fontsize=9,
+        linespacing=1.4,
         color=_FAINT,
         va="bottom",
+        in_layout=False,  # a long line must not push the axes together
     )
     axes.grid(color="#e5e7eb", lw=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#9ca3af")
     axes.tick_params(colors=_FAINT, labelsize=9)
-    axes.yaxis.set_major_formatter("{x:,.0f}")
+    # As many digits as the distance of the ticks needs; no exponent or offset beside the axis.
+    axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(
         handles[::-1],
@@ -245,7 +242,7 @@ def _points(view: View, kind: Kind) -> list[tuple[float, float]]:
 
 
 def _point(record: TrialRecord) -> tuple[float, float]:
-    return (device_bytes(record) or 0) / GIB, tokens_per_s(record) or 0.0
+    return (device_bytes(record) or 0) / GIB, samples_per_s(record) or 0.0
 
 
 def _plain(text: str) -> str:

@@ -10,11 +10,10 @@ from typing import Any
 from tuner.records import MemoryCategory, TrialRecord
 from tuner.results.best import Recommendation
 from tuner.results.figures import front_figure, knob_figures
-from tuner.results.front import device_bytes, tokens_per_s
 from tuner.results.plot import LABELS, subtitle
 from tuner.results.table import value_text
 from tuner.results.view import View
-from tuner.units import GIB, format_duration, format_gib
+from tuner.units import GIB, format_duration, format_gib, significant
 
 MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",
@@ -92,9 +91,10 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
     """The facts at the top: what, the number, and one line about it."""
     memory, speed, limit = best.evidence.memory, best.evidence.speed, best.gpu.memory_bytes
     share = memory.device_bytes / limit
-    per_step = f"{format_duration(speed.step_s)} per optimizer step"
+    tokens = f"{significant(speed.tokens_per_s)} tokens/s"
+    per_step = f"{tokens}, {format_duration(speed.step_s)} per optimizer step"
     tiles = [
-        ("Throughput", f"{speed.tokens_per_s:,.0f} tokens/s", per_step),
+        ("Throughput", f"{significant(speed.samples_per_s)} samples/s", per_step),
         (
             "Peak device memory",
             format_gib(memory.device_bytes),
@@ -114,7 +114,7 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
     gain = best.gain
     if gain is not None:
         if gain.speedup is not None:
-            note = "in tokens/s" if gain.baseline_fits else "in tokens/s; the baseline does not fit"
+            note = "in samples/s" + ("" if gain.baseline_fits else "; the baseline does not fit")
             tiles.append(("Against the baseline", f"{gain.speedup:.2f} x", note))
         elif not gain.baseline_fits:
             tiles.append(("Against the baseline", "fits", "the baseline does not fit"))
@@ -153,10 +153,12 @@ def _words(name: str) -> str:
 
 def _trials(view: View) -> dict[str, Any]:
     """The table of all trials: its columns, and each trial's values and way of drawing."""
-    columns = [*view.knobs, "device GiB", "tokens/s", "step s", "outcome", "source", "trial"]
+    numbers = ("device GiB", "samples/s", "tokens/s", "step s")
+    columns = [*view.knobs, *numbers, "outcome", "source", "trial"]
     return {
         "columns": columns,
         "knobs": len(view.knobs),
+        "rates": [len(view.knobs) + i for i, name in enumerate(numbers) if name.endswith("/s")],
         "kinds": [str(kind) for kind in view.kinds],
         "labels": {str(kind): label for kind, label in LABELS.items()},
         "rows": [_trial_row(view, record) for record in view.records],
@@ -166,10 +168,11 @@ def _trials(view: View) -> dict[str, Any]:
 def _trial_row(view: View, record: TrialRecord) -> list[object]:
     evidence, outcome = record.outcome.evidence, record.outcome
     settings = [_cell(record.configuration.get(name)) for name in view.knobs]
-    numbers: list[object] = [None, None, None]
+    numbers: list[object] = [None, None, None, None]
     if evidence is not None:
         numbers = [
             round(evidence.memory.device_bytes / GIB, 2),
+            float(f"{evidence.speed.samples_per_s:.5g}"),
             float(f"{evidence.speed.tokens_per_s:.5g}"),
             float(f"{evidence.speed.step_s:.5g}"),
         ]
@@ -185,14 +188,17 @@ def _cell(value: Any) -> object:
 
 
 def _front_row(view: View, record: TrialRecord) -> dict[str, Any]:
-    speed, size = tokens_per_s(record) or 0.0, device_bytes(record) or 0
+    evidence = record.outcome.evidence
+    assert evidence is not None  # without numbers a trial is on no front
+    size = evidence.memory.device_bytes
     best = view.best
     return {
         "best": best is not None and best.configuration == record.configuration,
         "settings": [value_text(record.configuration.get(name)) for name in view.knobs],
         "memory": f"{size / GIB:.2f}",
         "free": f"{(view.gpu.memory_bytes - size) / GIB:.2f}",
-        "speed": f"{speed:,.1f}",
+        "samples": significant(evidence.speed.samples_per_s),
+        "tokens": significant(evidence.speed.tokens_per_s),
     }
 
 

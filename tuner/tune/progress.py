@@ -26,10 +26,10 @@ class Progress:
     eta_s: float | None
 
 
-def tokens_per_s(record: TrialRecord) -> float:
+def samples_per_s(record: TrialRecord) -> float:
     """Throughput of the record by its best evidence; 0 where there is none."""
     evidence = record.outcome.evidence
-    return evidence.speed.tokens_per_s if evidence is not None else 0.0
+    return evidence.speed.samples_per_s if evidence is not None else 0.0
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class ProgressTracker:
         status = record.outcome.status
         self._oom += status is Status.OOM
         self._failed += status not in (Status.OK, Status.OOM)
-        if record.fits and (self.best is None or tokens_per_s(record) > tokens_per_s(self.best)):
+        if record.fits and (self.best is None or samples_per_s(record) > samples_per_s(self.best)):
             self.best = record
 
     def _eta_s(self, now_s: float) -> float | None:

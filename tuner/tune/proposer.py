@@ -22,7 +22,7 @@ from optuna.trial import TrialState
 from tuner.records import Configuration, Prediction, Status, TrialRecord
 from tuner.tune.candidates import Candidates
 
-METRICS = ["tokens_per_s", "device_bytes"]
+METRICS = ["samples_per_s", "device_bytes"]
 DIRECTIONS = ["maximize", "minimize"]
 MEMORY_CONSTRAINT = "device_bytes_over_limit"
 OUTCOME_CONSTRAINT = "did_not_train"
@@ -63,11 +63,11 @@ def score(record: TrialRecord) -> Score | None:
         # of a fit.
         over_bytes = max(over_bytes, float(outcome.requested_bytes or 0), VIOLATED)
         device_bytes = max(device_bytes, limit_bytes + over_bytes)
-    tokens_per_s = evidence.speed.tokens_per_s if evidence is not None else 0.0
+    samples_per_s = evidence.speed.samples_per_s if evidence is not None else 0.0
     constraints = {MEMORY_CONSTRAINT: over_bytes}
     if outcome.status not in (Status.OK, Status.OOM):
         constraints[OUTCOME_CONSTRAINT] = VIOLATED
-    return Score((tokens_per_s, device_bytes), constraints)
+    return Score((samples_per_s, device_bytes), constraints)
 
 
 class Proposer:
@@ -193,6 +193,6 @@ def _sampler(name: str, *, seed: int, trials: int) -> BaseSampler:
     if name == "tpe":
         return TPESampler(seed=seed, constant_liar=True)
     if name == "nsga2":
-        # Optuna's default of 50 would leave a budget of 48 without a second generation.
+        # Optuna's default of 50 would leave a budget of 40 without a second generation.
         return NSGAIISampler(seed=seed, population_size=max(6, trials // 4))
     return RandomSampler(seed=seed)

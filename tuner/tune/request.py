@@ -15,7 +15,7 @@ from tuner.records import Configuration, Status, TrialRecord
 from tuner.runner.base import RunnerFactory, outcome_versions
 
 SEARCHERS = ("tpe", "nsga2", "random", "grid")
-DEFAULT_TRIALS = 48
+DEFAULT_TRIALS = 40
 
 
 class Space(Protocol):

@@ -1,20 +1,23 @@
 "use strict";
 (() => {
   const page = JSON.parse(document.getElementById("page").textContent);
-  const { columns, knobs, kinds, labels, rows } = page.trials;
+  const { columns, knobs, rates, kinds, labels, rows } = page.trials;
   // plotly.js reads tags and, between dollar signs, formulas in its texts.
   const asText = (value) => String(value).replace(/[&<>$]/g, (c) => `&#${c.charCodeAt(0)};`);
   const number = (value, digits) =>
     value.toLocaleString("en", { maximumFractionDigits: digits });
+  const rate = (value) => value.toLocaleString("en",
+    { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
 
   // Plots ---------------------------------------------------------------------------------
   function hover(index) {
     const row = rows[index];
-    const [gib, speed, step, outcome, source, trial] = row.slice(knobs);
+    const [gib, samples, tokens, step, outcome, source, trial] = row.slice(knobs);
     const lines = columns.slice(0, knobs).map((name, i) => `${asText(name)} <b>${asText(row[i])}</b>`);
     return [
       `<b>${labels[kinds[index]]}</b> (${asText(source)})`,
-      `${number(speed, 1)} tokens/s, ${number(gib, 2)} GiB, ${number(step, 1)} s per step`,
+      `${rate(samples)} samples/s, ${rate(tokens)} tokens/s`,
+      `${number(gib, 2)} GiB, ${number(step, 1)} s per step`,
       ...lines,
       `${asText(outcome)}, trial ${asText(trial)}`,
     ].join("<br>");
@@ -88,7 +91,7 @@
   // Table ---------------------------------------------------------------------------------
   const perPage = 50;
   const texts = rows.map((row, i) => `${row.join(" ")} ${labels[kinds[i]]}`.toLowerCase());
-  const speedColumn = columns.indexOf("tokens/s");
+  const speedColumn = columns.indexOf("samples/s");
   const ranks = Object.keys(labels); // from the recommended trial down to failed ones
   // Until a header is pressed, the best kinds come first and the fastest first among them.
   const state = { column: null, rising: false, page: 0 };
@@ -112,7 +115,7 @@
     const button = element("button", name, cell);
     button.type = "button";
     button.addEventListener("click", () => {
-      state.rising = state.column === index ? !state.rising : index !== speedColumn;
+      state.rising = state.column === index ? !state.rising : !rates.includes(index);
       state.column = index;
       state.page = 0;
       show();
@@ -144,8 +147,8 @@
     for (const index of found.slice(state.page * perPage, (state.page + 1) * perPage)) {
       const line = element("tr", undefined, body);
       line.className = kinds[index];
-      rows[index].forEach((value) => {
-        const text = value === null ? "" : String(value);
+      rows[index].forEach((value, column) => {
+        const text = value === null ? "" : rates.includes(column) ? rate(value) : String(value);
         element("td", text, line).title = text.length > 40 ? text : "";
       });
     }
