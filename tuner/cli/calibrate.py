@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli.options import DurationType, json_option
+from tuner.cli.options import DurationType, examples, json_option
 
 if TYPE_CHECKING:
     from tuner.estimate.profile import DeviceProfile
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET_S = 90.0
 
 
-@click.command("calibrate")
+@click.command(
+    "calibrate",
+    short_help="Measure this machine's GPU for its predictions.",
+    epilog=examples("tuner calibrate", "tuner calibrate --device cpu --output cpu.yaml"),
+)
 @click.option(
     "--device",
     default="cuda:0",
@@ -47,11 +51,7 @@ def command(
     Matrix products of many shapes, memory traffic, attention, 4-bit and 8-bit dequantisation,
     the cost of a launch and the size of the CUDA context. Predictions for this GPU type then use
     what was measured in place of the data sheet. Nothing else should run on the GPU meanwhile.
-
-    \b
-    tuner calibrate
-    tuner calibrate --device cpu --output cpu.yaml
-    """  # noqa: D301
+    """
     from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_json
     from tuner.estimate.profile import profile_path
