@@ -26,14 +26,14 @@ STEP, TOKENS = "step_s", "tokens_per_s"
 QUANTITIES = (DEVICE, RESERVED, ALLOCATED, STEP)
 """What is calibrated. Rates follow from `step_s`: the work of a step is known."""
 
-_MEMORY_SOURCE = (
-    "published runs of benchmarks/accuracy, by GPU and program, greatest marginal likelihood "
-    "(benchmarks/accuracy/coverage.py prints it)"
+_SOURCE = (
+    "benchmarks/accuracy/coverage.py: of the {} rows of grade A in {} groups of one GPU and "
+    "program, the prior under which they are the most probable"
 )
-_DEVICE_PRIOR = Prior(0.02, 0.03, 0.8, _MEMORY_SOURCE)
-_ALLOCATED_PRIOR = Prior(0.002, 0.002, 1.0, _MEMORY_SOURCE)
-_STEP_PRIOR = Prior(0.15, 0.08, 0.5, _MEMORY_SOURCE)
-_STEP_PRIOR_WITH_PROFILE = Prior(0.08, 0.08, 0.5, _MEMORY_SOURCE)
+_DEVICE_PRIOR = Prior(0.01, 0.05, 1.0, 0.02, _SOURCE.format(99, 4))
+_ALLOCATED_PRIOR = Prior(0.002, 0.003, 1.0, 0.003, _SOURCE.format(99, 4))
+_STEP_PRIOR = Prior(0.15, 0.1, 1.0, 0.03, _SOURCE.format(96, 7))
+_STEP_PRIOR_WITH_PROFILE = Prior(0.08, 0.1, 1.0, 0.03, _SOURCE)
 
 
 def prior_of(quantity: str, *, has_profile: bool) -> Prior:

@@ -37,8 +37,8 @@ COVERAGE = 0.90
 
 _DEGREES = 4
 _BIAS_POINTS, _SPREAD_POINTS, _TABLE_POINTS = 81, 15, 241
-_SPREAD_REACH = 3.5
-"""Standard deviations of log(spread) that the grid reaches on each side."""
+_SPREAD_STEPS = np.linspace(-3.5, 3.5, _SPREAD_POINTS)
+"""Where the grid has points of log(spread), in standard deviations."""
 _NEGLIGIBLE = 1e-5
 """Weight, relative to the largest, below which a grid point does not count."""
 
@@ -76,11 +76,16 @@ class Prior:
     All in logarithms of measured over predicted: `bias` has the scale `bias_scale` around 0;
     `spread` is the median of the scale within a GPU and workload, and `spread_sd` the standard
     deviation of its logarithm. `source` says from what rows they come.
+
+    `least_spread` is the scale that remains however well trials agree: what identical runs
+    differ by, and what configurations of another kind than those measured would add. Without
+    it, a few trials of one kind that agree to four digits would promise that for all kinds.
     """
 
     bias_scale: float
     spread: float
     spread_sd: float
+    least_spread: float
     source: str
 
 
@@ -113,19 +118,15 @@ class Calibration:
     @classmethod
     def fit(cls, observations: Iterable[Observation], prior: Prior) -> Calibration:
         """What is known after the observations, all of one quantity; without any, the prior."""
-        # Sorted, so that sums do not depend on the order of arrival, not even in the last bit.
-        data = sorted(_log_ratios(o) for o in observations)
-        bias_axis = _bias_axis(data, prior)
-        reach = prior.spread_sd * np.linspace(-_SPREAD_REACH, _SPREAD_REACH, _SPREAD_POINTS)
-        spread_axis = prior.spread * np.exp(reach)
-        weight = _posterior(bias_axis, spread_axis, data, prior)
+        data, bias_axis, spread_axis = _grid(observations, prior)
+        weight = _relative(_log_posterior(bias_axis, spread_axis, data, prior))
         if data:  # again, with the points where the first pass found the spread to be
             log_spread, share = np.log(spread_axis), weight.sum(axis=0) / weight.sum()
             mean = float(share @ log_spread)
             deviation = math.sqrt(float(share @ (log_spread - mean) ** 2))
-            reach = reach / prior.spread_sd * max(deviation, 0.1 * prior.spread_sd)
-            spread_axis = np.exp(mean + reach)
-            weight = _posterior(bias_axis, spread_axis, data, prior)
+            steps = max(deviation, 0.1 * prior.spread_sd) * _SPREAD_STEPS
+            spread_axis = np.maximum(np.exp(mean + steps), prior.least_spread)
+            weight = _relative(_log_posterior(bias_axis, spread_axis, data, prior))
         bias, spread = np.meshgrid(bias_axis, spread_axis, indexing="ij")
         return cls(bias.ravel(), spread.ravel(), weight.ravel(), len(data))
 
@@ -187,7 +188,7 @@ def _log_ratios(observation: Observation) -> tuple[float, float]:
 def _bias_axis(data: Sequence[tuple[float, float]], prior: Prior) -> Floats:
     """Places for the bias: dense around 0 and the data's centre, sparse where neither is."""
     ends = [end for pair in data for end in pair if math.isfinite(end)]
-    values = [low for low, high in data if low == high]
+    values = [(low + high) / 2 for low, high in data if math.isfinite(high - low)]
     reach = max([abs(end) for end in ends], default=0.0) + 20 * prior.bias_scale
     # The narrowest posterior to be resolved: the scale of the mean of all values.
     finest = prior.spread * math.exp(-2 * prior.spread_sd) / math.sqrt(len(data) + 1)
@@ -197,18 +198,47 @@ def _bias_axis(data: Sequence[tuple[float, float]], prior: Prior) -> Floats:
     return np.unique(np.concatenate([centre + offsets for centre in around]))
 
 
-def _posterior(
+def _grid(
+    observations: Iterable[Observation], prior: Prior
+) -> tuple[list[tuple[float, float]], Floats, Floats]:
+    """The log ratios, and places for the bias and the spread."""
+    # Sorted, so that sums do not depend on the order of arrival, not even in the last bit.
+    data = sorted(_log_ratios(o) for o in observations)
+    spread_axis = prior.spread * np.exp(prior.spread_sd * _SPREAD_STEPS)
+    return data, _bias_axis(data, prior), np.maximum(spread_axis, prior.least_spread)
+
+
+def _log_posterior(
     bias_axis: Floats, spread_axis: Floats, data: Sequence[tuple[float, float]], prior: Prior
 ) -> Floats:
-    """Weight of each point, shape (biases, spreads), the largest being 1."""
+    """Log weight of each point, shape (biases, spreads): the share of its cell in the bias."""
     bias, spread = bias_axis[:, None], spread_axis[None, :]
     log_weight = _log_density(bias / prior.bias_scale) + np.log(np.gradient(bias_axis))[:, None]
     # Points of the spread are equally far apart in its logarithm: no width to weigh by.
     log_weight = log_weight - 0.5 * (np.log(spread / prior.spread) / prior.spread_sd) ** 2
     for low, high in data:
         log_weight += _log_likelihood(low, high, bias, spread)
+    return log_weight
+
+
+def _relative(log_weight: Floats) -> Floats:
     weight: Floats = np.exp(log_weight - log_weight.max())
     return weight
+
+
+def log_evidence(observations: Iterable[Observation], prior: Prior) -> float:
+    """Log probability (density) of the observations under the prior, up to a constant.
+
+    For choosing a prior: the one under which rows of several GPUs are the most probable.
+    """
+    data, bias_axis, spread_axis = _grid(observations, prior)
+    with_data = _log_posterior(bias_axis, spread_axis, data, prior)
+    without = _log_posterior(bias_axis, spread_axis, (), prior)
+    return _log_sum(with_data) - _log_sum(without)
+
+
+def _log_sum(log_weight: Floats) -> float:
+    return float(log_weight.max() + np.log(_relative(log_weight).sum()))
 
 
 def _log_likelihood(low: float, high: float, bias: Floats, spread: Floats) -> Floats:
