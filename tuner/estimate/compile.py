@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tuner.estimate.alignment import align
-from tuner.estimate.compiled import CATEGORIES, SEGMENTS, CompiledPasses, Segment
+from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasses, Segment
 from tuner.estimate.memory import category_of
 from tuner.estimate.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
 from tuner.estimate.recorder import Block, Timeline, Work
@@ -32,6 +32,11 @@ from tuner.workloads.base import Workload
 
 CHECK_TOLERANCE = 1e-6
 """Largest relative difference between compiled peaks and those of the held-back trace."""
+
+
+_LOAD = Segment(Phase.LOAD, 0)
+_ALL_SEGMENTS = (*SEGMENTS, _LOAD)
+"""`SEGMENTS` with that of number `LOADING`."""
 
 
 class CompileError(Exception):
@@ -235,13 +240,13 @@ class _Moments:
         self._size = size
         positions: list[int] = []
         self.segments: list[int] = []
-        for number, segment in enumerate(SEGMENTS):
+        for number, segment in enumerate(_ALL_SEGMENTS):
             start, end = base.spans[segment]
             inside = [start - 1, *(e for e in range(start, end) if base.signs[e] > 0)]
             positions += inside
             self.segments += [number] * len(inside)
-        boundaries = [base.spans[SEGMENTS[0]][0] - 1]
-        boundaries += [base.spans[Segment(Phase.BACKWARD, i)][1] - 1 for i in (0, 1)]
+        last = (_LOAD, Segment(Phase.BACKWARD, 0), Segment(Phase.BACKWARD, 1))
+        boundaries = [base.spans[segment][1] - 1 for segment in last]
         self._rows = base.live_counts(size, positions + boundaries)
         late, early = self._added_by_layers(positions, boundaries)
         # Moments inside of repeated layers count twice: in the first of them and in the last.
@@ -284,7 +289,7 @@ def _aligned(base: _Layout, deeper: _Layout) -> tuple[dict[int, int], dict[int, 
     """
     late: dict[int, int] = {}
     early: dict[int, int] = {}
-    for segment in SEGMENTS:
+    for segment in _ALL_SEGMENTS:
         start, end = base.spans[segment]
         deep_start, deep_end = deeper.spans[segment]
         alignment = align(base.tokens[start:end], deeper.tokens[deep_start:deep_end])
@@ -359,6 +364,12 @@ def _assemble(
     plan: _Plan, sizes: _SizeTable, moments: _Moments, works: _WorkTable, second: PassTrace
 ) -> CompiledPasses:
     counts, ends = moments.at_depth(plan.missing)
+    workspace = sizes.workspace_index()
+    if workspace >= 0:
+        # Only in the first micro-step of all are there moments before cuBLAS has its workspaces.
+        context = CATEGORIES.index(MemoryCategory.CONTEXT_AND_WORKSPACE)
+        running = np.array(moments.segments) != LOADING
+        counts[running, context, workspace] = ends[-1, context, workspace]
     terms = Terms.of(sizes.polynomials)
     kept = _possible_peaks(counts, np.array(moments.segments), terms)
     first = [pair[0] for pair in works.pairs]
@@ -379,7 +390,7 @@ def _assemble(
         counts=counts[kept],
         segments=np.array(moments.segments, dtype=np.int8)[kept],
         ends=ends,
-        workspace=sizes.workspace_index(),
+        workspace=workspace,
         kinds=tuple(work.kind for work in first),
         dtypes=tuple(work.dtype for work in first),
         flops=Terms.of([works.fit(one.flops, two.flops) for one, two in works.pairs]),
@@ -444,7 +455,7 @@ def _possible_peaks(counts: Any, segments: Any, terms: Terms) -> Any:
     grid = np.array(list(product((1, 4, 64), (64, 1024, 16384), (4, 64, 1024))), dtype=float)
     live = counts.sum(axis=1).astype(np.float64) @ terms.at(grid)
     kept = set()
-    for number in range(len(SEGMENTS)):
+    for number in range(len(_ALL_SEGMENTS)):
         rows = np.nonzero(segments == number)[0]
         near = (live[rows] >= 0.9 * live[rows].max(axis=0)).any(axis=1)
         flat = counts[rows[near]].reshape(int(near.sum()), -1)
@@ -465,9 +476,9 @@ def _check(moments: _Moments, sizes: _SizeTable, plan: _Plan, tracer: _Tracer) -
     signed = [sign * timeline.blocks[index].size_bytes for index, sign in timeline.events]
     live = np.cumsum(signed)
     layout = _Layout(traced, [0] * len(timeline.blocks))
-    for number, segment in enumerate(SEGMENTS):
+    for number, segment in enumerate(_ALL_SEGMENTS):
         start, end = layout.spans[segment]
-        measured = live[start - 1 : end].max()
+        measured = live[max(start - 1, 0) : end].max()
         ours = predicted[np.array(moments.segments) == number].max()
         if abs(ours - measured) > CHECK_TOLERANCE * measured:
             raise CompileError(

@@ -38,6 +38,9 @@ SEGMENTS = tuple(
     Segment(phase, micro_step) for micro_step in (0, 1) for phase in (Phase.FORWARD, Phase.BACKWARD)
 )
 
+LOADING = len(SEGMENTS)
+"""Number of the segment before the first forward pass: loading and preparing the model."""
+
 ENDS = ("loaded", "end_of_first", "end_of_second")
 """Moments between phases whose memory is kept: before the first forward, and after each
 backward pass."""
@@ -51,8 +54,8 @@ class CompiledPasses:
     W distinct operators, S segments.
 
     `counts` (K, C, U): live blocks of each size at each moment, by category; `segments` (K,)
-    says in which of `SEGMENTS` the moment lies. `ends` (3, C, U): the same at `ENDS`.
-    `workspace` is the index of the size that is a cuBLAS workspace, or -1.
+    says in which of `SEGMENTS` the moment lies, or that it lies in `LOADING`. `ends` (3, C, U):
+    the same at `ENDS`. `workspace` is the index of the size that is a cuBLAS workspace, or -1.
 
     `tensor_bytes` and `tensor_of` (T,): bytes that operators touch, tensor by tensor, and the
     operator each belongs to. `shapes`: (batch, m, n, k) of products, four rows an operator.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tuner.estimate import cache
-from tuner.estimate.compiled import CATEGORIES, SEGMENTS, CompiledPasses
+from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasses
 from tuner.estimate.kernel_times import on_measured_device
 from tuner.estimate.optimizer_step import CompiledOptimizer, compile_optimizer, work_arrays
 from tuner.estimate.overhead import (
@@ -214,7 +214,7 @@ class Predictor:
         passes = self._passes[structure]
         if isinstance(passes, str):
             return [
-                _fallback(self._resolved(), configuration, gpu, margin_fraction, profile)
+                _fallback(passes, self._resolved(), configuration, gpu, margin_fraction, profile)
                 for configuration in configurations
             ]
         gpu, kernel_times, rates = on_measured_device(gpu, profile)
@@ -302,30 +302,29 @@ class _Evaluation:
             peaks.by_phase[phase][place] + optimizer.state_bytes
             for phase in (Phase.FORWARD, Phase.BACKWARD)
         )
-        updating = peaks.end[place] + optimizer.peak_bytes
-        in_optimizer = updating > max(forward, backward)
-        sizes = (peaks.end_breakdown if in_optimizer else peaks.breakdown)[place]
-        breakdown = dict(zip(CATEGORIES, sizes, strict=True))
-        breakdown[MemoryCategory.OPTIMIZER_STATE] += optimizer.state_bytes
-        if in_optimizer:
+        phases = {
+            Phase.LOAD: peaks.by_phase[Phase.LOAD][place],
+            Phase.FORWARD: forward,
+            Phase.BACKWARD: backward,
+            Phase.OPTIMIZER: peaks.end[place] + optimizer.peak_bytes,
+        }
+        peak_phase = max(phases, key=phases.__getitem__)
+        breakdown = dict(zip(CATEGORIES, peaks.breakdown[peak_phase][place], strict=True))
+        if peak_phase is not Phase.LOAD:
+            breakdown[MemoryCategory.OPTIMIZER_STATE] += optimizer.state_bytes
+        if peak_phase is Phase.OPTIMIZER:
             breakdown[MemoryCategory.TEMPORARY] += optimizer.peak_bytes - optimizer.state_bytes
         allocated = sum(breakdown.values())
         overhead = self._overheads[place]
         breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = overhead
         breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += self._gpu.context_bytes
-        phases = {
-            Phase.LOAD: self._loaded[place],
-            Phase.FORWARD: forward,
-            Phase.BACKWARD: backward,
-            Phase.OPTIMIZER: updating,
-        }
         return Memory(
             peak_allocated_bytes=allocated,
             peak_reserved_bytes=allocated + overhead,
             device_bytes=allocated + overhead + self._gpu.context_bytes,
             loaded_bytes=self._loaded[place],
             phase_peak_bytes={str(phase): peak for phase, peak in phases.items()},
-            peak_phase=str(max(phases, key=phases.__getitem__)),
+            peak_phase=str(peak_phase),
             breakdown={str(category): size for category, size in breakdown.items()},
             paged_bytes=optimizer.paged_bytes,
         )
@@ -339,30 +338,34 @@ class _Evaluation:
     def _find_peaks(self, accumulates: bool) -> _Peaks:
         passes = self._passes
         numbers = [n for n, s in enumerate(SEGMENTS) if accumulates or s.micro_step == 0]
-        by_phase = {}
-        for phase in (Phase.FORWARD, Phase.BACKWARD):
-            chosen = [n for n in numbers if SEGMENTS[n].phase is phase]
-            rows = np.isin(passes.segments, chosen)
+        chosen = {
+            phase: [n for n in numbers if SEGMENTS[n].phase is phase]
+            for phase in (Phase.FORWARD, Phase.BACKWARD)
+        }
+        by_phase, breakdown = {}, {}
+        for phase, segments in {Phase.LOAD: [LOADING], **chosen}.items():
+            rows = np.nonzero(np.isin(passes.segments, segments))[0]
+            winners = rows[self._live[rows].argmax(axis=0)]
             by_phase[phase] = self._live[rows].max(axis=0).round().astype(int).tolist()
-        usable = np.nonzero(np.isin(passes.segments, numbers))[0]
-        winners = usable[self._live[usable].argmax(axis=0)]
+            sizes = np.einsum("pcu,up->pc", passes.counts[winners], self._block_bytes)
+            breakdown[phase] = _whole(sizes)
         end = 2 if accumulates else 1
-        return _Peaks(
-            by_phase=by_phase,
-            breakdown=_whole(np.einsum("pcu,up->pc", passes.counts[winners], self._block_bytes)),
-            end=self._ends[end].round().astype(int).tolist(),
-            end_breakdown=_whole(np.einsum("cu,up->pc", passes.ends[end], self._block_bytes)),
-        )
+        sizes = np.einsum("cu,up->pc", passes.ends[end], self._block_bytes)
+        breakdown[Phase.OPTIMIZER] = _whole(sizes)
+        return _Peaks(by_phase, breakdown, end=self._ends[end].round().astype(int).tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class _Peaks:
-    """Allocated bytes at each point: by phase, and split by category at the peak."""
+    """Allocated bytes at each point, without what the optimizer has.
+
+    `by_phase` is the most in each phase but the optimizer's, `end` what is left when that
+    begins; `breakdown` splits each by category.
+    """
 
     by_phase: Mapping[Phase, list[int]]
-    breakdown: list[list[int]]
+    breakdown: Mapping[Phase, list[list[int]]]
     end: list[int]
-    end_breakdown: list[list[int]]
 
 
 def _whole(values: Any) -> list[list[int]]:
@@ -400,6 +403,7 @@ def _point(configuration: Configuration) -> Point:
 
 
 def _fallback(
+    reason: str,
     subject: Subject,
     configuration: Configuration,
     gpu: Gpu,
@@ -409,7 +413,7 @@ def _fallback(
     prediction = predict(
         subject, configuration, gpu, margin_fraction=margin_fraction, profile=profile
     )
-    return replace(prediction, method=f"{prediction.method} ({FALLBACK})")
+    return replace(prediction, method=f"{prediction.method} ({FALLBACK}: {reason})")
 
 
 def _compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:

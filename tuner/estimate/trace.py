@@ -130,12 +130,20 @@ def trace_passes(
     *,
     compute_capability: tuple[int, int],
 ) -> PassTrace:
-    """Trace two forward and backward passes of `configuration`."""
+    """Trace two forward and backward passes of `configuration`, of an optimizer step of number 1.
+
+    Where a training loop keeps a pass's outputs into the next, a pass of step 0 comes before.
+    """
     recorder, path, environment = _setup(model_config, compute_capability)
     environment.optimizer_step = 1
     with _packages_on_meta(recorder, path), recorder, path:
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
+        if configuration.get("training_loop") == "loop":
+            environment.optimizer_step = 0
+            session.micro_step(0)
+            session.optimizer.zero_grad(set_to_none=True)
+            environment.optimizer_step = 1
         for micro_step in range(2):
             session.micro_step(micro_step)
         recorder.enter(Phase.OPTIMIZER, 1, 2)
