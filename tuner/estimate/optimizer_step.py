@@ -24,23 +24,27 @@ class CompiledOptimizer:
 
     `state_bytes` stays allocated from the first step on; `peak_bytes` is the most that is
     allocated at once while it updates, state included; `paged_bytes` is managed memory.
-    `bytes_moved` and `flops` are the work of one later step.
+    `kernels` is the work of one later step: groups of like kernels, each with the number of
+    them and the bytes and FLOPs of all.
     """
 
     state_bytes: int
     peak_bytes: int
     paged_bytes: int
-    bytes_moved: int
-    flops: int
+    kernels: tuple[tuple[int, int, int], ...]
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CompiledOptimizer:
         """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError when malformed."""
-        return cls(**{name: int(data[name]) for name in cls.__dataclass_fields__})
+        state, peak, paged = (
+            int(data[name]) for name in ("state_bytes", "peak_bytes", "paged_bytes")
+        )
+        kernels = tuple((int(n), int(moved), int(flops)) for n, moved, flops in data["kernels"])
+        return cls(state, peak, paged, kernels)
 
 
 def compile_optimizer(
@@ -53,19 +57,36 @@ def compile_optimizer(
     in the counts. (Multi-tensor optimizers add up their buffers, the others reuse them.)
     """
     base = dict.fromkeys(trainable, 2)
-    at_base = _quantities(name, base, max_grad_norm)
-    total = at_base.copy()
+    memory, work = _quantities(name, base, max_grad_norm)
+    total = memory.copy()
+    left = {operator: amount.copy() for operator, amount in work.items()}
+    groups = []
     for kind, count in trainable.items():
-        more = _quantities(name, {**base, kind: 3}, max_grad_norm)
-        total += (count - 2) * (more - at_base)
-    state, peak, paged, moved, flops = (int(value) for value in total)
-    return CompiledOptimizer(state, peak, paged, moved, flops)
+        more_memory, more_work = _quantities(name, {**base, kind: 3}, max_grad_norm)
+        total += (count - 2) * (more_memory - memory)
+        for operator, amount in more_work.items():
+            added = amount - work[operator]
+            if added[0] > 0:  # one kernel, or a few, for each parameter
+                groups.append(count * added)
+                left[operator] -= 2 * added
+            else:  # one kernel for all parameters
+                left[operator] += (count - 2) * added
+    kernels = tuple(
+        (int(number), int(moved), int(flops))
+        for number, moved, flops in (*groups, *left.values())
+        if number > 0
+    )
+    state, peak, paged = (int(value) for value in total)
+    return CompiledOptimizer(state, peak, paged, kernels)
 
 
 def _quantities(
     name: str, trainable: Mapping[tuple[int, torch.dtype], int], max_grad_norm: float
-) -> NDArray[np.int64]:
-    """The fields of `CompiledOptimizer` for these parameters, from a trace."""
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """State, peak and paged bytes for these parameters, and kernels, bytes and FLOPs by operator.
+
+    From a trace.
+    """
     from tuner.estimate.trace import trace_optimizer
     from tuner.estimate.work_arrays import optimizer_executions_of
 
@@ -84,20 +105,22 @@ def _quantities(
     )
     paged = sum(block.size_bytes for block in timeline.blocks if block.paged)
     counts = optimizer_executions_of(timeline, step=1).tolist()
-    works = list(zip(timeline.works, counts, strict=True))
-    moved = sum(work.bytes_moved * count for work, count in works)
-    flops = sum(work.flops * count for work, count in works)
-    return np.array([state, max(live, default=0), paged, moved, flops], dtype=np.int64)
+    work: dict[str, NDArray[np.int64]] = {}
+    for item, count in zip(timeline.works, counts, strict=True):
+        amount = np.array([count, count * item.bytes_moved, count * item.flops], dtype=np.int64)
+        work[item.name] = work.get(item.name, np.zeros(3, dtype=np.int64)) + amount
+    return np.array([state, max(live, default=0), paged], dtype=np.int64), work
 
 
 def work_arrays(optimizer: CompiledOptimizer) -> tuple[WorkArrays, NDArray[np.int64]]:
-    """The kernels of a step, taken together, as `WorkArrays` at one point; they run once."""
+    """The kernels of a step as `WorkArrays` at one point, a row a group, and their numbers."""
+    numbers, moved, flops = np.array(optimizer.kernels, dtype=float).reshape(-1, 3).T
     arrays = WorkArrays(
-        kinds=np.array(["optimizer"]),
-        dtypes=np.array(["float32"]),
-        flops=np.array([[float(optimizer.flops)]]),
-        bytes_moved=np.array([[float(optimizer.bytes_moved)]]),
-        shapes=np.ones((1, 4, 1)),
-        has_shape=np.zeros(1, dtype=bool),
+        kinds=np.full(len(numbers), "optimizer"),
+        dtypes=np.full(len(numbers), "float32"),
+        flops=(flops / numbers)[:, None],
+        bytes_moved=(moved / numbers)[:, None],
+        shapes=np.ones((len(numbers), 4, 1)),
+        has_shape=np.zeros(len(numbers), dtype=bool),
     )
-    return arrays, np.ones(1, dtype=np.int64)
+    return arrays, numbers.astype(np.int64)
