@@ -125,7 +125,7 @@ def _time_text(cost: RunCost | None) -> str:
     text = f"{format_duration(cost.epoch_s)} an epoch of {count(cost.examples)} examples"
     if cost.run_s is not None:
         text += f", {format_duration(cost.run_s)} for {cost.epochs:g} epochs"
-    return f"{text} (training only)"
+    return f"{text} (training only, every example at full length)"
 
 
 def _cost_text(cost: RunCost | None) -> str:
