@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -60,6 +60,8 @@ def fits_text(evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool) -> st
 def _memory_text(evidence: Prediction | Measurement) -> str:
     memory = evidence.memory
     text = (
+        f"device memory {format_gib(memory.device_bytes)}"
+        f"{_interval_text(evidence, 'device_bytes', _gib_number)}, "
         f"peak of {format_gib(memory.peak_allocated_bytes)} allocated and "
         f"{format_gib(memory.peak_reserved_bytes)} reserved, in the {memory.peak_phase} phase"
     )
@@ -73,9 +75,24 @@ def _speed_text(evidence: Prediction | Measurement) -> str:
     mfu = f", MFU {speed.mfu:.0%}" if speed.mfu is not None else ""
     return (
         f"{significant(speed.samples_per_s)} samples/s, {significant(speed.tokens_per_s)} "
-        f"tokens/s, {significant(speed.it_per_s)} micro-steps/s, "
+        f"tokens/s{_interval_text(evidence, 'tokens_per_s', significant)}, "
+        f"{significant(speed.it_per_s)} micro-steps/s, "
         f"{format_duration(speed.step_s)} an optimizer step{mfu}"
     )
+
+
+def _interval_text(
+    evidence: Prediction | Measurement, name: str, text: Callable[[float], str]
+) -> str:
+    """The 90 % interval of a predicted quantity, after the quantity itself."""
+    if not isinstance(evidence, Prediction) or name not in evidence.intervals:
+        return ""
+    low, high = evidence.intervals[name]
+    return f" (90 %: {text(low)} to {text(high)})"
+
+
+def _gib_number(size_bytes: float) -> str:
+    return format_gib(size_bytes).removesuffix(" GiB")
 
 
 def _limit_text(breakdown_s: Mapping[str, float]) -> str:

@@ -16,24 +16,59 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tuner.estimate.correction import (
+    ALLOCATED,
+    DEVICE,
+    QUANTITIES,
+    RESERVED,
+    STEP,
+    TOKENS,
+    multiplied,
+    sizes_of,
+    uncorrected,
+)
 from tuner.estimate.interval import Calibration, Floats, Interval, Observation, Prior
 from tuner.estimate.profile import METHOD as PROFILE_METHOD
-from tuner.records import Memory, MemoryCategory, Outcome, Prediction, Speed, Status, TrialRecord
-
-DEVICE, RESERVED, ALLOCATED = "device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"
-STEP, TOKENS = "step_s", "tokens_per_s"
-
-QUANTITIES = (DEVICE, RESERVED, ALLOCATED, STEP)
-"""What is calibrated. Rates follow from `step_s`: the work of a step is known."""
+from tuner.records import Memory, Outcome, Prediction, Speed, Status, TrialRecord
 
 _SOURCE = (
-    "benchmarks/accuracy/coverage.py: of the {} rows of grade A in {} groups of one GPU and "
-    "program, the prior under which they are the most probable"
+    "{} published runs in {} groups of one GPU and program (and machine, for step times): the "
+    "prior under which they are the most probable, printed by benchmarks/accuracy/coverage.py"
 )
-_DEVICE_PRIOR = Prior(0.01, 0.05, 1.0, 0.02, _SOURCE.format(99, 4))
-_ALLOCATED_PRIOR = Prior(0.002, 0.003, 1.0, 0.003, _SOURCE.format(99, 4))
-_STEP_PRIOR = Prior(0.15, 0.1, 1.0, 0.03, _SOURCE.format(96, 7))
-_STEP_PRIOR_WITH_PROFILE = Prior(0.08, 0.1, 1.0, 0.03, _SOURCE)
+_DEVICE_PRIOR = Prior(
+    bias_scale=0.01,
+    spread=0.05,
+    spread_sd=1.0,
+    # Identical published runs differed by up to 11.7 % in reserved memory, most by far less.
+    least_spread=0.02,
+    source=_SOURCE.format(99, 4),
+)
+_ALLOCATED_PRIOR = Prior(
+    bias_scale=0.002,
+    spread=0.003,
+    spread_sd=1.0,
+    # What gaps left by loading 4-bit weights change (0.1 to 0.8 %, docs/accuracy.md).
+    least_spread=0.003,
+    source=_SOURCE.format(99, 4),
+)
+_STEP_PRIOR = Prior(
+    bias_scale=0.15,
+    spread=0.1,
+    spread_sd=1.0,
+    # Repeated runs of one T4 in one sitting differ by 1 to 11 %.
+    least_spread=0.03,
+    source=_SOURCE.format(96, 8),
+    # Seconds that a micro-step takes beyond its kernels: thousands of operators at some
+    # microseconds each for the host (`roofline.Efficiency.launch_s`), and a batch to prepare.
+    fixed_cost=0.02,
+)
+_STEP_PRIOR_WITH_PROFILE = replace(
+    _STEP_PRIOR,
+    # A profile measures the GPU's rates. What programs make of them differs still: by 13 %
+    # between two programs on the A100, by 17 % between two days of one program on the T4.
+    bias_scale=0.08,
+    source="the two pairs of groups that share a GPU; no rows with a device profile yet",
+)
 
 
 def prior_of(quantity: str, *, has_profile: bool) -> Prior:
@@ -53,8 +88,12 @@ def prior_intervals(memory: Memory, speed: Speed, method: str) -> dict[str, tupl
     `method` is that of the prediction: it says whether a device profile was used.
     """
     has_profile = PROFILE_METHOD in method
-    factors = {quantity: _prior_factors(quantity, has_profile) for quantity in QUANTITIES}
-    return _intervals(memory, speed, factors)
+    step = _prior_factors(STEP, has_profile)
+    expected = {
+        name: _times(_prior_factors(name, has_profile), size)
+        for name, size in sizes_of(memory).items()
+    }
+    return _intervals({**expected, STEP: _times(step, speed.step_s)}, speed)
 
 
 @functools.cache
@@ -67,25 +106,20 @@ def _prior_calibration(prior: Prior) -> Calibration:
     return Calibration.fit((), prior)
 
 
-def _intervals(
-    memory: Memory, speed: Speed, factors: Mapping[str, Interval]
-) -> dict[str, tuple[float, float]]:
-    step = factors[STEP]
-    intervals: dict[str, tuple[float, float]] = {
-        name: (round(size * factors[name].low), round(size * factors[name].high))
-        for name, size in _sizes(memory).items()
-    }
-    intervals[STEP] = (speed.step_s * step.low, speed.step_s * step.high)
-    intervals[TOKENS] = (speed.tokens_per_s / step.high, speed.tokens_per_s / step.low)
-    return intervals
+def _times(factors: Interval, value: float) -> Interval:
+    return Interval(factors.low * value, factors.median * value, factors.high * value)
 
 
-def _sizes(memory: Memory) -> dict[str, int]:
-    return {
-        DEVICE: memory.device_bytes,
-        RESERVED: memory.peak_reserved_bytes,
-        ALLOCATED: memory.peak_allocated_bytes,
+def _intervals(expected: Mapping[str, Interval], speed: Speed) -> dict[str, tuple[float, float]]:
+    """The ends, with sizes in whole bytes, and those of the rate that follows from `step_s`."""
+    ends: dict[str, tuple[float, float]] = {
+        name: (round(expected[name].low), round(expected[name].high))
+        for name in (DEVICE, RESERVED, ALLOCATED)
     }
+    step, tokens = expected[STEP], speed.tokens_per_s * speed.step_s
+    ends[STEP] = (step.low, step.high)
+    ends[TOKENS] = (tokens / step.high, tokens / step.low)
+    return ends
 
 
 # -- learning from trials -------------------------------------------------------------------
@@ -139,10 +173,19 @@ class Calibrations:
         """
         raw = uncorrected(prediction)
         calibrations = {name: self.of(name, raw, space) for name in QUANTITIES}
-        medians = {name: c.factors.median for name, c in calibrations.items() if c.count}
-        factors = {name: c.factors for name, c in calibrations.items()}
-        intervals = _intervals(raw.memory, raw.speed, factors)
-        return replace(_multiplied(raw, medians), intervals=intervals)
+        values = {**sizes_of(raw.memory), STEP: raw.speed.step_s}
+        units = _micro_steps(raw.speed)
+        expected = {n: calibrations[n].correct(value, units=units) for n, value in values.items()}
+        factors = {
+            name: expected[name].median / value
+            for name, value in values.items()
+            if calibrations[name].count and value
+        }
+        return replace(multiplied(raw, factors), intervals=_intervals(expected, raw.speed))
+
+
+def _micro_steps(speed: Speed) -> float:
+    return float(round(speed.it_per_s * speed.step_s))
 
 
 def _key(quantity: str, prediction: Prediction, space: str) -> _Key:
@@ -187,17 +230,18 @@ def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observa
         return _bounds(prediction, at_least=limit) if _ran_out(outcome) else []
     if outcome.measurement is None:
         return []
-    sizes = _sizes(outcome.measurement.memory)
+    sizes = sizes_of(outcome.measurement.memory)
     seen = [
         Observation(name, predicted, measured=sizes[name])
-        for name, predicted in _sizes(prediction.memory).items()
+        for name, predicted in sizes_of(prediction.memory).items()
         if sizes[name] > 0 and predicted > 0
     ]
     if outcome.status is Status.OK:
         if sizes[DEVICE] <= 0:  # the driver did not tell, but it was enough
             seen += _bounds(prediction, at_most=limit)[:1]
         step_s = outcome.measurement.speed.step_s
-        seen.append(Observation(STEP, prediction.speed.step_s, measured=step_s))
+        units = _micro_steps(prediction.speed)
+        seen.append(Observation(STEP, prediction.speed.step_s, measured=step_s, units=units))
     return seen
 
 
@@ -229,75 +273,3 @@ def _bounds(
         bound(DEVICE, memory.device_bytes, 0),
         bound(RESERVED, memory.peak_reserved_bytes, context),
     ]
-
-
-# -- correcting a prediction ----------------------------------------------------------------
-
-
-def uncorrected(prediction: Prediction) -> Prediction:
-    """The prediction as the model of the GPU made it, before any correction by trials."""
-    if not prediction.corrections:
-        return prediction
-    undo = {name: 1.0 / factor for name, factor in prediction.corrections.items()}
-    return replace(_multiplied(prediction, undo), corrections={})
-
-
-def _multiplied(prediction: Prediction, factors: Mapping[str, float]) -> Prediction:
-    """The prediction with its quantities multiplied, and the verdict on the result."""
-    if not factors:
-        return prediction
-    memory = _corrected_memory(prediction.memory, factors)
-    before, after = _sizes(prediction.memory), _sizes(memory)
-    corrections = {n: after[n] / before[n] for n in before if n in factors and before[n]}
-    if STEP in factors:
-        corrections[STEP] = factors[STEP]
-    return replace(
-        prediction,
-        fits=memory.device_bytes + prediction.margin_bytes <= prediction.limit_bytes,
-        memory=memory,
-        speed=_corrected_speed(prediction.speed, factors.get(STEP, 1.0)),
-        corrections=corrections,
-    )
-
-
-def _corrected_memory(memory: Memory, factors: Mapping[str, float]) -> Memory:
-    device = round(memory.device_bytes * factors.get(DEVICE, 1.0))
-    # Each is part of the one before, whatever was learned of each alone.
-    reserved = min(device, round(memory.peak_reserved_bytes * factors.get(RESERVED, 1.0)))
-    allocated = min(reserved, round(memory.peak_allocated_bytes * factors.get(ALLOCATED, 1.0)))
-    share = allocated / memory.peak_allocated_bytes if memory.peak_allocated_bytes else 1.0
-    return replace(
-        memory,
-        device_bytes=device,
-        peak_reserved_bytes=reserved,
-        peak_allocated_bytes=allocated,
-        phase_peak_bytes={
-            name: round(size * share) for name, size in memory.phase_peak_bytes.items()
-        },
-        breakdown=_with_sum(memory.breakdown, device),
-    )
-
-
-def _with_sum(breakdown: Mapping[str, int], total: int) -> dict[str, int]:
-    """The breakdown with another sum; the allocator's overhead, the least certain, gives first."""
-    parts = dict(breakdown)
-    overhead = str(MemoryCategory.ALLOCATOR_OVERHEAD)
-    parts[overhead] = max(0, parts.get(overhead, 0) + total - sum(parts.values()))
-    excess = sum(parts.values()) - total
-    if excess:
-        share = total / sum(parts.values())
-        parts = {name: round(size * share) for name, size in parts.items()}
-        largest = max(parts, key=parts.__getitem__)
-        parts[largest] += total - sum(parts.values())
-    return parts
-
-
-def _corrected_speed(speed: Speed, factor: float) -> Speed:
-    return Speed(
-        step_s=speed.step_s * factor,
-        it_per_s=speed.it_per_s / factor,
-        samples_per_s=speed.samples_per_s / factor,
-        tokens_per_s=speed.tokens_per_s / factor,
-        mfu=None if speed.mfu is None else speed.mfu / factor,
-        breakdown_s={kind: seconds * factor for kind, seconds in speed.breakdown_s.items()},
-    )

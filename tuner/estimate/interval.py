@@ -5,6 +5,8 @@ The model, for one quantity on one GPU with one workload:
     log(measured / predicted) = bias + spread * t,    t from Student's t, 4 degrees of freedom
 
 `bias` is what all predictions there have in common, `spread` is the scale of what remains.
+Step times also have a fixed cost, added to `predicted` for each micro-step: the time that
+Python and the data take, which short steps show and long ones hide.
 Errors of sizes and times are ratios, so their logarithms are modelled; a correction is then one
 factor, and no interval reaches below zero.
 
@@ -48,7 +50,8 @@ class Observation:
     """One prediction and what is known of the truth, both in the same unit.
 
     `measured` is the value itself. Without it, `at_least` and `at_most` bound it: device memory
-    was at least the GPU's when it ran out, and at most that when the trial fitted.
+    was at least the GPU's when it ran out, and at most that when the trial fitted. `units` is
+    how often a fixed cost occurs in it: the micro-steps of a step time.
     Raises ValueError unless there is a value or a bound, all of them above zero and finite.
     """
 
@@ -57,6 +60,7 @@ class Observation:
     measured: float | None = None
     at_least: float | None = None
     at_most: float | None = None
+    units: float = 1.0
 
     def __post_init__(self) -> None:
         known = [v for v in (self.measured, self.at_least, self.at_most) if v is not None]
@@ -80,6 +84,8 @@ class Prior:
     `least_spread` is the scale that remains however well trials agree: what identical runs
     differ by, and what configurations of another kind than those measured would add. Without
     it, a few trials of one kind that agree to four digits would promise that for all kinds.
+    `fixed_cost` is the scale of what each unit may cost in addition, in the unit of the
+    prediction; 0 where there is no such cost.
     """
 
     bias_scale: float
@@ -87,6 +93,7 @@ class Prior:
     spread_sd: float
     least_spread: float
     source: str
+    fixed_cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,9 @@ class Calibration:
     Immutable. The same observations in another order give the same calibration.
     """
 
-    def __init__(self, bias: Floats, spread: Floats, weight: Floats, count: int) -> None:
+    def __init__(
+        self, bias: Floats, spread: Floats, weight: Floats, *, count: int, fixed_cost: float
+    ) -> None:
         """From points of a posterior and their weights, which need not add up to 1."""
         kept = weight > _NEGLIGIBLE * weight.max()
         self._bias, self._spread = bias[kept], spread[kept]
@@ -114,11 +123,15 @@ class Calibration:
         self._factors = Interval(*(math.exp(self._quantile(p)) for p in (tail, 0.5, 1 - tail)))
         self.count = count
         """Observations that were learned from."""
+        self.fixed_cost = fixed_cost
+        """What every unit costs in addition to the prediction, before the factor."""
 
     @classmethod
     def fit(cls, observations: Iterable[Observation], prior: Prior) -> Calibration:
         """What is known after the observations, all of one quantity; without any, the prior."""
-        data, bias_axis, spread_axis = _grid(observations, prior)
+        observations = list(observations)
+        fixed_cost = _likely_cost(observations, prior)
+        data, bias_axis, spread_axis = _grid(observations, prior, fixed_cost)
         weight = _relative(_log_posterior(bias_axis, spread_axis, data, prior))
         if data:  # again, with the points where the first pass found the spread to be
             log_spread, share = np.log(spread_axis), weight.sum(axis=0) / weight.sum()
@@ -128,28 +141,29 @@ class Calibration:
             spread_axis = np.maximum(np.exp(mean + steps), prior.least_spread)
             weight = _relative(_log_posterior(bias_axis, spread_axis, data, prior))
         bias, spread = np.meshgrid(bias_axis, spread_axis, indexing="ij")
-        return cls(bias.ravel(), spread.ravel(), weight.ravel(), len(data))
+        return cls(
+            bias.ravel(), spread.ravel(), weight.ravel(), count=len(data), fixed_cost=fixed_cost
+        )
 
     @property
     def factors(self) -> Interval:
-        """Measured over predicted: what `correct` multiplies a prediction by."""
+        """Measured over predicted (with fixed costs): what `correct` multiplies by."""
         return self._factors
 
-    def correct(self, predicted: float) -> Interval:
+    def correct(self, predicted: float, *, units: float = 1.0) -> Interval:
         """Where the measured value of something predicted as `predicted` is to be expected."""
-        factors = self._factors
-        return Interval(
-            predicted * factors.low, predicted * factors.median, predicted * factors.high
-        )
+        factors, base = self._factors, predicted + self.fixed_cost * units
+        return Interval(base * factors.low, base * factors.median, base * factors.high)
 
     def probability_above(self, predicted: float, limit: float) -> float:
-        """The probability that the measured value exceeds `limit`."""
+        """The probability that the measured value exceeds `limit`, for one unit."""
         return float(self.probabilities_above(np.array([predicted]), limit)[0])
 
     def probabilities_above(self, predicted: Floats, limit: float) -> Floats:
         """`probability_above` of many predictions at once."""
         places, cumulative = self._table
-        above: Floats = 1.0 - np.interp(np.log(limit / predicted), places, cumulative)
+        ratios = np.log(limit / (predicted + self.fixed_cost))
+        above: Floats = 1.0 - np.interp(ratios, places, cumulative)
         return above
 
     def probability_of_fitting(self, predicted: float, limit_bytes: float) -> float:
@@ -173,15 +187,34 @@ class Calibration:
         return float(np.interp(probability, cumulative, places))
 
 
-def _log_ratios(observation: Observation) -> tuple[float, float]:
+def _log_ratios(observation: Observation, fixed_cost: float) -> tuple[float, float]:
     """The interval of log(measured / predicted) that was observed; both ends equal for a value."""
+    predicted = observation.predicted + fixed_cost * observation.units
     if observation.measured is not None:
-        exact = math.log(observation.measured / observation.predicted)
+        exact = math.log(observation.measured / predicted)
         return exact, exact
     low, high = observation.at_least, observation.at_most
     return (
-        -math.inf if low is None else math.log(low / observation.predicted),
-        math.inf if high is None else math.log(high / observation.predicted),
+        -math.inf if low is None else math.log(low / predicted),
+        math.inf if high is None else math.log(high / predicted),
+    )
+
+
+def _likely_cost(observations: Sequence[Observation], prior: Prior) -> float:
+    """The most probable fixed cost, of none and powers of two around the prior's scale.
+
+    One value instead of a third axis of the grid: nearly all of what is uncertain about it is
+    in the spread already, and the evidence leaves it at 0 until several trials ask for more.
+    """
+    if not prior.fixed_cost or not observations:
+        return 0.0
+    costs = [0.0, *(prior.fixed_cost * 2.0**power for power in range(-3, 4))]
+    return max(
+        costs,
+        key=lambda cost: (
+            float(_log_density(np.array(cost / prior.fixed_cost)))
+            + log_evidence(observations, prior, fixed_cost=cost)
+        ),
     )
 
 
@@ -199,11 +232,11 @@ def _bias_axis(data: Sequence[tuple[float, float]], prior: Prior) -> Floats:
 
 
 def _grid(
-    observations: Iterable[Observation], prior: Prior
+    observations: Iterable[Observation], prior: Prior, fixed_cost: float
 ) -> tuple[list[tuple[float, float]], Floats, Floats]:
     """The log ratios, and places for the bias and the spread."""
     # Sorted, so that sums do not depend on the order of arrival, not even in the last bit.
-    data = sorted(_log_ratios(o) for o in observations)
+    data = sorted(_log_ratios(o, fixed_cost) for o in observations)
     spread_axis = prior.spread * np.exp(prior.spread_sd * _SPREAD_STEPS)
     return data, _bias_axis(data, prior), np.maximum(spread_axis, prior.least_spread)
 
@@ -226,12 +259,14 @@ def _relative(log_weight: Floats) -> Floats:
     return weight
 
 
-def log_evidence(observations: Iterable[Observation], prior: Prior) -> float:
+def log_evidence(
+    observations: Iterable[Observation], prior: Prior, *, fixed_cost: float = 0.0
+) -> float:
     """Log probability (density) of the observations under the prior, up to a constant.
 
     For choosing a prior: the one under which rows of several GPUs are the most probable.
     """
-    data, bias_axis, spread_axis = _grid(observations, prior)
+    data, bias_axis, spread_axis = _grid(observations, prior, fixed_cost)
     with_data = _log_posterior(bias_axis, spread_axis, data, prior)
     without = _log_posterior(bias_axis, spread_axis, (), prior)
     return _log_sum(with_data) - _log_sum(without)
