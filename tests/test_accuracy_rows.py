@@ -76,7 +76,7 @@ def _comparison(case: Case, measured: float, predicted: float) -> Comparison:
         Measured(allocated=measured * GIB),
     )
     size = predicted * GIB
-    return Comparison(case, Predicted(size, size, size, size, size, size, 1.0, "backward"))
+    return Comparison(case, Predicted(size, size, size, size, size, 1.0, "backward"))
 
 
 def test_summary(cases: dict[int, Case]) -> None:

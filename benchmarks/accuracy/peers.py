@@ -61,12 +61,17 @@ def table(
         "| estimate of | rows | median | mean | worst |",
         "|---|---:|---:|---:|---:|",
         _line("tuner", [ours[i].allocated for i in members], allocated),
-        _line("tuner (reserved memory)", [ours[i].reserved for i in members], reserved),
+        _line("tuner (reserved memory)", [_held(cases[i], ours[i]) for i in members], reserved),
     ]
     for name, values in estimates.items():
         measured = reserved if name == RESERVED else allocated
         lines.append(_line(name, [values[i] for i in members], measured))
     return "\n".join(lines)
+
+
+def _held(case: Case, predicted: Predicted) -> float:
+    # Like with like: device memory where that is what was measured.
+    return predicted.device if case.measured.reserved is None else predicted.reserved
 
 
 def _line(name: str, estimates: Sequence[float | None], measured: Sequence[float | None]) -> str:

@@ -21,9 +21,6 @@ class Predicted:
     """What is predicted for a case, in bytes and seconds; see `Measured`."""
 
     allocated: float
-    """The tool's prediction: the sum of all live tensors, rounded as the allocator rounds."""
-    blocks: float
-    """The same with the rests of blocks that the allocator does not split."""
     reserved: float
     device: float
     loaded: float
@@ -80,7 +77,6 @@ def _predict(task: _Task) -> Predicted:
     replayed = limited if fits else replay(timeline.events, sizes)
     return Predicted(
         allocated=memory.peak_allocated_bytes,
-        blocks=replayed.peak_allocated_bytes,
         reserved=replayed.peak_reserved_bytes,
         device=replayed.peak_reserved_bytes + gpu.context_bytes,
         loaded=memory.loaded_bytes,

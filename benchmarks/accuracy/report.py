@@ -10,8 +10,8 @@ from benchmarks.accuracy.harnesses import GIB, Case
 from benchmarks.accuracy.predictions import Predicted
 from benchmarks.accuracy.rows import Row
 
-QUANTITIES = ("allocated", "blocks", "reserved", "device", "loaded", "forward", "step_s")
-"""What is compared. `blocks` is compared with the measured `allocated`."""
+QUANTITIES = ("allocated", "reserved", "device", "loaded", "forward", "step_s")
+"""What is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,7 @@ class Comparison:
 
     def measured(self, quantity: str) -> float | None:
         """What `quantity` is compared with, or None where nothing was measured."""
-        name = "allocated" if quantity == "blocks" else quantity
-        value: float | None = getattr(self.case.measured, name)
+        value: float | None = getattr(self.case.measured, quantity)
         return value
 
     def error(self, quantity: str) -> float | None:
@@ -140,7 +139,6 @@ def markdown(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str
 
 _TITLES = {
     "allocated": "Peak allocated",
-    "blocks": "Peak allocated, with unsplit rests of blocks",
     "reserved": "Peak reserved",
     "device": "Device memory",
     "loaded": "Loaded memory",
@@ -175,9 +173,9 @@ def _summary_cells(summary: Summary) -> str:
 
 def _row_table(comparisons: Sequence[Comparison]) -> str:
     lines = [
-        "| row | model | run | allocated: predicted, measured GiB | error | with blocks | "
+        "| row | model | run | allocated: predicted, measured GiB | error | "
         "reserved or device | step |",
-        "|---:|---|---|---:|---:|---:|---:|---:|",
+        "|---:|---|---|---:|---:|---:|---:|",
     ]
     for comparison in comparisons:
         row = comparison.case.row
@@ -188,7 +186,7 @@ def _row_table(comparisons: Sequence[Comparison]) -> str:
         )
         held = comparison.error("reserved")
         held = comparison.error("device") if held is None else held
-        cells = [comparison.error("allocated"), comparison.error("blocks"), held]
+        cells = [comparison.error("allocated"), held]
         cells.append(comparison.error("step_s"))
         shown = " | ".join("" if error is None else f"{error:+.2%}" for error in cells)
         name = row.model.rpartition("/")[2]
