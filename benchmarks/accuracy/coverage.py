@@ -294,12 +294,12 @@ Written by `python -m benchmarks.accuracy.coverage --markdown docs/accuracy_cove
 
 - **nothing, the shipped prior**: what a user gets before any trial. The prior's constants come
   from these rows, so this is not held out.
-- **another GPU**: the prior comes from the rows of other GPUs only. Of four GPUs and three
-  programs, that leaves two or three groups to learn from, and the A100 rows (other programs,
+- **another GPU**: the prior comes from the rows of other GPUs only. Memory was measured on three
+  GPU types, which leaves two or three groups to learn from, and the A100 rows (other programs,
   device memory as nvidia-smi shows it) scatter more than the T4 and RTX 4080 rows promise.
 - **same GPU**: calibrated on other rows of the same GPU type, program and machine (for step
   times: the file that the rows were published in), never on the row or a repetition of its
-  configuration. Two days of one program on a T4 differ by 17 % in step time; the line "other
+  configuration. One configuration took 15 % longer on one of two days on a T4; the line "other
   machines too" mixes them, and "any program" also mixes programs.
 - The model's fixed cost of a micro-step and the split by machine were decided with these rows
   in view; their values are fitted without the row that is held out.

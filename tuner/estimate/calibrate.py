@@ -58,7 +58,7 @@ _STEP_PRIOR = Prior(
     bias_scale=0.15,
     spread=0.1,
     spread_sd=1.0,
-    # Repeated runs of one T4 in one sitting differ by 1 to 11 %.
+    # Configurations that one T4 ran twice on one day differ by 0.3 to 11 %.
     least_spread=0.03,
     source=_SOURCE.format(96, 8),
     # Seconds that a micro-step takes beyond its kernels: thousands of operators at some
@@ -68,7 +68,7 @@ _STEP_PRIOR = Prior(
 _STEP_PRIOR_WITH_PROFILE = replace(
     _STEP_PRIOR,
     # A profile measures the GPU's rates. What programs make of them differs still: by 13 %
-    # between two programs on the A100, by 17 % between two days of one program on the T4.
+    # between two programs on the A100, by 15 % one configuration on two days of a T4.
     bias_scale=0.08,
     source="the two pairs of groups that share a GPU; no rows with a device profile yet",
 )
