@@ -85,7 +85,7 @@ def compile_passes(workload: Workload, model_config: Any, structure: Structure) 
     works = _WorkTable(plan.probes, first.timeline, second.timeline)
     deeper = {}
     for kind, layers in plan.missing.items():
-        types = [plan.base[0], kind, *plan.base[1:]]
+        types = _deeper(plan.base, {kind: 1})
         traced = tracer.trace(types, plan.probes[0])
         twin = None
         if sizes.ambiguous or works.ambiguous:
@@ -107,6 +107,19 @@ def _plan(types: list[str], structure: Structure) -> _Plan:
     counts, have = Counter(types), Counter(base)
     missing = {kind: counts[kind] - have[kind] for kind in counts if counts[kind] > have[kind]}
     return _Plan(base, missing, *structure.probes())
+
+
+def _deeper(base: list[str], layers: Mapping[str, int]) -> list[str]:
+    """The base with further layers, each beside those of its type, after the first layer.
+
+    What layers of a type share, as position embeddings, is freed in the backward pass of the
+    first of them: its place among the other types' layers must stay.
+    """
+    types = list(base)
+    for kind, number in layers.items():
+        place = types.index(kind, 1)
+        types[place:place] = [kind] * number
+    return types
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,8 +480,7 @@ def _possible_peaks(counts: Any, segments: Any, terms: Terms) -> Any:
 def _check(moments: _Moments, sizes: _SizeTable, plan: _Plan, tracer: _Tracer) -> None:
     """Compare with a trace that is deeper and at another point than those compiled from."""
     layers = {kind: min(2, missing) for kind, missing in plan.missing.items()}
-    extra = [kind for kind, number in layers.items() for _ in range(number)]
-    traced = tracer.trace([plan.base[0], *extra, *plan.base[1:]], plan.check)
+    traced = tracer.trace(_deeper(plan.base, layers), plan.check)
     timeline = traced.timeline
     counts, _ = moments.at_depth(layers)
     points = np.array([[plan.check.micro_batch, plan.check.max_length, plan.check.lora_rank]])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 Exponents = tuple[int, int, int]
@@ -57,9 +57,8 @@ _EXPONENTS: tuple[Exponents, ...] = tuple(
 def fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
     """The polynomial with these values at the two probes.
 
-    A single monomial where one fits, else one with a dimension longer or shorter by one, else
-    the sum of two with the smallest whole, positive coefficients. Raises `NotPolynomialError`
-    when there is none.
+    A single monomial where one fits, else one with a length longer or shorter by one. No
+    other sums: two values would let too many of them pass. Raises `NotPolynomialError`.
     """
     return _fit(values, probes)
 
@@ -74,42 +73,29 @@ def _fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
         if first * at_second == second * at_first:
             return Polynomial(((Fraction(first, at_first), exponents),))
     shifted = _shifted(values, usable)
-    if shifted is not None:
-        return shifted
-    sums = []
-    for (low, low_1, low_2), (high, high_1, high_2) in combinations(usable, 2):
-        determinant = low_1 * high_2 - low_2 * high_1
-        if determinant == 0:
-            continue
-        alpha = Fraction(first * high_2 - second * high_1, determinant)
-        beta = Fraction(low_1 * second - low_2 * first, determinant)
-        whole = alpha.denominator == 1 and beta.denominator == 1
-        if whole and alpha > 0 and beta > 0:
-            sums.append((max(alpha, beta), ((alpha, low), (beta, high))))
-    if not sums:
+    if shifted is None:
         raise NotPolynomialError(f"{first} and {second} at {probes[0]} and {probes[1]}")
-    return Polynomial(min(sums)[1])
+    return shifted
 
 
 def _shifted(
     values: tuple[int, int], usable: Sequence[tuple[Exponents, int, int]]
 ) -> Polynomial | None:
-    """A monomial in which one dimension is longer or shorter by one: c b s (r + 1), c b (s - 1).
+    """A monomial in which a length is longer or shorter by one: c b (s - 1).
 
     The last position of a sequence has no token to predict, so some losses drop it.
     """
     first, second = values
     monomials = {exponents: (at_first, at_second) for exponents, at_first, at_second in usable}
-    for low, (low_1, low_2) in monomials.items():
-        for variable in range(3):
-            high = (*low[:variable], low[variable] + 1, *low[variable + 1 :])
-            if high not in monomials:
-                continue
-            high_1, high_2 = monomials[high]
-            for sign in (-1, 1):
-                if first * (high_2 + sign * low_2) == second * (high_1 + sign * low_1):
-                    factor = Fraction(first, high_1 + sign * low_1)
-                    return Polynomial(((sign * factor, low), (factor, high)))
+    for (i, j, k), (low_1, low_2) in monomials.items():
+        high = (i, j + 1, k)
+        if high not in monomials:
+            continue
+        high_1, high_2 = monomials[high]
+        for sign in (-1, 1):
+            if first * (high_2 + sign * low_2) == second * (high_1 + sign * low_1):
+                factor = Fraction(first, high_1 + sign * low_1)
+                return Polynomial(((sign * factor, (i, j, k)), (factor, high)))
     return None
 
 
