@@ -1,0 +1,181 @@
+"""Sizes found from two probes: exact everywhere, and refused where no polynomial fits."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.estimate.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
+from tuner.estimate.structure import Structure
+from tuner.records import Configuration
+
+PLAIN = Configuration(
+    {"micro_batch": 4, "max_length": 512, "lora_rank": 8, "attention": "sdpa", "precision": "bf16"}
+)
+
+
+def structure(*, window: int | None = None, **changes: object) -> Structure:
+    configuration = PLAIN.replace(**changes)
+    return Structure.of(configuration, window=window, compute_capability=(8, 0))
+
+
+STRUCTURES = {
+    "plain": structure(),
+    "within a window": structure(window=1024),
+    "within a small window": structure(window=512, max_length=500),
+    "beyond a window": structure(window=1024, max_length=2048),
+    "single sample": structure(micro_batch=1),
+    "full training": structure(lora_rank=0),
+    "single sample, full training": structure(micro_batch=1, lora_rank=0, max_length=64),
+}
+
+points = st.builds(
+    Probe,
+    micro_batch=st.integers(1, 64),
+    max_length=st.integers(1, 16384),
+    lora_rank=st.integers(1, 1024),
+)
+exponents = st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 1))
+# Dimensions of real models: hidden sizes, heads, vocabularies, and item sizes.
+factors = st.one_of(st.integers(1, 64), st.sampled_from([576, 2048, 5376, 14336, 152064, 262208]))
+
+
+def visible(powers: tuple[int, int, int], probes: tuple[Probe, Probe]) -> tuple[int, int, int]:
+    """The exponents without those of variables that a structure keeps constant."""
+    first, second = probes
+    return tuple(
+        power if getattr(first, name) != getattr(second, name) else 0
+        for power, name in zip(powers, ("micro_batch", "max_length", "lora_rank"), strict=True)
+    )  # type: ignore[return-value]
+
+
+def at(point: Probe, like: tuple[Probe, Probe]) -> Probe:
+    """A point with the variables that a structure keeps constant as in its probes."""
+    first, second = like
+    return Probe(
+        *(
+            getattr(point, name)
+            if getattr(first, name) != getattr(second, name)
+            else getattr(first, name)
+            for name in ("micro_batch", "max_length", "lora_rank")
+        )
+    )
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@given(factor=factors, powers=exponents, point=points)
+def test_a_monomial_is_recovered_from_two_probes(name, factor, powers, point):
+    probes, check = STRUCTURES[name].probes()
+    powers = visible(powers, probes)
+
+    def size(probe):
+        return factor * probe.monomial(powers)
+
+    found = fit((size(probes[0]), size(probes[1])), probes)
+    for probe in (check, at(point, probes)):
+        assert found(probe) == size(probe)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@given(
+    factor=factors,
+    batch=st.integers(0, 1),
+    rank=st.integers(0, 1),
+    shift=st.sampled_from([-1, 1]),
+    point=points,
+)
+def test_a_length_that_is_one_off_is_recovered(name, factor, batch, rank, shift, point):
+    """Losses of older versions drop the last position; some masks have one more."""
+    probes, check = STRUCTURES[name].probes()
+
+    def size(probe):
+        rows = probe.micro_batch**batch * probe.lora_rank**rank
+        return factor * rows * (probe.max_length + shift)
+
+    found = fit((size(probes[0]), size(probes[1])), probes)
+    for probe in (check, at(point, probes)):
+        assert found(probe) == size(probe)
+
+
+def test_every_pair_of_monomials_differs_in_its_probes():
+    """Two sizes with the same values at both probes would be taken for one."""
+    for found in STRUCTURES.values():
+        probes, _ = found.probes()
+        ratios = {}
+        for powers in product(range(3), repeat=3):
+            if visible(powers, probes) != powers:
+                continue
+            ratio = Fraction(probes[0].monomial(powers), probes[1].monomial(powers))
+            assert ratios.setdefault(ratio, powers) == powers
+
+
+def test_probes_lie_on_their_side_of_the_window():
+    for window in (128, 512, 1000, 1024, 2047, 4096):
+        within = structure(window=window, max_length=window - 1)
+        beyond = structure(window=window, max_length=window)
+        assert not within.beyond_window
+        assert beyond.beyond_window
+        for found, side in ((within, False), (beyond, True)):
+            probes, check = found.probes()
+            assert all((p.max_length >= window) is side for p in (*probes, check))
+            assert len({p.max_length for p in (*probes, check)}) == 3
+
+
+def test_check_points_are_none_of_the_probes():
+    for found in STRUCTURES.values():
+        probes, check = found.probes()
+        assert check.max_length not in {p.max_length for p in probes}
+
+
+def test_knobs_of_size_and_of_the_optimizer_are_no_structure():
+    same = structure(micro_batch=9, max_length=700, lora_rank=33, optimizer="sgd", grad_accum=7)
+    assert same == structure()
+    assert same.key == structure().key
+    others = [
+        structure(micro_batch=1),
+        structure(lora_rank=0),
+        structure(precision="nf4"),
+        structure(attention="eager"),
+        structure(window=512),
+    ]
+    assert len({structure().key, *(other.key for other in others)}) == len(others) + 1
+
+
+PROBES = STRUCTURES["plain"].probes()[0]
+
+
+@pytest.mark.parametrize("values", [(7, 13), (1, 0), (0, 1), (101, 103), (10**9 + 7, 10**9 + 9)])
+def test_values_that_no_polynomial_explains_are_refused(values):
+    with pytest.raises(NotPolynomialError, match=str(values[0])):
+        fit(values, PROBES)
+
+
+def test_a_length_rounded_up_is_refused_or_fits_both_probes():
+    """A size that steps with the length has no polynomial; two values cannot show more."""
+    steps = [-(-probe.max_length // 100) * 100 * probe.micro_batch for probe in PROBES]
+    with pytest.raises(NotPolynomialError):
+        fit((steps[0] * 3, steps[1] * 3), PROBES)
+
+
+def test_equal_values_are_a_constant():
+    assert fit((4096, 4096), PROBES) == Polynomial(((Fraction(4096), (0, 0, 0)),))
+    assert fit((0, 0), PROBES)(Probe(3, 5, 7)) == 0
+
+
+@given(
+    terms=st.lists(
+        st.lists(st.tuples(factors, exponents), min_size=1, max_size=2), min_size=1, max_size=8
+    ),
+    places=st.lists(points, min_size=1, max_size=5),
+)
+def test_arrays_evaluate_as_the_polynomials_do(terms, places):
+    polynomials = [Polynomial(tuple((Fraction(c), e) for c, e in pair)) for pair in terms]
+    where = np.array([[p.micro_batch, p.max_length, p.lora_rank] for p in places], dtype=float)
+    values = Terms.of(polynomials).at(where)
+    expected = [[float(polynomial(place)) for place in places] for polynomial in polynomials]
+    np.testing.assert_allclose(values, expected, rtol=1e-12)
