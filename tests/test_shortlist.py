@@ -1,33 +1,109 @@
-"""Which predicted configurations get a trial, and in which order."""
+"""Which configurations of a predicted space are tried: properties of the short list."""
 
 from __future__ import annotations
 
-from tune_fakes import FakeSpace, outcome_of, samples_per_s, tokens_per_s
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tuner.estimate.shortlist import shortlist
+from tuner.estimate.shortlist import NEAR_LIMIT, shortlist
+from tuner.records import Configuration, Memory, Prediction, Speed
 
-ALL = list(FakeSpace().configurations())
-PREDICTIONS = [outcome_of(c).prediction for c in ALL]
-FITTING = [c for c, p in zip(ALL, PREDICTIONS, strict=True) if p.fits]
+LIMIT, MARGIN = 1000, 30
 
-
-def test_the_fastest_epoch_comes_first_and_not_the_most_tokens():
-    first = shortlist(ALL, PREDICTIONS, 1)
-    assert first == [max(FITTING, key=samples_per_s)]
-    assert first != [max(FITTING, key=tokens_per_s)]
+pairs = st.tuples(st.integers(1, 20), st.integers(500, 1200))
+spaces = st.lists(pairs, max_size=40)
 
 
-def test_the_smallest_that_fits_is_among_them_and_nothing_comes_twice():
-    chosen = shortlist(ALL, PREDICTIONS, len(ALL))
-    sizes = {c.key: p.memory.device_bytes for c, p in zip(ALL, PREDICTIONS, strict=True)}
-    assert min(sizes[c.key] for c in chosen) == min(sizes[c.key] for c in FITTING)
-    assert len({c.key for c in chosen}) == len(chosen)
+def predicted(speed: float, device_bytes: int) -> Prediction:
+    memory = Memory(device_bytes, device_bytes, device_bytes, 1, {}, "backward", {})
+    return Prediction(
+        fits=device_bytes + MARGIN <= LIMIT,
+        limit_bytes=LIMIT,
+        margin_bytes=MARGIN,
+        memory=memory,
+        speed=Speed(1.0, 1.0, float(speed), 512.0 * speed, None),
+        trainable_params=1,
+        total_params=1,
+        gpu="a6000",
+        method="made up",
+    )
 
 
-def test_what_is_just_too_large_is_tried_and_what_is_much_too_large_is_not():
-    chosen = {c.key for c in shortlist(ALL, PREDICTIONS, len(ALL))}
-    for configuration, prediction in zip(ALL, PREDICTIONS, strict=True):
-        if not prediction.fits:
-            usable = prediction.limit_bytes - prediction.margin_bytes
-            near = prediction.memory.device_bytes <= 1.05 * usable
-            assert (configuration.key in chosen) is near
+def space(rows: list[tuple[int, int]]) -> tuple[list[Configuration], list[Prediction]]:
+    return [Configuration({"n": n}) for n in range(len(rows))], [predicted(*row) for row in rows]
+
+
+def chosen(rows: list[tuple[int, int]], number: int) -> list[int]:
+    configurations, predictions = space(rows)
+    return [int(str(c["n"])) for c in shortlist(configurations, predictions, number)]
+
+
+def fits(row: tuple[int, int]) -> bool:
+    return row[1] + MARGIN <= LIMIT
+
+
+@given(rows=spaces, number=st.integers(0, 50))
+def test_it_is_no_longer_than_asked_and_names_nothing_twice(rows, number):
+    found = chosen(rows, number)
+    assert len(found) <= number
+    assert len(set(found)) == len(found)
+    assert set(found) <= set(range(len(rows)))
+
+
+@given(rows=spaces, number=st.integers(1, 50))
+def test_the_fastest_that_fits_comes_first(rows, number):
+    fitting = [row for row in rows if fits(row)]
+    found = chosen(rows, number)
+    if fitting:
+        # Of equally fast ones the smallest.
+        assert rows[found[0]] == min(fitting, key=lambda row: (-row[0], row[1]))
+
+
+@given(rows=spaces, number=st.integers(0, 30))
+def test_a_shorter_list_is_the_beginning_of_a_longer_one(rows, number):
+    assert chosen(rows, number + 7)[:number] == chosen(rows, number)
+
+
+@given(rows=spaces)
+def test_what_is_far_too_large_is_never_tried(rows):
+    usable = LIMIT - MARGIN
+    for index in chosen(rows, 100):
+        assert rows[index][1] <= usable * (1 + NEAR_LIMIT)
+
+
+@given(rows=spaces)
+def test_a_long_list_has_the_whole_front_and_every_distinct_fit(rows):
+    """Configurations with equal numbers count once; what fits is all there otherwise."""
+    found = [rows[index] for index in chosen(rows, 1000)]
+    fitting = {row for row in rows if fits(row)}
+    assert {row for row in found if fits(row)} == fitting
+    assert sum(fits(row) for row in found) == len(fitting)
+
+
+@given(rows=spaces)
+def test_a_long_list_has_everything_just_above_the_limit(rows):
+    near = {i for i, row in enumerate(rows) if not fits(row) and row[1] <= (LIMIT - MARGIN) * 1.05}
+    assert near <= set(chosen(rows, 1000))
+
+
+@given(rows=st.lists(pairs, min_size=12, max_size=40, unique=True))
+def test_a_short_list_has_some_of_each(rows):
+    """Fast ones, small ones of the front, and a fifth or so that may yet fit."""
+    found = [rows[index] for index in chosen(rows, 9)]
+    fitting = [row for row in rows if fits(row)]
+    near = [row for row in rows if not fits(row) and row[1] <= (LIMIT - MARGIN) * (1 + NEAR_LIMIT)]
+    if len(fitting) >= 9 and near:
+        assert sum(not fits(row) for row in found) in (1, 2, 3)
+    if len(fitting) >= 2:
+        front = [
+            row
+            for row in fitting
+            if not any(o[0] >= row[0] and o[1] <= row[1] and o != row for o in fitting)
+        ]
+        taken = [row for row in found if row in front]
+        assert len(taken) >= min(len(front), 3)
+
+
+def test_nothing_fits_and_nothing_is_near():
+    assert chosen([(3, 2000), (4, 5000)], 10) == []
+    assert chosen([], 10) == []

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import zipfile
+import zlib
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
@@ -66,17 +67,27 @@ def entry_name(*parts: str) -> str:
 
 def read_arrays(name: str) -> Mapping[str, Any] | None:
     """The arrays stored under a name, or None when there are none, or none that are whole."""
-    import numpy as np
-
     content = _read(f"{name}.npz")
     if content is None:
         return None
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
-    except (ValueError, OSError, KeyError, zipfile.BadZipFile):
+        return _unpacked(content)
+    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         _delete(f"{name}.npz")
         return None
+
+
+def _unpacked(content: bytes) -> dict[str, Any]:
+    import numpy as np
+
+    arrays = np.load(io.BytesIO(content), allow_pickle=False)
+    if isinstance(arrays, np.ndarray):
+        raise ValueError("one array and no archive of arrays")
+    with arrays:
+        found = {key: arrays[key] for key in arrays.files}
+    if not all(isinstance(array, np.ndarray) for array in found.values()):
+        raise ValueError("an archive of other files")
+    return found
 
 
 def write_arrays(name: str, arrays: Mapping[str, Any]) -> None:

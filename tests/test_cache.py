@@ -1,0 +1,266 @@
+"""The cache on disk: what is damaged, stale or strange is rebuilt or ignored, never trusted."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tuner.estimate import cache
+
+ARRAYS = {"counts": np.arange(12, dtype=np.int32).reshape(3, 4), "names": np.array(["a", "bc"])}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "timelines"))
+    return tmp_path / "timelines"
+
+
+def stored_file(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def checked(content: bytes) -> bytes:
+    """Content with the checksum that makes it look whole."""
+    return hashlib.sha256(content).digest() + content
+
+
+def test_arrays_come_back_as_they_were(folder):
+    cache.write_arrays("entry", ARRAYS)
+    read = cache.read_arrays("entry")
+    assert read is not None
+    assert read.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(read[name], array)
+        assert read[name].dtype == array.dtype
+    assert [path.name for path in folder.iterdir()] == ["entry.npz"]
+
+
+def test_json_comes_back_as_it_was():
+    cache.write_json("entry", [[1, 2, 3, 4]])
+    assert cache.read_json("entry") == [[1, 2, 3, 4]]
+
+
+def test_what_was_never_written_is_not_there():
+    assert cache.read_arrays("entry") is None
+    assert cache.read_json("entry") is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(place=st.integers(0, 10_000), value=st.integers(1, 255))
+def test_one_changed_byte_makes_an_entry_unusable(folder, place, value):
+    cache.write_arrays("entry", ARRAYS)
+    path = stored_file(folder)
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= value
+    path.write_bytes(content)
+    assert cache.read_arrays("entry") is None
+    assert not path.exists()  # so that it is built again and not looked at each time
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(kept=st.floats(0, 1, exclude_max=True))
+def test_a_truncated_entry_is_unusable(folder, kept):
+    cache.write_arrays("entry", ARRAYS)
+    cache.write_json("numbers", list(range(100)))
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * kept)])
+    assert cache.read_arrays("entry") is None
+    assert cache.read_json("numbers") is None
+    assert list(folder.iterdir()) == []
+
+
+def pickled_array() -> bytes:
+    """An array file that numpy would have to unpickle."""
+    buffer = io.BytesIO()
+    np.savez(buffer, counts=np.array([{"an": "object"}], dtype=object))
+    return buffer.getvalue()
+
+
+STRANGE = {
+    "no archive": b"nothing of the sort",
+    "empty": b"",
+    "a pickle": pickle.dumps({"counts": 1}),
+    "objects in arrays": pickled_array(),
+    "a plain array": None,
+    "an archive of other files": None,
+}
+
+
+def strange_content(name: str) -> bytes:
+    buffer = io.BytesIO()
+    if name == "a plain array":
+        np.save(buffer, np.arange(3))
+        return buffer.getvalue()
+    if name == "an archive of other files":
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("counts.npy", b"not an array")
+        return buffer.getvalue()
+    return STRANGE[name] or b""
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_strange_content_with_a_right_checksum_is_unusable(folder, name):
+    folder.mkdir(parents=True)
+    for suffix in ("npz", "json"):
+        (folder / f"entry.{suffix}").write_bytes(checked(strange_content(name)))
+    assert cache.read_arrays("entry") is None
+    assert cache.read_json("entry") is None
+    assert list(folder.iterdir()) == []
+
+
+class Trap:
+    """Raises when it is unpickled."""
+
+    def __reduce__(self):
+        return (os.remove, ("a file that a trap would remove",))
+
+
+def test_nothing_in_an_entry_is_executed(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    victim = tmp_path / "a file that a trap would remove"
+    victim.write_text("still here")
+    buffer = io.BytesIO()
+    np.savez(buffer, counts=np.array([Trap()], dtype=object))
+    folder.mkdir(parents=True)
+    (folder / "entry.npz").write_bytes(checked(buffer.getvalue()))
+    assert cache.read_arrays("entry") is None
+    assert victim.exists()
+
+
+def test_the_code_neither_pickles_nor_evaluates():
+    source = Path(cache.__file__).read_text()
+    tree = ast.parse(source)
+    names = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert not names & {"pickle", "marshal", "shelve", "dill", "joblib"}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    loads = [call for call in calls if ast.unparse(call.func) == "np.load"]
+    assert loads
+    for call in loads:
+        options = {keyword.arg: keyword.value for keyword in call.keywords}
+        assert ast.literal_eval(options["allow_pickle"]) is False
+
+
+def test_a_changed_environment_has_other_entries(monkeypatch):
+    before = cache.entry_name("passes", "structure")
+    assert cache.entry_name("passes", "structure") == before
+    assert cache.entry_name("passes", "other structure") != before
+    monkeypatch.setattr(cache, "environment_digest", lambda: "another version of a library")
+    assert cache.entry_name("passes", "structure") != before
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers", "peft", "bitsandbytes", "numpy"])
+def test_each_library_is_part_of_the_environment(library, monkeypatch):
+    cache.environment_digest.cache_clear()
+    before = cache.environment_digest()
+    real = cache.metadata.version
+    monkeypatch.setattr(
+        cache.metadata, "version", lambda name: "0.0.1" if name == library else real(name)
+    )
+    cache.environment_digest.cache_clear()
+    try:
+        assert cache.environment_digest() != before
+    finally:
+        cache.environment_digest.cache_clear()
+
+
+def test_code_that_traces_is_part_of_the_environment(monkeypatch):
+    cache.environment_digest.cache_clear()
+    before = cache.environment_digest()
+    real = Path.read_bytes
+    seen = set()
+
+    def read_bytes(path: Path) -> bytes:
+        seen.add(f"{path.parent.name}/{path.name}")
+        return real(path) + (b"# a change" if path.name == "recorder.py" else b"")
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    cache.environment_digest.cache_clear()
+    try:
+        assert cache.environment_digest() != before
+    finally:
+        cache.environment_digest.cache_clear()
+    assert {"estimate/trace.py", "estimate/compile.py", "workloads/causal_lm.py"} <= seen
+
+
+def test_switched_off_it_keeps_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, "off")
+    monkeypatch.chdir(tmp_path)
+    cache.write_arrays("entry", ARRAYS)
+    cache.write_json("entry", [1])
+    cache.delete("entry")
+    assert cache.cache_folder() is None
+    assert cache.read_arrays("entry") is None
+    assert cache.read_json("entry") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    # A file where the folder should be: no one can write into it, root included.
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file")
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(blocked))
+    cache.write_arrays("entry", ARRAYS)
+    cache.write_json("entry", [1])
+    cache.delete("entry")
+    assert cache.read_arrays("entry") is None
+    assert cache.read_json("entry") is None
+    assert blocked.read_text() == "a file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_still_reads(folder):
+    cache.write_json("entry", [1])
+    folder.chmod(0o500)
+    try:
+        cache.write_json("entry", [2])
+        cache.write_json("other", [3])
+        assert cache.read_json("entry") == [1]
+        assert cache.read_json("other") is None
+    finally:
+        folder.chmod(0o700)
+
+
+def test_a_full_disk_leaves_neither_an_entry_nor_a_draft(folder, monkeypatch):
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    cache.write_json("entry", [1])
+    monkeypatch.undo()
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_the_default_folder_is_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv(cache.FOLDER_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.cache_folder() == tmp_path / "tuner" / "timelines"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache.cache_folder() == tmp_path / "home" / ".cache" / "tuner" / "timelines"
+
+
+def test_entries_of_json_are_checked_like_arrays(folder):
+    cache.write_json("entry", {"state_bytes": 1})
+    path = stored_file(folder)
+    content = path.read_bytes()
+    path.write_bytes(content[:32] + json.dumps({"state_bytes": 2}).encode())
+    assert cache.read_json("entry") is None
