@@ -205,7 +205,8 @@ def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
         max_concurrent=options.workers,
         where=options.where,
         searcher=options.searcher,
-        initial=_initial(plan, profile),
+        # Where the budget is spent already, nothing is tried and nothing need be predicted.
+        initial=_initial(plan, profile) if len(known) < options.trials else [],
         resume=known,
         address=options.address,
         versions=plan.versions,
