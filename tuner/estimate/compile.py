@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tuner.estimate.alignment import align
-from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasses, Segment
+from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasses, Events, Segment
 from tuner.estimate.memory import category_of
 from tuner.estimate.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
 from tuner.estimate.recorder import Block, Timeline, Work
@@ -93,9 +93,8 @@ def compile_passes(workload: Workload, model_config: Any, structure: Structure) 
         deeper[kind] = _Layout(traced, sizes.lookup(traced.timeline, twin))
         works.add_layers(layers, traced.timeline, twin)
     moments = _Moments(base, deeper, len(sizes.polynomials))
-    compiled = _assemble(plan, sizes, moments, works, second)
-    _check(moments, sizes, plan, tracer)
-    return compiled
+    deep = _check(moments, sizes, plan, tracer)
+    return _assemble(plan, sizes, moments, works, second, deep)
 
 
 def _plan(types: list[str], structure: Structure) -> _Plan:
@@ -176,6 +175,17 @@ class _SizeTable:
             found.append(numbers[key])
         return found
 
+    def nearest(self, timeline: Timeline, probe: Probe) -> list[int]:
+        """The polynomial of the nearest value for every block of a model traced at a probe."""
+        values = np.array([float(polynomial(probe)) for polynomial in self.polynomials])
+        number = self.workspace_index()
+        if number >= 0:
+            values[number] = np.inf
+        by_size: dict[int, int] = {}
+        for size in {block.size_bytes for block in timeline.blocks}:
+            by_size[size] = int(np.abs(values - size).argmin())
+        return [number if _is_workspace(b) else by_size[b.size_bytes] for b in timeline.blocks]
+
     @property
     def ambiguous(self) -> bool:
         """Whether different polynomials have the same value at the first probe."""
@@ -223,6 +233,14 @@ class _Layout:
             Segment(mark.phase, mark.micro_step): (mark.event, end)
             for mark, end in zip(timeline.marks, ends, strict=True)
         }
+
+    def events(self) -> Events:
+        """The events as arrays."""
+        return Events(
+            events=np.array(self.trace.timeline.events, dtype=np.int64),
+            sizes=np.array(self.polynomial_of_block, dtype=np.int32),
+            spans=np.array([self.spans[segment] for segment in _ALL_SEGMENTS], dtype=np.int64),
+        )
 
     def live_counts(self, size: int, positions: Any) -> Any:
         """Counts of shape (positions, size * categories) after the event at each position."""
@@ -374,7 +392,12 @@ def _work_pairs(first: Timeline, second: Timeline) -> list[tuple[Work, Work]]:
 
 
 def _assemble(
-    plan: _Plan, sizes: _SizeTable, moments: _Moments, works: _WorkTable, second: PassTrace
+    plan: _Plan,
+    sizes: _SizeTable,
+    moments: _Moments,
+    works: _WorkTable,
+    second: PassTrace,
+    deep: _Layout,
 ) -> CompiledPasses:
     counts, ends = moments.at_depth(plan.missing)
     workspace = sizes.workspace_index()
@@ -412,8 +435,9 @@ def _assemble(
         shapes=Terms.of(shapes),
         has_shape=np.array([work.shape is not None for work in first]),
         executions=works.executions,
-        shallow_events=np.array(base.timeline.events, dtype=np.int64),
-        shallow_blocks=np.array(moments.base.polynomial_of_block, dtype=np.int32),
+        shallow=moments.base.events(),
+        deep=deep.events(),
+        depth_ratio=_depth_ratio(plan),
         trainable=Terms.of([polynomial for polynomial, _ in groups]),
         trainable_counts=np.array(list(groups.values()), dtype=np.int64),
         trainable_dtypes=tuple(dtype for _, dtype in groups),
@@ -477,9 +501,26 @@ def _possible_peaks(counts: Any, segments: Any, terms: Terms) -> Any:
     return np.array(sorted(kept))
 
 
-def _check(moments: _Moments, sizes: _SizeTable, plan: _Plan, tracer: _Tracer) -> None:
-    """Compare with a trace that is deeper and at another point than those compiled from."""
-    layers = {kind: min(2, missing) for kind, missing in plan.missing.items()}
+_CHECK_LAYERS = 6
+"""Layers that the held-back trace has more than the base, where the full model has so many."""
+
+
+def _check_layers(plan: _Plan) -> dict[str, int]:
+    """Further layers of the held-back trace, of each type as the full model has them."""
+    share = min(1.0, _CHECK_LAYERS / max(1, sum(plan.missing.values())))
+    return {kind: max(1, round(share * layers)) for kind, layers in plan.missing.items()}
+
+
+def _depth_ratio(plan: _Plan) -> float:
+    return sum(plan.missing.values()) / max(1, sum(_check_layers(plan).values()))
+
+
+def _check(moments: _Moments, sizes: _SizeTable, plan: _Plan, tracer: _Tracer) -> _Layout:
+    """Compare with a trace that is deeper and at another point than those compiled from.
+
+    Returns that trace, its blocks matched with the sizes of the structure.
+    """
+    layers = _check_layers(plan)
     traced = tracer.trace(_deeper(plan.base, layers), plan.check)
     timeline = traced.timeline
     counts, _ = moments.at_depth(layers)
@@ -487,7 +528,7 @@ def _check(moments: _Moments, sizes: _SizeTable, plan: _Plan, tracer: _Tracer) -
     predicted = counts.sum(axis=1) @ Terms.of(sizes.polynomials).at(points.astype(float))
     signed = [sign * timeline.blocks[index].size_bytes for index, sign in timeline.events]
     live = np.cumsum(signed)
-    layout = _Layout(traced, [0] * len(timeline.blocks))
+    layout = _Layout(traced, sizes.nearest(timeline, plan.check))
     for number, segment in enumerate(_ALL_SEGMENTS):
         start, end = layout.spans[segment]
         measured = live[max(start - 1, 0) : end].max()
@@ -497,3 +538,4 @@ def _check(moments: _Moments, sizes: _SizeTable, plan: _Plan, tracer: _Tracer) -
                 f"{segment.phase} peak of micro-step {segment.micro_step}: compiled {ours:.0f}, "
                 f"held-back trace {measured:.0f} bytes"
             )
+    return layout

@@ -5,19 +5,14 @@ Only numpy is needed here, so a cached prediction loads neither torch nor transf
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.estimate.allocator import (
-    LARGE_OWN_SEGMENT_BYTES,
-    MIN_BLOCK_BYTES,
-    ROUND_LARGE_BYTES,
-    SMALL_LIMIT_BYTES,
-    replay,
-)
+from tuner.estimate.allocator import MIN_BLOCK_BYTES, replay
 from tuner.estimate.polynomial import Terms
 from tuner.estimate.workspace import CUBLAS_WORKSPACE_BYTES
 from tuner.records import MemoryCategory, Phase
@@ -46,6 +41,56 @@ ENDS = ("loaded", "end_of_first", "end_of_second")
 backward pass."""
 
 
+class Replayed(NamedTuple):
+    """What the allocator has beside the blocks asked for, in bytes, from a replay.
+
+    `free_bytes` is reserved and not allocated. The others are the rests inside of allocated
+    blocks that were not worth splitting off, when each phase has its peak; `end_bytes` when the
+    optimizer begins.
+    """
+
+    free_bytes: int
+    load_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    end_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """A traced sequence of allocations: `events` (E, 2) of block and +1 or -1.
+
+    `sizes` says which of a structure's sizes each block has; `spans` (S + 1, 2) where the
+    events of each of `SEGMENTS`, and of `LOADING`, begin and end.
+    """
+
+    events: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    spans: NDArray[np.int64]
+
+    def replayed(self, block_bytes: Floats, micro_steps: int) -> Replayed:
+        """What the allocator adds in one micro-step or two, for blocks of these sizes (U,)."""
+        numbers = [n for n, s in enumerate(SEGMENTS) if s.micro_step < micro_steps]
+        end = int(self.spans[numbers[-1]][1])
+        events = self.events[:end]
+        blocks = block_bytes[self.sizes].astype(np.int64)
+        result = replay(map(tuple, events.tolist()), blocks.tolist(), keep_allocated=True)
+        allocated = np.array(result.allocated_bytes)
+        asked = np.cumsum(blocks[events[:, 0]] * events[:, 1])
+
+        def rest(numbers: Sequence[int]) -> int:
+            places = np.concatenate([np.arange(*self.spans[number]) for number in numbers])
+            return int(allocated[places].max(initial=0) - asked[places].max(initial=0))
+
+        return Replayed(
+            result.peak_reserved_bytes - result.peak_allocated_bytes,
+            rest([LOADING]),
+            rest([n for n in numbers if SEGMENTS[n].phase is Phase.FORWARD]),
+            rest([n for n in numbers if SEGMENTS[n].phase is Phase.BACKWARD]),
+            int(allocated[-1] - asked[-1]),
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledPasses:
     """The forward and backward passes of one structure at full depth.
@@ -62,8 +107,8 @@ class CompiledPasses:
     `executions` (S, 2, W): how often each operator runs in each segment, first not recomputed,
     then recomputed.
 
-    `shallow_events` and `shallow_blocks` are the base model's own events and the size of each
-    of its blocks, for replaying the allocator.
+    `shallow` and `deep` are the events of the base model and of one with some more layers, for
+    replaying the allocator. The full model has `depth_ratio` times as many more.
     """
 
     sizes: Terms
@@ -79,26 +124,21 @@ class CompiledPasses:
     shapes: Terms
     has_shape: NDArray[np.bool_]
     executions: NDArray[np.int64]
-    shallow_events: NDArray[np.int64]
-    shallow_blocks: NDArray[np.int32]
+    shallow: Events
+    deep: Events
+    depth_ratio: float
     trainable: Terms
     trainable_counts: NDArray[np.int64]
     trainable_dtypes: tuple[str, ...]
     frozen_params: int
 
-    def block_bytes(self, points: Floats, workspace_bytes: int) -> Floats:
-        """Bytes that a block of each size counts as allocated; shape (U, points)."""
+    def rounded_bytes(self, points: Floats, workspace_bytes: int) -> Floats:
+        """Bytes of a block of each size as the allocator rounds it; shape (U, points)."""
         sizes = self.sizes.at(points)
         if self.workspace >= 0:
             sizes[self.workspace] = workspace_bytes
         rounded: Floats = np.ceil(sizes / MIN_BLOCK_BYTES - 1e-9) * MIN_BLOCK_BYTES
-        # As `allocator.settled_size`, for arrays.
-        segments = np.ceil(rounded / ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
-        alone = rounded >= LARGE_OWN_SEGMENT_BYTES
-        settled: Floats = np.where(
-            alone & (segments - rounded <= SMALL_LIMIT_BYTES), segments, rounded
-        )
-        return settled
+        return rounded
 
     def live_bytes(self, block_bytes: Floats) -> Floats:
         """Allocated bytes at each moment; shape (K, points)."""
@@ -121,16 +161,22 @@ class CompiledPasses:
         np.add.at(moved, self.tensor_of, self.tensor_bytes.at(points))
         return moved
 
-    def shallow_overhead_bytes(self, point: Floats) -> int:
-        """Bytes that the allocator reserves beyond what is allocated, at one point (3,).
+    def replayed(self, point: Floats, micro_steps: int) -> Replayed:
+        """What replaying the allocator adds at a point (3,), with one micro-step or with more.
 
-        From replaying the base model's events: fragmentation comes from the few large blocks
-        around the output head and within one layer, and further layers repeat the same sizes.
+        Free memory beside what is allocated comes from the few large blocks around the output
+        head and within one layer, and further layers repeat the same sizes: it is that of the
+        base model. Rests inside blocks grow with the layers: they follow a line through the
+        base model and a deeper one.
         """
-        sizes = self.block_bytes(point[None, :], CUBLAS_WORKSPACE_BYTES)[:, 0]
-        blocks = sizes[self.shallow_blocks].astype(np.int64).tolist()
-        result = replay(map(tuple, self.shallow_events.tolist()), blocks)
-        return result.peak_reserved_bytes - result.peak_allocated_bytes
+        rounded = self.rounded_bytes(point[None, :], CUBLAS_WORKSPACE_BYTES)[:, 0]
+        shallow = self.shallow.replayed(rounded, micro_steps)
+        deep = self.deep.replayed(rounded, micro_steps)
+        rests = (
+            round(base + self.depth_ratio * (more - base))
+            for base, more in zip(shallow[1:], deep[1:], strict=True)
+        )
+        return Replayed(shallow.free_bytes, *rests)
 
     def depends_on_length_alone(self) -> bool:
         """Whether a size grows with the square of the length, as eager attention's do."""
@@ -145,6 +191,9 @@ class CompiledPasses:
             if isinstance(value, Terms):
                 arrays[f"{name}.coefficients"] = value.coefficients
                 arrays[f"{name}.exponents"] = value.exponents
+            elif isinstance(value, Events):
+                for part in Events.__dataclass_fields__:
+                    arrays[f"{name}.{part}"] = getattr(value, part)
             elif isinstance(value, tuple):
                 arrays[name] = np.array(value, dtype=np.str_)
             else:
@@ -158,6 +207,11 @@ class CompiledPasses:
         for name, declared in cls.__dataclass_fields__.items():
             if declared.type == "Terms":
                 fields[name] = Terms(arrays[f"{name}.coefficients"], arrays[f"{name}.exponents"])
+            elif declared.type == "Events":
+                parts = Events.__dataclass_fields__
+                fields[name] = Events(**{part: arrays[f"{name}.{part}"] for part in parts})
+            elif declared.type == "float":
+                fields[name] = float(arrays[name])
             elif declared.type == "tuple[str, ...]":
                 fields[name] = tuple(str(item) for item in arrays[name])
             elif declared.type == "int":

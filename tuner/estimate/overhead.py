@@ -1,4 +1,4 @@
-"""Reserved memory beyond allocated, for many points from a few replays of the allocator.
+"""What the allocator adds to the sums of blocks, for many points from a few replays of it.
 
 A replay takes some ten milliseconds, so a whole space is replayed at anchor points: every
 number of tokens (or batch and length, where memory grows with the square of the length), at
@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tuner.estimate.compiled import CompiledPasses, Floats
+from tuner.estimate.compiled import CompiledPasses, Floats, Replayed
 
 Point = tuple[int, int, int]
 """Micro-batch, length, rank."""
+
+Replays = tuple[Replayed, ...]
+"""With one micro-step in an optimizer step, and with more."""
 
 EXACT_UP_TO = 6
 """So many points are replayed themselves."""
@@ -40,20 +43,27 @@ def anchors(points: Floats, passes: CompiledPasses) -> dict[Point, list[Point]]:
     return chosen
 
 
-def replay_all(passes: CompiledPasses, points: Sequence[Point]) -> dict[Point, int]:
-    """The overhead in bytes at each of these points."""
-    return {point: passes.shallow_overhead_bytes(np.array(point, dtype=float)) for point in points}
+def replay_all(passes: CompiledPasses, points: Sequence[Point]) -> dict[Point, Replays]:
+    """What a replay adds at each of these points, with one micro-step and with more."""
+    return {
+        point: tuple(
+            passes.replayed(np.array(point, dtype=float), micro_steps) for micro_steps in (1, 2)
+        )
+        for point in points
+    }
 
 
 def interpolate(
-    points: Floats, chosen: Mapping[Point, Sequence[Point]], replayed: Mapping[Point, int]
+    points: Floats, chosen: Mapping[Point, Sequence[Point]], replayed: Mapping[Point, Replays]
 ) -> Floats:
-    """The overhead in bytes at each point (P, 3), from the replays at its anchors."""
-    result = np.zeros(len(points))
+    """The replays at each point (P, 3), from those at its anchors: (P, 2, fields of `Replayed`)."""
+    result = np.zeros((len(points), 2, len(Replayed._fields)))
     for index, (batch, length, rank) in enumerate(points):
         places = chosen[int(batch), int(length), int(rank)]
-        known = [(place[2], replayed[place]) for place in places if place in replayed]
+        known = sorted(place for place in places if place in replayed)
         if known:
-            ranks, sizes = np.array(sorted(known), dtype=float).T
-            result[index] = np.interp(rank, ranks, sizes)
+            low, high = known[0], known[-1]
+            share = 0.0 if low == high else (rank - low[2]) / (high[2] - low[2])
+            at_low, at_high = np.array(replayed[low]), np.array(replayed[high])
+            result[index] = at_low + share * (at_high - at_low)
     return result

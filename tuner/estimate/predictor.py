@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from tuner.estimate import cache
-from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasses
+from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasses, Replayed
 from tuner.estimate.kernel_times import on_measured_device
 from tuner.estimate.optimizer_step import CompiledOptimizer, compile_optimizer, work_arrays
 from tuner.estimate.overhead import (
     LARGEST_GPU_BYTES,
     Point,
+    Replays,
     anchors,
     interpolate,
     replay_all,
@@ -75,7 +76,7 @@ class Predictor:
         self._architecture = architecture(job.model)
         self._subject: Subject | None = None
         self._passes: dict[Structure, CompiledPasses | str] = {}
-        self._replayed: dict[Structure, dict[Point, int]] = {}
+        self._replayed: dict[Structure, dict[Point, Replays]] = {}
         self._optimizers: dict[str, CompiledOptimizer] = {}
 
     def predict(
@@ -144,19 +145,19 @@ class Predictor:
             self._passes[structure] = stored
 
     def _store(
-        self, structure: Structure, passes: CompiledPasses | str, replayed: dict[Point, int]
+        self, structure: Structure, passes: CompiledPasses | str, replayed: dict[Point, Replays]
     ) -> None:
         if isinstance(passes, CompiledPasses) and structure not in self._passes:
             cache.write_arrays(self._entry("passes", structure), passes.to_arrays())
         self._passes[structure] = passes
         if replayed:
             self._replayed[structure].update(replayed)
-            rows = [[*point, size] for point, size in self._replayed[structure].items()]
+            rows = [[*point, *found] for point, found in self._replayed[structure].items()]
             cache.write_json(self._entry("replays", structure), rows)
 
     def _answered(
         self, requests: Sequence[_Request]
-    ) -> Iterable[tuple[_Request, CompiledPasses | str, dict[Point, int]]]:
+    ) -> Iterable[tuple[_Request, CompiledPasses | str, dict[Point, Replays]]]:
         if not requests:
             return
         needs_tracing = any(request.passes is None for request in requests)
@@ -179,7 +180,7 @@ class Predictor:
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], *future.result()
 
-    def _known(self, request: _Request) -> dict[Point, int]:
+    def _known(self, request: _Request) -> dict[Point, Replays]:
         return self._replayed[request.structure]
 
     def _resolved(self) -> Subject:
@@ -251,7 +252,7 @@ class _Evaluation:
         structure: Structure,
         configurations: Sequence[Configuration],
         gpu: Gpu,
-        replayed: Mapping[Point, int],
+        replayed: Mapping[Point, Replays],
     ) -> None:
         self._passes, self._gpu = passes, gpu
         points = np.array([_point(c) for c in configurations], dtype=float)
@@ -259,12 +260,12 @@ class _Evaluation:
         self._allow_tf32 = structure.settings.get("precision") == "tf32"
         unique, self._place = np.unique(points, axis=0, return_inverse=True)
         workspace = cublas_workspace_bytes(gpu.compute_capability)
-        self._block_bytes = passes.block_bytes(unique, workspace)
+        self._block_bytes = passes.rounded_bytes(unique, workspace)
         self._live = passes.live_bytes(self._block_bytes)
         self._ends = passes.end_bytes(self._block_bytes)
         self._loaded = self._ends[0].round().astype(int).tolist()
-        overheads = interpolate(unique, anchors(unique, passes), replayed)
-        self._overheads = overheads.round().astype(int).tolist()
+        added = interpolate(unique, anchors(unique, passes), replayed)
+        self._added = added.round().astype(int).tolist()
         self._known_peaks: dict[bool, _Peaks] = {}
         self._params = passes.trainable_params(unique)
         self._works = WorkArrays.of_compiled(passes, unique)
@@ -297,16 +298,17 @@ class _Evaluation:
     def memory(self, index: int, optimizer: CompiledOptimizer) -> Memory:
         """Peak memory of one configuration, with its breakdown."""
         place = int(self._place[index])
-        peaks = self._peaks(bool(self._accumulation[index] > 1))
-        forward, backward = (
-            peaks.by_phase[phase][place] + optimizer.state_bytes
+        accumulates = bool(self._accumulation[index] > 1)
+        peaks, added = self._peaks(accumulates), Replayed(*self._added[place][accumulates])
+        passes = {
+            phase: peaks.by_phase[phase][place] + optimizer.state_bytes
             for phase in (Phase.FORWARD, Phase.BACKWARD)
-        )
+        }
         phases = {
-            Phase.LOAD: peaks.by_phase[Phase.LOAD][place],
-            Phase.FORWARD: forward,
-            Phase.BACKWARD: backward,
-            Phase.OPTIMIZER: peaks.end[place] + optimizer.peak_bytes,
+            Phase.LOAD: peaks.by_phase[Phase.LOAD][place] + added.load_bytes,
+            Phase.FORWARD: passes[Phase.FORWARD] + added.forward_bytes,
+            Phase.BACKWARD: passes[Phase.BACKWARD] + added.backward_bytes,
+            Phase.OPTIMIZER: peaks.end[place] + optimizer.peak_bytes + added.end_bytes,
         }
         peak_phase = max(phases, key=phases.__getitem__)
         breakdown = dict(zip(CATEGORIES, peaks.breakdown[peak_phase][place], strict=True))
@@ -314,15 +316,14 @@ class _Evaluation:
             breakdown[MemoryCategory.OPTIMIZER_STATE] += optimizer.state_bytes
         if peak_phase is Phase.OPTIMIZER:
             breakdown[MemoryCategory.TEMPORARY] += optimizer.peak_bytes - optimizer.state_bytes
-        allocated = sum(breakdown.values())
-        overhead = self._overheads[place]
-        breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = overhead
+        reserved = phases[peak_phase] + added.free_bytes
+        breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - sum(breakdown.values())
         breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += self._gpu.context_bytes
         return Memory(
-            peak_allocated_bytes=allocated,
-            peak_reserved_bytes=allocated + overhead,
-            device_bytes=allocated + overhead + self._gpu.context_bytes,
-            loaded_bytes=self._loaded[place],
+            peak_allocated_bytes=phases[peak_phase],
+            peak_reserved_bytes=reserved,
+            device_bytes=reserved + self._gpu.context_bytes,
+            loaded_bytes=self._loaded[place] + added.load_bytes,
             phase_peak_bytes={str(phase): peak for phase, peak in phases.items()},
             peak_phase=str(peak_phase),
             breakdown={str(category): size for category, size in breakdown.items()},
@@ -381,7 +382,7 @@ class _Request:
     points: tuple[Point, ...]
     passes: CompiledPasses | str | None = None
 
-    def missing(self, passes: CompiledPasses | str, known: Mapping[Point, int]) -> list[Point]:
+    def missing(self, passes: CompiledPasses | str, known: Mapping[Point, Replays]) -> list[Point]:
         """Points at which the allocator has yet to be replayed."""
         if isinstance(passes, str):
             return []
@@ -390,7 +391,7 @@ class _Request:
         unknown = sorted(wanted - known.keys())
         if not unknown:
             return []
-        sizes = passes.block_bytes(np.array(unknown, dtype=float), CUBLAS_WORKSPACE_BYTES)
+        sizes = passes.rounded_bytes(np.array(unknown, dtype=float), CUBLAS_WORKSPACE_BYTES)
         peaks = passes.live_bytes(sizes).max(axis=0)
         return [p for p, peak in zip(unknown, peaks, strict=True) if peak <= LARGEST_GPU_BYTES]
 
@@ -427,8 +428,8 @@ def _compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str
 
 
 def _answer(
-    subject: Subject | None, request: _Request, known: Mapping[Point, int]
-) -> tuple[CompiledPasses | str, dict[Point, int]]:
+    subject: Subject | None, request: _Request, known: Mapping[Point, Replays]
+) -> tuple[CompiledPasses | str, dict[Point, Replays]]:
     """Compile what is not compiled yet, and replay the allocator where it is not known."""
     passes = request.passes
     if passes is None:
@@ -449,8 +450,8 @@ def _set_subject(subject: Subject | None) -> None:
 
 
 def _answer_in_worker(
-    request: _Request, known: Mapping[Point, int]
-) -> tuple[CompiledPasses | str, dict[Point, int]]:
+    request: _Request, known: Mapping[Point, Replays]
+) -> tuple[CompiledPasses | str, dict[Point, Replays]]:
     return _answer(_worker_subject, request, known)
 
 
@@ -477,12 +478,15 @@ def _read_passes(entry: str) -> CompiledPasses | None:
         return None
 
 
-def _read_replays(entry: str) -> dict[Point, int]:
+def _read_replays(entry: str) -> dict[Point, Replays]:
     stored = cache.read_json(entry)
     if stored is None:
         return {}
     try:
-        return {(int(b), int(s), int(r)): int(size) for b, s, r, size in stored}
+        return {
+            (int(b), int(s), int(r)): (Replayed(*map(int, once)), Replayed(*map(int, more)))
+            for b, s, r, once, more in stored
+        }
     except (TypeError, ValueError):
         cache.delete(entry)
         return {}
