@@ -31,7 +31,7 @@ ALLOWED = {
     "backward_peak": 0.005,
     "optimizer_peak": 0.005,
     "loaded": 0.005,
-    "step_s": 0.001,
+    "step_s": 0.01,
 }
 
 

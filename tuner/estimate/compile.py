@@ -175,17 +175,6 @@ class _SizeTable:
             found.append(numbers[key])
         return found
 
-    def nearest(self, timeline: Timeline, probe: Probe) -> list[int]:
-        """The polynomial of the nearest value for every block of a model traced at a probe."""
-        values = np.array([float(polynomial(probe)) for polynomial in self.polynomials])
-        number = self.workspace_index()
-        if number >= 0:
-            values[number] = np.inf
-        by_size: dict[int, int] = {}
-        for size in {block.size_bytes for block in timeline.blocks}:
-            by_size[size] = int(np.abs(values - size).argmin())
-        return [number if _is_workspace(b) else by_size[b.size_bytes] for b in timeline.blocks]
-
     @property
     def ambiguous(self) -> bool:
         """Whether different polynomials have the same value at the first probe."""
@@ -515,6 +504,29 @@ def _depth_ratio(plan: _Plan) -> float:
     return sum(plan.missing.values()) / max(1, sum(_check_layers(plan).values()))
 
 
+def _recognised(
+    timeline: Timeline, base: _Layout, polynomials: list[Polynomial], probe: Probe
+) -> list[int]:
+    """The likely polynomial of every block of a model traced at another probe.
+
+    Of those that the base model has for the same use, the one with the nearest value there:
+    weights and activations often have equal sizes at a length that is a round number.
+    """
+    used = Counter(zip(base.categories.tolist(), base.polynomials.tolist(), strict=True))
+    candidates: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
+    for (category, number), times in used.items():
+        candidates[category].append((float(polynomials[number](probe)), -times, number))
+    found: dict[tuple[int, int], int] = {}
+    for block in timeline.blocks:
+        key = (_category_index(block), block.size_bytes)
+        if key not in found:
+            if key[0] not in candidates:
+                raise CompileError(f"a deeper model uses memory for {CATEGORIES[key[0]]}")
+            near = min(candidates[key[0]], key=lambda item: (abs(item[0] - key[1]), item[1]))
+            found[key] = near[2]
+    return [found[_category_index(block), block.size_bytes] for block in timeline.blocks]
+
+
 def _check(moments: _Moments, sizes: _SizeTable, plan: _Plan, tracer: _Tracer) -> _Layout:
     """Compare with a trace that is deeper and at another point than those compiled from.
 
@@ -528,7 +540,7 @@ def _check(moments: _Moments, sizes: _SizeTable, plan: _Plan, tracer: _Tracer) -
     predicted = counts.sum(axis=1) @ Terms.of(sizes.polynomials).at(points.astype(float))
     signed = [sign * timeline.blocks[index].size_bytes for index, sign in timeline.events]
     live = np.cumsum(signed)
-    layout = _Layout(traced, sizes.nearest(timeline, plan.check))
+    layout = _Layout(traced, _recognised(timeline, moments.base, sizes.polynomials, plan.check))
     for number, segment in enumerate(_ALL_SEGMENTS):
         start, end = layout.spans[segment]
         measured = live[max(start - 1, 0) : end].max()

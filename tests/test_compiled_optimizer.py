@@ -1,0 +1,134 @@
+"""Optimizer steps compiled from a few parameters of each size, against traces of all of them."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+
+from tuner.estimate.allocator import settled_size
+from tuner.estimate.optimizer_step import CompiledOptimizer, compile_optimizer, work_arrays
+from tuner.estimate.roofline import Roofline
+from tuner.estimate.trace import trace_optimizer
+from tuner.estimate.work_arrays import WorkArrays, optimizer_executions_of
+from tuner.gpus import get_gpu
+from tuner.records import MemoryCategory
+
+OPTIMIZERS = ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd"]
+
+# Adapters of two widths in fp32, a small one that 8-bit optimizers keep in fp32, bf16 weights.
+TRAINABLE = {
+    (98 * 1536, torch.float32): 23,
+    (16 * 1536, torch.float32): 5,
+    (2048, torch.float32): 7,
+    (1536 * 1024, torch.bfloat16): 1,
+}
+GIVEN = (MemoryCategory.ADAPTERS, MemoryCategory.GRADIENTS)
+
+
+@pytest.fixture(scope="module", params=OPTIMIZERS)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[0.0, 1.0], ids=["no clipping", "clipping"])
+def both(request, name):
+    """The compiled optimizer, and the trace of every parameter."""
+    parameters = [kind for kind, count in TRAINABLE.items() for _ in range(count)]
+    return (
+        compile_optimizer(name, TRAINABLE, max_grad_norm=request.param),
+        trace_optimizer(name, parameters, max_grad_norm=request.param),
+    )
+
+
+def test_memory_is_that_of_the_trace(both):
+    compiled, timeline = both
+    added = [
+        0 if block.paged or block.category in GIVEN else settled_size(block.size_bytes)
+        for block in timeline.blocks
+    ]
+    states = [b.category is MemoryCategory.OPTIMIZER_STATE for b in timeline.blocks]
+    assert compiled.state_bytes == sum(
+        size for size, is_state in zip(added, states, strict=True) if is_state
+    )
+    assert compiled.peak_bytes == max(
+        accumulate(added[index] * sign for index, sign in timeline.events)
+    )
+    assert compiled.paged_bytes == sum(b.size_bytes for b in timeline.blocks if b.paged)
+
+
+def test_work_is_that_of_the_trace(both):
+    compiled, timeline = both
+    counts = optimizer_executions_of(timeline, step=1)
+    works = WorkArrays.of_works(timeline.works)
+    arrays, executions = work_arrays(compiled)
+    assert executions.sum() == counts.sum()
+    assert executions @ arrays.bytes_moved == pytest.approx(counts @ works.bytes_moved)
+    assert executions @ arrays.flops == pytest.approx(counts @ works.flops)
+
+
+@pytest.mark.parametrize("gpu", ["t4", "h100_pcie"])
+def test_time_is_that_of_the_trace(both, gpu):
+    """Kernels shorter than the shortest a GPU can run count each, not all as one."""
+    compiled, timeline = both
+    arrays, executions = work_arrays(compiled)
+    counts = optimizer_executions_of(timeline, step=1)
+    works, target = WorkArrays.of_works(timeline.works), get_gpu(gpu)
+    ours = executions @ Roofline().seconds(arrays, target, allow_tf32=False)
+    full = counts @ Roofline().seconds(works, target, allow_tf32=False)
+    # Kernels of one operator count as alike; those of another dtype may be shorter.
+    assert ours == pytest.approx(full, rel=0.03)
+
+
+def test_paged_state_is_managed_memory(both, name):
+    compiled, _ = both
+    assert (compiled.paged_bytes > 0) == name.startswith("paged")
+    assert (compiled.state_bytes > 0) == (name != "sgd")
+
+
+def test_adamw_keeps_two_numbers_for_each_parameter():
+    numel = 4096 * 512  # 8 MiB in fp32: no rounding
+    compiled = compile_optimizer(
+        "adamw_torch_fused", {(numel, torch.float32): 40}, max_grad_norm=0.0
+    )
+    # Two moments, and a step counter of one number in a block of 512 bytes each.
+    assert compiled.state_bytes == 40 * (2 * 4 * numel + 512)
+
+
+def test_quantities_are_affine_in_the_number_of_parameters(name):
+    kind = (24576, torch.float32)
+    few, some, many = (
+        compile_optimizer(name, {kind: count}, max_grad_norm=1.0) for count in (1, 11, 21)
+    )
+    for quantity in ("state_bytes", "peak_bytes", "paged_bytes"):
+        low, middle, high = (getattr(step, quantity) for step in (few, some, many))
+        assert high - middle == middle - low
+
+
+def test_it_survives_json(both):
+    compiled, _ = both
+    assert CompiledOptimizer.from_dict(compiled.to_dict()) == compiled
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {},
+        {"state_bytes": 1, "peak_bytes": 1, "paged_bytes": 0},
+        {"state_bytes": "much", "peak_bytes": 1, "paged_bytes": 0, "kernels": []},
+        {"state_bytes": 1, "peak_bytes": 1, "paged_bytes": 0, "kernels": [[1, 2]]},
+        {"state_bytes": 1, "peak_bytes": 1, "paged_bytes": 0, "kernels": 3},
+    ],
+    ids=["empty", "no kernels", "no number", "short kernels", "no list"],
+)
+def test_damaged_json_is_refused(damaged):
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        CompiledOptimizer.from_dict(damaged)
+
+
+def test_no_kernels_take_no_time():
+    arrays, executions = work_arrays(CompiledOptimizer(0, 0, 0, ()))
+    assert (executions @ np.zeros((len(executions), 1))).sum() == 0
+    assert arrays.bytes_moved.shape == (0, 1)
