@@ -119,7 +119,7 @@ def gpu_for(configuration: Mapping[str, Any], source: random.Random) -> Any:
 
 
 def differences(ours: Prediction, full: Prediction) -> dict[str, float]:
-    """Relative differences of what two predictions say; of a phase's memory in parts of the peak."""
+    """Relative differences of two predictions; of a phase, in parts of the peak."""
     mine, theirs = ours.memory, full.memory
     found = {
         "peak_allocated": _apart(mine.peak_allocated_bytes, theirs.peak_allocated_bytes),
