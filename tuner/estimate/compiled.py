@@ -68,6 +68,18 @@ class Events:
     sizes: NDArray[np.int32]
     spans: NDArray[np.int64]
 
+    def is_consistent(self, sizes: int) -> bool:
+        """Whether these are events of blocks that have one of so many sizes."""
+        return (
+            self.events.ndim == 2
+            and self.events.shape[1] == 2
+            and _within(self.events[:, 0], len(self.sizes))
+            and bool((np.abs(self.events[:, 1]) == 1).all())
+            and _within(self.sizes, sizes)
+            and self.spans.shape == (len(SEGMENTS) + 1, 2)
+            and _within(self.spans, len(self.events) + 1)
+        )
+
     def replayed(self, block_bytes: Floats, micro_steps: int) -> Replayed:
         """What the allocator adds in one micro-step or two, for blocks of these sizes (U,)."""
         numbers = [n for n, s in enumerate(SEGMENTS) if s.micro_step < micro_steps]
@@ -89,6 +101,18 @@ class Events:
             rest([n for n in numbers if SEGMENTS[n].phase is Phase.BACKWARD]),
             int(allocated[-1] - asked[-1]),
         )
+
+
+_WORDS = ("kinds", "dtypes", "trainable_dtypes")
+"""The fields of `CompiledPasses` that are text."""
+
+_TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable")
+"""The fields of `CompiledPasses` that are polynomials."""
+
+
+def _within(numbers: NDArray[Any], limit: int) -> bool:
+    """Whether all numbers can be indices of so many items."""
+    return bool((numbers >= 0).all() and (numbers < limit).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,6 +228,9 @@ class CompiledPasses:
     def from_arrays(cls, arrays: Any) -> CompiledPasses:
         """The inverse of `to_arrays`. Raises KeyError or ValueError when it does not fit."""
         fields: dict[str, Any] = {}
+        for name, array in arrays.items():
+            if array.dtype.kind not in ("U" if name in _WORDS else "bif"):
+                raise ValueError(f"{name} holds {array.dtype}")
         for name, declared in cls.__dataclass_fields__.items():
             if declared.type == "Terms":
                 fields[name] = Terms(arrays[f"{name}.coefficients"], arrays[f"{name}.exponents"])
@@ -218,4 +245,28 @@ class CompiledPasses:
                 fields[name] = int(arrays[name])
             else:
                 fields[name] = arrays[name]
-        return cls(**fields)
+        read = cls(**fields)
+        read._require_consistent()
+        return read
+
+    def _require_consistent(self) -> None:
+        """Raise ValueError unless the arrays belong together."""
+        sizes, operators = len(self.sizes.coefficients), len(self.kinds)
+        moments, categories = len(self.segments), len(CATEGORIES)
+        tensors, groups = len(self.tensor_bytes.coefficients), len(self.trainable.coefficients)
+        fits = (
+            self.counts.shape == (moments, categories, sizes),
+            set(self.segments.tolist()) == {*range(len(SEGMENTS)), LOADING},
+            self.ends.shape == (len(ENDS), categories, sizes),
+            -1 <= self.workspace < sizes,
+            len(self.dtypes) == len(self.flops.coefficients) == operators,
+            self.tensor_of.shape == (tensors,) and _within(self.tensor_of, operators),
+            len(self.shapes.coefficients) == 4 * operators,
+            self.has_shape.shape == (operators,),
+            self.executions.shape == (len(SEGMENTS), 2, operators),
+            self.trainable_counts.shape == (groups,) and len(self.trainable_dtypes) == groups,
+            *(events.is_consistent(sizes) for events in (self.shallow, self.deep)),
+            *(getattr(self, name).is_consistent() for name in _TERMS),
+        )
+        if not all(fits):
+            raise ValueError("arrays of a compiled structure that do not belong together")

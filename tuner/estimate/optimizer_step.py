@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.estimate.allocator import settled_size
+from tuner.estimate.allocator import replay, settled_size
 from tuner.estimate.work_arrays import WorkArrays
 from tuner.records import MemoryCategory
 
@@ -57,15 +58,16 @@ def compile_optimizer(
     in the counts. (Multi-tensor optimizers add up their buffers, the others reuse them.)
     """
     base = dict.fromkeys(trainable, 2)
-    memory, work = _quantities(name, base, max_grad_norm)
-    total = memory.copy()
-    left = {operator: amount.copy() for operator, amount in work.items()}
-    groups = []
+    traced = _quantities(name, base, max_grad_norm)
+    total = traced.memory.copy()
+    left = {operator: amount.copy() for operator, amount in traced.work.items()}
+    groups, states = [], []
     for kind, count in trainable.items():
-        more_memory, more_work = _quantities(name, {**base, kind: 3}, max_grad_norm)
-        total += (count - 2) * (more_memory - memory)
-        for operator, amount in more_work.items():
-            added = amount - work[operator]
+        more = _quantities(name, {**base, kind: 3}, max_grad_norm)
+        total += (count - 2) * (more.memory - traced.memory)
+        states.append((count, list((more.states - traced.states).elements())))
+        for operator, amount in more.work.items():
+            added = amount - traced.work[operator]
             if added[0] > 0:  # one kernel, or a few, for each parameter
                 groups.append(count * added)
                 left[operator] -= 2 * added
@@ -77,16 +79,41 @@ def compile_optimizer(
         if number > 0
     )
     state, peak, paged = (int(value) for value in total)
-    return CompiledOptimizer(state, peak, paged, kernels)
+    rests = _rests(states)
+    return CompiledOptimizer(state + rests, peak + rests, paged, kernels)
+
+
+def _rests(states: Sequence[tuple[int, Sequence[int]]]) -> int:
+    """Bytes in blocks of state beyond their own size, in a fresh allocator.
+
+    `states` has, for each kind of parameter, their number and the sizes of the state of one.
+    Kinds alternate as they do in a model of equal layers.
+    """
+    order = sorted(
+        ((place + 0.5) / count, kind)
+        for kind, (count, _) in enumerate(states)
+        for place in range(count)
+    )
+    sizes = [size for _, kind in order for size in states[kind][1]]
+    result = replay([(index, 1) for index in range(len(sizes))], sizes)
+    return result.peak_allocated_bytes - sum(map(settled_size, sizes))
+
+
+class _Quantities(NamedTuple):
+    """Of one traced optimizer."""
+
+    memory: NDArray[np.int64]
+    """State, peak and paged bytes."""
+    states: Counter[int]
+    """Sizes of the blocks of state that are no managed memory."""
+    work: dict[str, NDArray[np.int64]]
+    """Kernels, and bytes and FLOPs of all of them, by operator."""
 
 
 def _quantities(
     name: str, trainable: Mapping[tuple[int, torch.dtype], int], max_grad_norm: float
-) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """State, peak and paged bytes for these parameters, and kernels, bytes and FLOPs by operator.
-
-    From a trace.
-    """
+) -> _Quantities:
+    """What the optimizer takes and does for these parameters, from a trace."""
     from tuner.estimate.trace import trace_optimizer
     from tuner.estimate.work_arrays import optimizer_executions_of
 
@@ -98,18 +125,20 @@ def _quantities(
         for block in timeline.blocks
     ]
     live = accumulate(added[index] * sign for index, sign in timeline.events)
-    state = sum(
-        size
-        for size, block in zip(added, timeline.blocks, strict=True)
-        if block.category is MemoryCategory.OPTIMIZER_STATE
+    states = Counter(
+        block.size_bytes
+        for block in timeline.blocks
+        if block.category is MemoryCategory.OPTIMIZER_STATE and not block.paged
     )
+    state = sum(settled_size(size) * number for size, number in states.items())
     paged = sum(block.size_bytes for block in timeline.blocks if block.paged)
     counts = optimizer_executions_of(timeline, step=1).tolist()
     work: dict[str, NDArray[np.int64]] = {}
     for item, count in zip(timeline.works, counts, strict=True):
         amount = np.array([count, count * item.bytes_moved, count * item.flops], dtype=np.int64)
         work[item.name] = work.get(item.name, np.zeros(3, dtype=np.int64)) + amount
-    return np.array([state, max(live, default=0), paged], dtype=np.int64), work
+    memory = np.array([state, max(live, default=0), paged], dtype=np.int64)
+    return _Quantities(memory, states, work)
 
 
 def work_arrays(optimizer: CompiledOptimizer) -> tuple[WorkArrays, NDArray[np.int64]]:

@@ -125,6 +125,15 @@ class Terms:
         self.coefficients = coefficients
         self.exponents = exponents
 
+    def is_consistent(self) -> bool:
+        """Whether the arrays belong together."""
+        shape = (len(self.coefficients), 2)
+        return bool(
+            self.coefficients.shape == shape
+            and self.exponents.shape == (*shape, 3)
+            and ((self.exponents >= 0) & (self.exponents <= 2)).all()
+        )
+
     @classmethod
     def of(cls, polynomials: Sequence[Polynomial]) -> Terms:
         """Arrays for these polynomials, in their order."""

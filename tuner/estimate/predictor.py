@@ -473,7 +473,7 @@ def _read_passes(entry: str) -> CompiledPasses | None:
         return None
     try:
         return CompiledPasses.from_arrays(arrays)
-    except (KeyError, ValueError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError):
         cache.delete(entry)
         return None
 

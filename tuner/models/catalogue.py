@@ -348,7 +348,8 @@ def architecture(name: str) -> Architecture:
         return Architecture(config_digest(config), window)
     text = json.dumps(entry.config, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Architecture(digest, entry.text_config.get("sliding_window"))
+    slides = entry.text_config.get("use_sliding_window", True)
+    return Architecture(digest, entry.text_config.get("sliding_window") if slides else None)
 
 
 def config_digest(config: PreTrainedConfig) -> str:

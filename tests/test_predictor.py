@@ -1,0 +1,404 @@
+"""Predictions of many configurations: shared work, the cache, fallbacks, and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.errors import InputError
+from tuner.estimate import cache, predictor
+from tuner.estimate.compile import CompileError
+from tuner.estimate.compiled import CompiledPasses
+from tuner.estimate.predict import predict, resolve_subject
+from tuner.estimate.predictor import FALLBACK, METHOD, Job, Predictor
+from tuner.gpus import get_gpu
+from tuner.models.catalogue import architecture, load_catalogue, resolve_config
+from tuner.records import Configuration
+
+ROOT = Path(__file__).parents[1]
+AMPERE = get_gpu("a5000")
+
+BASE = Configuration(
+    {
+        "micro_batch": 2,
+        "grad_accum": 2,
+        "max_length": 96,
+        "lora_rank": 8,
+        "lora_alpha": 16,
+        "lora_targets": ("q_proj", "v_proj"),
+        "precision": "bf16",
+        "mixed_precision": "bf16",
+        "gradient_checkpointing": True,
+        "optimizer": "adamw_8bit",
+        "max_grad_norm": 1.0,
+        "attention": "sdpa",
+    }
+)
+SPACE = [
+    BASE.replace(micro_batch=batch, max_length=length, lora_rank=rank, optimizer=optimizer)
+    for batch in (2, 3)
+    for length in (96, 200)
+    for rank, optimizer in ((8, "adamw_8bit"), (16, "sgd"))
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "timelines"))
+    return tmp_path / "timelines"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 320,
+        "max_position_embeddings": 256,
+    }
+    (path / "config.json").write_text(json.dumps(fields))
+    return str(path)
+
+
+@pytest.fixture
+def job(model) -> Job:
+    return Job("causal_lm", model)
+
+
+@pytest.fixture
+def compiled(monkeypatch) -> list:
+    """Every structure that is compiled in this process, in order."""
+    seen = []
+    real = predictor._compile_one
+
+    def compile_one(subject, structure):
+        seen.append(structure)
+        return real(subject, structure)
+
+    monkeypatch.setattr(predictor, "_compile_one", compile_one)
+    return seen
+
+
+@pytest.fixture
+def optimizers(monkeypatch) -> list:
+    """Every optimizer step that is compiled, in order."""
+    seen = []
+    real = predictor._build_optimizer
+
+    def build(entry, name, sizes, clip):
+        seen.append((name, clip))
+        return real(entry, name, sizes, clip)
+
+    monkeypatch.setattr(predictor, "_build_optimizer", build)
+    return seen
+
+
+# -- what comes out ---------------------------------------------------------------------------
+
+
+def test_predictions_come_in_the_order_of_the_configurations(job):
+    together = Predictor(job).predict(SPACE, AMPERE)
+    backwards = Predictor(job).predict(SPACE[::-1], AMPERE)[::-1]
+    assert together == backwards
+    assert all(prediction.method.startswith(METHOD) for prediction in together)
+
+
+def test_a_configuration_twice_is_predicted_twice_alike(job):
+    first, second = Predictor(job).predict([BASE, BASE], AMPERE)
+    assert first == second
+
+
+def test_nothing_asked_is_nothing_answered(job):
+    assert Predictor(job).predict([], AMPERE) == []
+
+
+def test_company_changes_little(job):
+    """With many points the allocator is replayed at some of them only."""
+    alone = [Predictor(job).predict([c], AMPERE)[0] for c in SPACE]
+    for one, other in zip(alone, Predictor(job).predict(SPACE, AMPERE), strict=True):
+        assert one.speed == other.speed
+        assert other.memory.device_bytes == pytest.approx(one.memory.device_bytes, rel=0.02)
+
+
+def test_several_processes_say_the_same_as_one(job, monkeypatch):
+    """Compiled in two processes and in one: no difference."""
+    configurations = [*SPACE, *(c.replace(gradient_checkpointing=False) for c in SPACE)]
+    one = Predictor(job).predict(configurations, AMPERE)
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, "off")
+    assert Predictor(job, workers=2).predict(configurations, AMPERE) == one
+
+
+def test_progress_counts_structures(job):
+    seen = []
+    configurations = [BASE, BASE.replace(gradient_checkpointing=False), BASE.replace(micro_batch=1)]
+    first = Predictor(job)
+    first.predict(configurations, AMPERE, on_progress=lambda *numbers: seen.append(numbers))
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    seen.clear()
+    more = [*configurations, BASE.replace(attention="eager")]
+    first.predict(more, AMPERE, on_progress=lambda *numbers: seen.append(numbers))
+    assert seen == [(3, 4), (4, 4)]
+    seen.clear()
+    first.predict(more, AMPERE, on_progress=lambda *numbers: seen.append(numbers))
+    assert seen == []
+
+
+def test_a_margin_moves_the_verdict_alone(job):
+    small = get_gpu("a5000", memory_bytes=2**29)
+    loose, tight = (
+        Predictor(job).predict([BASE], small, margin_fraction=margin)[0] for margin in (0.0, 0.9)
+    )
+    assert loose.memory == tight.memory
+    assert loose.fits
+    assert not tight.fits
+
+
+# -- what is shared ---------------------------------------------------------------------------
+
+
+def test_five_types_of_gpu_share_compiled_work(job, compiled, optimizers):
+    shared = Predictor(job)
+    gpus = ["a5000", "rtx4090", "a100_80gb_pcie", "h100_pcie", "l4"]
+    for gpu in gpus:
+        shared.predict(SPACE, get_gpu(gpu))
+    assert len(compiled) == 1
+    assert len(optimizers) == 2
+
+
+def test_gpus_without_flash_attention_are_another_structure(job, compiled):
+    shared = Predictor(job)
+    old = BASE.replace(precision="fp16", mixed_precision="no")
+    for gpu in ("t4", "rtx2080ti", "a5000", "rtx4090"):
+        shared.predict([old], get_gpu(gpu))
+    assert [s.compute_capability for s in compiled] == [(7, 5), (8, 0)]
+
+
+def test_sizes_optimizers_and_accumulation_share_a_structure(job, compiled):
+    changes = [
+        {"micro_batch": 7},
+        {"max_length": 1000},
+        {"lora_rank": 100},
+        {"optimizer": "adamw_torch"},
+        {"max_grad_norm": 0.0},
+        {"grad_accum": 1},
+    ]
+    Predictor(job).predict([BASE, *(BASE.replace(**change) for change in changes)], AMPERE)
+    assert len(compiled) == 1
+
+
+# -- the cache --------------------------------------------------------------------------------
+
+
+def test_what_is_stored_is_not_compiled_again(job, compiled, optimizers):
+    first = Predictor(job).predict(SPACE, AMPERE)
+    done = len(compiled), len(optimizers)
+    assert Predictor(job).predict(SPACE, AMPERE) == first
+    assert (len(compiled), len(optimizers)) == done
+
+
+WARM = """
+import json, sys
+from tuner.estimate.predictor import Job, Predictor
+from tuner.gpus import get_gpu
+from tuner.records import Configuration
+given = Configuration(json.loads(sys.argv[1]))
+(found,) = Predictor(Job("causal_lm", "smollm2-135m")).predict([given], get_gpu("a5000"))
+print(json.dumps([found.to_dict(), sorted({"torch", "transformers", "peft"} & set(sys.modules))]))
+"""
+
+
+def test_a_stored_prediction_needs_neither_torch_nor_transformers():
+    def run():
+        done = subprocess.run(
+            [sys.executable, "-c", WARM, json.dumps(BASE.to_dict())],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    cold, cold_modules = run()
+    warm, warm_modules = run()
+    assert cold_modules == ["peft", "torch", "transformers"]
+    assert warm_modules == []
+    assert warm == cold
+
+
+def entries(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_damaged_entries_are_built_again(job, folder, compiled):
+    first = Predictor(job).predict(SPACE, AMPERE)
+    before = entries(folder)
+    assert len(before) == 4  # passes, replays, and two optimizers
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes()[:-7])
+    assert Predictor(job).predict(SPACE, AMPERE) == first
+    assert len(compiled) == 2
+    assert entries(folder).keys() == before.keys()
+    compiled.clear()
+    assert Predictor(job).predict(SPACE, AMPERE) == first
+    assert compiled == []
+
+
+def test_another_environment_does_not_use_what_is_stored(job, compiled, monkeypatch):
+    first = Predictor(job).predict([BASE], AMPERE)
+    monkeypatch.setattr(cache, "environment_digest", lambda: "another version of torch")
+    assert Predictor(job).predict([BASE], AMPERE) == first
+    assert len(compiled) == 2
+
+
+def test_without_a_cache_it_works_and_writes_nothing(job, folder, monkeypatch, compiled):
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, "off")
+    first = Predictor(job).predict([BASE], AMPERE)
+    assert Predictor(job).predict([BASE], AMPERE) == first
+    assert len(compiled) == 2
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(
+    job, tmp_path, monkeypatch, compiled
+):
+    first = Predictor(job).predict([BASE], AMPERE)
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "blocked"))
+    assert Predictor(job).predict([BASE], AMPERE) == first
+    assert len(compiled) == 2
+
+
+def without(name):
+    return lambda arrays: {key: value for key, value in arrays.items() if key != name}
+
+
+def changed(name, change):
+    return lambda arrays: {**arrays, name: change(arrays[name])}
+
+
+DAMAGES = {
+    "no counts": without("counts"),
+    "no exponents": without("sizes.exponents"),
+    "fewer moments": changed("counts", lambda a: a[:-1]),
+    "fewer sizes": changed("sizes.coefficients", lambda a: a[:-1]),
+    "other segments": changed("segments", lambda a: a + 1),
+    "no first segment": changed("segments", lambda a: np.maximum(a, 1)),
+    "fewer operators": changed("kinds", lambda a: a[:-1]),
+    "unknown operators": changed("tensor_of", lambda a: a + 10_000),
+    "unknown sizes": changed("shallow.sizes", lambda a: a + 10_000),
+    "unknown blocks": changed("deep.events", lambda a: a + 10_000),
+    "spans past the end": changed("deep.spans", lambda a: a + 10**7),
+    "powers of 9": changed("sizes.exponents", lambda a: a + 9),
+    "words for counts": changed("counts", lambda a: a.astype(np.str_)),
+    "many workspaces": changed("workspace", lambda a: np.arange(3)),
+    "another number of groups": changed("trainable_counts", lambda a: np.append(a, 1)),
+    "nothing": lambda arrays: {},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_arrays_that_do_not_belong_together_are_built_again(job, folder, compiled, damage):
+    """Whole files with wrong content, as a bug or another program may write them."""
+    first = Predictor(job).predict([BASE], AMPERE)
+    (path,) = folder.glob("*.npz")
+    arrays = cache.read_arrays(path.stem)
+    assert arrays is not None
+    cache.write_arrays(path.stem, DAMAGES[damage](dict(arrays)))
+    assert Predictor(job).predict([BASE], AMPERE) == first
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("value", [[], {}, [[1, 2]], [["a"] * 5], 7, None, [[1, 2, 3, [1], [2]]]])
+def test_strange_replays_and_optimizers_are_built_again(job, folder, value):
+    first = Predictor(job).predict([BASE], AMPERE)
+    for path in folder.glob("*.json"):
+        cache.write_json(path.stem, value)
+    assert Predictor(job).predict([BASE], AMPERE) == first
+
+
+def test_compiled_arrays_come_back_as_they_were(job, folder):
+    Predictor(job).predict([BASE], AMPERE)
+    (path,) = folder.glob("*.npz")
+    arrays = cache.read_arrays(path.stem)
+    again = CompiledPasses.from_arrays(arrays).to_arrays()
+    assert again.keys() == arrays.keys()
+    for name, array in again.items():
+        np.testing.assert_array_equal(array, arrays[name])
+
+
+# -- fallbacks and refusals -------------------------------------------------------------------
+
+
+def test_what_does_not_compile_is_traced_and_says_why(job, model, monkeypatch, folder):
+    def refuse(*_):
+        raise CompileError("a layer does something new")
+
+    monkeypatch.setattr("tuner.estimate.compile.compile_passes", refuse)
+    (ours,) = Predictor(job).predict([BASE], AMPERE)
+    full = predict(resolve_subject("causal_lm", model), BASE, AMPERE)
+    assert ours.memory == full.memory
+    assert ours.speed == full.speed
+    assert FALLBACK in ours.method
+    assert "a layer does something new" in ours.method
+    assert METHOD not in ours.method
+    assert list(folder.glob("*.npz")) == []  # an error is not kept
+
+
+@pytest.mark.parametrize("knob", ["precision", "mixed_precision"])
+def test_number_formats_that_a_gpu_lacks_are_refused(job, compiled, knob):
+    """Before anything is compiled, whatever stands beside them."""
+    with pytest.raises(InputError) as caught:
+        Predictor(job).predict(
+            [BASE.replace(precision="fp32", mixed_precision="no"), BASE.replace(**{knob: "bf16"})],
+            get_gpu("t4"),
+        )
+    text = str(caught.value) + " ".join(str(p) for p in caught.value.problems)
+    assert "bf16" in text
+    assert "T4" in text
+    assert compiled == []
+
+
+def test_adapters_for_layers_that_do_not_exist_are_refused(job):
+    with pytest.raises(InputError, match="c_attn"):
+        Predictor(job).predict([BASE.replace(lora_targets=("c_attn",))], AMPERE)
+
+
+def test_a_model_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="llama-9-8b"):
+        Predictor(Job("causal_lm", "llama-9-8b"))
+
+
+# -- the window -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", load_catalogue())
+def test_the_window_is_the_one_that_transformers_uses(name):
+    """Lengths from the window on make other masks, so the structure has to know it."""
+    config = resolve_config(name)
+    text = config.get_text_config()
+    slides = getattr(text, "layer_types", None)
+    used = getattr(text, "sliding_window", None)
+    if slides is not None and "sliding_attention" not in slides:
+        used = None
+    assert architecture(name).sliding_window == used
+
+
+def test_a_models_own_folder_has_the_same_window(tmp_path):
+    entry = load_catalogue()["gemma-3-1b"]
+    (tmp_path / "config.json").write_text(json.dumps(dict(entry.config)))
+    assert architecture(str(tmp_path)).sliding_window == entry.text_config["sliding_window"]
