@@ -80,6 +80,45 @@ class SimulatedFactory:
         return SimulatedRunner(self.job)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """How real trials are run: where, for how long, under which limit. Plain data.
+
+    - `device` is a torch device string, "cuda:0" or "cpu".
+    - `budget_s` is spent on timed steps after `warmup_steps`; it ends earlier when the 95 %
+      confidence interval of the rate is within `relative_error` of it, and never before
+      `min_steps`.
+    - `timeout_s` is for the whole trial; what runs longer is killed.
+    - `memory_limit_bytes` lets a large device stand in for a smaller one.
+    - `weights` is "synthetic", "hub" or the path of a checkpoint.
+    - `wait_for_device_s` is how long a device that others use is waited for.
+    """
+
+    device: str = "cuda:0"
+    budget_s: float = 20.0
+    min_steps: int = 3
+    warmup_steps: int = 2
+    relative_error: float = 0.02
+    timeout_s: float = 600.0
+    memory_limit_bytes: int | None = None
+    weights: str = "synthetic"
+    wait_for_device_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFactory:
+    """Makes runners that train for real, each trial in a process of its own."""
+
+    job: TrialJob
+    options: MeasureOptions
+
+    def __call__(self) -> TrialRunner:
+        """See `RunnerFactory`."""
+        from tuner.runner.isolated import IsolatedRunner
+
+        return IsolatedRunner(self.job, self.options)
+
+
 def outcome_versions() -> dict[str, str]:
     """The installed version of each of `OUTCOME_LIBRARIES`; one that is missing is left out."""
     versions = {}
