@@ -272,6 +272,26 @@ class TrialRecord:
     versions: Mapping[str, str]
     searcher: str
     run_id: str = ""
+    device: str | None = None
+    """Exact name of the device on which the trial ran, None for a simulated one. Another name
+    than those of the GPU type is that of a larger GPU which stood in for it."""
+    memory_limit_bytes: int | None = None
+    """Memory that the trial was allowed on `device`; None where it was allowed all of it."""
+    margin_bytes: int | None = None
+    """Memory that is to stay free; None where only the prediction says it."""
+
+    @property
+    def source(self) -> Source:
+        """Whether the trial ran on a device, however it ended there, or was simulated."""
+        ran = self.device is not None or self.outcome.measurement is not None
+        return Source.MEASURED if ran else Source.PREDICTED
+
+    @property
+    def reserve_bytes(self) -> int:
+        """The margin in bytes; 0 where nobody asked for one."""
+        if self.margin_bytes is not None:
+            return self.margin_bytes
+        return self.outcome.prediction.margin_bytes if self.outcome.prediction else 0
 
     @property
     def fits(self) -> bool:
@@ -279,7 +299,8 @@ class TrialRecord:
         if self.outcome.status is not Status.OK:
             return False
         if self.outcome.measurement is not None:
-            return self.outcome.measurement.memory.device_bytes <= self.gpu_memory_bytes
+            used_bytes = self.outcome.measurement.memory.device_bytes
+            return used_bytes + self.reserve_bytes <= self.gpu_memory_bytes
         return self.outcome.prediction is not None and self.outcome.prediction.fits
 
     def to_dict(self) -> dict[str, Any]:
@@ -303,6 +324,9 @@ class TrialRecord:
             "seed": self.seed,
             "started_at": self.started_at,
             "searcher": self.searcher,
+            "device": self.device,
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "margin_bytes": self.margin_bytes,
             "versions": dict(self.versions),
         }
 
@@ -330,6 +354,10 @@ class TrialRecord:
             started_at=data["started_at"],
             versions=data["versions"],
             searcher=data["searcher"],
+            # Added after the first journals were written.
+            device=data.get("device"),
+            memory_limit_bytes=data.get("memory_limit_bytes"),
+            margin_bytes=data.get("margin_bytes"),
         )
 
 

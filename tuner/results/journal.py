@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from tuner.errors import InputError, Problem, UnavailableError
-from tuner.records import JOURNAL_SCHEMA, Status, TrialRecord
+from tuner.records import JOURNAL_SCHEMA, Source, Status, TrialRecord
 
 MAX_PROBLEMS = 20
 """How many malformed lines one error lists; a wrong file would otherwise fill the screen."""
@@ -201,7 +201,7 @@ def _unreadable(path: Path, problems: list[Problem]) -> InputError:
 
 def _standing(record: TrialRecord) -> tuple[bool, bool]:
     outcome = record.outcome
-    return (outcome.status is not Status.INTERRUPTED, outcome.measurement is not None)
+    return (outcome.status is not Status.INTERRUPTED, record.source is Source.MEASURED)
 
 
 def _is_int(value: object) -> bool:
