@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimate.compiled import CompiledPasses, Replayed
-from tuner.estimate.overhead import EXACT_UP_TO, anchors, interpolate, replay_all
+from tuner.estimate.allocator import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES, replay
+from tuner.estimate.compiled import SEGMENTS, CompiledPasses, Events, Replayed
+from tuner.estimate.overhead import EXACT_UP_TO, anchors, interpolate
 from tuner.estimate.polynomial import Probe, Terms, fit
+from tuner.units import KIB, MIB
 
 PROBES = (Probe(11, 640, 13), Probe(7, 896, 17))
 
@@ -91,16 +92,36 @@ def test_points_that_were_not_replayed_add_nothing():
     assert not found[1].any()
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_each_point_is_replayed_with_one_micro_step_and_with_two(number):
-    calls = []
+SIZES = [256 * KIB, MIB, 3 * MIB, 11 * MIB, 12 * MIB + 512 * KIB, 40 * MIB]
 
-    class Recording:
-        def replayed(self, point, micro_steps):
-            calls.append((tuple(point.tolist()), micro_steps))
-            return Replayed(micro_steps, 0, 0, 0, 0)
 
-    points = [(1, 512, 8), (2, 512, 8)][:number]
-    found = replay_all(Recording(), points)
-    assert calls == [(point, steps) for point in points for steps in (1, 2)]
-    assert all(once.free_bytes == 1 and more.free_bytes == 2 for once, more in found.values())
+@st.composite
+def histories(draw):
+    """Events of blocks, in the five segments of a compiled structure, and the blocks' sizes."""
+    sizes, events, spans, live = [], [], [], []
+    for _ in range(len(SEGMENTS) + 1):
+        start = len(events)
+        for choice in draw(st.lists(st.integers(0, 2**16), min_size=1, max_size=12)):
+            if live and choice % 3 == 0:
+                events.append((live.pop(choice % len(live)), -1))
+            else:
+                events.append((len(sizes), 1))
+                live.append(len(sizes))
+                sizes.append(choice % len(SIZES))
+        spans.append((start, len(events)))
+    loading, *passes = spans
+    return Events(np.array(events), np.array(sizes, dtype=np.int32), np.array([*passes, loading]))
+
+
+@given(histories())
+def test_the_large_pool_alone_says_what_a_replay_of_both_says(history):
+    sizes = [SIZES[number] for number in history.sizes]
+    for added, segment in zip(history.replayed(np.array(SIZES)), (1, 3), strict=True):
+        end = history.spans[segment][1]
+        whole = replay(map(tuple, history.events[:end].tolist()), sizes, keep_history=True)
+        asked = np.cumsum([sizes[index] * sign for index, sign in history.events[:end]])
+        assert added.end_bytes == whole.allocated_bytes[-1] - asked[-1]
+        free = whole.peak_reserved_bytes - whole.peak_allocated_bytes
+        small = sum(size for size in sizes if size <= SMALL_LIMIT_BYTES)
+        # Holes in the small pool are not known; of what was never freed there are none.
+        assert free - small - SMALL_SEGMENT_BYTES <= added.free_bytes <= free

@@ -54,6 +54,8 @@ class Replay:
     requested_bytes: int | None = None
     allocated_bytes: tuple[int, ...] = ()
     """`memory_allocated` after each event, where it was asked for."""
+    reserved_bytes: tuple[int, ...] = ()
+    """`memory_reserved` after each event, where it was asked for."""
 
 
 def round_size(size_bytes: int) -> int:
@@ -320,17 +322,18 @@ def replay(
     *,
     settings: AllocatorSettings | None = None,
     limit_bytes: int | None = None,
-    keep_allocated: bool = False,
+    keep_history: bool = False,
 ) -> Replay:
     """Run (block index, +1 or -1) events through the allocator.
 
     `sizes_bytes[i]` is the size of block i. Stops at the first request that does not fit.
-    `keep_allocated` keeps the allocated bytes after each event.
+    `keep_history` keeps the allocated and reserved bytes after each event.
     """
     allocator = CachingAllocator(settings, limit_bytes=limit_bytes)
     held: dict[int, _Block] = {}
     failed_at = requested = None
     allocated: list[int] = []
+    reserved: list[int] = []
     for position, (index, sign) in enumerate(events):
         if sizes_bytes[index] == 0:
             pass  # the allocator returns a null pointer for these
@@ -342,8 +345,9 @@ def replay(
                 failed_at, requested = position, sizes_bytes[index]
                 break
             held[index] = block
-        if keep_allocated:
+        if keep_history:
             allocated.append(allocator.allocated_bytes)
+            reserved.append(allocator.reserved_bytes)
     return Replay(
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
@@ -351,6 +355,7 @@ def replay(
         out_of_memory_at=failed_at,
         requested_bytes=requested,
         allocated_bytes=tuple(allocated),
+        reserved_bytes=tuple(reserved),
     )
 
 

@@ -471,26 +471,32 @@ def _frozen_params(plan: _Plan, base: PassTrace, deeper: Mapping[str, _Layout]) 
     return frozen(base) + sum(added)
 
 
+_GRID = tuple(product((1, 2, 4, 8, 16, 32, 64), [2**n for n in range(6, 15)], (4, 32, 256, 1024)))
+"""Points (b, s, r) at which moments are compared."""
+
+_SLACK = 0.03
+"""Part of what changes during a segment by which a moment may be below its peak on the grid."""
+
+
 def _possible_peaks(counts: Any, segments: Any, terms: Terms) -> Any:
     """Indices of moments that are, or nearly are, the peak of a segment somewhere.
 
-    Live memory is a sum of monomials with positive coefficients, so a grid over the corners
-    and the middle of the range of (b, s, r), with a tenth of slack, finds every moment that
-    can win. Moments with equal counts are kept once.
+    Live memory is a sum of monomials, so a moment that is the peak between the points of a grid
+    is nearly that at one of them. Moments with equal counts are kept once.
     """
-    grid = np.array(list(product((1, 4, 64), (64, 1024, 16384), (4, 64, 1024))), dtype=float)
-    live = counts.sum(axis=1).astype(np.float64) @ terms.at(grid)
+    live = counts.sum(axis=1).astype(np.float64) @ terms.at(np.array(_GRID, dtype=float))
     kept = set()
     for number in range(len(_ALL_SEGMENTS)):
         rows = np.nonzero(segments == number)[0]
-        near = (live[rows] >= 0.9 * live[rows].max(axis=0)).any(axis=1)
+        top, bottom = live[rows].max(axis=0), live[rows].min(axis=0)
+        near = (live[rows] >= top - _SLACK * (top - bottom)).any(axis=1)
         flat = counts[rows[near]].reshape(int(near.sum()), -1)
         _, unique = np.unique(flat, axis=0, return_index=True)
         kept |= set(rows[near][unique].tolist())
     return np.array(sorted(kept))
 
 
-_CHECK_LAYERS = 6
+_CHECK_LAYERS = 4
 """Layers that the held-back trace has more than the base, where the full model has so many."""
 
 

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.estimate.allocator import MIN_BLOCK_BYTES, replay
+from tuner.estimate.allocator import (
+    MIN_BLOCK_BYTES,
+    SMALL_LIMIT_BYTES,
+    SMALL_SEGMENT_BYTES,
+    replay,
+)
 from tuner.estimate.polynomial import Terms
 from tuner.estimate.workspace import CUBLAS_WORKSPACE_BYTES
 from tuner.records import MemoryCategory, Phase
@@ -56,6 +61,10 @@ class Replayed(NamedTuple):
     end_bytes: int
 
 
+Replays = tuple[Replayed, ...]
+"""With one micro-step in an optimizer step, and with more."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Events:
     """A traced sequence of allocations: `events` (E, 2) of block and +1 or -1.
@@ -80,27 +89,55 @@ class Events:
             and _within(self.spans, len(self.events) + 1)
         )
 
-    def replayed(self, block_bytes: Floats, micro_steps: int) -> Replayed:
-        """What the allocator adds in one micro-step or two, for blocks of these sizes (U,)."""
+    def replayed(self, block_bytes: Floats) -> Replays:
+        """What the allocator adds with one micro-step and with two, for blocks of sizes (U,).
+
+        Only the large pool is replayed. Of the small one, whose segments of 2 MiB fill up
+        without rests, it is enough to know how much of it was in use at most.
+        """
+        index, sign = self.events[: self.spans[len(SEGMENTS) - 1][1]].T
+        blocks = block_bytes[self.sizes].astype(np.int64)
+        changes = blocks[index] * sign
+        large = blocks[index] > SMALL_LIMIT_BYTES
+        pool = replay(
+            zip(index[large].tolist(), sign[large].tolist(), strict=True),
+            blocks.tolist(),
+            keep_history=True,
+        )
+        place = np.cumsum(large)
+        small = np.cumsum(np.where(large, 0, changes))
+        segments = -(-np.maximum.accumulate(small) // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
+        history = _History(
+            asked=np.cumsum(changes),
+            allocated=np.array((0, *pool.allocated_bytes))[place] + small,
+            reserved=np.array((0, *pool.reserved_bytes))[place] + segments,
+        )
+        return tuple(self._added(history, micro_steps) for micro_steps in (1, 2))
+
+    def _added(self, history: _History, micro_steps: int) -> Replayed:
         numbers = [n for n, s in enumerate(SEGMENTS) if s.micro_step < micro_steps]
         end = int(self.spans[numbers[-1]][1])
-        events = self.events[:end]
-        blocks = block_bytes[self.sizes].astype(np.int64)
-        result = replay(map(tuple, events.tolist()), blocks.tolist(), keep_allocated=True)
-        allocated = np.array(result.allocated_bytes)
-        asked = np.cumsum(blocks[events[:, 0]] * events[:, 1])
 
         def rest(numbers: Sequence[int]) -> int:
             places = np.concatenate([np.arange(*self.spans[number]) for number in numbers])
-            return int(allocated[places].max(initial=0) - asked[places].max(initial=0))
+            allocated = history.allocated[places].max(initial=0)
+            return int(allocated - history.asked[places].max(initial=0))
 
         return Replayed(
-            result.peak_reserved_bytes - result.peak_allocated_bytes,
+            int(history.reserved[end - 1] - history.allocated[:end].max()),
             rest([LOADING]),
             rest([n for n in numbers if SEGMENTS[n].phase is Phase.FORWARD]),
             rest([n for n in numbers if SEGMENTS[n].phase is Phase.BACKWARD]),
-            int(allocated[-1] - asked[-1]),
+            int(history.allocated[end - 1] - history.asked[end - 1]),
         )
+
+
+class _History(NamedTuple):
+    """Bytes after each event of a replay: of the blocks asked for, and as the allocator has it."""
+
+    asked: NDArray[np.int64]
+    allocated: NDArray[np.int64]
+    reserved: NDArray[np.int64]
 
 
 _WORDS = ("kinds", "dtypes", "trainable_dtypes")
@@ -185,8 +222,8 @@ class CompiledPasses:
         np.add.at(moved, self.tensor_of, self.tensor_bytes.at(points))
         return moved
 
-    def replayed(self, point: Floats, micro_steps: int) -> Replayed:
-        """What replaying the allocator adds at a point (3,), with one micro-step or with more.
+    def replayed(self, point: Floats) -> Replays:
+        """What replaying the allocator adds at a point (3,), with one micro-step and with more.
 
         Free memory beside what is allocated comes from the few large blocks around the output
         head and within one layer, and further layers repeat the same sizes: it is that of the
@@ -194,8 +231,10 @@ class CompiledPasses:
         base model and a deeper one.
         """
         rounded = self.rounded_bytes(point[None, :], CUBLAS_WORKSPACE_BYTES)[:, 0]
-        shallow = self.shallow.replayed(rounded, micro_steps)
-        deep = self.deep.replayed(rounded, micro_steps)
+        both = zip(self.shallow.replayed(rounded), self.deep.replayed(rounded), strict=True)
+        return tuple(self._at_full_depth(shallow, deep) for shallow, deep in both)
+
+    def _at_full_depth(self, shallow: Replayed, deep: Replayed) -> Replayed:
         rests = (
             round(base + self.depth_ratio * (more - base))
             for base, more in zip(shallow[1:], deep[1:], strict=True)

@@ -23,7 +23,7 @@ def peak_memory(
     """
     sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
     rounded = [round_size(size) if size else 0 for size in sizes]
-    replayed = replay(timeline.events, sizes, settings=settings, keep_allocated=True)
+    replayed = replay(timeline.events, sizes, settings=settings, keep_history=True)
     live, reserved = replayed.allocated_bytes, replayed.peak_reserved_bytes
     peak_at = max(range(len(live)), key=live.__getitem__)
     phase_peaks = _phase_peaks(live, timeline.marks)

@@ -11,13 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tuner.estimate.compiled import CompiledPasses, Floats, Replayed
+from tuner.estimate.compiled import CompiledPasses, Floats, Replayed, Replays
 
 Point = tuple[int, int, int]
 """Micro-batch, length, rank."""
-
-Replays = tuple[Replayed, ...]
-"""With one micro-step in an optimizer step, and with more."""
 
 EXACT_UP_TO = 6
 """So many points are replayed themselves."""
@@ -45,12 +42,7 @@ def anchors(points: Floats, passes: CompiledPasses) -> dict[Point, list[Point]]:
 
 def replay_all(passes: CompiledPasses, points: Sequence[Point]) -> dict[Point, Replays]:
     """What a replay adds at each of these points, with one micro-step and with more."""
-    return {
-        point: tuple(
-            passes.replayed(np.array(point, dtype=float), micro_steps) for micro_steps in (1, 2)
-        )
-        for point in points
-    }
+    return {point: passes.replayed(np.array(point, dtype=float)) for point in points}
 
 
 def interpolate(

@@ -19,17 +19,10 @@ from typing import Any
 import numpy as np
 
 from tuner.estimate import cache
-from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasses, Replayed
+from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasses, Replayed, Replays
 from tuner.estimate.kernel_times import on_measured_device
 from tuner.estimate.optimizer_step import CompiledOptimizer, compile_optimizer, work_arrays
-from tuner.estimate.overhead import (
-    LARGEST_GPU_BYTES,
-    Point,
-    Replays,
-    anchors,
-    interpolate,
-    replay_all,
-)
+from tuner.estimate.overhead import LARGEST_GPU_BYTES, Point, anchors, interpolate, replay_all
 from tuner.estimate.predict import (
     Subject,
     build_prediction,
@@ -40,7 +33,7 @@ from tuner.estimate.predict import (
     speed_of,
 )
 from tuner.estimate.profile import DeviceProfile
-from tuner.estimate.roofline import KernelTimes, StepWork, step_times
+from tuner.estimate.roofline import KernelTimes, Roofline, StepTimes, pass_times, whole_step
 from tuner.estimate.structure import Structure
 from tuner.estimate.work_arrays import WorkArrays
 from tuner.estimate.workspace import CUBLAS_WORKSPACE_BYTES, cublas_workspace_bytes
@@ -220,27 +213,27 @@ class Predictor:
             ]
         gpu, kernel_times, rates = on_measured_device(gpu, profile)
         evaluation = _Evaluation(passes, structure, configurations, gpu, self._replayed[structure])
-        predictions: list[Prediction | None] = [None] * len(configurations)
-        by_optimizer: dict[CompiledOptimizer, list[int]] = {}
         known: dict[tuple[Any, ...], CompiledOptimizer] = {}
-        for index, configuration in enumerate(configurations):
+        optimizers = []
+        for configuration in configurations:
             asked = tuple(configuration[k] for k in ("optimizer", "max_grad_norm", "lora_rank"))
             if asked not in known:
                 known[asked] = self._optimizer(configuration, passes)
-            by_optimizer.setdefault(known[asked], []).append(index)
-        for optimizer, indices in by_optimizer.items():
-            times = evaluation.times(optimizer, indices, kernel_times)
-            for place, index in enumerate(indices):
-                configuration = configurations[index]
-                predictions[index] = build_prediction(
-                    evaluation.memory(index, optimizer),
-                    speed_of(times, place, self._job.workload, configuration, gpu),
-                    gpu,
-                    params=evaluation.params(index),
-                    method=f"{METHOD}; {rates}",
-                    margin_fraction=margin_fraction,
-                )
-        return [prediction for prediction in predictions if prediction is not None]
+            optimizers.append(known[asked])
+        times = evaluation.times(optimizers, kernel_times)
+        return [
+            build_prediction(
+                evaluation.memory(index, optimizer),
+                speed_of(times, index, self._job.workload, configuration, gpu),
+                gpu,
+                params=evaluation.params(index),
+                method=f"{METHOD}; {rates}",
+                margin_fraction=margin_fraction,
+            )
+            for index, (configuration, optimizer) in enumerate(
+                zip(configurations, optimizers, strict=True)
+            )
+        ]
 
 
 class _Evaluation:
@@ -276,24 +269,24 @@ class _Evaluation:
         return trainable, trainable + self._passes.frozen_params
 
     def times(
-        self, optimizer: CompiledOptimizer, indices: Sequence[int], times: KernelTimes | None
-    ) -> Any:
-        """Step times of these configurations, which share an optimizer step."""
-        arrays, executions = work_arrays(optimizer)
-        places = self._place[list(indices)]
-        work = StepWork(
-            passes=self._works.take(places),
-            executions=self._passes.executions,
-            optimizer=arrays,
-            optimizer_executions=executions,
-        )
-        return step_times(
-            work,
+        self, optimizers: Sequence[CompiledOptimizer], kernel_times: KernelTimes | None
+    ) -> StepTimes:
+        """Step times of all configurations, given the optimizer step of each."""
+        times = kernel_times or Roofline()
+        passes = pass_times(
+            self._works,
+            self._passes.executions,
             self._gpu,
-            grad_accum=self._accumulation[list(indices)],
             allow_tf32=self._allow_tf32,
-            kernel_times=times,
+            times=times,
         )
+        optimizer_s = {}
+        for optimizer in dict.fromkeys(optimizers):
+            arrays, executions = work_arrays(optimizer)
+            seconds = times.seconds(arrays, self._gpu, allow_tf32=self._allow_tf32)
+            optimizer_s[optimizer] = float((executions @ seconds)[0])
+        each = np.array([optimizer_s[optimizer] for optimizer in optimizers])
+        return whole_step(passes, each, self._accumulation, places=self._place)
 
     def memory(self, index: int, optimizer: CompiledOptimizer) -> Memory:
         """Peak memory of one configuration, with its breakdown."""

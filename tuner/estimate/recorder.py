@@ -171,6 +171,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- the dispatch mode ------------------------------------------------------------------
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled under this mode: the guard against it would cost each operator
+        # two calls.
+        return False
+
     def __enter__(self) -> Recorder:
         self._depth += 1
         return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]

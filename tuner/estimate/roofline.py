@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.estimate.compiled import SEGMENTS, Floats
+from tuner.estimate.power import sustained_flops
 from tuner.estimate.work_arrays import WorkArrays
 from tuner.gpus import Gpu
 
@@ -36,8 +37,13 @@ class Efficiency:
     )
     kernel_s: float = 3e-6
     """Shortest time of a kernel on the device."""
-    launch_s: float = 6e-6
-    """Host time to issue one operator from Python, autograd included."""
+    launch_s: float = 25e-6
+    """Host time to issue one operator from Python, with what modules do between operators.
+
+    Eager decoding of Llama-7B on an A100 is bound by it: 25.5 tokens/s (pytorch.org/blog/
+    accelerating-generative-ai-2) at some 1,570 operators a token (49 in each of 32 layers of
+    gpt-fast's model.py).
+    """
     tile: int = 128
     """Rows and columns of a matmul tile: the last tile and the last wave are padding."""
 
@@ -52,7 +58,7 @@ class KernelTimes(Protocol):
 
 
 class Roofline:
-    """`KernelTimes` from the peaks of the GPU catalogue: max(arithmetic, traffic, shortest)."""
+    """`KernelTimes` from the GPU catalogue: max(arithmetic, what power allows, traffic, shortest)."""
 
     def __init__(self, efficiency: Efficiency | None = None) -> None:
         self._efficiency = efficiency or Efficiency()
@@ -72,6 +78,9 @@ class Roofline:
         reached = np.where(works.kinds == "attention", efficiency.attention, efficiency.matmul)
         used = tile_use(works, gpu, efficiency.tile)
         arithmetic_s = works.flops / (peak[:, None] * reached[:, None] * used)
+        # Padding and idle multiprocessors cost time, but no power: the limit is one of its own.
+        limit = np.array([power_limit(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
+        arithmetic_s = np.maximum(arithmetic_s, works.flops / limit[:, None])
         seconds: Floats = np.maximum(np.maximum(arithmetic_s, traffic_s), efficiency.kernel_s)
         return seconds
 
@@ -103,6 +112,17 @@ class StepTimes:
     model_flops: Floats
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PassTimes:
+    """Seconds of forward and backward passes at P points, by kind of work, and model FLOPs.
+
+    One mapping and one row for each of `SEGMENTS`.
+    """
+
+    seconds: tuple[Mapping[str, Floats], ...]
+    model_flops: Floats
+
+
 def step_times(
     work: StepWork,
     gpu: Gpu,
@@ -111,28 +131,54 @@ def step_times(
     allow_tf32: bool = False,
     kernel_times: KernelTimes | None = None,
 ) -> StepTimes:
-    """Time of one optimizer step at each point, with `grad_accum` (P,) micro-steps.
-
-    The first micro-step counts once, the second stands for all further ones.
-    """
+    """Time of one optimizer step at each point, with `grad_accum` (P,) micro-steps."""
     times = kernel_times or Roofline()
-    kernel_s = times.seconds(work.passes, gpu, allow_tf32=allow_tf32)
+    passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
+    optimizer_s = times.seconds(work.optimizer, gpu, allow_tf32=allow_tf32)
+    return whole_step(passes, work.optimizer_executions @ optimizer_s, grad_accum)
+
+
+def pass_times(
+    works: WorkArrays,
+    executions: NDArray[np.int64],
+    gpu: Gpu,
+    *,
+    allow_tf32: bool,
+    times: KernelTimes,
+) -> PassTimes:
+    """Time of each pass at each point of `works`; `executions` as in `CompiledPasses`."""
+    kernel_s = times.seconds(works, gpu, allow_tf32=allow_tf32)
+    segments = []
+    for plain, again in executions.astype(float):
+        device_s = {"recompute": again @ kernel_s}
+        for kind in np.unique(works.kinds):
+            device_s[str(kind)] = (plain * (works.kinds == kind)) @ kernel_s
+        host_s = (plain.sum() + again.sum()) * times.launch_s
+        device_s["launch"] = np.maximum(0.0, host_s - sum(device_s.values()))
+        segments.append(device_s)
+    return PassTimes(tuple(segments), executions[:, 0].astype(float) @ works.flops)
+
+
+def whole_step(
+    passes: PassTimes,
+    optimizer_s: Floats,
+    grad_accum: NDArray[np.int64],
+    *,
+    places: NDArray[np.int64] | slice = slice(None),
+) -> StepTimes:
+    """Optimizer steps of `grad_accum` (Q,) micro-steps each, at these `places` of the points.
+
+    The first micro-step counts once, the second stands for all further ones. Multi-tensor
+    optimizers launch few kernels for many tensors: no host time is counted for them.
+    """
     breakdown: dict[str, Floats] = {}
     flops = np.zeros(len(grad_accum))
     for number, segment in enumerate(SEGMENTS):
         repeats = np.ones(len(grad_accum)) if segment.micro_step == 0 else grad_accum - 1.0
-        plain, again = work.executions[number].astype(float)
-        device_s = {"recompute": again @ kernel_s}
-        for kind in np.unique(work.passes.kinds):
-            device_s[str(kind)] = (plain * (work.passes.kinds == kind)) @ kernel_s
-        host_s = (plain.sum() + again.sum()) * times.launch_s
-        device_s["launch"] = np.maximum(0.0, host_s - sum(device_s.values()))
-        for kind, seconds in device_s.items():
-            breakdown[kind] = breakdown.get(kind, 0.0) + repeats * seconds
-        flops += repeats * (plain @ work.passes.flops)
-    # Multi-tensor optimizers launch few kernels for many tensors: no host time is counted.
-    optimizer_s = times.seconds(work.optimizer, gpu, allow_tf32=allow_tf32)
-    breakdown["optimizer"] = work.optimizer_executions @ optimizer_s + np.zeros(len(grad_accum))
+        for kind, seconds in passes.seconds[number].items():
+            breakdown[kind] = breakdown.get(kind, 0.0) + repeats * seconds[places]
+        flops += repeats * passes.model_flops[number][places]
+    breakdown["optimizer"] = optimizer_s + np.zeros(len(grad_accum))
     step_s: Floats = sum(breakdown.values(), np.zeros(len(grad_accum)))
     return StepTimes(step_s, breakdown, flops)
 
@@ -142,9 +188,20 @@ def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
 
     A type without tensor cores for it (bf16 on Turing, int8 on Volta) runs at the fp32 rate.
     """
+    return gpu.flops[_rate_of(gpu, dtype, allow_tf32)]
+
+
+def power_limit(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
+    """FLOP/s of steady products of `dtype` that the GPU's power limit allows."""
+    return sustained_flops(gpu, _rate_of(gpu, dtype, allow_tf32))
+
+
+def _rate_of(gpu: Gpu, dtype: str, allow_tf32: bool) -> str:
+    """The key of `Gpu.flops` whose rate operands of `dtype` run at."""
     if dtype == "float32" and allow_tf32 and "tf32" in gpu.flops:
-        return gpu.flops["tf32"]
-    return gpu.flops.get(_PRECISION_OF_DTYPE.get(dtype, "fp32"), gpu.flops["fp32"])
+        return "tf32"
+    precision = _PRECISION_OF_DTYPE.get(dtype, "fp32")
+    return precision if precision in gpu.flops else "fp32"
 
 
 def tile_use(works: WorkArrays, gpu: Gpu, tile: int) -> Floats:
