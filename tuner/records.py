@@ -107,6 +107,15 @@ class MemoryCategory(enum.StrEnum):
     """CUDA context, loaded kernels and what the driver keeps: outside PyTorch's counters."""
 
 
+class Exhausted(enum.StrEnum):
+    """Which memory ran out in a trial that ended with `Status.OOM`."""
+
+    DEVICE = "device"
+    """The memory of the device that trains: what a search learns limits from."""
+    HOST = "host"
+    """The machine's main memory, beside a GPU that may have had room."""
+
+
 class Phase(enum.StrEnum):
     """The stage of a trial in which memory is used, or ran out."""
 
@@ -239,7 +248,8 @@ class Outcome:
     """What came of running one configuration once, whatever happened.
 
     `prediction` of a simulated trial is the full trace; a real trial carries `measurement`.
-    `phase` and `requested_bytes` say where and at what size memory ran out, when it did.
+    `phase` and `requested_bytes` say where and at what size memory ran out, when it did, and
+    `exhausted` which memory; None in records of older versions, which knew the device's only.
     """
 
     status: Status
@@ -249,6 +259,7 @@ class Outcome:
     requested_bytes: int | None = None
     message: str = ""
     duration_s: float = 0.0
+    exhausted: Exhausted | None = None
 
     @property
     def evidence(self) -> Prediction | Measurement | None:
@@ -317,6 +328,7 @@ class TrialRecord:
             "status": str(outcome.status),
             "phase": outcome.phase,
             "requested_bytes": outcome.requested_bytes,
+            "exhausted": outcome.exhausted,
             "message": outcome.message,
             "duration_s": outcome.duration_s,
             "predicted": outcome.prediction.to_dict() if outcome.prediction else None,
@@ -349,6 +361,8 @@ class TrialRecord:
                 requested_bytes=data["requested_bytes"],
                 message=data["message"],
                 duration_s=data["duration_s"],
+                # Added after the first journals were written.
+                exhausted=Exhausted(data["exhausted"]) if data.get("exhausted") else None,
             ),
             seed=data["seed"],
             started_at=data["started_at"],
