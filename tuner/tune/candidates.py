@@ -91,6 +91,12 @@ class Candidates:
         return {axis.name: axis.distribution for axis in self.axes}
 
     @property
+    def coordinates(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Where each candidate is along the knobs that have an order, in 0..1."""
+        ordered = [(i, axis.name) for i, axis in enumerate(self.axes) if axis.ordered]
+        return {name: self._points[:, i] for i, name in ordered}
+
+    @property
     def untried_count(self) -> int:
         """How many have been neither proposed nor taken over."""
         return int(self._untried.sum())

@@ -1,0 +1,1 @@
+"""Searches replayed on tables of outcomes where the truth is known."""

@@ -1,0 +1,107 @@
+"""Runs one search in one world, and what came of it after each trial."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from benchmarks.search.tables import Floats
+from benchmarks.search.worlds import Trial, World
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An entry of the table to run, in full or for a few steps only."""
+
+    index: int
+    steps: int | None = None
+
+
+class Searcher(Protocol):
+    """One way to search a table."""
+
+    def ask(self) -> Asked | None:
+        """What to run next; None when nothing is left to try."""
+        ...
+
+    def tell(self, asked: Asked, trial: Trial) -> None:
+        """What came of it."""
+        ...
+
+    def recommend(self) -> int | None:
+        """The entry to use, of those that were run."""
+        ...
+
+
+@dataclass
+class Replay:
+    """One search: a value after each trial in every list."""
+
+    oom: list[bool] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    """GPU seconds so far."""
+    wasted_s: float = 0.0
+    """GPU seconds of the trials that ran out of memory."""
+    hypervolume: list[float] = field(default_factory=list)
+    """Share of the true hypervolume that the trials cover, with their true values."""
+    regret: list[float] = field(default_factory=list)
+    """What the recommended configuration lacks of the best feasible throughput, as a share; 1
+    while there is none, or when it does not fit after all."""
+    decision_s: list[float] = field(default_factory=list)
+    """Seconds that the searcher took for each proposal and what it was told before."""
+
+    def trials_to(self, share: float) -> float:
+        """Trials until `share` of the hypervolume was covered; infinite when it never was."""
+        reached = np.flatnonzero(np.array(self.hypervolume) >= share)
+        return float(reached[0] + 1) if reached.size else np.inf
+
+    def seconds_to(self, share: float) -> float:
+        """GPU seconds until then."""
+        trials = self.trials_to(share)
+        return self.seconds[int(trials) - 1] if np.isfinite(trials) else np.inf
+
+
+def replay(world: World, searcher: Searcher, *, trials: int, seed: int) -> Replay:
+    """Let `searcher` run up to `trials` trials in `world`."""
+    rng = np.random.default_rng([seed, 1])
+    limit = world.table.limit_bytes
+    everything = np.flatnonzero(world.feasible)
+    whole = hypervolume(world.samples_per_s[everything], world.device_bytes[everything], limit)
+    best = world.samples_per_s[everything].max()
+    result, fitting, spent = Replay(), [], 0.0
+    for _ in range(trials):
+        started = time.perf_counter()
+        asked = searcher.ask()
+        asked_s = time.perf_counter() - started
+        if asked is None:
+            break
+        trial = world.run(asked.index, rng, asked.steps)
+        started = time.perf_counter()
+        searcher.tell(asked, trial)
+        result.decision_s.append(asked_s + time.perf_counter() - started)
+        spent += trial.seconds
+        result.wasted_s += trial.seconds if trial.oom else 0.0
+        if world.feasible[asked.index]:
+            fitting.append(asked.index)
+        covered = hypervolume(world.samples_per_s[fitting], world.device_bytes[fitting], limit)
+        chosen = searcher.recommend()
+        works = chosen is not None and world.device_bytes[chosen] <= limit
+        result.oom.append(trial.oom)
+        result.seconds.append(spent)
+        result.hypervolume.append(covered / whole)
+        result.regret.append(max(0.0, 1 - world.samples_per_s[chosen] / best) if works else 1.0)
+    return result
+
+
+def hypervolume(speed: Floats, size: Floats, limit: float) -> float:
+    """The area under the front of speed (up) and size (down), to the reference (0, limit)."""
+    area, covered = 0.0, 0.0
+    for place in np.lexsort((size, -speed)):
+        free = limit - size[place]
+        if free > covered:
+            area += speed[place] * (free - covered)
+            covered = free
+    return float(area)

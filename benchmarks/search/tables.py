@@ -1,0 +1,133 @@
+"""A search space as arrays: what the searcher is told, one entry per configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.errors import TunerError
+from tuner.estimate.predictor import Job, Predictor
+from tuner.gpus import get_gpu
+from tuner.records import Configuration, Prediction
+from tuner.space import SearchSpace, list_spaces, load_space
+
+Floats = NDArray[np.float64]
+
+SAMPLES_PER_S, DEVICE, LOADED, STEP, MARGIN, LIMIT = (
+    "samples_per_s",
+    "device_bytes",
+    "loaded_bytes",
+    "step_s",
+    "margin_bytes",
+    "limit_bytes",
+)
+SHARE = "share_of_step:"
+"""Prefix of the arrays that hold the predicted share of a kind of work in the step time."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One space on one GPU, narrowed by the space's floors, with the prediction of each entry.
+
+    `knobs` are those with more than one value. The arrays have one entry per configuration.
+    """
+
+    name: str
+    configurations: tuple[Configuration, ...]
+    knobs: tuple[str, ...]
+    baseline: Configuration | None
+    arrays: dict[str, Floats]
+    limit_bytes: float
+    margin_bytes: float
+
+    @property
+    def kinds(self) -> dict[str, Floats]:
+        """Predicted share of each kind of work in the step time, by kind."""
+        return {k.removeprefix(SHARE): v for k, v in self.arrays.items() if k.startswith(SHARE)}
+
+    def column(self, knob: str) -> list[object]:
+        """The value of a knob in each configuration."""
+        return [configuration[knob] for configuration in self.configurations]
+
+
+def tables(names: Sequence[str], gpus: Sequence[str], *, fresh: bool = False) -> list[Table]:
+    """The tables of the named spaces (all shipped ones without names), on `gpus` or their own.
+
+    A space that the estimator cannot predict is left out, and a line says why.
+    """
+    found = []
+    for name in names or [info.name for info in list_spaces()]:
+        space = load_space(name)
+        for gpu in gpus or space.gpus:
+            try:
+                found.append(load_table(space, gpu, fresh=fresh))
+            except TunerError as error:
+                print(f"{name} on {gpu} is left out: {error}")
+    return found
+
+
+def load_table(space: SearchSpace, gpu_id: str, *, fresh: bool = False) -> Table:
+    """The table of one space on one GPU, from the cache where it is there.
+
+    The cache is keyed by the space and the GPU only: a table stays as good a world when the
+    estimator has changed since. `fresh` predicts it anew.
+    """
+    configurations = tuple(space.configurations())
+    digest = hashlib.sha256(json.dumps([gpu_id, *(c.key for c in configurations)]).encode())
+    path = _cache_folder() / f"{space.name}-{gpu_id}-{digest.hexdigest()[:16]}.npz"
+    if fresh or not path.exists():
+        arrays = _predicted(space, configurations, gpu_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, **arrays)
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    limit, margin = float(arrays.pop(LIMIT)[0]), float(arrays.pop(MARGIN)[0])
+    return Table(
+        name=f"{space.name} on {gpu_id}",
+        configurations=configurations,
+        knobs=tuple(n for n in space.knobs if len({c[n] for c in configurations}) > 1),
+        baseline=space.configuration() if space.baseline else None,
+        arrays=arrays,
+        limit_bytes=limit,
+        margin_bytes=margin,
+    )
+
+
+def _predicted(
+    space: SearchSpace, configurations: Sequence[Configuration], gpu_id: str
+) -> dict[str, Floats]:
+    print(f"predicting {len(configurations)} configurations of {space.name} on {gpu_id} ...")
+    if space.model is None:
+        raise TunerError(f"space {space.name!r} names no model")
+    predictor = Predictor(Job(space.workload, space.model))
+    return arrays_of(predictor.predict(configurations, get_gpu(gpu_id)))
+
+
+def arrays_of(predictions: Sequence[Prediction]) -> dict[str, Floats]:
+    """What a table keeps of predictions."""
+    kinds = sorted({kind for p in predictions for kind in p.speed.breakdown_s})
+    values = {
+        SAMPLES_PER_S: [p.speed.samples_per_s for p in predictions],
+        DEVICE: [p.memory.device_bytes for p in predictions],
+        LOADED: [p.memory.loaded_bytes for p in predictions],
+        STEP: [p.speed.step_s for p in predictions],
+        MARGIN: [p.margin_bytes for p in predictions],
+        LIMIT: [p.limit_bytes for p in predictions],
+    }
+    for kind in kinds:
+        values[SHARE + kind] = [
+            p.speed.breakdown_s.get(kind, 0.0) / p.speed.step_s for p in predictions
+        ]
+    return {name: np.array(column, dtype=float) for name, column in values.items()}
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tuner" / "search-benchmark"

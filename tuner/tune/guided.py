@@ -1,0 +1,269 @@
+"""An Optuna sampler that starts from predictions and hardly ever runs out of memory.
+
+It knows all valid configurations with a prediction of each, learns from every trial how far
+predictions are off, and proposes the configuration with the largest expected gain per second
+of GPU time among those that will very probably fit.
+
+    sampler = GuidedSampler(pool)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    trial = study.ask(pool.distributions)
+
+The values of a trial are its throughput and its memory in bytes, in this order. Memory beyond
+the limit says "at least the limit": the trial ran out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from tuner.records import Prediction
+from tuner.tune.candidates import Candidates, Parameter
+from tuner.tune.guided_gain import Front, LogNormal
+from tuner.tune.guided_model import Belief, Floats, Prior, ResidualModel, features
+
+SPEED_PRIOR = Prior(shared=0.15, spread=0.14, noise=0.02)
+MEMORY_PRIOR = Prior(shared=0.01, spread=0.07, noise=0.01)
+
+MEMORY_CONSTRAINT = "device_bytes_over_limit"
+
+OOM_PROBABILITY = 0.04
+"""Candidates that run out of memory more probably than this are not proposed."""
+
+THROUGHPUT_WEIGHT = 1.0
+"""Worth of a share of the best throughput, against the same share of the hypervolume."""
+
+REFIT_GROWTH = 0.02
+"""The regression is repeated when the trials are this share more than the last time."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All candidates, with what is predicted of each: arrays with one entry per candidate.
+
+    `trial_s` and `oom_s` are the GPU seconds of a trial that ends well and of one that runs
+    out of memory. `work_shares` are the shares of kinds of work in the step time, if known.
+    """
+
+    parameters: tuple[Mapping[str, Parameter], ...]
+    distributions: Mapping[str, BaseDistribution]
+    coordinates: Mapping[str, Floats]
+    samples_per_s: Floats
+    device_bytes: Floats
+    loaded_bytes: Floats
+    trial_s: Floats
+    oom_s: Floats
+    limit_bytes: float
+    margin_bytes: float
+    work_shares: Mapping[str, Floats] = field(default_factory=dict)
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a configuration may take that is to be recommended."""
+        return self.limit_bytes - self.margin_bytes
+
+    def column(self, name: str) -> list[Parameter]:
+        """The value of a knob in each candidate."""
+        return [parameters[name] for parameters in self.parameters]
+
+
+class GuidedSampler(BaseSampler):
+    """Proposes members of a pool, each at most once. See the module."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        seed: int | None = None,
+        speed_prior: Prior = SPEED_PRIOR,
+        memory_prior: Prior = MEMORY_PRIOR,
+        oom_probability: float = OOM_PROBABILITY,
+    ) -> None:
+        self.pool = pool
+        self._oom_probability = oom_probability
+        self._independent = RandomSampler(seed=seed)
+        columns = {name: pool.column(name) for name in pool.distributions}
+        self._names = tuple(columns)
+        self._index = {self._key(p): i for i, p in enumerate(pool.parameters)}
+        moving = 1 - np.minimum(pool.loaded_bytes / pool.device_bytes, 1.0)
+        self._speed_model = ResidualModel(
+            features(columns, pool.coordinates, pool.work_shares, speed_prior), speed_prior
+        )
+        self._memory_model = ResidualModel(
+            features(columns, pool.coordinates, {"moving": moving}, memory_prior), memory_prior
+        )
+        self._known: dict[int, tuple[float, float]] = {}
+        self._oom: set[int] = set()
+        self._told: set[int] = set()
+        self._taken: set[int] = set()
+        self._pending: dict[int, int] = {}
+        self._fitted = -1
+        self._speed = self._speed_model.prior_belief()
+        self._memory = self._memory_model.prior_belief()
+
+    # -- Optuna's side ----------------------------------------------------------------------
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """The knobs of the pool."""
+        return dict(self.pool.distributions)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The parameters of the best candidate; empty when every candidate was taken."""
+        self.learn(study.get_trials(deepcopy=False), but=trial.number)
+        index = self.best_candidate()
+        if index is None:
+            return {}
+        self._pending[trial.number] = index
+        return dict(self.pool.parameters[index])
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """A random value for what is no knob of the pool."""
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def reseed_rng(self) -> None:
+        """Only parameters outside the pool are random."""
+        self._independent.reseed_rng()
+
+    # -- learning ---------------------------------------------------------------------------
+
+    def learn(self, trials: Sequence[FrozenTrial], *, but: int | None = None) -> None:
+        """Take in every trial that ended since the last time, and those that run, save `but`."""
+        for trial in trials:
+            number = trial.number
+            if number in self._told or number == but:
+                continue
+            index = self._index.get(self._key(trial.params))
+            if trial.state.is_finished():
+                self._told.add(number)
+                pending = self._pending.pop(number, None)
+                if index is None:
+                    index = pending
+                if index is not None:
+                    self._note(index, trial)
+            elif index is not None:
+                self._pending[number] = index
+
+    def _note(self, index: int, trial: FrozenTrial) -> None:
+        self._taken.add(index)
+        if trial.state is not TrialState.COMPLETE:
+            return
+        speed, size = trial.values
+        if size > self.pool.limit_bytes:
+            self._oom.add(index)
+        elif speed > 0 and size > 0 and not _failed(trial):
+            self._known[index] = (speed, size)
+
+    def beliefs(self) -> tuple[Belief, Belief]:
+        """What is expected of log(measured / predicted) throughput and memory, of every candidate.
+
+        Learned anew when there are enough new trials to change it.
+        """
+        count = len(self._known) + len(self._oom)
+        if count > self._fitted * (1 + REFIT_GROWTH):
+            seen = np.array(sorted(self._known), dtype=np.intp)
+            oom = np.array(sorted(self._oom), dtype=np.intp)
+            none = np.array([], dtype=np.intp)
+            pool = self.pool
+            known = np.array([self._known[i] for i in seen]).reshape(-1, 2)
+            self._speed = self._speed_model.believe(
+                seen, np.log(known[:, 0] / pool.samples_per_s[seen]), none, np.array([])
+            )
+            self._memory = self._memory_model.believe(
+                seen,
+                np.log(known[:, 1] / pool.device_bytes[seen]),
+                oom,
+                np.log(pool.limit_bytes / pool.device_bytes[oom]),
+            )
+            self._fitted = count
+        return self._speed, self._memory
+
+    # -- deciding ---------------------------------------------------------------------------
+
+    def best_candidate(self) -> int | None:
+        """The place in the pool of what to run next; None when everything was taken."""
+        open_ = np.ones(len(self.pool.parameters), dtype=bool)
+        open_[[*self._taken, *self._pending.values()]] = False
+        places = np.flatnonzero(open_)
+        if not places.size:
+            return None
+        risk = self.oom_probability()[places]
+        safe = risk <= self._oom_probability
+        if not safe.any():
+            return int(places[np.argmin(risk)])
+        places = places[safe]
+        worth = self.expected_gain(places) / self._expected_seconds(places)
+        return int(places[np.argmax(worth)])
+
+    def oom_probability(self) -> Floats:
+        """The probability that each candidate runs out of memory."""
+        _, size = self._quantities(slice(None))
+        return 1.0 - size.probability_below(self.pool.limit_bytes)
+
+    def expected_gain(self, places: NDArray[np.intp]) -> Floats:
+        """Expected gain of the candidates at `places`: shares of hypervolume and of throughput.
+
+        Trials that run count as if they had come to what is expected of them.
+        """
+        speed, size = self._quantities(places)
+        front = self.front()
+        volume = max(front.hypervolume, 1e-12) if front.speed.size else 1.0
+        gain = front.expected_gain(speed, size) / volume
+        fits = size.probability_below(self.pool.usable_bytes)
+        faster = speed.expected_above(front.fastest) / (front.fastest or 1.0)
+        return np.asarray(gain + THROUGHPUT_WEIGHT * fits * faster)
+
+    def front(self) -> Front:
+        """What was measured to fit, and what is expected of the trials that run."""
+        running = np.array(sorted(set(self._pending.values())), dtype=np.intp)
+        speed, size = self._quantities(running)
+        known = np.array([self._known[i] for i in sorted(self._known)]).reshape(-1, 2)
+        return Front.of(
+            np.concatenate([known[:, 0], speed.expected]),
+            np.concatenate([known[:, 1], size.expected]),
+            usable_bytes=self.pool.usable_bytes,
+            reference_bytes=self.pool.limit_bytes,
+        )
+
+    def recommend(self) -> int | None:
+        """The place of the fastest candidate that was measured to fit; None without one."""
+        fitting = [i for i, (_, size) in self._known.items() if size <= self.pool.usable_bytes]
+        return max(fitting, key=lambda i: self._known[i][0], default=None)
+
+    def _quantities(self, places: Any) -> tuple[LogNormal, LogNormal]:
+        speed, memory = self.beliefs()
+        pool = self.pool
+        return (
+            LogNormal(np.log(pool.samples_per_s[places]) + speed.mean[places], speed.sd[places]),
+            LogNormal(np.log(pool.device_bytes[places]) + memory.mean[places], memory.sd[places]),
+        )
+
+    def _expected_seconds(self, places: NDArray[np.intp]) -> Floats:
+        risk = self.oom_probability()[places]
+        pool = self.pool
+        return (1 - risk) * pool.trial_s[places] + risk * pool.oom_s[places]
+
+    def _key(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(parameters.get(name) for name in self._names)
+
+
+def _failed(trial: FrozenTrial) -> bool:
+    """Whether a constraint other than that of memory is violated."""
+    return any(value > 0 for name, value in trial.constraints.items() if name != MEMORY_CONSTRAINT)
