@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "tuner").rglob("*.py"))
 # From the bottom up; a layer imports from itself and from what stands above it in this list.
 LAYERS = (
     {"__init__", "errors"},
-    {"records", "units", "nvml"},
+    {"records", "units", "nvml", "host"},
     {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
     {"estimate"},

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.render import console, count, print_fields, settings_text, table
+from tuner.cli.render import console, count, print_fields, print_rows, settings_text, table
 from tuner.errors import NothingFitsError
-from tuner.records import KnobValue, Status, TrialRecord
+from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import Recommendation, RunCost, run_cost
 from tuner.results.front import device_bytes, margin_bytes
+from tuner.results.view import source_label
 from tuner.units import format_duration, format_gib, significant
 
 if TYPE_CHECKING:
@@ -153,6 +154,21 @@ def _gain_text(best: Recommendation) -> str:
     )
 
 
+def print_agreement(records: Sequence[TrialRecord]) -> None:
+    """How close the predictions came, where trials were measured; else nothing."""
+    from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
+
+    found = pairs(records)
+    rows = agreement_rows(found)
+    text = verdict_text(verdicts(records))
+    if rows:
+        click.echo(f"\nPredicted against measured ({len(found)} trials)")
+        columns = list(rows[0])
+        print_rows(columns, [list(row.values()) for row in rows], right=columns[1:])
+    if text:
+        click.echo(text)
+
+
 def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]) -> str:
     """Why there is no recommendation, with the number that says how far away it is."""
     sizes = [size for r in records if (size := device_bytes(r)) is not None]
@@ -164,7 +180,8 @@ def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Seq
     limit = format_gib(target.gpu.memory_bytes)
     margin = max(map(margin_bytes, records), default=0)
     return (
-        f"{tried}: the smallest needs {format_gib(min(sizes))} (predicted) of {limit}, of which "
+        f"{tried}: the smallest needs {format_gib(min(sizes))} ({source_label(records)}) of "
+        f"{limit}, of which "
         f"{format_gib(margin)} are to stay free"
     )
 
@@ -183,6 +200,13 @@ def nothing_fits_error(
 def record_dict(record: TrialRecord) -> dict[str, Any]:
     """A trial for `--json`: the journal's record, and whether it fits."""
     return {**record.to_dict(), "fits": record.fits}
+
+
+def sources_text(records: Sequence[TrialRecord]) -> str:
+    """How the trials ended, in words: those that ran, and those that were simulated."""
+    sources = (Source.MEASURED, Source.PREDICTED)
+    by_source = {s: [r for r in records if r.source is s] for s in sources}
+    return "; ".join(f"{counts_text(found)} ({s})" for s, found in by_source.items() if found)
 
 
 def counts_text(records: Sequence[TrialRecord]) -> str:

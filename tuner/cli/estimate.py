@@ -17,6 +17,7 @@ from tuner.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from tuner.estimate.profile import DeviceProfile
     from tuner.gpus import Gpu
     from tuner.records import Configuration, Prediction
     from tuner.space import SearchSpace
@@ -51,15 +52,16 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     Exit code 0 whether it fits or not: see `fits`.
     """
+    from tuner.cli.device import find_gpu, with_profile
     from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_fields, print_json, settings_text
-    from tuner.gpus import get_gpu
 
-    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
+    gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
-    space, configuration = _configuration(space_name, model, settings)
+    space, configuration = one_configuration(space_name, model, settings)
     with quiet_libraries():
-        prediction = _predict(space, configuration, gpu, fraction)
+        gpu, profile = with_profile(gpu, quiet=False, err=True)
+        prediction = predict_one(space, configuration, gpu, fraction, profile)
     if as_json:
         print_json(_to_dict(space, configuration, prediction))
         return
@@ -75,9 +77,10 @@ def command(  # noqa: PLR0913 - one argument for each option
     print_evidence(prediction, gpu, fits=prediction.fits)
 
 
-def _configuration(
+def one_configuration(
     space_name: str | None, model: str | None, texts: tuple[str, ...]
 ) -> tuple[SearchSpace, Configuration]:
+    """The configuration that `--space` or `--model` and `--set` name, with its space."""
     from tuner.cli.target import with_model
     from tuner.space import default_space, load_space, parse_settings
 
@@ -91,18 +94,22 @@ def _configuration(
     return space, space.configuration(settings, strict=False)
 
 
-def _predict(
-    space: SearchSpace, configuration: Configuration, gpu: Gpu, margin_fraction: float | None
+def predict_one(
+    space: SearchSpace,
+    configuration: Configuration,
+    gpu: Gpu,
+    margin_fraction: float | None,
+    profile: DeviceProfile | None,
 ) -> Prediction:
+    """The prediction of one configuration. Raises `InputError` when the GPU cannot run it."""
     from tuner.cli.support import require_supported
     from tuner.estimate.predictor import Job, Predictor
-    from tuner.estimate.profile import find_profile
 
     require_supported(configuration, gpu)
     assert space.model is not None  # with_model and default_space see to it
     predictor = Predictor(Job(space.workload, space.model))
     return predictor.predict(
-        [configuration], gpu, margin_fraction=margin_fraction, profile=find_profile(gpu)
+        [configuration], gpu, margin_fraction=margin_fraction, profile=profile
     )[0]
 
 

@@ -18,7 +18,18 @@ from tuner import __version__
 from tuner.cli.options import examples
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, TunerError, unknown
 
-COMMANDS = ("search", "best", "show", "estimate", "calibrate", "data", "gpus", "models", "spaces")
+COMMANDS = (
+    "search",
+    "best",
+    "show",
+    "estimate",
+    "trial",
+    "calibrate",
+    "data",
+    "gpus",
+    "models",
+    "spaces",
+)
 """In the order in which people need them. Each is `command` in the module of its name."""
 
 EXIT_BROKEN_PIPE = 128 + 13

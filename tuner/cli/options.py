@@ -16,6 +16,9 @@ from tuner.units import parse_bytes
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
 
+LIMIT_OF_TYPE = -1
+"""Value of `--memory-limit auto`: what the type asked for has beside its context."""
+
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
@@ -39,6 +42,16 @@ class SizeType(click.ParamType[int]):
         return parse_bytes(value, what=param.opts[0] if param else "size")
 
 
+class MemoryLimitType(SizeType):
+    """A size in bytes, or `LIMIT_OF_TYPE` for "auto"."""
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> int:
+        """Bytes. Raises `InputError` for a size without a unit."""
+        if isinstance(value, str) and value.strip().lower() == "auto":
+            return LIMIT_OF_TYPE
+        return super().convert(value, param, ctx)
+
+
 class DurationType(click.ParamType[float]):
     """A duration in seconds, typed as 90s, 5min or 1h30m; a bare number is seconds."""
 
@@ -55,7 +68,7 @@ class DurationType(click.ParamType[float]):
         total_s = 3600 * hours + 60 * minutes + seconds
         if total_s <= 0:
             raise InputError(
-                f"time limit {value!r} is not a duration",
+                f"{param.opts[0] if param else 'time limit'} {value!r} is not a duration",
                 hint="write for example 90s, 5min or 1h30m",
             )
         return total_s
@@ -129,7 +142,38 @@ def gpu_options(function: _Decorated) -> _Decorated:
             help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
         ),
         click.option(
-            "--gpu", "gpu_name", metavar="GPU", required=True, help="GPU type (`tuner gpus`)."
+            "--gpu",
+            "gpu_name",
+            metavar="GPU",
+            required=True,
+            help="GPU type (`tuner gpus`); auto: this machine's GPU, cpu: its processor.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def measure_options(function: _Decorated) -> _Decorated:
+    """How real trials run: `--budget`, `--timeout`, `--weights`."""
+    for option in (
+        click.option(
+            "--weights",
+            metavar="WHICH",
+            help="Weights of real trials: synthetic, hub, or the folder of a checkpoint.  "
+            "[default: synthetic]",
+        ),
+        click.option(
+            "--timeout",
+            type=DurationType(),
+            metavar="TIME",
+            help="When a real trial is given up.  [default: 10min]",
+        ),
+        click.option(
+            "--budget",
+            type=DurationType(),
+            metavar="TIME",
+            help="Time for the timed steps of a real trial; less where the rate is certain "
+            "sooner.  [default: 20s; in a search on a processor 1s]",
         ),
     ):
         function = option(function)

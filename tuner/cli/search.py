@@ -8,11 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
+from tuner.cli.measuring import Mode
 from tuner.cli.options import (
     DurationType,
+    MemoryLimitType,
     examples,
     gpu_options,
     json_option,
+    measure_options,
     model_option,
     results_option,
     set_option,
@@ -28,6 +31,16 @@ def _search_options(function: _Decorated) -> _Decorated:
     from tuner.tune.request import DEFAULT_TRIALS, SEARCHERS  # plain data, without Ray
 
     for option in (
+        click.option(
+            "--memory-limit", type=MemoryLimitType(), metavar="SIZE",
+            help="Memory that a real trial may use, such as 24GiB: a larger GPU of this machine "
+            "stands in for the one asked for. auto: what that one has beside its context.",
+        ),
+        click.option(
+            "--mode", type=click.Choice([str(mode) for mode in Mode]), default="auto",
+            show_default=True,
+            help="Run trials for real, simulate them, or run them where such a GPU is at hand.",
+        ),
         click.option("--address", metavar="ADDRESS", help="Ray cluster to use; default: own one."),
         click.option("--quiet", is_flag=True, help="Print the result only."),
         click.option("--fresh", is_flag=True, help="Run known trials again; keeps the old file."),
@@ -58,12 +71,15 @@ def _search_options(function: _Decorated) -> _Decorated:
     epilog=examples(
         "tuner search --space qlora27b --gpu a6000",
         "tuner search --space qlora27b --gpu l40s --set precision=nf4 --where 'lora_rank >= 64'",
+        "tuner search --space tiny_cpu --gpu cpu        (real trials on this machine's processor)",
+        "tuner search --space qlora27b --gpu auto       (real trials on this machine's GPU)",
     ),
 )
 @space_option()
 @gpu_options
 @model_option("Model in place of the space's.")
 @_search_options
+@measure_options
 @where_option
 @set_option
 @results_option
@@ -76,12 +92,14 @@ def command(
     gpu_memory: int | None,
     price: float | None,
     results: Path,
+    mode: str,
     **options: Any,
 ) -> int:
     """Search a space for the fastest configuration that fits a GPU.
 
-    Every number is predicted; no GPU is used. Ctrl-C leaves a valid result of what was done,
-    and the same command goes on from there. Exit code 1 when nothing fits.
+    With a GPU of that type at hand, each trial is a short training run in a process of its own;
+    else every number is predicted, and all output says so. Ctrl-C leaves a valid result of what
+    was done, and the same command goes on from there. Exit code 1 when nothing fits.
     """
     from tuner.cli.searching import SearchOptions, run_search  # torch comes with it
     from tuner.cli.target import load_target
@@ -89,4 +107,4 @@ def command(
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
-    return run_search(target, SearchOptions(**options))
+    return run_search(target, SearchOptions(mode=Mode(mode), **options))

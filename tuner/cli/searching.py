@@ -10,7 +10,7 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,22 @@ import click
 
 from tuner.cli.answers import (
     conditions_text,
-    counts_text,
     nothing_fits,
+    print_agreement,
     print_front,
     print_recommendation,
     record_dict,
+    sources_text,
 )
+from tuner.cli.device import CPU, with_profile
+from tuner.cli.measuring import Measuring, Mode, Simulating, decide
 from tuner.cli.options import parse_margin
 from tuner.cli.progress import compiling, reporting
 from tuner.cli.quiet import quiet_libraries
 from tuner.cli.render import count, print_fields, print_json
 from tuner.cli.target import Target, check_conditions, comparable, with_margin
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from tuner.records import Configuration, KnobValue, TrialRecord
+from tuner.records import Configuration, KnobValue, Prediction, Source, TrialRecord
 from tuner.units import format_duration, format_gib
 
 if TYPE_CHECKING:
@@ -39,7 +42,8 @@ if TYPE_CHECKING:
     from tuner.estimate.profile import DeviceProfile
     from tuner.results.journal import JournalWriter
     from tuner.results.view import View
-    from tuner.tune.request import SearchRequest, SearchResult
+    from tuner.runner.base import MeasureOptions
+    from tuner.tune.request import Bench, SearchRequest, SearchResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,11 @@ class SearchOptions:
     where: tuple[str, ...]
     settings: tuple[str, ...]
     as_json: bool
+    mode: Mode = Mode.AUTO
+    memory_limit: int | None = None
+    budget: float | None = None
+    timeout: float | None = None
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,19 @@ class Plan:
     pinned: Mapping[str, KnobValue]
     margin_fraction: float
     versions: Mapping[str, str]
+    trials_on: Measuring | Simulating
+    profile: DeviceProfile | None = None
+
+    @property
+    def bench(self) -> Bench | None:
+        """Where trials run; None where they are simulated."""
+        return self.trials_on.bench if isinstance(self.trials_on, Measuring) else None
+
+    def is_alike(self, record: TrialRecord) -> bool:
+        """Whether an earlier trial was run as this search runs its own."""
+        if self.bench is None:
+            return record.source is Source.PREDICTED
+        return self.bench.ran(record)
 
     @property
     def margin_bytes(self) -> int:
@@ -102,7 +124,7 @@ def run_search(target: Target, options: SearchOptions) -> int:
 
 
 def make_plan(target: Target, options: SearchOptions) -> Plan:
-    """Check everything that can be wrong. Raises `InputError`; writes nothing."""
+    """Check everything that can be wrong. Raises `InputError`; writes no results."""
     from tuner.space import parse_settings
 
     settings = parse_settings(options.settings)
@@ -110,6 +132,13 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
     narrowed = dataclasses.replace(target, space=space)
     conditions = check_conditions(narrowed, options.where)
     margin = parse_margin(options.margin, target.gpu)
+    trials_on = decide(
+        options.mode,
+        target.gpu,
+        memory_limit=options.memory_limit,
+        address=options.address,
+        workers=options.workers,
+    )
     space.require_configurations(options.where)
     target.folder.check_writable()
     target.folder.read()  # a journal that cannot be read is found now
@@ -119,7 +148,9 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
     from tuner.models.catalogue import architecture
     from tuner.runner.base import outcome_versions
 
-    part = supported_part(space, target.gpu, options.where)
+    gpu, profile = with_profile(target.gpu, quiet=options.quiet, err=options.as_json)
+    narrowed = dataclasses.replace(narrowed, gpu=gpu)
+    part = supported_part(space, gpu, options.where)
     assert space.model is not None  # load_target sees to it
     # The architecture is a version too: a trial of another one under the same name says nothing.
     model = f"{space.model} {architecture(space.model).digest}"
@@ -131,6 +162,8 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
         pinned={name: space.terms[name].read(value) for name, value in settings.items()},
         margin_fraction=DEFAULT_MARGIN_FRACTION if margin is None else margin,
         versions={**outcome_versions(), "model": model},
+        trials_on=trials_on,
+        profile=profile,
     )
 
 
@@ -186,45 +219,81 @@ def _search(plan: Plan, writer: JournalWriter, known: tuple[TrialRecord, ...]) -
 
 
 def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
-    from tuner.estimate.profile import find_profile
     from tuner.runner.base import SimulatedFactory, TrialJob
     from tuner.tune.request import SearchRequest
 
     options, space = plan.options, plan.part.space
     assert space.model is not None  # load_target sees to it
-    gpu = plan.target.gpu
-    profile = find_profile(gpu)
-    job = TrialJob(space.workload, space.model, gpu, plan.margin_fraction, profile)
+    gpu, trials_on = plan.target.gpu, plan.trials_on
+    job = TrialJob(space.workload, space.model, gpu, plan.margin_fraction, plan.profile)
+    how: dict[str, Any] = {"runner_factory": SimulatedFactory(job)}
+    if isinstance(trials_on, Measuring):
+        how = {
+            "runner_factory": trials_on.factory(job, measure_options(trials_on, options)),
+            "bench": trials_on.bench,
+            "resources_per_trial": trials_on.resources,
+            "local_gpus": trials_on.local,
+        }
+    initial: list[Configuration] = []
+    # Where the budget is spent already, nothing is tried and nothing need be predicted.
+    if sum(map(plan.is_alike, known)) < options.trials:
+        predictions = _predictions(plan)
+        initial = _initial(plan, predictions)
+        if isinstance(trials_on, Measuring):
+            how["predictions"] = {
+                configuration.key: prediction
+                for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
+            }
     return SearchRequest(
         space=plan.part,
         gpu=gpu,
-        runner_factory=SimulatedFactory(job),
         trials=options.trials,
         seed=options.seed,
         time_limit_s=options.time_limit,
         max_concurrent=options.workers,
         where=options.where,
         searcher=options.searcher,
-        # Where the budget is spent already, nothing is tried and nothing need be predicted.
-        initial=_initial(plan, profile) if len(known) < options.trials else [],
+        initial=initial,
         resume=known,
+        margin_bytes=plan.margin_bytes,
         address=options.address,
         versions=plan.versions,
+        **how,
     )
+
+
+PROCESSOR_BUDGET_S = 1.0
+"""Time for the timed steps of a trial on a processor: tiny models, and steps of milliseconds."""
+
+
+def measure_options(trials_on: Measuring, options: SearchOptions) -> MeasureOptions:
+    """How each real trial of a search runs."""
+    budget = options.budget
+    if budget is None and trials_on.device == CPU:
+        budget = PROCESSOR_BUDGET_S
+    return trials_on.options(budget_s=budget, timeout_s=options.timeout, weights=options.weights)
 
 
 SHORTLIST_SHARE = 0.75
 """Part of the budget that goes to the predicted short list; Optuna proposes the rest."""
 
 
-def _initial(plan: Plan, profile: DeviceProfile | None) -> list[Configuration]:
+def _initial(plan: Plan, predictions: Sequence[Prediction]) -> list[Configuration]:
     """What is tried first: the space's baseline, and the short list of the predicted space."""
-    from tuner.estimate.predictor import Job, Predictor, default_workers
     from tuner.estimate.shortlist import shortlist
+
+    space = plan.part.space
+    baseline = [space.configuration(space.baseline)] if space.baseline else []
+    number = round(plan.options.trials * SHORTLIST_SHARE)
+    return [*baseline, *shortlist(plan.part.supported, predictions, number)]
+
+
+def _predictions(plan: Plan) -> list[Prediction]:
+    """A prediction of every configuration that can be tried, in their order."""
+    from tuner.estimate.predictor import Job, Predictor, default_workers
 
     space, options = plan.part.space, plan.options
     assert space.model is not None  # load_target sees to it
-    baseline = [space.configuration(space.baseline)] if space.baseline else []
     predictor = Predictor(Job(space.workload, space.model), workers=default_workers())
     started = time.monotonic()
     with compiling(err=options.as_json, quiet=options.quiet) as report:
@@ -232,7 +301,7 @@ def _initial(plan: Plan, profile: DeviceProfile | None) -> list[Configuration]:
             plan.part.supported,
             plan.target.gpu,
             margin_fraction=plan.margin_fraction,
-            profile=profile,
+            profile=plan.profile,
             on_progress=report,
         )
     if not options.quiet:
@@ -242,8 +311,7 @@ def _initial(plan: Plan, profile: DeviceProfile | None) -> list[Configuration]:
             f"{format_duration(time.monotonic() - started)}: {count(fitting)} fit",
             err=options.as_json,
         )
-    number = round(options.trials * SHORTLIST_SHARE)
-    return [*baseline, *shortlist(plan.part.supported, predictions, number)]
+    return predictions
 
 
 def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
@@ -261,8 +329,8 @@ def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
             ("where", _where_text(plan)),
             ("left out", _left_out_text(part)),
             ("margin", f"{format_gib(plan.margin_bytes)} of memory are to stay free (--margin)"),
-            ("known", f"{len(known)} trials from {target.folder.journal}" if known else ""),
-            ("numbers", "predicted, not measured: no GPU worker, each trial is simulated"),
+            ("known", _known_text(plan, known)),
+            ("numbers", _numbers_text(plan)),
         ],
         err=options.as_json,
     )
@@ -275,6 +343,17 @@ def _price_text(plan: Plan) -> str:
         return "price unknown (--price)"
     dated = f" ({gpu.price_date})" if gpu.price_date else ""
     return f"{gpu.price_usd_per_hour:g} USD per hour{dated}"
+
+
+def _known_text(plan: Plan, known: tuple[TrialRecord, ...]) -> str:
+    alike = sum(map(plan.is_alike, known))
+    return f"{alike} trials from {plan.target.folder.journal}" if alike else ""
+
+
+def _numbers_text(plan: Plan) -> str:
+    if isinstance(plan.trials_on, Simulating):
+        return f"predicted, not measured: {plan.trials_on.why}; each trial is simulated"
+    return plan.trials_on.text(plan.target.gpu)
 
 
 def _where_text(plan: Plan) -> str:
@@ -326,7 +405,7 @@ def _print_answer(plan: Plan, result: SearchResult, view: View) -> None:
         "interrupted": "; interrupted, the same command goes on from here",
     }[str(result.stopped_by)]
     click.echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
-    click.echo(f"{counts_text(view.records)} ({view.source})")
+    click.echo(sources_text(view.records))
     click.echo()
     if view.best is None:
         met = [r for r in view.records if plan.meets(r.configuration)]
@@ -336,6 +415,7 @@ def _print_answer(plan: Plan, result: SearchResult, view: View) -> None:
         print_front(view)
         click.echo()
         print_recommendation(view.best)
+    print_agreement(view.records)
     click.echo()
     folder = plan.target.folder
     print_fields(

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import InputError, TunerError, UnavailableError
-from tuner.records import TrialRecord
+from tuner.records import Source, TrialRecord
 from tuner.results.facts import SpaceFacts
-from tuner.results.front import device_bytes
 from tuner.units import format_gib
 
 if TYPE_CHECKING:
@@ -51,12 +50,12 @@ def load_target(
     price: float | None = None,
 ) -> Target:
     """Look everything up that can be without torch. Raises `InputError`."""
-    from tuner.gpus import get_gpu  # loads the catalogue
+    from tuner.cli.device import find_gpu
     from tuner.results.store import ResultsFolder
     from tuner.space import load_space
 
     space = with_model(load_space(space_name), model)
-    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
+    gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     arguments = ["--space", space_name, "--gpu", gpu_name]
     arguments += ["--model", model] if model else []
     arguments += ["--gpu-memory", f"{gpu_memory}B"] if gpu_memory else []
@@ -90,7 +89,8 @@ def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialR
     """The records of `target` that tell of the same: this GPU memory, the newest versions.
 
     A prediction by other versions of the libraries, or for a model that the space no longer
-    names, is not comparable with the newest one. Measurements are what they are.
+    names, is not comparable with the newest one. Measurements are what they are, but those of
+    another device, under another limit or of another model are not comparable with the newest.
     """
     own = [
         r
@@ -98,8 +98,17 @@ def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialR
         if (r.space, r.gpu, r.gpu_memory_bytes)
         == (target.space.name, target.gpu.id, target.gpu.memory_bytes)
     ]
-    newest = next((r.versions for r in reversed(own) if r.outcome.measurement is None), None)
-    return tuple(r for r in own if r.outcome.measurement is not None or r.versions == newest)
+    newest: dict[Source, object] = {}
+    for record in reversed(own):
+        newest.setdefault(record.source, _circumstances(record))
+    return tuple(r for r in own if _circumstances(r) == newest[r.source])
+
+
+def _circumstances(record: TrialRecord) -> object:
+    """What must be the same in two records of one source for them to be comparable."""
+    if record.source is Source.PREDICTED:
+        return record.versions
+    return (record.device, record.memory_limit_bytes, record.versions.get("model"))
 
 
 def require_records(target: Target) -> tuple[TrialRecord, ...]:
@@ -125,10 +134,13 @@ def require_records(target: Target) -> tuple[TrialRecord, ...]:
 
 
 def with_margin(record: TrialRecord, margin_bytes: int) -> TrialRecord:
-    """`record` as it would be if `margin_bytes` had to stay free; measured ones are unchanged."""
-    prediction, used_bytes = record.outcome.prediction, device_bytes(record)
-    if prediction is None or used_bytes is None or record.outcome.measurement is not None:
+    """`record` as it would be if `margin_bytes` had to stay free."""
+    if record.source is Source.MEASURED:
+        record = dataclasses.replace(record, margin_bytes=margin_bytes)
+    prediction = record.outcome.prediction
+    if prediction is None:
         return record
+    used_bytes = prediction.memory.device_bytes
     changed = dataclasses.replace(
         prediction,
         margin_bytes=margin_bytes,

@@ -9,7 +9,13 @@ from typing import Any
 
 from tuner.records import Configuration, Measurement, Prediction, Source, Speed, TrialRecord
 from tuner.results.facts import GpuLike, SpaceFacts
-from tuner.results.front import device_bytes, fits_within, margin_bytes, samples_per_s
+from tuner.results.front import (
+    device_bytes,
+    fits_within,
+    margin_bytes,
+    samples_per_s,
+    trusted,
+)
 from tuner.units import format_duration, format_gib
 
 
@@ -147,11 +153,13 @@ def recommend(
 ) -> Recommendation | None:
     """The fastest of `records` that fits `gpu` with its margin; None when none does.
 
+    Where one that was measured fits, only measured ones are chosen from.
     `where` keeps a configuration or drops it, and `conditions` are its texts, for people.
     Among equally fast ones the one with less memory wins, then the smaller configuration
     key. The baseline is looked up among all records, whether it meets `where` or not.
     """
-    allowed = [r for r in records if where is None or where(r.configuration)]
+    meeting = (r for r in records if where is None or where(r.configuration))
+    allowed = trusted(meeting, gpu.memory_bytes)
     fitting = [r for r in allowed if fits_within(r, gpu.memory_bytes)]
     if not fitting:
         return None
@@ -250,7 +258,7 @@ def _fastest_first(record: TrialRecord) -> tuple[float, int, str]:
 
 
 def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: GpuLike) -> Gain | None:
-    if baseline is None:
+    if baseline is None or baseline.source is not best.source:
         return None
     old_speed, new_speed = samples_per_s(baseline), samples_per_s(best)
     old_bytes, new_bytes = device_bytes(baseline), device_bytes(best)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.records import KnobValue, TrialRecord
+from tuner.results.agreement import QUANTITIES, pairs
 from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.plot import COLORS, LABELS, memory_range_gib, throughput_range
 from tuner.results.table import value_text
@@ -29,11 +30,20 @@ _PLAIN_TICKS = {"exponentformat": "none", "separatethousands": True}
 MAX_TICKS = 8
 MAX_TICK_LENGTH = 20
 
-_DRAW_ORDER = (Kind.TOO_LARGE, Kind.FAILED, Kind.OUTSIDE, Kind.FITS, Kind.FRONT, Kind.BEST)
+_DRAW_ORDER = (
+    Kind.TOO_LARGE,
+    Kind.FAILED,
+    Kind.UNTRIED,
+    Kind.OUTSIDE,
+    Kind.FITS,
+    Kind.FRONT,
+    Kind.BEST,
+)
 _SYMBOLS: Mapping[Kind, tuple[str, int, float]] = {  # symbol, size, opacity
     Kind.TOO_LARGE: ("x-thin-open", 7, 0.8),
     Kind.FAILED: ("diamond", 7, 0.75),
     Kind.OUTSIDE: ("circle", 6, 0.45),
+    Kind.UNTRIED: ("circle", 6, 0.6),
     Kind.FITS: ("circle", 8, 0.75),
     Kind.FRONT: ("circle", 11, 1.0),
     Kind.BEST: ("star", 19, 1.0),
@@ -73,11 +83,11 @@ def front_figure(view: View) -> dict[str, Any]:
     figure.update_layout(
         template="none",
         xaxis={
-            "title": {"text": f"peak device memory ({view.source}), GiB"},
+            "title": {"text": f"peak device memory ({view.drawn_source}), GiB"},
             "range": list(memory_range_gib(view)),
         },
         yaxis={
-            "title": {"text": f"throughput ({view.source}), samples/s"},
+            "title": {"text": f"throughput ({view.drawn_source}), samples/s"},
             "range": list(throughput_range(view)),
             **_PLAIN_TICKS,
         },
@@ -92,6 +102,50 @@ def front_figure(view: View) -> dict[str, Any]:
         hovermode="closest",
         dragmode="zoom",
     )
+    return _as_data(figure)
+
+
+def agreement_figure(view: View) -> dict[str, Any] | None:
+    """Predicted against measured memory and step time; None unless a trial has both.
+
+    One panel each with the line of perfect agreement. Step times span decades, so both of their
+    axes are logarithmic.
+    """
+    from plotly.subplots import make_subplots  # only where a report is written
+
+    index_of = {record.trial_id: index for index, record in enumerate(view.records)}
+    found = pairs(view.records)
+    if not found:
+        return None
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
+    memory, _, step = QUANTITIES
+    panels = ((memory, GIB, "GiB", "linear"), (step, 1.0, "s", "log"))
+    for column, (quantity, unit, name, scale) in enumerate(panels, start=1):
+        xs = [quantity.value(pair.measured) / unit for pair in found]
+        ys = [quantity.value(pair.predicted) / unit for pair in found]
+        ends = [min(xs + ys) / 1.1, max(xs + ys) * 1.1]
+        place = {"row": 1, "col": column}
+        line = {"color": COLORS[Kind.OUTSIDE], "width": 1.2, "dash": "dash"}
+        figure.add_scatter(
+            x=ends, y=ends, mode="lines", line=line, hoverinfo="skip", showlegend=False, **place
+        )
+        figure.add_scatter(
+            x=[_rounded(x) for x in xs],
+            y=[_rounded(y) for y in ys],
+            mode="markers",
+            customdata=[index_of[pair.record.trial_id] for pair in found],
+            meta=name,
+            hovertemplate="predicted %{y:.4g} %{meta}, measured %{x:.4g} %{meta}<br>"
+            "%{text}<extra></extra>",
+            marker={"size": 8, "color": COLORS[Kind.FITS], "opacity": 0.75},
+            showlegend=False,
+            **place,
+        )
+        title = f"{quantity.label}, {name}"
+        figure.update_xaxes(title=f"measured {title}", type=scale, **_PLAIN_TICKS, **place)
+        figure.update_yaxes(title=f"predicted {title}", type=scale, **_PLAIN_TICKS, **place)
+    margin = {"l": 64, "r": 16, "t": 10, "b": 52}
+    figure.update_layout(template="none", margin=margin, hovermode="closest")
     return _as_data(figure)
 
 

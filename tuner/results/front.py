@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.records import Status, TrialRecord
+from tuner.records import Source, Status, TrialRecord
 
 
 class Direction(enum.StrEnum):
@@ -75,6 +75,17 @@ def fits_within(record: TrialRecord, limit_bytes: int) -> bool:
     if record.outcome.status is not Status.OK or used_bytes is None:
         return False
     return record.fits and used_bytes + margin_bytes(record) <= limit_bytes
+
+
+def trusted(records: Iterable[TrialRecord], limit_bytes: int) -> list[TrialRecord]:
+    """The records to choose from: the measured ones if one of them fits, else all.
+
+    A prediction is no match for a measurement: where something was measured that fits, nothing
+    is recommended, or put on a front, that was not.
+    """
+    found = list(records)
+    measured = [record for record in found if record.source is Source.MEASURED]
+    return measured if any(fits_within(r, limit_bytes) for r in measured) else found
 
 
 def pareto_front(

@@ -21,6 +21,7 @@ COLORS: Mapping[Kind, str] = {
     Kind.FRONT: "#0d9488",
     Kind.FITS: "#5b8def",
     Kind.OUTSIDE: "#98a2b3",
+    Kind.UNTRIED: "#b6c6e3",
     Kind.TOO_LARGE: "#e5484d",
     Kind.FAILED: "#8d5bb5",
 }
@@ -29,6 +30,7 @@ LABELS: Mapping[Kind, str] = {
     Kind.FRONT: "Pareto front",
     Kind.FITS: "fits",
     Kind.OUTSIDE: "fits, excluded by conditions",
+    Kind.UNTRIED: "predicted to fit, not measured",
     Kind.TOO_LARGE: "does not fit",
     Kind.FAILED: "failed",
 }
@@ -124,6 +126,7 @@ def _draw_trials(axes: Axes, view: View) -> None:
         (Kind.TOO_LARGE, "x", 26, 0.75),
         (Kind.FAILED, "d", 26, 0.75),
         (Kind.OUTSIDE, "o", 18, 0.45),
+        (Kind.UNTRIED, "o", 18, 0.6),
         (Kind.FITS, "o", 30, 0.75),
         (Kind.FRONT, "o", 46, 1.0),
     )
@@ -185,8 +188,8 @@ def _header(view: View) -> list[str]:
 def _dress(axes: Axes, view: View) -> None:
     axes.set_xlim(*memory_range_gib(view))
     axes.set_ylim(*throughput_range(view))
-    axes.set_xlabel(f"peak device memory ({view.source}), GiB", color=_INK, fontsize=10.5)
-    axes.set_ylabel(f"throughput ({view.source}), samples/s", color=_INK, fontsize=10.5)
+    axes.set_xlabel(f"peak device memory ({view.drawn_source}), GiB", color=_INK, fontsize=10.5)
+    axes.set_ylabel(f"throughput ({view.drawn_source}), samples/s", color=_INK, fontsize=10.5)
     title = f"{view.space.name} on {view.gpu.name}: {view.source}"
     header = _header(view)
     pad = 13 + 13 * len(header)
@@ -223,7 +226,10 @@ def _dress(axes: Axes, view: View) -> None:
 def subtitle(view: View) -> str:
     """What is shown, in one line: trials, how many fit, under which conditions."""
     fitting = sum(k in (Kind.BEST, Kind.FRONT, Kind.FITS, Kind.OUTSIDE) for k in view.kinds)
-    parts = [f"{len(view.records)} configurations tried, {fitting} fit with the margin"]
+    untried = view.kinds.count(Kind.UNTRIED)
+    parts = [f"{len(view.records) - untried} configurations tried, {fitting} fit with the margin"]
+    if untried:
+        parts.append(f"{untried} only predicted to fit")
     if view.conditions:
         parts.append("where " + " and ".join(view.conditions))
     beyond = count_beyond(view)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.records import MemoryCategory, TrialRecord
+from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
 from tuner.results.best import Recommendation
-from tuner.results.figures import front_figure, knob_figures
+from tuner.results.figures import agreement_figure, front_figure, knob_figures
 from tuner.results.plot import LABELS, subtitle
 from tuner.results.table import value_text
 from tuner.results.view import View
@@ -58,10 +59,12 @@ def report_html(view: View) -> str:
         lstrip_blocks=True,
     )
     knobs = knob_figures(view)
+    agreement = agreement_figure(view)
     page = {
         "trials": _trials(view),
         "figures": {
             "front": front_figure(view),
+            **({"agreement": agreement} if agreement else {}),
             **{f"knob-{index}": knob.figure for index, knob in enumerate(knobs)},
         },
     }
@@ -76,6 +79,8 @@ def report_html(view: View) -> str:
         time_parts=_time_parts(view.best) if view.best else [],
         front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
         knobs=knobs,
+        agreement_rows=agreement_rows(pairs(view.records)),
+        verdicts=verdict_text(verdicts(view.records)),
         page=page,
         estimate_command=_estimate_command(view),
         runs=_runs(view),
@@ -217,7 +222,7 @@ def _runs(view: View) -> list[tuple[str, str]]:
     """Facts about how the trials came to be, each a name and a value."""
     records = view.records
     starts = sorted(r.started_at for r in records)
-    devices = {r.outcome.measurement.device for r in records if r.outcome.measurement is not None}
+    devices = {name for r in records if (name := _device_text(r))}
     methods = {r.outcome.prediction.method for r in records if r.outcome.prediction is not None}
     facts = {
         "search space": view.space.name,
@@ -232,6 +237,15 @@ def _runs(view: View) -> list[tuple[str, str]]:
         "same in every trial": ", ".join(f"{k}={value_text(v)}" for k, v in view.fixed.items()),
     }
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _device_text(record: TrialRecord) -> str:
+    """The device of a trial that ran, with the memory that it was allowed of it."""
+    measurement = record.outcome.measurement
+    name = record.device or (measurement.device if measurement else "")
+    if name and record.memory_limit_bytes is not None:
+        return f"{name}, at most {format_gib(record.memory_limit_bytes)} of it"
+    return name
 
 
 def _versions(view: View) -> list[tuple[str, str]]:

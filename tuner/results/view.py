@@ -6,24 +6,26 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.records import Configuration, KnobValue, Status, TrialRecord
+from tuner.records import Configuration, KnobValue, Source, Status, TrialRecord
 from tuner.results.best import Recommendation, recommend
 from tuner.results.facts import GpuLike, SpaceFacts
-from tuner.results.front import fits_within, margin_bytes, pareto_front
+from tuner.results.front import fits_within, margin_bytes, pareto_front, trusted
 from tuner.results.journal import latest
 
 
 class Kind(enum.StrEnum):
     """How a trial is drawn.
 
-    `OUTSIDE` fits, and does not meet the floors or `--where`; `TOO_LARGE` ran out of memory
-    or leaves less than its margin free; `FAILED` ended any other way.
+    `OUTSIDE` fits, and does not meet the floors or `--where`; `UNTRIED` fits by its prediction,
+    where others were measured; `TOO_LARGE` ran out of memory or leaves less than its margin
+    free; `FAILED` ended any other way.
     """
 
     BEST = "best"
     FRONT = "front"
     FITS = "fits"
     OUTSIDE = "outside"
+    UNTRIED = "untried"
     TOO_LARGE = "too_large"
     FAILED = "failed"
 
@@ -45,7 +47,9 @@ class View:
     conditions: tuple[str, ...]
     command: str
     source: str
-    """Where the numbers are from: predicted, measured, or "predicted and measured"."""
+    """Where the numbers of the front are from: predicted or measured."""
+    drawn_source: str
+    """Where the numbers of all trials are from; also "predicted and measured"."""
     knobs: tuple[str, ...]
     """The names of configuration values to show: the space's knobs, then what else varies."""
     fixed: Mapping[str, KnobValue]
@@ -80,13 +84,18 @@ def build_view(
         if (r.space, r.gpu, r.gpu_memory_bytes) == (space.name, gpu.id, gpu.memory_bytes)
     ]
     meets = [where is None or where(r.configuration) for r in own]
-    front = pareto_front(r for r, ok in zip(own, meets, strict=True) if ok)
+    meeting = (r for r, ok in zip(own, meets, strict=True) if ok)
+    front = pareto_front(trusted(meeting, gpu.memory_bytes))
+    measured = any(r.source is Source.MEASURED for r in front)
     best = recommend(own, space, gpu, where=where, conditions=conditions)
     on_front = {r.configuration.key for r in front}
     best_key = best.configuration.key if best else ""
     kinds = tuple(
-        _kind(r, ok, limit_bytes=gpu.memory_bytes, on_front=on_front, best_key=best_key)
+        Kind.UNTRIED
+        if kind in (Kind.FITS, Kind.OUTSIDE) and measured and r.source is Source.PREDICTED
+        else kind
         for r, ok in zip(own, meets, strict=True)
+        for kind in (_kind(r, ok, gpu.memory_bytes, on_front=on_front, best_key=best_key),)
     )
     knobs = _shown_names(own, space)
     return View(
@@ -98,7 +107,8 @@ def build_view(
         best=best,
         conditions=tuple(conditions),
         command=command,
-        source=source_label(own),
+        source=source_label(front or own),
+        drawn_source=source_label(own),
         knobs=knobs,
         fixed={k: v for k, v in own[0].configuration.items() if k not in knobs} if own else {},
     )
@@ -122,7 +132,7 @@ def _shown_names(records: Sequence[TrialRecord], space: SpaceFacts) -> tuple[str
 
 
 def _kind(
-    record: TrialRecord, meets: bool, *, limit_bytes: int, on_front: set[str], best_key: str
+    record: TrialRecord, meets: bool, limit_bytes: int, *, on_front: set[str], best_key: str
 ) -> Kind:
     if not fits_within(record, limit_bytes):
         # A trial that ran, and leaves less than the margin free, does not fit either.

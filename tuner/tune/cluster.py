@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,6 +23,8 @@ OBJECT_STORE_BYTES = 100_000_000
 
 JOIN_TIMEOUT_S = 5.0
 
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
 SOCKET_ROOM = 60
 """Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""
 
@@ -32,6 +34,10 @@ QUIET_ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_enable_metrics_collection": "0",
+    # A trial that exhausts the host's memory ends by itself; Ray would end its supervisor.
+    "RAY_memory_monitor_refresh_ms": "0",
+    # The driver's order of devices, which NVML has too; CUDA's own puts the fastest first.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     # The search has its own journal, progress and handling of Ctrl-C.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -67,14 +73,15 @@ def connected(
     address: str | None,
     *,
     cpus: int,
+    gpus: Sequence[int] = (),
     undisturbed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Iterator[None]:
     """Ray is initialised inside.
 
     Uses the connection of this process if there is one; else joins the cluster at `address`;
-    else starts a cluster with `cpus` CPUs, and on leaving ends all its processes and removes
-    its files. Ray starts and ends within `undisturbed()`. Raises `UnavailableError` when
-    there is no cluster at `address`, `InputError` when it is no address.
+    else starts a cluster with `cpus` CPUs and the GPUs of these indices, and on leaving ends all
+    its processes and removes its files. Ray starts and ends within `undisturbed()`. Raises
+    `UnavailableError` when there is no cluster at `address`, `InputError` when it is no address.
     """
     if ray.is_initialized():
         yield
@@ -85,7 +92,7 @@ def connected(
         stack.callback(_shut_down, undisturbed)
         with undisturbed():
             if address is None:
-                _start(folder, cpus)
+                _start(folder, cpus, gpus)
             else:
                 _join(address)
         yield
@@ -123,16 +130,44 @@ def cpus_for(max_concurrent: int | None, resources_per_trial: Mapping[str, float
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _start(folder: Path, cpus: int) -> None:
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _temp_dir=str(folder),
-    )
+def offered(address: str) -> Mapping[str, float]:
+    """The resources of the cluster at `address`, by name, with the types of GPUs among them.
+
+    Raises `UnavailableError` when there is no cluster, `InputError` when it is no address.
+    """
+    with quiet(), connected(address, cpus=1):
+        return dict(ray.cluster_resources())
+
+
+def _start(folder: Path, cpus: int, gpus: Sequence[int]) -> None:
+    with _visible(gpus):
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=len(gpus),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(folder),
+        )
+
+
+@contextlib.contextmanager
+def _visible(gpus: Sequence[int]) -> Iterator[None]:
+    """What is started inside sees these GPUs, counted among those that this process sees."""
+    before = os.environ.get(VISIBLE_DEVICES)
+    if gpus:
+        seen = before.split(",") if before else None
+        names = [seen[index] if seen else str(index) for index in gpus]
+        os.environ[VISIBLE_DEVICES] = ",".join(names)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[VISIBLE_DEVICES] = before
+        elif gpus:
+            del os.environ[VISIBLE_DEVICES]
 
 
 def _shut_down(undisturbed: Callable[[], AbstractContextManager[None]]) -> None:

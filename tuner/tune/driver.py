@@ -94,7 +94,9 @@ def _run(request: SearchRequest, ledger: Ledger) -> None:
         interrupts.handled(),
         cluster.quiet(),
         cluster.scratch_folder() as folder,
-        cluster.connected(request.address, cpus=cpus, undisturbed=interrupts.deferred),
+        cluster.connected(
+            request.address, cpus=cpus, gpus=request.local_gpus, undisturbed=interrupts.deferred
+        ),
     ):
         if not ledger.halted:
             _run_trials(request, ledger, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -162,8 +163,11 @@ class Ledger:
         return None
 
     def _record(self, ray_id: str, outcome: Outcome) -> TrialRecord:
-        request = self._request
+        request, bench = self._request, self._request.bench
         number, configuration = self._proposed[ray_id]
+        if outcome.prediction is None:
+            known = request.predictions.get(configuration.key)
+            outcome = dataclasses.replace(outcome, prediction=known)
         return TrialRecord(
             trial_id=f"{request.run_id}-{number:03d}",
             space=request.space.name,
@@ -176,6 +180,9 @@ class Ledger:
             versions=request.versions,
             searcher=request.searcher,
             run_id=request.run_id,
+            device=bench.device if bench else None,
+            memory_limit_bytes=bench.memory_limit_bytes if bench else None,
+            margin_bytes=request.margin_bytes if bench else None,
         )
 
     @contextlib.contextmanager

@@ -19,7 +19,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.records import Configuration, Prediction, Status, TrialRecord
+from tuner.records import Configuration, Status, TrialRecord
 from tuner.tune.candidates import Candidates
 
 METRICS = ["samples_per_s", "device_bytes"]
@@ -56,8 +56,7 @@ def score(record: TrialRecord) -> Score | None:
     device_bytes = float(limit_bytes)
     if evidence is not None:
         device_bytes = float(evidence.memory.device_bytes)
-        margin_bytes = evidence.margin_bytes if isinstance(evidence, Prediction) else 0
-        over_bytes = device_bytes + margin_bytes - limit_bytes
+        over_bytes = device_bytes + record.reserve_bytes - limit_bytes
     if outcome.status is Status.OOM:
         # A measured peak of a trial that ran out stays below the limit: it is no evidence
         # of a fit.

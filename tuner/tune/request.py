@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tuner.errors import InputError, unknown
 from tuner.gpus import Gpu
-from tuner.records import Configuration, Status, TrialRecord
+from tuner.records import Configuration, Prediction, Source, Status, TrialRecord
 from tuner.runner.base import RunnerFactory, outcome_versions
 
 SEARCHERS = ("tpe", "nsga2", "random", "grid")
@@ -46,6 +46,22 @@ class StoppedBy(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The device on which the trials of a search really run.
+
+    `device` is its exact name. `memory_limit_bytes` is what a trial may use of it; with one, a
+    larger device can stand in for the GPU type that is searched.
+    """
+
+    device: str
+    memory_limit_bytes: int | None = None
+
+    def ran(self, record: TrialRecord) -> bool:
+        """Whether the trial of `record` ran on this device under this limit."""
+        return (record.device, record.memory_limit_bytes) == (self.device, self.memory_limit_bytes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
     """One search of one space for one GPU type.
@@ -54,10 +70,16 @@ class SearchRequest:
       after an interruption ends where an undisturbed one would have.
     - `initial` is run first, in its order; what is not a valid configuration is passed over.
     - `resume` holds the journal; records of this space, GPU, memory and library versions are
-      not run again but told to the searcher.
+      not run again but told to the searcher, where they come from the same bench or, without
+      one, from a simulation.
+    - `bench` is where trials really run; None where they are simulated.
+    - `predictions` by configuration key are what was said of configurations before: a measured
+      trial's record carries its own beside the measurement.
+    - `margin_bytes` is the memory to keep free, noted in the records of measured trials.
     - `max_concurrent` trials run at once; None means as many as the cluster has room for.
     - `resources_per_trial` are Ray resources by name. A trial gets as many threads as CPUs.
-    - `address` of a running Ray cluster; None starts one here and stops it afterwards.
+    - `address` of a running Ray cluster; None starts one here and stops it afterwards, with
+      those GPUs of this machine that `local_gpus` lists by index.
     - `study_path` is a file in which the Optuna study is kept for other Optuna tools; it is
       derived from the journal and written anew by each search.
     """
@@ -74,7 +96,11 @@ class SearchRequest:
     initial: Sequence[Configuration] = ()
     resume: Sequence[TrialRecord] = ()
     study_path: Path | None = None
+    bench: Bench | None = None
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    margin_bytes: int | None = None
     address: str | None = None
+    local_gpus: Sequence[int] = ()
     resources_per_trial: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     run_id: str = ""
     versions: Mapping[str, str] = field(default_factory=outcome_versions)
@@ -97,7 +123,14 @@ class SearchRequest:
             and record.gpu == self.gpu.id
             and record.gpu_memory_bytes == self.gpu.memory_bytes
             and all(record.versions.get(name) == v for name, v in self.versions.items())
+            and self._same_source(record)
         )
+
+    def _same_source(self, record: TrialRecord) -> bool:
+        """A simulated trial says nothing to who measures, and the other way round."""
+        if self.bench is None:
+            return record.source is Source.PREDICTED
+        return self.bench.ran(record)
 
 
 @dataclass(frozen=True, slots=True)

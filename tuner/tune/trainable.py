@@ -55,6 +55,12 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         except TunerError as error:
             return {"done": True, FAILURE: error}
 
+    def cleanup(self) -> None:
+        """Let the runner end what it keeps; Ray calls this when the actor is to go."""
+        close = getattr(self._runner, "close", None)
+        if close is not None:
+            close()
+
     def _timed(self, runner: TrialRunner) -> Outcome:
         """The outcome of the trial, with the time it took where the runner gives none."""
         started_s = time.perf_counter()

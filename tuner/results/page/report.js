@@ -17,7 +17,7 @@
     return [
       `<b>${labels[kinds[index]]}</b> (${asText(source)})`,
       `${rate(samples)} samples/s, ${rate(tokens)} tokens/s`,
-      `${number(gib, 2)} GiB, ${number(step, 1)} s per step`,
+      `${number(gib, 2)} GiB, ${rate(step)} s per step`,
       ...lines,
       `${asText(outcome)}, trial ${asText(trial)}`,
     ].join("<br>");

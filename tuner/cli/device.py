@@ -1,0 +1,250 @@
+"""Which device `--gpu` means: a type of the catalogue, this machine's GPU, or its processor."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.errors import InputError, UnavailableError
+from tuner.units import format_gib
+
+if TYPE_CHECKING:
+    from tuner.estimate.profile import DeviceProfile
+    from tuner.gpus import Gpu
+
+CPU, AUTO = "cpu", "auto"
+
+CPU_BUDGET_S = 20.0
+"""Time for measuring a processor that has no profile; it takes about 4 s."""
+
+_NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGpu:
+    """A CUDA device of this machine; `gpu` is its type, None when nobody knows it."""
+
+    index: int
+    name: str
+    total_bytes: int
+    gpu: Gpu | None
+
+
+def find_gpu(
+    text: str, *, memory_bytes: int | None = None, price_usd_per_hour: float | None = None
+) -> Gpu:
+    """The device type that `--gpu` names, with the user's own memory and price where given.
+
+    "auto" is this machine's GPU and "cpu" its processor. Raises `InputError` for an unknown name,
+    `UnavailableError` when there is no such device here.
+    """
+    from tuner.gpus import get_gpu  # loads the catalogue
+
+    word = text.strip().lower()
+    if word not in (CPU, AUTO):
+        return get_gpu(text, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
+    gpu = this_cpu() if word == CPU else this_gpu()
+    sources = dict(gpu.sources)
+    if memory_bytes is not None:
+        sources["memory"] = "given by the user"
+        gpu = replace(gpu, memory_bytes=memory_bytes)
+    if price_usd_per_hour is not None:
+        sources["price"] = "given by the user"
+        gpu = replace(gpu, price_usd_per_hour=price_usd_per_hour, price_date=None)
+    return replace(gpu, sources=sources)
+
+
+def is_cpu(gpu: Gpu) -> bool:
+    """Whether this "GPU type" is a processor."""
+    return gpu.id == CPU
+
+
+# -- this machine's processor -----------------------------------------------------------------
+
+
+def this_cpu() -> Gpu:
+    """The processor of this machine, with the rates of its device profile where there is one.
+
+    Without a profile it has no rates: nothing can be predicted for it, only read and measured.
+    """
+    from tuner import host
+
+    name = cpu_label()
+    gpu = _gpu_of(
+        CPU,
+        name,
+        host.usable_memory_bytes(),
+        sources={
+            "device": "/proc/cpuinfo",
+            "memory": "the smaller of /proc/meminfo and the container's limit",
+        },
+    )
+    gpu = replace(gpu, unsupported={"tf32": _NO_TF32}, sm_count=host.usable_cpus())
+    return _with_rates(gpu, _profile_named(name))
+
+
+def cpu_label() -> str:
+    """The processor's name as device profiles and measurements have it."""
+    from tuner import host
+
+    return f"CPU {host.cpu_name()}"
+
+
+def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfile | None]:
+    """`gpu` and what was measured of it; a processor that has no profile is measured now.
+
+    Nobody publishes what a processor computes in which precision: its rates are measured, in a
+    few seconds, and kept as `tuner calibrate --device cpu` would. Imports torch then.
+    """
+    from tuner.estimate.profile import find_profile, profile_path
+
+    if not is_cpu(gpu):
+        return gpu, find_profile(gpu) or _profile_named(gpu.name)
+    profile = _profile_named(gpu.name)
+    if profile is None:
+        from tuner.estimate.measure_device import measure_device
+
+        if not quiet:
+            click.echo(f"measuring {gpu.name}, once: it has no device profile", err=err)
+        profile = measure_device(CPU, budget_s=CPU_BUDGET_S)
+        path = profile_path(gpu.name)
+        try:
+            profile.save(path)
+        except OSError as error:
+            click.echo(f"cannot keep the profile in {str(path)!r}: {error.strerror}", err=True)
+    return _with_rates(gpu, profile), profile
+
+
+# -- this machine's GPUs ----------------------------------------------------------------------
+
+
+def local_gpus() -> list[LocalGpu]:
+    """The CUDA devices that this process may use, in the driver's order."""
+    from tuner import nvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return []
+    count = math.inf if visible is None else len(visible.split(","))
+    found: list[LocalGpu] = []
+    while len(found) < count:
+        try:
+            identity = nvml.device_identity(len(found))
+        except LookupError:
+            break
+        if identity is None:
+            break
+        gpu = _type_of(identity.name, identity.total_bytes, identity.compute_capability)
+        found.append(LocalGpu(len(found), identity.name, identity.total_bytes, gpu))
+    return found
+
+
+def this_gpu() -> Gpu:
+    """The type of this machine's GPU.
+
+    Raises `UnavailableError` without one, and for one that is neither in the catalogue nor has a
+    device profile; `InputError` when this machine has GPUs of several types.
+    """
+    devices = local_gpus()
+    if not devices:
+        raise UnavailableError(
+            "this machine has no NVIDIA GPU that a driver answers for, so --gpu auto finds none",
+            hint="--gpu cpu takes its processor; `tuner gpus` lists the types that can be "
+            "predicted without having one",
+        )
+    types = {device.name: device for device in devices}
+    if len({(d.gpu.id if d.gpu else d.name) for d in devices}) > 1:
+        raise InputError(
+            f"--gpu auto is ambiguous: this machine has {', '.join(types)}",
+            hint="name the type, or show the program only one with CUDA_VISIBLE_DEVICES",
+        )
+    first = devices[0]
+    if first.gpu is None:
+        raise UnavailableError(
+            f"this machine's {first.name} with {format_gib(first.total_bytes)} is not in the "
+            "catalogue of GPUs, and has no device profile",
+            hint="`tuner calibrate` measures it, in about a minute, and --gpu auto knows it then; "
+            "or describe it in ~/.config/tuner/gpus.yaml",
+        )
+    return first.gpu
+
+
+def _type_of(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu | None:
+    """The catalogue's type, else one made of the device's profile."""
+    from tuner.gpus import match_device
+
+    known = match_device(name, total_bytes)
+    if known is not None:
+        return known
+    profile = _profile_named(name)
+    if profile is None:
+        return None
+    gpu = _gpu_of(
+        _slug(name),
+        name,
+        profile.memory_bytes,
+        sources={"device": "the NVIDIA driver", "memory": _measured_at(profile)},
+    )
+    gpu = replace(gpu, compute_capability=capability, context_bytes=profile.context_bytes or 0)
+    return _with_rates(gpu, profile)
+
+
+def _gpu_of(gpu_id: str, name: str, memory_bytes: int, *, sources: Mapping[str, str]) -> Gpu:
+    """A device type that is not in the catalogue, without rates."""
+    from tuner.gpus import Gpu
+
+    return Gpu(
+        id=gpu_id,
+        name=name,
+        device_names=(name,),
+        aliases=(),
+        memory_bytes=memory_bytes,
+        flops={},
+        bandwidth_bytes_per_s=math.nan,
+        compute_capability=(0, 0),
+        sm_count=1,
+        unsupported={},
+        price_usd_per_hour=None,
+        price_date=None,
+        sources=sources,
+        context_bytes=0,
+    )
+
+
+def _with_rates(gpu: Gpu, profile: DeviceProfile | None) -> Gpu:
+    """`gpu` with the best rates that were measured on it."""
+    if profile is None:
+        return gpu
+    rates = {p: profile.peak_flops_per_s(p) for p in ("fp32", "tf32", "fp16", "bf16", "int8")}
+    measured = _measured_at(profile)
+    return replace(
+        gpu,
+        flops={p: rate for p, rate in rates.items() if rate is not None},
+        bandwidth_bytes_per_s=profile.bandwidth_bytes_per_s() or math.nan,
+        sources={**gpu.sources, "tflops": measured, "bandwidth": measured},
+    )
+
+
+def _measured_at(profile: DeviceProfile) -> str:
+    return f"measured by tuner calibrate, {profile.measured_at}"
+
+
+def _profile_named(name: str) -> DeviceProfile | None:
+    from tuner.estimate.profile import load_profile, profile_path
+
+    try:
+        path = profile_path(name)
+    except RuntimeError:  # no home directory, as in some containers
+        return None
+    return load_profile(path) if path.is_file() else None
+
+
+def _slug(name: str) -> str:
+    from tuner.estimate.profile import profile_path
+
+    return profile_path(name).stem

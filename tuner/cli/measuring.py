@@ -1,0 +1,226 @@
+"""Whether the trials of a search run for real, and on what: `--mode` and `--memory-limit`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tuner.cli.device import CPU, LocalGpu, is_cpu, local_gpus
+from tuner.cli.options import LIMIT_OF_TYPE
+from tuner.errors import InputError, UnavailableError
+from tuner.units import format_gib
+
+if TYPE_CHECKING:
+    from tuner.gpus import Gpu
+    from tuner.runner.base import MeasureOptions, RunnerFactory, TrialJob
+    from tuner.tune.request import Bench
+
+SMALLER = 0.95
+"""A memory below this share of the device's is another amount, not another driver."""
+
+
+class Mode(enum.StrEnum):
+    """How trials are run."""
+
+    AUTO = "auto"
+    MEASURE = "measure"
+    PREDICT = "predict"
+
+
+@dataclass(frozen=True, slots=True)
+class Simulating:
+    """Trials are predicted; `why` says why none is run."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """Trials run for real on `device` ("cuda:0" or "cpu", as a trial's process sees it).
+
+    `names` and `sizes_bytes` are the exact names and memory that the device may have;
+    `stands_in` says that it is a larger GPU than the type that was asked for. `local` are the
+    indices of GPUs of this machine; empty for a processor, and for a cluster.
+    """
+
+    device: str
+    names: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    resources: Mapping[str, float]
+    local: tuple[int, ...] = ()
+    memory_limit_bytes: int | None = None
+    stands_in: bool = False
+
+    @property
+    def bench(self) -> Bench:
+        """Where trials run, for the records."""
+        from tuner.tune.request import Bench
+
+        return Bench(self.names[0], self.memory_limit_bytes)
+
+    def options(self, **values: object) -> MeasureOptions:
+        """How one trial runs."""
+        from tuner.runner.base import MeasureOptions
+
+        given = {name: value for name, value in values.items() if value is not None}
+        return MeasureOptions(
+            device=self.device,
+            memory_limit_bytes=self.memory_limit_bytes,
+            **given,  # type: ignore[arg-type]
+        )
+
+    def factory(self, job: TrialJob, options: MeasureOptions) -> RunnerFactory:
+        """What makes runners in the workers; it looks at the worker's GPU first."""
+        from tuner.runner.base import MeasuredFactory
+        from tuner.tune.verified import VerifiedFactory
+
+        make = MeasuredFactory(job, options)
+        if self.device == CPU:
+            return make
+        return VerifiedFactory(make, self.names, self.sizes_bytes)
+
+    def text(self, gpu: Gpu) -> str:
+        """Where the numbers come from, for people."""
+        name = self.names[0]
+        many = f"{len(self.local)} x " if len(self.local) > 1 else ""
+        text = f"measured on {many}{name}"
+        if self.memory_limit_bytes is not None:
+            text += f", of whose memory a trial may use {format_gib(self.memory_limit_bytes)}"
+        if self.stands_in:
+            text += f": memory as on {gpu.name}, speed as on {name}"
+        return text
+
+
+def decide(
+    mode: Mode,
+    gpu: Gpu,
+    *,
+    memory_limit: int | None = None,
+    address: str | None = None,
+    workers: int | None = None,
+) -> Measuring | Simulating:
+    """Whether to measure: a device of the asked type is here, or in the cluster at `address`.
+
+    Raises `UnavailableError` where measuring was asked for and nothing can be measured on,
+    `InputError` for a memory limit that makes no sense.
+    """
+    if mode is Mode.PREDICT:
+        if memory_limit is not None:
+            raise InputError(
+                "--memory-limit is about real trials, and --mode predict runs none",
+                hint="--gpu-memory predicts for another amount of memory",
+            )
+        return Simulating("--mode predict")
+    found = _found(gpu, memory_limit, address, workers)
+    if isinstance(found, Simulating) and mode is Mode.MEASURE:
+        raise UnavailableError(
+            f"--mode measure finds nothing to measure on: {found.why}",
+            hint="--mode predict simulates the trials, --gpu cpu measures on the processor",
+        )
+    return found
+
+
+def _found(
+    gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
+) -> Measuring | Simulating:
+    if is_cpu(gpu):
+        return _on_processor(gpu, memory_limit, address, workers)
+    if address is not None:
+        return _in_cluster(gpu, memory_limit, address)
+    return _on_local_gpu(gpu, memory_limit)
+
+
+def _on_processor(
+    gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
+) -> Measuring | Simulating:
+    from tuner import host
+
+    if address is not None:
+        return Simulating("--gpu cpu is this machine's processor, and --address another's")
+    if workers is not None and workers > 1:
+        raise InputError(
+            f"{workers} trials at once on one processor would measure each other",
+            hint="leave --workers out, or simulate with --mode predict",
+        )
+    # What the user says the machine has is all that a trial may use.
+    limit = limit_of(gpu, memory_limit, host.usable_memory_bytes())
+    # One trial has all processors: two at once would slow each other down.
+    resources = {"CPU": float(host.usable_cpus())}
+    return Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), resources, memory_limit_bytes=limit)
+
+
+def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring | Simulating:
+    from tuner.tune.cluster import offered  # Ray: seconds to import
+
+    resources = offered(address)
+    if resources.get(gpu.id, 0) < 1 or resources.get("GPU", 0) < 1:
+        return Simulating(f"no node of the cluster has a GPU and the resource {gpu.id!r}")
+    return Measuring(
+        "cuda:0",
+        gpu.device_names,
+        tuple(filter(None, (gpu.memory_bytes, gpu.ecc_memory_bytes))),
+        {"GPU": 1.0, gpu.id: 1.0, "CPU": 1.0},
+        memory_limit_bytes=limit_of(gpu, memory_limit, gpu.memory_bytes),
+    )
+
+
+def _on_local_gpu(gpu: Gpu, memory_limit: int | None) -> Measuring | Simulating:
+    devices = local_gpus()
+    same = [d for d in devices if d.gpu is not None and d.gpu.id == gpu.id]
+    if same:
+        return _measuring(gpu, same, limit_of(gpu, memory_limit, same[0].total_bytes))
+    if not devices:
+        if memory_limit is not None:
+            raise InputError(
+                "--memory-limit needs a GPU to limit, and this machine has none",
+                hint="--gpu-memory predicts for another amount of memory",
+            )
+        return Simulating("this machine has no NVIDIA GPU")
+    largest = max(devices, key=lambda d: d.total_bytes)
+    there = f"{largest.name} with {format_gib(largest.total_bytes)}"
+    if memory_limit is None:
+        text = f"this machine has no {gpu.name}"
+        if largest.total_bytes > gpu.memory_bytes:
+            return Simulating(f"{text} ({there} stands in for one with --memory-limit auto)")
+        return Simulating(f"{text}, only {there}")
+    if largest.total_bytes < gpu.memory_bytes * SMALLER:
+        raise InputError(
+            f"{there} is too small to stand in for {gpu.name} with {format_gib(gpu.memory_bytes)}"
+        )
+    limit = limit_of(gpu, memory_limit, largest.total_bytes)
+    same = [d for d in devices if d.name == largest.name]
+    return _measuring(gpu, same, limit, stands_in=True)
+
+
+def _measuring(
+    gpu: Gpu, devices: Sequence[LocalGpu], limit_bytes: int | None, *, stands_in: bool = False
+) -> Measuring:
+    from tuner import host
+
+    share = max(1, host.usable_cpus() // len(devices))
+    return Measuring(
+        "cuda:0",
+        (devices[0].name,),
+        tuple(dict.fromkeys(d.total_bytes for d in devices)),
+        {"GPU": 1.0, "CPU": float(share)},
+        local=tuple(d.index for d in devices),
+        memory_limit_bytes=limit_bytes,
+        stands_in=stands_in,
+    )
+
+
+def limit_of(gpu: Gpu, asked: int | None, device_bytes: int) -> int | None:
+    """The limit in bytes; None for none. `device_bytes` is what the device itself has."""
+    own = gpu.memory_bytes - gpu.context_bytes
+    if asked is None:
+        # The memory that the user says the GPU has, or that a smaller type has.
+        return own if gpu.memory_bytes < device_bytes * SMALLER else None
+    limit = own if asked == LIMIT_OF_TYPE else asked
+    if limit > device_bytes:
+        raise InputError(
+            f"--memory-limit {format_gib(limit)} is more than the device has "
+            f"({format_gib(device_bytes)})"
+        )
+    return limit

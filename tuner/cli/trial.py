@@ -1,0 +1,72 @@
+"""`tuner trial`: runs one configuration for real, and prints what was predicted beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.options import (
+    MemoryLimitType,
+    SizeType,
+    examples,
+    json_option,
+    measure_options,
+    model_option,
+    parse_margin,
+    set_option,
+    space_option,
+)
+
+if TYPE_CHECKING:
+    from tuner.cli.trial_run import Trial
+
+
+@click.command(
+    "trial",
+    short_help="Run one configuration for real.",
+    epilog=examples(
+        "tuner trial --space tiny_cpu --set micro_batch=4 --device cpu",
+        "tuner trial --space qlora27b --set micro_batch=2 --device cuda:0 --budget 30s",
+        "tuner trial --space qlora27b --device cuda:0 --gpu a6000 --memory-limit 24GiB",
+    ),
+)
+@space_option(required=False)
+@model_option("Model in place of the space's; without --space, with defaults for all settings.")
+@click.option("--device", default=None, metavar="DEVICE", help="cuda:0, cuda:1, ... or cpu.")
+@click.option(
+    "--gpu",
+    "gpu_name",
+    metavar="GPU",
+    help="GPU type that the device is, or that it stands in for.  [default: the device's own]",
+)
+@click.option(
+    "--gpu-memory", type=SizeType(), metavar="SIZE", help="Memory of the GPU, such as 80GiB."
+)
+@click.option(
+    "--memory-limit",
+    type=MemoryLimitType(),
+    metavar="SIZE",
+    help="Memory that the trial may use, such as 24GiB; auto: what --gpu has beside its context.",
+)
+@measure_options
+@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@set_option
+@json_option
+def command(*, as_json: bool, margin: str | None, **options: Any) -> int:
+    """Train a few steps for real, in a process of its own, and print what was measured.
+
+    What was predicted stands beside it. Nothing is written. Exit code 1 when the configuration
+    does not fit or did not run to its end.
+    """
+    from tuner.cli.quiet import quiet_libraries
+    from tuner.cli.render import print_json
+    from tuner.cli.trial_run import Question, print_trial, run_trial, to_dict
+
+    question = Question(**options)
+    gpu, trials_on = question.device_type()
+    fraction = parse_margin(margin, gpu)
+    with quiet_libraries():
+        trial: Trial = run_trial(question, gpu, trials_on, fraction)
+    print_json(to_dict(trial)) if as_json else print_trial(trial)
+    return trial.exit_code

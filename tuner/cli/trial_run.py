@@ -1,0 +1,298 @@
+"""What `tuner trial` does: check, predict, run one trial, and set the numbers side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
+from tuner.cli.estimate import one_configuration, predict_one
+from tuner.cli.evidence import fits_text
+from tuner.cli.measuring import Measuring, limit_of
+from tuner.cli.render import count, print_fields, print_rows, settings_text
+from tuner.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FOUND,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_FITS,
+    InputError,
+    UnavailableError,
+)
+from tuner.records import Configuration, Measurement, Outcome, Prediction, Status, TrialRecord
+from tuner.units import format_duration, format_gib, significant
+
+if TYPE_CHECKING:
+    from tuner.gpus import Gpu
+    from tuner.space import SearchSpace
+
+Evidence = Prediction | Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The options of `tuner trial`."""
+
+    space_name: str | None
+    model: str | None
+    settings: tuple[str, ...]
+    device: str | None
+    gpu_name: str | None
+    gpu_memory: int | None
+    memory_limit: int | None
+    budget: float | None
+    timeout: float | None
+    weights: str | None
+
+    def device_type(self) -> tuple[Gpu, Measuring]:
+        """The GPU type that is asked about, and the device that the trial runs on.
+
+        Without `--device` it is the processor for `--gpu cpu`, else the first GPU. Raises
+        `InputError` for contradicting options, `UnavailableError` without such a device.
+        """
+        device = self.device or (CPU if _names(self.gpu_name, CPU) else "cuda:0")
+        if device == CPU:
+            return self._processor()
+        index = _cuda_index(device)
+        found = {local.index: local for local in local_gpus()}.get(index)
+        if found is None:
+            raise UnavailableError(
+                f"there is no CUDA device {index} on this machine",
+                hint="--device cpu runs the trial on the processor",
+            )
+        own = self.gpu_name is None or _names(self.gpu_name, AUTO)
+        if own and found.gpu is not None:
+            gpu = found.gpu
+            if self.gpu_memory is not None:
+                gpu = dataclasses.replace(gpu, memory_bytes=self.gpu_memory)
+        else:
+            gpu = find_gpu(self.gpu_name or AUTO, memory_bytes=self.gpu_memory)
+        if is_cpu(gpu):
+            raise InputError(f"--gpu cpu is a processor, and --device {device} is none")
+        return gpu, Measuring(
+            device,
+            (found.name,),
+            (found.total_bytes,),
+            {},
+            local=(index,),
+            memory_limit_bytes=limit_of(gpu, self.memory_limit, found.total_bytes),
+            stands_in=found.gpu is None or found.gpu.id != gpu.id,
+        )
+
+    def _processor(self) -> tuple[Gpu, Measuring]:
+        from tuner import host
+
+        if not (self.gpu_name is None or _names(self.gpu_name, CPU)):
+            raise InputError(
+                f"a processor cannot stand in for GPU {self.gpu_name!r}",
+                hint=f"`tuner estimate --gpu {self.gpu_name}` predicts for it",
+            )
+        gpu = find_gpu(CPU, memory_bytes=self.gpu_memory)
+        limit = limit_of(gpu, self.memory_limit, host.usable_memory_bytes())
+        return gpu, Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), {}, memory_limit_bytes=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial that was run: where, of what, with what came of it and what was predicted."""
+
+    space: SearchSpace
+    gpu: Gpu
+    trials_on: Measuring
+    record: TrialRecord
+
+    @property
+    def exit_code(self) -> int:
+        """0 when it fits, 1 when not or when it did not end well, 2 for what cannot be built."""
+        status = self.record.outcome.status
+        if status is Status.INTERRUPTED:
+            return EXIT_INTERRUPTED
+        if status is Status.INVALID:
+            return EXIT_BAD_INPUT
+        return EXIT_FOUND if self.record.fits else EXIT_NOTHING_FITS
+
+
+def run_trial(
+    question: Question, gpu: Gpu, trials_on: Measuring, margin_fraction: float | None
+) -> Trial:
+    """Predict, then run. Raises `InputError` for what cannot be run on this GPU at all."""
+    from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION
+    from tuner.runner.base import TrialJob
+
+    space, configuration = one_configuration(question.space_name, question.model, question.settings)
+    gpu, profile = with_profile(gpu, quiet=False, err=True)
+    prediction = predict_one(space, configuration, gpu, margin_fraction, profile)
+    assert space.model is not None  # one_configuration sees to it
+    job = TrialJob(space.workload, space.model, gpu, margin_fraction, profile)
+    options = trials_on.options(
+        budget_s=question.budget, timeout_s=question.timeout, weights=question.weights
+    )
+    outcome = _run(job, options, configuration)
+    fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
+    record = _record(space, gpu, trials_on, configuration, (outcome, prediction), fraction)
+    return Trial(space, gpu, trials_on, record)
+
+
+def _run(job: Any, options: Any, configuration: Configuration) -> Outcome:
+    from tuner.runner.isolated import IsolatedRunner
+
+    with IsolatedRunner(job, options) as runner:
+        return runner.run(configuration)
+
+
+def _record(
+    space: SearchSpace,
+    gpu: Gpu,
+    trials_on: Measuring,
+    configuration: Configuration,
+    ended: tuple[Outcome, Prediction],
+    margin_fraction: float,
+) -> TrialRecord:
+    from datetime import UTC, datetime
+
+    from tuner.runner.base import outcome_versions
+
+    outcome, prediction = ended
+    return TrialRecord(
+        trial_id="by-hand",
+        space=space.name,
+        gpu=gpu.id,
+        gpu_memory_bytes=gpu.memory_bytes,
+        configuration=configuration,
+        outcome=dataclasses.replace(outcome, prediction=prediction),
+        seed=0,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=outcome_versions(),
+        searcher="",
+        device=trials_on.names[0],
+        memory_limit_bytes=trials_on.memory_limit_bytes,
+        margin_bytes=round(gpu.memory_bytes * margin_fraction),
+    )
+
+
+def to_dict(trial: Trial) -> dict[str, Any]:
+    """JSON types: the journal's record, and whether it fits."""
+    left_out = {"trial_id", "run_id", "searcher", "seed"}
+    record = {k: v for k, v in trial.record.to_dict().items() if k not in left_out}
+    return {
+        **record,
+        "model": trial.space.model,
+        "fits": trial.record.fits,
+        "source": str(trial.record.source),
+        "stands_in": trial.trials_on.stands_in,
+    }
+
+
+def print_trial(trial: Trial) -> None:
+    """What came of it, and the predicted numbers beside the measured ones."""
+    record, outcome = trial.record, trial.record.outcome
+    ended = f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"
+    if outcome.requested_bytes is not None:
+        ended += f", {format_gib(outcome.requested_bytes)} asked for"
+    measured = outcome.measurement
+    print_fields(
+        [
+            ("model", str(trial.space.model)),
+            ("GPU", trial.gpu.name),
+            ("settings", settings_text(record.configuration)),
+            ("numbers", trial.trials_on.text(trial.gpu)),
+            ("status", f"{ended}, after {format_duration(outcome.duration_s)}"),
+            ("message", outcome.message),
+            ("fits", fits_text(measured, trial.gpu, fits=record.fits) if measured else "no"),
+            ("parameters", _params_text(measured) if measured else ""),
+            ("more", _more_text(measured) if measured else ""),
+        ]
+    )
+    assert outcome.prediction is not None  # run_trial puts it there
+    click.echo()
+    print_rows(
+        ["", "predicted", "measured", "ratio"],
+        _rows(outcome.prediction, measured),
+        right=("predicted", "measured", "ratio"),
+    )
+
+
+def _rows(predicted: Prediction, measured: Measurement | None) -> Iterator[list[str]]:
+    for label, value, text in _numbers(predicted, measured):
+        said, seen = value(predicted), value(measured) if measured else None
+        if said is None and seen is None:
+            continue
+        ratio = f"{said / seen:.3f}" if said and seen else ""
+        yield [label, _text(said, text), _text(seen, text), ratio]
+
+
+def _text(number: float | None, text: Callable[[float], str]) -> str:
+    return "" if number is None else text(number)
+
+
+def _numbers(
+    predicted: Prediction, measured: Measurement | None
+) -> Iterator[tuple[str, Callable[[Evidence], float | None], Callable[[float], str]]]:
+    """Each number: its label, where it is found, and how it is written."""
+    yield "device memory", lambda e: e.memory.device_bytes, format_size
+    yield "peak reserved", lambda e: e.memory.peak_reserved_bytes, format_size
+    yield "peak allocated", lambda e: e.memory.peak_allocated_bytes, format_size
+    yield "loaded", lambda e: e.memory.loaded_bytes, format_size
+    phases = [*predicted.memory.phase_peak_bytes]
+    phases += [p for p in (measured.memory.phase_peak_bytes if measured else ()) if p not in phases]
+    for phase in phases:
+
+        def peak(evidence: Evidence, phase: str = phase) -> float | None:
+            return evidence.memory.phase_peak_bytes.get(phase)
+
+        yield f"  peak in {phase}", peak, format_size
+    yield "paged", lambda e: e.memory.paged_bytes or None, format_size
+    yield "optimizer step", lambda e: e.speed.step_s, format_duration
+    yield "samples/s", lambda e: e.speed.samples_per_s, significant
+    yield "tokens/s", lambda e: e.speed.tokens_per_s, significant
+    yield "micro-steps/s", lambda e: e.speed.it_per_s, significant
+    yield "MFU", lambda e: e.speed.mfu, lambda share: f"{share:.1%}"
+
+
+def format_size(size_bytes: float) -> str:
+    """GiB, or MiB for what would be lost in them."""
+    return format_gib(size_bytes) if abs(size_bytes) >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"
+
+
+def _params_text(measured: Measurement) -> str:
+    return f"{count(measured.trainable_params)} trainable of {count(measured.total_params)}"
+
+
+def _more_text(measured: Measurement) -> str:
+    """What only a measurement knows, where it is known."""
+    values: Mapping[str, Any] = measured.to_dict()
+    interval = values.get("samples_per_s_interval")
+    parts = [f"{measured.steps} steps timed"]
+    if interval:
+        parts.append(f"95 %: {significant(interval[0])} to {significant(interval[1])} samples/s")
+    for name, text in _ONLY_MEASURED.items():
+        if values.get(name) is not None:
+            parts.append(text(values[name]))
+    if not measured.loss_finite:
+        parts.append("loss not finite")
+    return ", ".join(parts)
+
+
+_ONLY_MEASURED: Mapping[str, Callable[[Any], str]] = {
+    "load_s": lambda s: f"loaded in {format_duration(s)}",
+    "first_step_s": lambda s: f"first step {format_duration(s)}",
+    "num_alloc_retries": lambda n: f"{n} allocator retries" if n else "no allocator retries",
+    "gpu_utilization": lambda share: f"{share:.0%} GPU utilisation",
+    "power_w": lambda watts: f"{watts:.0f} W",
+    "energy_j_per_sample": lambda joule: f"{significant(joule)} J a sample",
+    "data_wait_fraction": lambda share: f"{share:.1%} of the time waiting for data",
+}
+
+
+def _names(text: str | None, word: str) -> bool:
+    return text is not None and text.strip().lower() == word
+
+
+def _cuda_index(device: str) -> int:
+    name, _, number = device.partition(":")
+    if name != "cuda" or not (number or "0").isdigit():
+        raise InputError(f"device {device!r} is not one to train on", hint="write cuda:0 or cpu")
+    return int(number or "0")
