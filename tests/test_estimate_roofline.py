@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from estimate_samples import configuration, tiny_config
 
 from tuner.estimate.predict import Subject, predict
 from tuner.estimate.recorder import Work
-from tuner.estimate.roofline import Efficiency, Roofline, matmul_peak
+from tuner.estimate.roofline import Efficiency, Roofline, matmul_peak, power_limit
 from tuner.estimate.work_arrays import WorkArrays
 from tuner.gpus import get_gpu
 from tuner.workloads import get_workload
@@ -73,6 +74,7 @@ def test_thin_product_is_bound_by_traffic():
 )
 def test_peak_of_each_precision(gpu, dtype, allow_tf32, precision):
     assert matmul_peak(gpu, dtype, allow_tf32) == gpu.flops[precision]
+    gpu = replace(gpu, power_w=None)
     full_waves = product(128 * gpu.sm_count, 4096, 4096, dtype=dtype)
     expected = full_waves.flops / (gpu.flops[precision] * 0.5)
     assert kernel_s(full_waves, gpu, allow_tf32=allow_tf32) == pytest.approx(expected)
@@ -86,6 +88,59 @@ def test_more_work_never_takes_less_time():
             shape[axis] = size
             seconds.append(kernel_s(product(*shape)))
         assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "dtype", "measured_tflops"),
+    [
+        # Rates of large torch.mm that the energies were not taken from (mean of 8192 and 10240):
+        # github.com/zzc0721/torch-performance-test-data, issues 79, 107 and 126.
+        ("a10g", "bfloat16", 68.0),
+        ("h100_sxm", "bfloat16", 759.0),
+        ("h100_sxm", "float32", 50.7),
+        # github.com/stas00/ml-engineering, maximum achievable matmul FLOPS
+        ("a100_80gb_pcie", "bfloat16", 256.4),
+        ("a100_80gb", "bfloat16", 267.9),
+    ],
+)
+def test_power_leaves_what_other_boards_were_measured_to_reach(gpu_id, dtype, measured_tflops):
+    assert power_limit(get_gpu(gpu_id), dtype, allow_tf32=False) > 0.95 * measured_tflops * 1e12
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "dtype", "share"),
+    [
+        ("t4", "float16", 0.37),
+        ("l4", "bfloat16", 0.45),
+        ("a10", "bfloat16", 0.49),
+        ("h100_pcie", "bfloat16", 0.62),
+    ],
+)
+def test_boards_with_little_power_do_not_sustain_their_peak(gpu_id, dtype, share):
+    gpu = get_gpu(gpu_id)
+    work = product(128 * gpu.sm_count, 8192, 8192, dtype=dtype)
+    full_power = replace(gpu, power_w=10 * gpu.power_w)
+    unlimited = Efficiency(matmul=1.0, kernel_s=1e-9)
+    reached = work.flops / kernel_s(work, gpu, efficiency=unlimited)
+    assert reached == pytest.approx(share * gpu.flops["fp16"], rel=0.02)
+    assert work.flops / kernel_s(work, full_power, efficiency=unlimited) == pytest.approx(
+        gpu.flops["fp16"]
+    )
+
+
+def test_unknown_power_or_energy_limits_nothing():
+    assert power_limit(replace(T4, power_w=None), "float16", allow_tf32=False) == math.inf
+    assert power_limit(A100, "float32", allow_tf32=False) == math.inf
+    assert power_limit(get_gpu("b200"), "bfloat16", allow_tf32=False) == math.inf
+    # int8 keeps the share of its peak that fp16 keeps.
+    assert power_limit(T4, "int8", allow_tf32=False) / T4.flops["int8"] == pytest.approx(
+        power_limit(T4, "float16", allow_tf32=False) / T4.flops["fp16"]
+    )
+
+
+def test_power_does_not_slow_traffic():
+    weak = replace(T4, power_w=10.0)
+    assert kernel_s(elementwise(10**9), weak) == kernel_s(elementwise(10**9), T4)
 
 
 def test_batched_products_fill_each_others_last_waves():
@@ -113,7 +168,8 @@ def speed():
     subject = Subject(get_workload("causal_lm"), "made up", tiny_config(**SIZES))
 
     def predicted(gpu=A100, **values):
-        values = {"micro_batch": 4, "max_length": 512, **values}
+        # Large enough that no GPU waits for the host.
+        values = {"micro_batch": 128, "max_length": 512, **values}
         return predict(subject, configuration(**values), gpu).speed
 
     return predicted
@@ -121,7 +177,11 @@ def speed():
 
 @pytest.mark.parametrize(
     ("knob", "values"),
-    [("micro_batch", (2, 4, 8, 16)), ("max_length", (256, 512, 1024)), ("lora_rank", (8, 64, 512))],
+    [
+        ("micro_batch", (64, 128, 256, 512)),
+        ("max_length", (256, 512, 1024)),
+        ("lora_rank", (8, 64, 512)),
+    ],
 )
 def test_more_work_takes_more_time(speed, knob, values):
     seconds = [speed(**{knob: value}).step_s for value in values]
@@ -170,7 +230,7 @@ def test_faster_gpus_are_faster(speed):
 
 
 def test_known_gpus_in_known_order(speed):
-    values = {"precision": "fp16", "micro_batch": 8}
+    values = {"precision": "fp16"}
     ids = ["t4", "a10", "a100_80gb", "h100_sxm"]
     seconds = [speed(get_gpu(name), **values).step_s for name in ids]
     assert seconds == sorted(seconds, reverse=True)

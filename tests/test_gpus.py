@@ -75,6 +75,7 @@ def test_numbers_have_the_units_they_claim(gpu):
     assert 8e12 <= gpu.flops["fp32"] <= 110e12
     assert 250e9 < gpu.bandwidth_bytes_per_s < 9e12
     assert 40 <= gpu.sm_count <= 200
+    assert gpu.power_w is None or 50 <= gpu.power_w <= 1500
     assert 100 * MIB < gpu.context_bytes < 1000 * MIB
     assert gpu.price_usd_per_hour is None or 0.1 < gpu.price_usd_per_hour < 15
     # Dense tensor rates per SM and clock: no generation is beyond B200's, none below half of T4's.
@@ -107,7 +108,9 @@ def test_support_follows_the_generation(gpu):
 def test_every_number_says_where_it_comes_from(gpu):
     groups = {"device", "memory", "tflops", "bandwidth", "context"}
     priced = gpu.price_usd_per_hour is not None
-    assert set(gpu.sources) == (groups | {"price"} if priced else groups)
+    groups |= {"price"} if priced else set()
+    groups |= {"power"} if gpu.power_w is not None else set()
+    assert set(gpu.sources) == groups
     assert all(len(text) > 10 for text in gpu.sources.values())
     assert (gpu.price_date is not None) == (gpu.price_source is not None) == priced
 

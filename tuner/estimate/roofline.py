@@ -58,7 +58,7 @@ class KernelTimes(Protocol):
 
 
 class Roofline:
-    """`KernelTimes` from the GPU catalogue: max(arithmetic, what power allows, traffic, shortest)."""
+    """`KernelTimes` of a data sheet: the longest of arithmetic, power limit, traffic and launch."""
 
     def __init__(self, efficiency: Efficiency | None = None) -> None:
         self._efficiency = efficiency or Efficiency()
