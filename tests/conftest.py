@@ -1,4 +1,4 @@
-"""What holds for every test: nothing is read from or written to the user's own cache."""
+"""What holds for every test: nothing is read from or written to the user's own cache and device profiles."""
 
 from __future__ import annotations
 
@@ -12,4 +12,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Timelines that the tests compile are kept for the tests, in a folder of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNER_CACHE", str(tmp_path_factory.mktemp("timelines")))
+        # What a processor computes is measured once, for the tests too.
+        patch.setenv("TUNER_PROFILES", str(tmp_path_factory.mktemp("profiles")))
         yield

@@ -1,0 +1,195 @@
+"""What `--gpu auto` and `--gpu cpu` mean here, and where trials then run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from device_fakes import A6000, H200, T4, UNKNOWN, pretend, profile_of
+
+from tuner import host
+from tuner.cli.device import cpu_label, find_gpu, local_gpus, with_profile
+from tuner.cli.main import run
+from tuner.cli.measuring import Measuring, Mode, Simulating, decide
+from tuner.cli.options import LIMIT_OF_TYPE
+from tuner.errors import InputError, UnavailableError
+from tuner.estimate.profile import profile_path
+from tuner.gpus import get_gpu
+from tuner.units import GIB
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """Two processors, 8 GiB, no GPU, no device profiles."""
+    monkeypatch.setenv("TUNER_PROFILES", str(tmp_path / "profiles"))
+    monkeypatch.setattr(host, "cpu_name", lambda: "Testium 9")
+    monkeypatch.setattr(host, "usable_memory_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(host, "usable_cpus", lambda: 2)
+    pretend(monkeypatch)
+
+
+class TestProcessor:
+    def test_has_this_machines_name_and_memory_and_no_invented_rates(self):
+        gpu = find_gpu("CPU")
+        assert (gpu.id, gpu.name, gpu.memory_bytes) == ("cpu", "CPU Testium 9", 8 * GIB)
+        assert gpu.flops == {}
+        assert math.isnan(gpu.bandwidth_bytes_per_s)
+        assert gpu.price_usd_per_hour is None
+
+    def test_has_the_rates_of_its_profile(self):
+        profile_of(cpu_label()).save(profile_path(cpu_label()))
+        gpu = find_gpu("cpu")
+        assert gpu.flops == {"fp32": 1e11, "bf16": 2e11}
+        assert gpu.bandwidth_bytes_per_s == 1e10
+        assert gpu.sources["tflops"] == "measured by tuner calibrate, 2026-05-01T12:00:00+00:00"
+
+    def test_is_measured_where_rates_are_needed_and_the_profile_is_kept(self, monkeypatch, capsys):
+        from tuner.estimate import measure_device
+
+        asked = []
+
+        def measure(device, *, budget_s):
+            asked.append(device)
+            return profile_of(cpu_label())
+
+        monkeypatch.setattr(measure_device, "measure_device", measure)
+        for _ in range(2):
+            gpu, profile = with_profile(find_gpu("cpu"), quiet=False, err=True)
+            assert gpu.flops["bf16"] == 2e11
+            assert profile == profile_of(cpu_label())
+        assert asked == ["cpu"]
+        assert "measuring CPU Testium 9, once" in capsys.readouterr().err
+
+    def test_takes_memory_and_price_of_the_user(self):
+        gpu = find_gpu("cpu", memory_bytes=4 * GIB, price_usd_per_hour=0.1)
+        assert (gpu.memory_bytes, gpu.price_usd_per_hour) == (4 * GIB, 0.1)
+        assert gpu.sources["memory"] == gpu.sources["price"] == "given by the user"
+
+
+class TestAuto:
+    def test_is_matched_by_exact_name_and_memory(self, monkeypatch):
+        pretend(monkeypatch, A6000, A6000)
+        assert find_gpu("auto").id == "a6000"
+
+    def test_without_a_gpu_names_the_processor(self, capsys):
+        assert run(["best", "--space", "qlora27b", "--gpu", "auto"]) == 3
+        assert "--gpu cpu" in capsys.readouterr().err
+
+    def test_of_two_types_asks_which(self, monkeypatch):
+        pretend(monkeypatch, A6000, T4)
+        with pytest.raises(InputError, match="NVIDIA RTX A6000, Tesla T4"):
+            find_gpu("auto")
+
+    def test_unknown_device_is_known_once_it_is_calibrated(self, monkeypatch):
+        pretend(monkeypatch, UNKNOWN)
+        with pytest.raises(UnavailableError, match="RTX 9999") as caught:
+            find_gpu("auto")
+        assert "tuner calibrate" in str(caught.value)
+        profile_of(UNKNOWN.name).save(profile_path(UNKNOWN.name))
+        gpu = find_gpu("auto")
+        assert (gpu.id, gpu.name) == ("nvidia_geforce_rtx_9999", UNKNOWN.name)
+        assert gpu.compute_capability == (12, 0)
+        assert gpu.flops["bf16"] == 2e11
+        found = decide(Mode.AUTO, gpu)
+        assert isinstance(found, Measuring)
+        assert not found.stands_in
+
+    @pytest.mark.parametrize(
+        ("visible", "count"), [("", 0), ("-1", 0), ("1", 1), ("0,1", 2), (None, 2)]
+    )
+    def test_only_visible_devices_count(self, monkeypatch, visible, count):
+        pretend(monkeypatch, A6000, A6000)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert len(local_gpus()) == count
+
+
+class TestDecide:
+    def test_measures_on_every_gpu_of_the_type(self, monkeypatch):
+        pretend(monkeypatch, T4, A6000, A6000)
+        found = decide(Mode.AUTO, get_gpu("a6000"))
+        assert isinstance(found, Measuring)
+        assert found.local == (1, 2)
+        assert found.resources == {"GPU": 1.0, "CPU": 1.0}
+        assert (found.memory_limit_bytes, found.stands_in) == (None, False)
+        assert found.text(get_gpu("a6000")) == "measured on 2 x NVIDIA RTX A6000"
+
+    def test_without_one_simulates_and_says_why(self, monkeypatch):
+        assert decide(Mode.AUTO, get_gpu("a6000")) == Simulating("this machine has no NVIDIA GPU")
+        pretend(monkeypatch, T4)
+        found = decide(Mode.AUTO, get_gpu("a6000"))
+        assert isinstance(found, Simulating)
+        assert "no NVIDIA RTX A6000, only Tesla T4 with" in found.why
+        pretend(monkeypatch, H200)
+        found = decide(Mode.AUTO, get_gpu("a6000"))
+        assert isinstance(found, Simulating)
+        assert "stands in for one with --memory-limit auto" in found.why
+
+    def test_measure_without_one_is_an_error_and_predict_never_looks(self, monkeypatch):
+        with pytest.raises(UnavailableError, match="no NVIDIA GPU"):
+            decide(Mode.MEASURE, get_gpu("a6000"))
+        pretend(monkeypatch, A6000)
+        assert decide(Mode.PREDICT, get_gpu("a6000")) == Simulating("--mode predict")
+
+    @pytest.mark.parametrize("limit", [LIMIT_OF_TYPE, 40 * GIB])
+    def test_larger_gpu_stands_in_under_a_limit(self, monkeypatch, limit):
+        pretend(monkeypatch, H200)
+        gpu = get_gpu("a6000")
+        found = decide(Mode.MEASURE, gpu, memory_limit=limit)
+        assert isinstance(found, Measuring)
+        own = gpu.memory_bytes - gpu.context_bytes
+        assert found.memory_limit_bytes == (own if limit == LIMIT_OF_TYPE else limit)
+        assert (found.stands_in, found.bench.device) == (True, "NVIDIA H200")
+        text = found.text(gpu)
+        assert "memory as on NVIDIA RTX A6000, speed as on NVIDIA H200" in text
+
+    def test_smaller_gpu_does_not(self, monkeypatch):
+        pretend(monkeypatch, T4)
+        with pytest.raises(InputError, match="too small to stand in"):
+            decide(Mode.AUTO, get_gpu("a6000"), memory_limit=LIMIT_OF_TYPE)
+
+    @pytest.mark.parametrize("mode", list(Mode))
+    def test_limit_without_a_gpu_is_refused(self, mode):
+        with pytest.raises(InputError, match="--memory-limit"):
+            decide(mode, get_gpu("a6000"), memory_limit=GIB)
+
+    def test_limit_beyond_the_device_is_refused(self, monkeypatch):
+        pretend(monkeypatch, A6000)
+        with pytest.raises(InputError, match="more than the device has"):
+            decide(Mode.AUTO, get_gpu("a6000"), memory_limit=80 * GIB)
+
+    def test_less_memory_of_the_user_is_a_limit(self, monkeypatch):
+        pretend(monkeypatch, A6000)
+        gpu = get_gpu("a6000", memory_bytes=24 * GIB)
+        found = decide(Mode.AUTO, gpu)
+        assert isinstance(found, Measuring)
+        assert found.memory_limit_bytes == 24 * GIB - gpu.context_bytes
+        assert not found.stands_in
+
+    def test_processor_is_there_and_runs_one_trial_at_a_time(self):
+        found = decide(Mode.AUTO, find_gpu("cpu"))
+        assert isinstance(found, Measuring)
+        assert (found.device, found.resources, found.local) == ("cpu", {"CPU": 2.0}, ())
+        with pytest.raises(InputError, match="2 trials at once on one processor"):
+            decide(Mode.AUTO, find_gpu("cpu"), workers=2)
+        assert isinstance(decide(Mode.AUTO, find_gpu("cpu"), address="auto"), Simulating)
+
+    @pytest.mark.parametrize(
+        ("offered", "measures"),
+        [
+            ({"CPU": 8.0, "GPU": 1.0, "a6000": 1.0}, True),
+            ({"CPU": 8.0, "GPU": 1.0}, False),
+            ({"CPU": 8.0, "a6000": 1.0}, False),
+        ],
+    )
+    def test_cluster_measures_where_a_node_offers_the_type(self, monkeypatch, offered, measures):
+        from tuner.tune import cluster
+
+        monkeypatch.setattr(cluster, "offered", lambda address: offered)
+        found = decide(Mode.AUTO, get_gpu("a6000"), address="10.0.0.1:6379")
+        if measures:
+            assert isinstance(found, Measuring)
+            assert found.resources == {"GPU": 1.0, "a6000": 1.0, "CPU": 1.0}
+            assert found.names == get_gpu("a6000").device_names
+        else:
+            assert found == Simulating("no node of the cluster has a GPU and the resource 'a6000'")

@@ -1,0 +1,169 @@
+"""Measured and simulated trials of one folder: which counts, and how well they agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from device_fakes import measured
+from hypothesis import given
+from hypothesis import strategies as st
+from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
+
+from tuner.records import Outcome, Source, Status, TrialRecord
+from tuner.results.agreement import QUANTITIES, agreements, pairs, verdict_text, verdicts
+from tuner.results.best import recommend
+from tuner.results.figures import agreement_figure
+from tuner.results.journal import latest
+from tuner.results.report import report_html
+from tuner.results.view import Kind, build_view
+from tuner.units import GIB
+
+NAME = "NVIDIA RTX A6000"
+
+
+def record(batch: int, tokens_per_s: float, gib: float = 30.0, **fields) -> TrialRecord:
+    settings = {"micro_batch": batch, "lora_rank": 128}
+    return make_record(tokens_per_s, round(gib * GIB), settings=settings, **fields)
+
+
+def ran_out(of: TrialRecord) -> TrialRecord:
+    """The trial as it is left when memory ran out on the device."""
+    outcome = Outcome(Status.OOM, prediction=of.outcome.prediction, phase="backward")
+    return dataclasses.replace(of, outcome=outcome, device=NAME)
+
+
+class TestRecord:
+    def test_survives_the_journal(self):
+        one = measured(
+            record(1, 300), device=NAME, memory_limit_bytes=40 * GIB, margin_bytes=2 * GIB
+        )
+        again = TrialRecord.from_dict(json.loads(json.dumps(one.to_dict())))
+        assert again == one
+        assert (again.source, again.device) == (Source.MEASURED, NAME)
+
+    def test_of_an_old_journal_loads(self):
+        data = record(1, 300).to_dict()
+        for name in ("device", "memory_limit_bytes", "margin_bytes"):
+            del data[name]
+        assert TrialRecord.from_dict(data) == record(1, 300)
+
+    def test_that_ran_out_of_memory_on_a_device_is_measured(self):
+        assert record(1, 300).source is Source.PREDICTED
+        assert ran_out(record(1, 300)).source is Source.MEASURED
+
+    @pytest.mark.parametrize(("margin", "fits"), [(GIB, True), (2 * GIB, False), (None, True)])
+    def test_measured_memory_fits_with_its_margin(self, margin, fits):
+        used = GPU.memory_bytes / GIB - 1.5
+        one = measured(record(1, 300, gib=used), device=NAME, margin_bytes=margin)
+        assert one.fits is fits
+        assert one.reserve_bytes == (MARGIN_BYTES if margin is None else margin)
+
+
+class TestChoice:
+    def test_measured_out_of_memory_beats_a_prediction_that_fits_whichever_came_first(self):
+        predicted = record(1, 300)
+        for order in ([predicted, ran_out(predicted)], [ran_out(predicted), predicted]):
+            (kept,) = latest(order)
+            assert kept.outcome.status is Status.OOM
+            assert recommend(latest(order), SPACE, GPU) is None
+
+    def test_front_and_best_are_measured_where_something_measured_fits(self):
+        slow = measured(record(1, 300), device=NAME)
+        fast = record(4, 900)
+        view = build_view([slow, fast], SPACE, GPU)
+        assert view.best is not None
+        assert (view.best.record, view.front, view.source) == (slow, (slow,), "measured")
+        assert view.drawn_source == "predicted and measured"
+        assert view.kinds == (Kind.BEST, Kind.UNTRIED)
+        assert (view.best.trials, view.best.fitting) == (1, 1)
+
+    def test_predictions_are_recommended_where_nothing_measured_fits(self):
+        view = build_view([ran_out(record(1, 300)), record(4, 900)], SPACE, GPU)
+        assert view.best is not None
+        assert (view.source, view.best.configuration["micro_batch"]) == ("predicted", 4)
+
+    def test_gain_compares_measured_with_measured_only(self):
+        baseline = make_record(200, 20 * GIB, settings=dict(SPACE.baseline or {}))
+        fast = measured(record(4, 900), device=NAME)
+        for first, has_gain in ((baseline, False), (measured(baseline, device=NAME), True)):
+            best = recommend([first, fast], SPACE, GPU)
+            assert best is not None
+            assert (best.gain is not None) is has_gain
+
+
+class TestAgreement:
+    def test_ratios_are_predicted_over_measured(self):
+        found = pairs([measured(record(b, 300), device=NAME, factor=1.25) for b in (1, 2)])
+        for agreement in agreements(found):
+            assert agreement.median_ratio == pytest.approx(0.8, rel=1e-3)
+            assert agreement.mean_error == pytest.approx(0.2, rel=1e-3)
+            assert (agreement.count, agreement.covered) == (2, None)
+
+    @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=6))
+    def test_median_lies_in_the_range(self, factors):
+        records = [
+            measured(record(i + 1, 300), device=NAME, factor=f) for i, f in enumerate(factors)
+        ]
+        for agreement in agreements(pairs(records)):
+            assert agreement.lowest_ratio <= agreement.median_ratio <= agreement.highest_ratio
+            assert agreement.lowest_ratio == pytest.approx(1 / max(factors), rel=1e-3)
+
+    def test_intervals_are_checked_against_the_measured_value(self):
+        one = record(1, 300)
+        prediction = one.outcome.prediction
+        assert prediction is not None
+        step_s = prediction.speed.step_s
+        intervals = {"step_s": (0.9 * step_s, 1.1 * step_s)}
+        prediction = dataclasses.replace(prediction, intervals=intervals)
+        outcome = dataclasses.replace(one.outcome, prediction=prediction)
+        one = dataclasses.replace(one, outcome=outcome)
+        step = QUANTITIES[-1]
+        inside, outside = (pairs([measured(one, device=NAME, factor=f)])[0] for f in (1.05, 1.2))
+        assert (inside.is_covered(step), outside.is_covered(step)) == (True, False)
+        assert inside.is_covered(QUANTITIES[0]) is None
+
+    def test_verdicts_count_what_was_wrong(self):
+        fine, tight = record(1, 300), record(2, 300, gib=60)
+        records = [
+            measured(fine, device=NAME),
+            ran_out(record(3, 300)),
+            measured(tight, device=NAME, factor=0.5),
+            ran_out(record(4, 300, gib=60)),
+            record(5, 300),  # nobody tried it
+        ]
+        found = verdicts(records)
+        assert (found.right, found.too_large, found.too_small, found.count) == (2, 1, 1, 4)
+        text = verdict_text(found)
+        assert "2 of 4 trials; 1 did not fit against the prediction; 1 fitted" in text
+
+    def test_nothing_measured_nothing_said(self):
+        assert pairs([record(1, 300)]) == []
+        assert agreements([]) == []
+        assert verdict_text(verdicts([record(1, 300)])) == ""
+
+
+class TestReport:
+    def test_shows_each_measured_trial_against_its_prediction(self):
+        simulated = list(make_search(6))
+        records = [measured(r, device=NAME, factor=1.1) for r in simulated if r.fits]
+        view = build_view([*simulated, *records], SPACE, GPU, command="tuner search")
+        figure = agreement_figure(view)
+        assert figure is not None
+        points = [trace for trace in figure["data"] if trace["mode"] == "markers"]
+        assert [len(trace["x"]) for trace in points] == [len(records)] * 2
+        for index, x, y in zip(*(points[0][k] for k in ("customdata", "x", "y")), strict=True):
+            outcome = view.records[index].outcome
+            assert x == pytest.approx(outcome.measurement.memory.device_bytes / GIB, rel=1e-4)
+            assert y == pytest.approx(outcome.prediction.memory.device_bytes / GIB, rel=1e-4)
+        page = report_html(view)
+        assert "Predicted against measured" in page
+        assert "device memory" in page
+        assert f"<td>{1 / 1.1:.3f}</td>" in page
+        assert "Every number on this page is" not in page
+
+    def test_has_no_such_part_without_measured_trials(self):
+        view = build_view(make_search(4), SPACE, GPU)
+        assert agreement_figure(view) is None
+        assert "Predicted against measured" not in report_html(view)

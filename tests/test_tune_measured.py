@@ -1,0 +1,154 @@
+"""Measured trials in a search: what is kept of them, what is known, and who runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from device_fakes import A6000, H200, measured, measurement_of, pretend
+from tune_fakes import GPU, FakeSpace, outcome_of, record_of
+
+from tuner.errors import UnavailableError
+from tuner.gpus import get_gpu
+from tuner.records import Configuration, Outcome, Source, Status, TrialRecord
+from tuner.tune.driver import search
+from tuner.tune.request import Bench, SearchRequest, SearchResult
+from tuner.tune.verified import VerifiedFactory
+
+BENCH = Bench("Testium 9")
+SPACE = FakeSpace()
+CONFIGURATIONS = list(SPACE.configurations())
+
+
+def request(factory=None, **changes) -> SearchRequest:
+    values = {"space": SPACE, "gpu": GPU, "runner_factory": factory or MeasuredFakes(),
+              "versions": {"tuner": "1"}, "bench": BENCH, "margin_bytes": 7}  # fmt: skip
+    return SearchRequest(**{**values, **changes})
+
+
+@dataclass(frozen=True)
+class MeasuredFakes:
+    """Measures what `outcome_of` predicts; leaves a file in `log` for each trial it begins.
+
+    The first configuration of `deadly` ends its worker, once; those of `full` run out of memory.
+    """
+
+    log: Path | None = None
+    deadly: str = ""
+    full: str = ""
+
+    source = Source.MEASURED
+
+    def __call__(self) -> MeasuredFakes:
+        return self
+
+    def run(self, configuration: Configuration) -> Outcome:
+        if self.log is not None:
+            before = len([p for p in self.log.iterdir() if p.name.startswith(configuration.key)])
+            (self.log / f"{configuration.key}-{before}-{os.getpid()}").touch()
+            if configuration.key == self.deadly and before == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if configuration.key == self.full:
+            return Outcome(Status.OOM, phase="backward", requested_bytes=123)
+        prediction = outcome_of(configuration).prediction
+        assert prediction is not None
+        return Outcome(Status.OK, measurement=measurement_of(prediction, device="Testium 9"))
+
+    def close(self) -> None:
+        if self.log is not None:
+            (self.log / f"closed-{os.getpid()}").touch()
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """Workers unpickle the runner factory, and so import this module."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+
+
+def run(factory: MeasuredFakes, **changes) -> SearchResult:
+    return search(request(factory, trials=6, max_concurrent=1, **changes))
+
+
+def starts(log: Path, configuration: Configuration) -> int:
+    return sum(path.name.startswith(configuration.key) for path in log.iterdir())
+
+
+def test_record_has_device_margin_and_the_prediction_of_before(tmp_path):
+    predictions = {c.key: p for c in CONFIGURATIONS if (p := outcome_of(c).prediction)}
+    bench = Bench("Testium 9", memory_limit_bytes=99)
+    result = run(MeasuredFakes(tmp_path), predictions=predictions, bench=bench)
+    assert len(result.records) == 6
+    for record in result.records:
+        assert (record.device, record.memory_limit_bytes, record.margin_bytes) == (
+            "Testium 9",
+            99,
+            7,
+        )
+        assert record.outcome.prediction == predictions[record.configuration.key]
+        assert record.outcome.measurement is not None
+        assert record.outcome.evidence is record.outcome.measurement
+    assert list(tmp_path.glob("closed-*"))
+
+
+def test_killed_worker_leads_to_one_retry_and_out_of_memory_to_none(tmp_path):
+    deadly, full = CONFIGURATIONS[:2]
+    factory = MeasuredFakes(tmp_path, deadly=deadly.key, full=full.key)
+    result = run(factory, initial=[deadly, full])
+    assert (starts(tmp_path, deadly), starts(tmp_path, full)) == (2, 1)
+    statuses = {r.configuration: r.outcome.status for r in result.records}
+    assert len(statuses) == len(result.records) == 6
+    assert (statuses[deadly], statuses[full]) == (Status.OK, Status.OOM)
+    assert [r.source for r in result.records] == [Source.MEASURED] * 6
+
+
+class TestKnown:
+    def records(self) -> list[TrialRecord]:
+        return [record_of(c) for c in CONFIGURATIONS[:3]]
+
+    def test_simulated_trials_are_not_known_to_who_measures(self):
+        asked = request()
+        assert not any(map(asked.is_known, self.records()))
+        assert all(map(dataclasses.replace(asked, bench=None).is_known, self.records()))
+
+    def test_measured_trials_are_known_on_the_same_bench_only(self):
+        own = [measured(r, device="Testium 9") for r in self.records()]
+        assert all(map(request().is_known, own))
+        others = (None, Bench("Testium 10"), Bench("Testium 9", memory_limit_bytes=5))
+        for bench in others:
+            assert not any(map(request(bench=bench).is_known, own))
+
+    def test_out_of_memory_on_the_device_is_known_too(self):
+        outcome = Outcome(Status.OOM, phase="forward")
+        one = dataclasses.replace(self.records()[0], outcome=outcome, device="Testium 9")
+        assert request().is_known(one)
+        assert not request(bench=None).is_known(one)
+
+
+class TestVerified:
+    def factory(self) -> VerifiedFactory:
+        gpu = get_gpu("a6000")
+        made = VerifiedFactory(MeasuredFakes(), gpu.device_names, (gpu.memory_bytes,))
+        return pickle.loads(pickle.dumps(made))
+
+    def test_right_gpu_runs_trials(self, monkeypatch):
+        pretend(monkeypatch, A6000)
+        assert self.factory()() == MeasuredFakes()
+
+    @pytest.mark.parametrize(
+        ("device", "message"),
+        [
+            (None, "no NVIDIA driver, where trials need NVIDIA RTX A6000"),
+            (H200, "has NVIDIA H200 with 139"),
+            (dataclasses.replace(A6000, total_bytes=A6000.total_bytes // 2), "with 23.7"),
+        ],
+    )
+    def test_another_gpu_ends_the_search_with_what_is_there(self, monkeypatch, device, message):
+        pretend(monkeypatch, *([device] if device else []))
+        with pytest.raises(UnavailableError, match=message):
+            self.factory()()
