@@ -53,12 +53,13 @@ def test_row_values(rows: list[Row]) -> None:
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (10, {"precision": "nf4", "double_quant": False, "attention": "sdpa_repeated_heads"}),
+        (10, {"precision": "nf4", "double_quant": False, "attention": "repeated_heads"}),
         (52, {"gradient_checkpointing": False, "training_loop": "loop"}),
         (103, {"loss": "transformers_4_46", "mixed_precision": "no", "fused_loss": False}),
         (106, {"kbit_preparation": "trl", "mixed_precision": "bf16"}),
         (112, {"kbit_preparation": "none"}),
         (124, {"loss": "transformers_4_45", "fused_loss": True}),
+        (387, {"loss": "unwidened", "training_loop": "trainer", "compute_dtype": "fp32"}),
     ],
 )
 def test_harnesses(cases: dict[int, Case], number: int, expected: dict[str, object]) -> None:

@@ -1,14 +1,16 @@
-"""Attention of fitcheck-llm's harness: sdpa on key and value heads repeated beforehand.
+"""sdpa on key and value heads repeated beforehand, registered as `repeated_heads`.
 
-With grouped queries PyTorch's memory-efficient kernel refuses; that harness repeats the heads
-so that it accepts. Registered with transformers under the name `sdpa_repeated_heads`.
+PyTorch's memory-efficient kernel refuses grouped queries; fitcheck-llm's harness repeats the heads
+so that it accepts, and so did transformers 4.49 (integrations/sdpa_attention.py). The name must
+not contain "sdpa": transformers 5 refuses such names for Gemma 2, which took sdpa by default from
+4.48 on, when its class no longer overrode `_check_and_enable_sdpa`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-NAME = "sdpa_repeated_heads"
+NAME = "repeated_heads"
 
 
 def register() -> None:

@@ -83,7 +83,7 @@ def _fitcheck(row: Row) -> Case | str:
 
     Its sdpa rows pin the memory-efficient kernel and repeat the key and value heads by hand.
     """
-    attention = "sdpa_repeated_heads" if row.attention == "sdpa" else row.attention
+    attention = "repeated_heads" if row.attention == "sdpa" else row.attention
     tokens_per_s = row.throughput
     return Case(
         row,
@@ -202,21 +202,28 @@ _UNIVERSAL_MODELS = {"microsoft/Phi-3-mini": "phi-3-mini-4k"}
 
 
 def _universal(row: Row) -> Case | str:
-    """universal-llm-trainer: memory is reserved bytes over 10^9, printed without decimals."""
+    """universal-llm-trainer: memory is reserved bytes over 10^9, printed without decimals.
+
+    trainer.py and models/*.py: the model gets no labels; the loss is nn.CrossEntropyLoss of a
+    shifted copy of the logits in their own precision, and `del_logits_after_forward` frees the
+    logits before backward. 4-bit models load the rest in fp32, and bitsandbytes 0.45 computes in
+    the precision of a layer's input. transformers 4.49 repeats key and value heads for sdpa,
+    which it takes for Gemma 2 too when nothing is asked for.
+    """
     if row.peak_gib is None:
         return "the run failed: no value to compare with"
     return Case(
         row,
-        group="A100, hand-written trainer, GB or GiB",
+        group="A100, universal-llm-trainer",
         gpu="a100_80gb",
         model=_UNIVERSAL_MODELS.get(row.model, row.model),
         configuration=_configuration(
             row,
             compute_dtype="fp32" if row.method == "qlora" else "auto",
-            # What transformers takes when nothing is asked for.
-            attention="eager" if "gemma-2" in row.model else "sdpa",
+            attention="repeated_heads",
             lora_dropout=0.05,
-            training_loop="loop",
+            loss="unwidened",
+            training_loop="trainer",
         ),
         measured=Measured(
             reserved=row.peak_gib * 1e9, step_s=(row.throughput or 0) * row.grad_accum or None

@@ -90,7 +90,7 @@ def _predict(task: _Task) -> Predicted:
 def _step_s(traced: Any, task: _Task, gpu: Any) -> float:
     import numpy as np
 
-    from tuner.estimate.predict import _step_work as step_work
+    from tuner.estimate.predict import step_work
     from tuner.estimate.roofline import step_times
 
     times = step_times(

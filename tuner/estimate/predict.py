@@ -84,7 +84,7 @@ def predict(
     )
     memory = peak_memory(traced.timeline, context_bytes=gpu.context_bytes)
     times = step_times(
-        _step_work(traced),
+        step_work(traced),
         gpu,
         grad_accum=np.array([grad_accum_of(configuration)]),
         allow_tf32=configuration["precision"] == "tf32",
@@ -155,7 +155,8 @@ def speed_of(
     )
 
 
-def _step_work(traced: Trace) -> StepWork:
+def step_work(traced: Trace) -> StepWork:
+    """The work of one optimizer step: the second of a trace, when optimizer states exist."""
     timeline = traced.timeline
     works = WorkArrays.of_works(timeline.works)
     return StepWork(
