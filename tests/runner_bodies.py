@@ -1,0 +1,193 @@
+"""What the processes of a runner do in tests: fail in the ways that a trial can.
+
+`PLAIN` needs no torch, so that its warm process is there at once; each of its trials does what
+the knob `act` names. It reports and returns as a real body does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tuner.errors import InputError, UnavailableError
+from tuner.records import Configuration, Measurement, Memory, Speed
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.messages import Report
+
+MIB = 2**20
+
+
+def measurement(*, loss_finite: bool = True) -> Measurement:
+    memory = Memory(
+        peak_allocated_bytes=3 * MIB,
+        peak_reserved_bytes=4 * MIB,
+        device_bytes=5 * MIB,
+        loaded_bytes=2 * MIB,
+        phase_peak_bytes={"load": 2 * MIB, "backward": 3 * MIB},
+        peak_phase="backward",
+        breakdown={"weights": 5 * MIB},
+    )
+    speed = Speed(0.5, it_per_s=2.0, samples_per_s=4.0, tokens_per_s=128.0, mfu=None)
+    return Measurement(
+        memory=memory,
+        speed=speed,
+        trainable_params=10,
+        total_params=100,
+        device="cpu",
+        steps=3,
+        loss_finite=loss_finite,
+    )
+
+
+class Acts:
+    """One method for each way in which a trial can go."""
+
+    def __init__(self, configuration: Configuration, report: Report) -> None:
+        self._configuration = configuration
+        self._report = report
+
+    def good(self) -> Measurement:
+        return measurement()
+
+    def talk(self) -> Measurement:
+        for step in range(200):
+            self._report({"phase": "forward", "step": step})
+        print("x" * 100_000)
+        print("the last line")
+        return measurement()
+
+    def not_finite(self) -> Measurement:
+        return measurement(loss_finite=False)
+
+    def raise_it(self) -> Measurement:
+        """Raise the error with the text of the knob `text`, in phase `phase`."""
+        self._report({"phase": str(self._configuration.get("phase", "forward"))})
+        kind = {
+            "RuntimeError": RuntimeError,
+            "MemoryError": MemoryError,
+            "InputError": InputError,
+            "UnavailableError": UnavailableError,
+            "SystemExit": SystemExit,
+            "KeyboardInterrupt": KeyboardInterrupt,
+        }[str(self._configuration["kind"])]
+        raise kind(str(self._configuration["text"]))
+
+    def segfault(self) -> Measurement:
+        self._report({"phase": "backward"})
+        ctypes.string_at(0)
+        return measurement()
+
+    def abort(self) -> Measurement:
+        """As C++ ends a process whose exception nobody caught."""
+        os.write(2, str(self._configuration["text"]).encode())
+        os.abort()
+
+    def exit_silently(self) -> Measurement:
+        """As a C library ends a process: without a word to Python."""
+        os.write(2, str(self._configuration.get("text", "")).encode())
+        os._exit(int(str(self._configuration["code"])))
+
+    def killed(self) -> Measurement:
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+        return measurement()
+
+    def hang(self) -> Measurement:
+        """Hang, deaf to polite signals, with a family; see `family`."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        self._report({"phase": "forward", "pids": [os.getpid(), *family()]})
+        time.sleep(600)
+        return measurement()
+
+    def leave_family(self) -> Measurement:
+        """End well, but leave processes behind."""
+        self._report({"pids": family()})
+        return measurement()
+
+    def kill_parent(self) -> Measurement:
+        self._report({"pids": [os.getpid(), *family()]})
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+        return measurement()
+
+    def stop_parent(self) -> Measurement:
+        """The warm process falls silent; the trial goes on for ever."""
+        self._report({"pids": [os.getpid()]})
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(600)
+        return measurement()
+
+    def fill_disk(self) -> Measurement:
+        """Every write to a disk fails, the way in which a full one does (write(2))."""
+        with Path("/dev/full").open("w") as file:
+            file.write("x" * 100_000)
+        return measurement()
+
+    def file_too_large(self) -> Measurement:
+        """No file may grow; the log, the lines and the result must not need any."""
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        print("still heard")
+        (Path(str(self._configuration["folder"])) / "checkpoint").write_bytes(b"x")
+        return measurement()
+
+    def no_memory_at_all(self) -> Measurement:
+        """Memory ends in Python itself, and the trial holds what it has."""
+        held = []
+        resource.setrlimit(resource.RLIMIT_DATA, (64 * MIB, resource.RLIM_INFINITY))
+        while True:
+            held.append(bytearray(MIB))
+            held.append(bytearray(64))
+
+    def no_process(self) -> Measurement:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    def environment(self) -> Measurement:
+        self._report({"environment": dict(os.environ), "session": os.getsid(0)})
+        self._report({"adjustment": Path("/proc/self/oom_score_adj").read_text().strip()})
+        self._report({"open": sorted(map(int, os.listdir("/proc/self/fd")))})
+        return measurement()
+
+
+def family() -> list[int]:
+    """A helper in the trial's own group, one in a session of its own, and a daemon."""
+    code = "import time, signal; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    helper = subprocess.Popen([sys.executable, "-c", code])
+    escaped = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    read, write = os.pipe()
+    if os.fork() == 0:  # the daemon's parent ends at once
+        os.setsid()
+        daemon = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        os.write(write, f"{daemon.pid}\n".encode())
+        os._exit(0)
+    daemon_pid = int(os.read(read, 100))
+    return [helper.pid, escaped.pid, daemon_pid]
+
+
+class Plain:
+    """See the module."""
+
+    def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
+        print("prepared")
+        if job.model == "impossible":
+            raise InputError("model 'impossible' is not one", hint="take another")
+        if job.model == "dies":
+            os.abort()
+
+    def measure(
+        self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
+    ) -> Measurement:
+        act = getattr(Acts(configuration, report), str(configuration["act"]))
+        result: Measurement = act()
+        return result
+
+
+PLAIN = Plain()

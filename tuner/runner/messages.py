@@ -1,0 +1,97 @@
+"""What a runner and the process that starts its trials tell each other, and nothing else.
+
+Both are the same program of the same user, so the messages travel as `multiprocessing` sends
+them (pickled), over a socket that only the two hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tuner.errors import InputError, TunerError
+from tuner.records import Configuration, Measurement
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.outcome import Ending
+
+Report = Callable[[Mapping[str, Any]], None]
+"""Takes facts (JSON types) of a trial as it learns them; see `Ending.facts`."""
+
+
+class TrialBody(Protocol):
+    """What the processes of a runner do, apart from being processes."""
+
+    def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
+        """Called once, in the process from which trials are forked: import what they need.
+
+        Must leave this process with one thread and no device touched. Raises `TunerError` for
+        what makes every trial of the job impossible.
+        """
+
+    def measure(
+        self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
+    ) -> Measurement:
+        """Called in the process of one trial. Whatever it raises is the trial's outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message: what to prepare. `body` is "package.module:object", a `TrialBody`.
+
+    `python_path` is the value of PYTHONPATH that trials are to see.
+    """
+
+    job: TrialJob
+    options: MeasureOptions
+    body: str
+    python_path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Trials can be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No trial can be run, and why."""
+
+    error: TunerError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run one trial. Answered by `Facts`, any number of them, and one `Ended`."""
+
+    configuration: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the trial that runs; means nothing when none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the trial reported of itself."""
+
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The trial and all its processes have ended, as far as they could be ended."""
+
+    ending: Ending
+
+
+def load_body(name: str) -> TrialBody:
+    """The object that "package.module:object" names. Raises `InputError` where it is none."""
+    module_name, _, object_name = name.partition(":")
+    try:
+        body: TrialBody = getattr(importlib.import_module(module_name), object_name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise InputError(f"{name!r} names nothing to run: {error}") from error
+    return body

@@ -1,0 +1,341 @@
+"""What an ending means: the one place that knows how failures of libraries and kernels read.
+
+Everything that is known of a trial that ended is an `Ending`; `classify` makes an `Outcome` of
+it. It needs neither torch nor a GPU, so that the supervising process can call it. What is not
+recognised is `crashed`, with its text: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.records import Exhausted, Measurement, Outcome, Phase, Status
+from tuner.units import parse_bytes
+
+MESSAGE_CHARS = 600
+"""A message in the journal is cut here; the whole log is the runner's `last_log`."""
+
+LOG_CHARS = 4000
+"""How far back from the end of a log the cause of a death is looked for."""
+
+THRASHING_RETRIES = 3
+"""From this many on, allocator retries are repeated ones.
+
+At a retry PyTorch's allocator gives its cache back to the driver and asks again (PyTorch, "CUDA
+memory management", num_alloc_retries). One or two happen while the first steps find their
+blocks; memory that is short in every step costs at least one retry a step, and a trial runs
+three steps and more.
+"""
+
+
+class _Verdict(enum.Enum):
+    """What a text says. Values are names of groups in `_TEXTS`."""
+
+    POISONED = "poisoned"
+    DEVICE = "device"
+    HOST = "host"
+
+
+# Each line names where the text comes from.
+_TEXTS = re.compile(
+    r"(?P<poisoned>"
+    r"illegal memory access|misaligned address|illegal instruction"  # CUDA errors 700, 716, 715
+    r"|device-side assert|unspecified launch failure|launch timed out"  # 710, 719, 702
+    r"|uncorrectable ECC error|hardware stack error"  # 214, 714
+    r"|fallen off the bus|GPU is lost"  # driver log (Xid 79), NVML_ERROR_GPU_IS_LOST
+    r")|(?P<host>"
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory"  # PyTorch on the CPU
+    r"|std::bad_alloc"  # C++
+    r"|Unable to allocate [0-9.]+ [KMGT]?i?B for an array"  # numpy
+    r"|Cannot allocate memory"  # errno ENOMEM: mmap, fork
+    r")|(?P<device>"
+    r"out of memory"  # torch.OutOfMemoryError, CUDA runtime and driver, Triton, bitsandbytes
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"  # CUDA, by the names of the errors
+    r"|CUBLAS_STATUS_ALLOC_FAILED"  # cuBLAS, creating a handle
+    r"|CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)"  # cuDNN 8 and 9
+    r")",
+    re.IGNORECASE,
+)
+_REQUESTED = re.compile(
+    r"(?:tried to|Unable to) allocate ([0-9.]+ [KMGT]i?B|[0-9]+ bytes)", re.IGNORECASE
+)
+_KILLED_HELPER = re.compile(r"killed by signal: Killed")  # torch.utils.data, a worker
+
+_CRASH = "Fatal Python error"  # faulthandler
+_STACK_LINES = 5
+
+_DEVICE_ERROR = "OutOfMemoryError"  # torch's, under whatever module it is found
+_HOST_ERROR = "builtins.MemoryError"
+_INVALID_ERROR = "tuner.errors.InputError"
+_UNAVAILABLE_ERROR = "tuner.errors.TunerError"
+_NON_FINITE_ERROR = "builtins.FloatingPointError"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """One exception: the full names of its class and of its bases, and its text."""
+
+    kinds: tuple[str, ...]
+    text: str
+
+    @classmethod
+    def chain(cls, error: BaseException) -> tuple[Raised, ...]:
+        """The exception, then what it was raised from or while handling, outermost first."""
+        links = []
+        seen: set[int] = set()
+        link: BaseException | None = error
+        while link is not None and id(link) not in seen:
+            seen.add(id(link))
+            kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(link).__mro__]
+            links.append(cls(tuple(kinds), str(link)))
+            link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        return tuple(links)
+
+    @property
+    def name(self) -> str:
+        """The class as tracebacks name it."""
+        return self.kinds[0].removeprefix("builtins.")
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}" if self.text else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """All that is known of a trial that ended.
+
+    - `device` is the torch device string that it was to run on.
+    - `exit_code` is as in `subprocess`: negative for a signal; None when it is not known.
+    - `facts` is what the child had reported of itself, the last value of each name.
+    - `measurement` is its result (`Measurement.to_dict`), `raised` what ended it instead.
+    - `oom_kills` counts processes of this control group that the kernel killed for want of
+      memory meanwhile; None where the kernel does not tell.
+    - `left_processes` are ids of processes of the trial that could not be ended.
+    - `starter_died`: the process that starts trials ended, and took the trial with it.
+    """
+
+    device: str
+    exit_code: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    measurement: Mapping[str, Any] | None = None
+    raised: tuple[Raised, ...] = ()
+    log_tail: str = ""
+    timed_out_after_s: float | None = None
+    given_up: bool = False
+    starter_died: bool = False
+    oom_kills: int | None = None
+    left_processes: tuple[int, ...] = ()
+    duration_s: float = 0.0
+
+    @property
+    def phase(self) -> str | None:
+        """The phase that the trial was in when it was last heard of."""
+        phase = self.facts.get("phase")
+        return str(phase) if phase in set(Phase) else None
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether an error text or the end of a log says that memory ran out, whichever it was."""
+    return _verdict(text) in (_Verdict.DEVICE, _Verdict.HOST)
+
+
+def requested_bytes(text: str) -> int | None:
+    """The size of the allocation that failed, where an out-of-memory text names it."""
+    found = _REQUESTED.search(text)
+    return parse_bytes(found[1].replace(" bytes", " B")) if found else None
+
+
+def unavailable(ending: Ending) -> str | None:
+    """The text of an error that is not the trial's doing (something the machine lacks), if so."""
+    if ending.measurement is None and ending.raised:
+        kinds = ending.raised[0].kinds
+        if _UNAVAILABLE_ERROR in kinds and _INVALID_ERROR not in kinds:
+            return ending.raised[0].text
+    return None
+
+
+def classify(ending: Ending) -> Outcome:
+    """The outcome of a trial that ended like this.
+
+    What the trial itself said comes first (a result, an exception), then what was done to it
+    (given up, timed out), then how its process died, and last what its log says.
+    """
+    if ending.measurement is not None:
+        return _measured(ending, Measurement.from_dict(ending.measurement))
+    if ending.raised:
+        return _raised(ending)
+    if ending.given_up:
+        return _outcome(ending, Status.INTERRUPTED, "given up before it had ended")
+    if ending.timed_out_after_s is not None:
+        return _timed_out(ending)
+    return _died(ending)
+
+
+def _measured(ending: Ending, measurement: Measurement) -> Outcome:
+    status, message = Status.OK, ""
+    retries = getattr(measurement, "num_alloc_retries", None)
+    if not measurement.loss_finite:
+        status, message = Status.NON_FINITE, "the loss or a trained weight is not finite"
+    elif _is_thrashing(retries):
+        status, message = Status.THRASHING, _retries_text(retries)
+    return Outcome(
+        status,
+        measurement=measurement,
+        message="; ".join(filter(None, (message, _left_text(ending)))),
+        duration_s=ending.duration_s,
+    )
+
+
+def _raised(ending: Ending) -> Outcome:
+    first = ending.raised[0]
+    if _INVALID_ERROR in first.kinds:
+        return _outcome(ending, Status.INVALID, first.text)
+    verdict, link = _cause(ending)
+    if verdict in (_Verdict.DEVICE, _Verdict.HOST):
+        return _out_of_memory(ending, verdict, str(link))
+    if _NON_FINITE_ERROR in first.kinds:
+        return _outcome(ending, Status.NON_FINITE, str(first))
+    return _outcome(ending, Status.CRASHED, str(first))
+
+
+def _cause(ending: Ending) -> tuple[_Verdict | None, Raised]:
+    """The first exception of the chain that says something, and what."""
+    for link in ending.raised:
+        names = {kind.rpartition(".")[2] for kind in link.kinds}
+        verdict = _verdict(link.text)
+        if verdict is None and _DEVICE_ERROR in names:
+            verdict = _Verdict.DEVICE
+        if verdict is None and _HOST_ERROR in link.kinds:
+            verdict = _Verdict.HOST
+        if verdict is None and ending.oom_kills and _KILLED_HELPER.search(link.text):
+            verdict = _Verdict.HOST
+        if verdict is not None:
+            return verdict, link
+    return None, ending.raised[0]
+
+
+def _timed_out(ending: Ending) -> Outcome:
+    retries = ending.facts.get("num_alloc_retries")
+    text = f"killed after {ending.timed_out_after_s:g} s"
+    if _is_thrashing(retries):
+        return _outcome(ending, Status.THRASHING, f"{text}; {_retries_text(retries)}")
+    return _outcome(ending, Status.TIMEOUT, text)
+
+
+def _died(ending: Ending) -> Outcome:
+    """No result, no exception: only how the process ended, and its log."""
+    if ending.oom_kills and _was_killed(ending.exit_code):
+        text = f"{_exit_text(ending)}: the kernel killed a process here for want of memory"
+        return _outcome(ending, Status.OOM, text, exhausted=Exhausted.HOST)
+    if ending.starter_died:
+        text = "given up, because the process that starts trials ended"
+        return _outcome(ending, Status.INTERRUPTED, text)
+    tail = ending.log_tail[-LOG_CHARS:]
+    # A signal other than that of abort() comes from outside or from a bug: what the log says
+    # of memory was then survived.
+    verdict = _verdict(tail) if _ended_by_itself(ending.exit_code) else None
+    if verdict in (_Verdict.DEVICE, _Verdict.HOST):
+        return _out_of_memory(ending, verdict, f"{_exit_text(ending)}: {_last_lines(tail)}")
+    log = _last_lines(tail)
+    text = f"{_exit_text(ending)}; its log ends: {log}" if log else _exit_text(ending)
+    return _outcome(ending, Status.CRASHED, text)
+
+
+def _out_of_memory(ending: Ending, verdict: _Verdict, text: str) -> Outcome:
+    """Out of the device's memory or the host's; on the CPU the device's is the host's."""
+    is_host = verdict is _Verdict.HOST and ending.device != "cpu"
+    return _outcome(
+        ending,
+        Status.OOM,
+        text,
+        exhausted=Exhausted.HOST if is_host else Exhausted.DEVICE,
+        size_bytes=requested_bytes(text),
+    )
+
+
+def _outcome(
+    ending: Ending,
+    status: Status,
+    text: str,
+    *,
+    exhausted: Exhausted | None = None,
+    size_bytes: int | None = None,
+) -> Outcome:
+    message = text if len(text) <= MESSAGE_CHARS else f"{text[: MESSAGE_CHARS - 4]} ..."
+    return Outcome(
+        status,
+        phase=ending.phase,
+        requested_bytes=size_bytes,
+        message="; ".join(filter(None, (message, _left_text(ending)))),
+        duration_s=ending.duration_s,
+        exhausted=exhausted,
+    )
+
+
+def _verdict(text: str) -> _Verdict | None:
+    """What the text says; the last thing where it says several, as later lines of a log do."""
+    found = list(_TEXTS.finditer(text))
+    if not found:
+        return None
+    return next(verdict for verdict in _Verdict if found[-1][verdict.value] is not None)
+
+
+def _is_thrashing(retries: Any) -> bool:
+    return isinstance(retries, int) and retries >= THRASHING_RETRIES
+
+
+def _retries_text(retries: Any) -> str:
+    return f"{retries} allocator retries: memory is only just enough, and costs speed"
+
+
+def _was_killed(exit_code: int | None) -> bool:
+    """By SIGKILL, directly or, as shells say it, by way of a process in between."""
+    return exit_code in (None, -signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+def _ended_by_itself(exit_code: int | None) -> bool:
+    return exit_code is not None and (exit_code >= 0 or exit_code == -signal.SIGABRT)
+
+
+def _exit_text(ending: Ending) -> str:
+    code = ending.exit_code
+    if code is None:
+        return "the process ended in a way that is not known"
+    if code >= 0:
+        return f"the process ended without a result (exit code {code})"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"the process was ended by {name}"
+
+
+def _last_lines(log: str) -> str:
+    """The end of a log on one line; where Python itself crashed, the top of its stack."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASH)]
+    if crashes:
+        return " | ".join(lines[crashes[-1] : crashes[-1] + _STACK_LINES])
+    return " | ".join(_end_of(lines, MESSAGE_CHARS // 2))
+
+
+def _end_of(lines: list[str], chars: int) -> list[str]:
+    """As many whole lines as fit, or the end of the last one."""
+    start, kept = len(lines), 0
+    while start > 0 and kept + len(lines[start - 1]) <= chars:
+        start -= 1
+        kept += len(lines[start])
+    if start == len(lines):
+        return [line[-chars:] for line in lines[-1:]]
+    return lines[start:]
+
+
+def _left_text(ending: Ending) -> str:
+    if not ending.left_processes:
+        return ""
+    return f"could not be ended: process {', '.join(map(str, ending.left_processes))}"

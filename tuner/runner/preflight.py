@@ -1,0 +1,102 @@
+"""Before a trial: is the device free? A busy one is waited for or refused, never cleared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tuner import nvml
+from tuner.errors import UnavailableError
+from tuner.runner.base import MeasureOptions
+from tuner.units import GIB, KIB, format_gib
+
+IDLE_BYTES = 1 * GIB
+"""Device memory that may be in use although nobody computes: driver, firmware, a desktop. A GPU
+without processes shows up to 0.6 GiB (nvidia-smi on an H100)."""
+
+SETTLE_S = 3.0
+"""A device is looked at for this long before it is refused: the driver takes back the memory of
+a process that was ended a moment after it."""
+
+_LOOK_EVERY_S = 0.5
+_MEMORY_FACTS = Path("/proc/meminfo")
+
+Waiting = Callable[[float], bool]
+"""Waits so many seconds; returns early, and True, when the trial is given up."""
+
+
+def wait_for_device(options: MeasureOptions, given_up_within: Waiting) -> bool:
+    """Wait until nothing stands in the way of a trial; False when it was given up meanwhile.
+
+    Raises `UnavailableError`, with the names of the processes that hold the device, when it is
+    not free after `options.wait_for_device_s`.
+    """
+    until_s = time.monotonic() + max(options.wait_for_device_s, SETTLE_S)
+    while (text := obstacle(options)) is not None:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise UnavailableError(
+                text, hint="end them, wait for them, or take another device: tuner ends nobody"
+            )
+        if given_up_within(min(left_s, _LOOK_EVERY_S)):
+            return False
+    return True
+
+
+def obstacle(options: MeasureOptions) -> str | None:
+    """What stands in the way of a trial on the device of `options`, or None.
+
+    On a GPU: other processes that compute on it, or memory in use without a known holder. On
+    the CPU: less free memory than the trial's limit. Without NVIDIA's driver nothing is known,
+    and the trial itself will tell.
+    """
+    if options.device == "cpu":
+        return _host_obstacle(options.memory_limit_bytes)
+    index = int(options.device.partition(":")[2] or 0)
+    try:
+        processes = nvml.device_processes(index)
+        use = nvml.device_use(index)
+    except LookupError as error:
+        raise UnavailableError(str(error)) from error
+    if processes:
+        return f"{options.device} is in use by {', '.join(map(_named, processes))}"
+    return None if use is None else _memory_obstacle(options, use)
+
+
+def _memory_obstacle(options: MeasureOptions, use: nvml.DeviceUse) -> str | None:
+    """Memory that nobody is named for: of another container, or of a desktop."""
+    if use.used_bytes <= IDLE_BYTES:
+        return None
+    limit = options.memory_limit_bytes
+    if limit is not None and use.total_bytes - use.used_bytes >= limit + IDLE_BYTES:
+        return None
+    return (
+        f"{format_gib(use.used_bytes)} of {options.device} are in use by processes that the "
+        "driver does not name"
+    )
+
+
+def _named(process: nvml.DeviceProcess) -> str:
+    size = "" if process.used_bytes is None else f", {format_gib(process.used_bytes)}"
+    return f"{process.name} (process {process.pid}{size})"
+
+
+def _host_obstacle(limit_bytes: int | None) -> str | None:
+    available = _available_bytes()
+    if limit_bytes is None or available is None or available >= limit_bytes:
+        return None
+    return (
+        f"{format_gib(available)} of memory are free on this machine, and a trial may use "
+        f"{format_gib(limit_bytes)}"
+    )
+
+
+def _available_bytes() -> int | None:
+    """Memory that the kernel can give without swapping (proc(5), MemAvailable)."""
+    if not _MEMORY_FACTS.is_file():
+        return None
+    for line in _MEMORY_FACTS.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * KIB
+    return None

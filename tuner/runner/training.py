@@ -1,0 +1,76 @@
+"""What the processes of a runner do: import the libraries of training, then measure one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from unittest import mock
+
+from tuner.records import Configuration, Measurement
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.messages import Report
+
+
+class Training:
+    """Real training of the job's workload; see `TrialBody`."""
+
+    def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
+        """Import the libraries, and the code of the job's model and workload."""
+        import_libraries()
+        from tuner.models.catalogue import resolve_config
+        from tuner.runner import measure  # noqa: F401
+        from tuner.workloads import get_workload
+
+        get_workload(job.workload)
+        _import_model(resolve_config(job.model))
+
+    def measure(
+        self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
+    ) -> Measurement:
+        """See `tuner.runner.measure.measure`."""
+        from tuner.runner.measure import measure
+
+        return measure(job, configuration, options, report)
+
+
+TRAINING = Training()
+
+
+def import_libraries() -> None:
+    """Import torch, transformers, peft and bitsandbytes without touching a device.
+
+    bitsandbytes asks for the compute capability while it is imported, which would create a CUDA
+    context, and CUDA does not survive a fork. The driver's management library answers in
+    PyTorch's place.
+    """
+    # Asking whether there is a device must not start CUDA either (PyTorch, "CUDA semantics").
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import torch
+
+    from tuner.nvml import device_identity
+
+    identity = device_identity() if torch.cuda.is_available() else None
+    if identity is None:
+        _import_rest()
+        return
+    capability = identity.compute_capability
+    with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
+        _import_rest()
+
+
+def _import_rest() -> None:
+    for name in ("bitsandbytes", "bitsandbytes.optim", "peft", "transformers.models.auto"):
+        importlib.import_module(name)
+    for name in ("device", "synthetic"):
+        importlib.import_module(f"tuner.runner.{name}")
+    importlib.import_module("tuner.workloads.causal_lm")
+
+
+def _import_model(config: object) -> None:
+    """Import the classes of the model's family, which transformers does at the first use."""
+    from transformers import AutoModelForCausalLM
+
+    if type(config) in AutoModelForCausalLM._model_mapping:
+        AutoModelForCausalLM._model_mapping[type(config)]

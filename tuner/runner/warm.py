@@ -1,0 +1,210 @@
+"""The warm process: has imported everything once, and forks one child for each trial.
+
+It has one thread and never touches a device, so that a fork of it is a clean start that costs
+milliseconds. It outlives its trials and nothing else: when the process that started it ends,
+however that ends, it ends its trial with all that the trial started, and itself.
+
+Run as `python -m tuner.runner.warm DESCRIPTOR`, with one end of a socket.
+"""
+
+from __future__ import annotations
+
+import enum
+import gc
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tuner.errors import TunerError, UnavailableError
+from tuner.records import Configuration
+from tuner.runner.child import ChildTask, child_main
+from tuner.runner.heard import Heard, Read
+from tuner.runner.messages import (
+    Ended,
+    Facts,
+    Ready,
+    Refused,
+    Run,
+    Start,
+    Stop,
+    TrialBody,
+    load_body,
+)
+from tuner.runner.outcome import Ending
+from tuner.runner.processes import (
+    become_subreaper,
+    end_child,
+    end_children,
+    has_ended,
+    oom_kills,
+    oom_kills_since,
+)
+
+END_WITHIN_S = 20.0
+"""A killed process that uses a GPU ends when the driver has taken back its memory."""
+_LOOK_AGAIN_S = 2.0
+"""How often it is looked whether the supervising process still lives."""
+
+
+class Stopped(enum.Enum):
+    """Why a child that had not ended was to be ended."""
+
+    TIME_IS_UP = enum.auto()
+    GIVEN_UP = enum.auto()
+
+
+def main() -> int:
+    """Serve one runner until it goes away."""
+    connection: Connection = Connection(int(sys.argv[1]))
+    supervisor = os.getppid()
+    become_subreaper()
+    try:
+        warm = _prepared(connection.recv(), connection, supervisor)
+        if warm is None:
+            return 1
+        while True:
+            message = connection.recv()
+            if isinstance(message, Run):
+                connection.send(Ended(warm.run(Configuration(message.configuration))))
+    except (EOFError, ConnectionError):
+        return 0
+    finally:
+        end_children(deadline_s=END_WITHIN_S)
+
+
+def _prepared(start: Start, connection: Connection, supervisor: int) -> WarmProcess | None:
+    """Ready to fork; None when no trial can be run, which has been said then."""
+    os.environ.pop("PYTHONPATH", None)
+    if start.python_path is not None:
+        os.environ["PYTHONPATH"] = start.python_path
+    try:
+        body = load_body(start.body)
+        body.prepare(start.job, start.options)
+        _require_one_thread()
+    except TunerError as error:
+        connection.send(Refused(error))
+        return None
+    # What is here now lives as long as this process: the collector of a child need not look at
+    # it, and so does not copy its pages.
+    gc.collect()
+    gc.freeze()
+    connection.send(Ready())
+    return WarmProcess(start, body, connection, supervisor)
+
+
+def _require_one_thread() -> None:
+    """A fork copies one thread only; locks that another one held stay locked in the copy."""
+    tasks = len(list(Path("/proc/self/task").iterdir()))
+    if tasks > 1:
+        names = ", ".join(thread.name for thread in threading.enumerate())
+        raise UnavailableError(
+            f"the process that starts trials has {tasks} threads (of Python: {names}), and must "
+            "have one",
+            hint="a library starts threads while it is imported",
+        )
+
+
+class WarmProcess:
+    """Runs trials one after the other, each in a fork of this process."""
+
+    def __init__(
+        self, start: Start, body: TrialBody, connection: Connection, supervisor: int
+    ) -> None:
+        self._start = start
+        self._body = body
+        self._connection = connection
+        self._supervisor = supervisor
+        # The end of a child wakes the selector: its signal writes to this pipe.
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+
+    def run(self, configuration: Configuration) -> Ending:
+        """Run one trial to its end. Raises EOFError when the supervising process is gone."""
+        kills_before = oom_kills()
+        started_s = time.monotonic()
+        child, heard = self._fork(configuration)
+        try:
+            stopped = self._watch(child, heard, started_s + self._start.options.timeout_s)
+        finally:
+            exit_code = end_child(child, deadline_s=END_WITHIN_S)
+            left = end_children(deadline_s=END_WITHIN_S)
+            last_facts = heard.finish()
+        if last_facts:
+            self._connection.send(Facts(last_facts))
+        timed_out = stopped is Stopped.TIME_IS_UP
+        return Ending(
+            device=self._start.options.device,
+            exit_code=exit_code,
+            facts=heard.facts,
+            measurement=heard.measurement,
+            raised=heard.raised,
+            log_tail=heard.log_tail,
+            timed_out_after_s=self._start.options.timeout_s if timed_out else None,
+            given_up=stopped is Stopped.GIVEN_UP,
+            oom_kills=oom_kills_since(kills_before),
+            left_processes=left,
+            duration_s=time.monotonic() - started_s,
+        )
+
+    def _fork(self, configuration: Configuration) -> tuple[int, Heard]:
+        """The new child, and what will be heard of it."""
+        lines_read, lines_write = os.pipe()
+        log_read, log_write = os.pipe()
+        task = ChildTask(
+            body=self._body,
+            job=self._start.job,
+            options=self._start.options,
+            configuration=configuration,
+            parent=os.getpid(),
+            lines=lines_write,
+            log=log_write,
+            foreign=(self._connection.fileno(), self._woken, self._wake, lines_read, log_read),
+        )
+        child = os.fork()
+        if child == 0:
+            child_main(task)
+        os.close(lines_write)
+        os.close(log_write)
+        return child, Heard(lines_read, log_read)
+
+    def _watch(self, child: int, heard: Heard, until_s: float) -> Stopped | None:
+        """Listen until the child has ended (None) or is to be ended (why)."""
+        with selectors.DefaultSelector() as selector:
+            for source in (heard.lines, heard.log, self._woken, self._connection):
+                selector.register(source, selectors.EVENT_READ)
+            while not has_ended(child):
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    return Stopped.TIME_IS_UP
+                for key, _ in selector.select(min(left_s, _LOOK_AGAIN_S)):
+                    if key.fileobj is self._connection:
+                        if isinstance(self._connection.recv(), Stop):
+                            return Stopped.GIVEN_UP
+                    elif self._listen(heard, key.fd) is Read.END:
+                        selector.unregister(key.fd)
+                if os.getppid() != self._supervisor:
+                    raise EOFError("the process that supervises this one has ended")
+        return None
+
+    def _listen(self, heard: Heard, descriptor: int) -> Read:
+        if descriptor == heard.log:
+            return heard.read_log()
+        if descriptor == heard.lines:
+            facts, read = heard.read_lines()
+            if facts:
+                self._connection.send(Facts(facts))
+            return read
+        os.read(descriptor, 1024)
+        return Read.SOME
+
+
+if __name__ == "__main__":
+    sys.exit(main())
