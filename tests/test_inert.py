@@ -1,0 +1,102 @@
+"""Knobs that change neither memory nor time are found, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from results_samples import make_memory, make_speed
+
+from tuner.estimate.inert import InertKnob, inert_knobs
+from tuner.records import Configuration, Prediction
+from tuner.units import GIB
+
+KNOBS = {
+    "micro_batch": (1, 2, 4),
+    "precision": ("nf4", "int8", "bf16"),
+    "gradient_checkpointing": (True, False),
+}
+ALL = [
+    # Derived from the micro-batch: it differs whenever that does, and is no knob.
+    Configuration({**dict(zip(KNOBS, values, strict=True)), "grad_accum": 4 // values[0]})
+    for values in product(*KNOBS.values())
+]
+
+
+def prediction(device_bytes: float, step_s: float) -> Prediction:
+    return Prediction(
+        fits=True,
+        limit_bytes=48 * GIB,
+        margin_bytes=0,
+        memory=make_memory(round(device_bytes)),
+        speed=make_speed(1000 / step_s, sample_tokens=1000),
+        trainable_params=1,
+        total_params=2,
+        gpu="a6000",
+        method="made up",
+    )
+
+
+def found(device_bytes: Callable[[Configuration], float], chosen=ALL) -> list[InertKnob]:
+    predictions = [prediction(device_bytes(c) * GIB, 1.0) for c in chosen]
+    return inert_knobs(chosen, predictions, tuple(KNOBS))
+
+
+def weight(configuration: Configuration) -> float:
+    return {"nf4": 1.0, "int8": 2.0, "bf16": 4.0}[str(configuration["precision"])]
+
+
+def test_a_knob_without_effect_is_inert_everywhere():
+    inert = found(lambda c: weight(c) + int(c["micro_batch"]))
+    assert inert == [InertKnob("gradient_checkpointing", 9)]
+    assert str(inert[0]) == "gradient_checkpointing changes neither memory nor time"
+
+
+def test_a_knob_can_be_inert_beside_values_of_another():
+    def forced_where_quantised(c: Configuration) -> float:
+        kept = c["precision"] == "bf16" and not c["gradient_checkpointing"]
+        return weight(c) + int(c["micro_batch"]) * (3 if kept else 1)
+
+    inert = found(forced_where_quantised)
+    beside = ("precision", ("nf4", "int8"))
+    assert inert == [InertKnob("gradient_checkpointing", 6, beside)]
+    assert str(inert[0]).endswith("where precision is nf4 or int8")
+
+
+def test_nothing_is_said_where_every_knob_acts():
+    assert found(lambda c: weight(c) * int(c["micro_batch"]) + c["gradient_checkpointing"]) == []
+
+
+def test_a_knob_that_changes_time_alone_is_not_inert():
+    predictions = [prediction(GIB, 1.0 + 0.1 * c["gradient_checkpointing"]) for c in ALL]
+    names = {inert.knob for inert in inert_knobs(ALL, predictions, tuple(KNOBS))}
+    assert names == {"micro_batch", "precision"}
+
+
+def test_differences_that_are_noise_can_be_tolerated():
+    predictions = [prediction(GIB, 1.0 + 0.005 * c["gradient_checkpointing"]) for c in ALL]
+    by_tolerance = {
+        tolerance: {
+            i.knob for i in inert_knobs(ALL, predictions, tuple(KNOBS), tolerance=tolerance)
+        }
+        for tolerance in (1e-4, 0.01)
+    }
+    assert "gradient_checkpointing" not in by_tolerance[1e-4]
+    assert "gradient_checkpointing" in by_tolerance[0.01]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_without_two_to_compare_nothing_is_judged(count):
+    assert found(lambda c: 1.0, ALL[:count]) == []
+
+
+@given(st.permutations(range(len(ALL))), st.sets(st.sampled_from(list(KNOBS))))
+def test_exactly_the_knobs_that_do_not_act_are_found_in_any_order(order, acting):
+    places = {knob: {v: i for i, v in enumerate(values)} for knob, values in KNOBS.items()}
+    factors = dict(zip(KNOBS, (1.0, 10.0, 100.0), strict=True))
+    chosen = [ALL[i] for i in order]
+    inert = found(lambda c: 1 + sum(factors[k] * places[k][c[k]] for k in acting), chosen)
+    assert {knob.knob for knob in inert if knob.beside is None} == KNOBS.keys() - acting
