@@ -6,12 +6,11 @@ them (pickled), over a socket that only the two hold.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tuner.errors import InputError, TunerError
+from tuner.errors import TunerError
 from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.outcome import Ending
@@ -85,13 +84,3 @@ class Ended:
     """The trial and all its processes have ended, as far as they could be ended."""
 
     ending: Ending
-
-
-def load_body(name: str) -> TrialBody:
-    """The object that "package.module:object" names. Raises `InputError` where it is none."""
-    module_name, _, object_name = name.partition(":")
-    try:
-        body: TrialBody = getattr(importlib.import_module(module_name), object_name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise InputError(f"{name!r} names nothing to run: {error}") from error
-    return body

@@ -23,13 +23,12 @@ MESSAGE_CHARS = 600
 LOG_CHARS = 4000
 """How far back from the end of a log the cause of a death is looked for."""
 
-THRASHING_RETRIES = 3
-"""From this many on, allocator retries are repeated ones.
+STEPS_PER_RETRY = 2
+"""A configuration is thrashing when the allocator retries in every second timed step or more.
 
-At a retry PyTorch's allocator gives its cache back to the driver and asks again (PyTorch, "CUDA
-memory management", num_alloc_retries). One or two happen while the first steps find their
-blocks; memory that is short in every step costs at least one retry a step, and a trial runs
-three steps and more.
+At a retry PyTorch's allocator gives its cache back to the driver, which waits for the device, and
+asks again (PyTorch, "CUDA memory management", num_alloc_retries). One or two may happen while
+the first steps find their blocks; memory that is short costs one again and again.
 """
 
 
@@ -172,17 +171,22 @@ def classify(ending: Ending) -> Outcome:
     if ending.given_up:
         return _outcome(ending, Status.INTERRUPTED, "given up before it had ended")
     if ending.timed_out_after_s is not None:
-        return _timed_out(ending)
+        text = f"killed after {ending.timed_out_after_s:g} s"
+        return _outcome(ending, Status.TIMEOUT, text)
     return _died(ending)
 
 
 def _measured(ending: Ending, measurement: Measurement) -> Outcome:
     status, message = Status.OK, ""
-    retries = getattr(measurement, "num_alloc_retries", None)
+    retries = measurement.timed_alloc_retries
     if not measurement.loss_finite:
-        status, message = Status.NON_FINITE, "the loss or a trained weight is not finite"
-    elif _is_thrashing(retries):
-        status, message = Status.THRASHING, _retries_text(retries)
+        status, message = Status.NON_FINITE, "the loss is not finite"
+    elif retries is not None and retries >= max(2.0, measurement.steps / STEPS_PER_RETRY):
+        status = Status.THRASHING
+        message = (
+            f"{retries} allocator retries in {measurement.steps} steps: memory is only just "
+            "enough, and costs speed"
+        )
     return Outcome(
         status,
         measurement=measurement,
@@ -217,14 +221,6 @@ def _cause(ending: Ending) -> tuple[_Verdict | None, Raised]:
         if verdict is not None:
             return verdict, link
     return None, ending.raised[0]
-
-
-def _timed_out(ending: Ending) -> Outcome:
-    retries = ending.facts.get("num_alloc_retries")
-    text = f"killed after {ending.timed_out_after_s:g} s"
-    if _is_thrashing(retries):
-        return _outcome(ending, Status.THRASHING, f"{text}; {_retries_text(retries)}")
-    return _outcome(ending, Status.TIMEOUT, text)
 
 
 def _died(ending: Ending) -> Outcome:
@@ -283,14 +279,6 @@ def _verdict(text: str) -> _Verdict | None:
     if not found:
         return None
     return next(verdict for verdict in _Verdict if found[-1][verdict.value] is not None)
-
-
-def _is_thrashing(retries: Any) -> bool:
-    return isinstance(retries, int) and retries >= THRASHING_RETRIES
-
-
-def _retries_text(retries: Any) -> str:
-    return f"{retries} allocator retries: memory is only just enough, and costs speed"
 
 
 def _was_killed(exit_code: int | None) -> bool:

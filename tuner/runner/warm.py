@@ -33,7 +33,6 @@ from tuner.runner.messages import (
     Start,
     Stop,
     TrialBody,
-    load_body,
 )
 from tuner.runner.outcome import Ending
 from tuner.runner.processes import (
@@ -44,6 +43,7 @@ from tuner.runner.processes import (
     oom_kills,
     oom_kills_since,
 )
+from tuner.workloads import load_object
 
 END_WITHIN_S = 20.0
 """A killed process that uses a GPU ends when the driver has taken back its memory."""
@@ -83,7 +83,7 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> WarmProc
     if start.python_path is not None:
         os.environ["PYTHONPATH"] = start.python_path
     try:
-        body = load_body(start.body)
+        body: TrialBody = load_object(start.body, "trial body")
         body.prepare(start.job, start.options)
         _require_one_thread()
     except TunerError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from tuner.errors import unknown
+from tuner.errors import InputError, unknown
 from tuner.records import Configuration
 
 if TYPE_CHECKING:
@@ -14,12 +15,18 @@ NAMES = ("causal_lm",)
 
 
 def get_workload(name: str) -> Workload:
-    """The workload with this name. Imports torch. Raises `InputError` for other names."""
+    """The workload with this name. Imports torch. Raises `InputError` for other names.
+
+    "package.module:object" names a `Workload` of the user's own.
+    """
     if name == "causal_lm":
         # Imported here, because it loads torch: commands that only read results stay quick.
         from tuner.workloads.causal_lm import CausalLM
 
         return CausalLM()
+    if ":" in name:
+        workload: Workload = load_object(name, "workload")
+        return workload
     raise unknown("workload", name, NAMES)
 
 
@@ -28,3 +35,15 @@ def tokens_per_sample(workload: str, configuration: Configuration) -> int:
     if workload == "causal_lm":
         return int(str(configuration["max_length"]))
     raise unknown("workload", workload, NAMES)
+
+
+def load_object(name: str, kind: str) -> Any:
+    """The object that "package.module:object" names; `kind` is what it is to be, for people.
+
+    Raises `InputError` where there is none.
+    """
+    module_name, _, object_name = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), object_name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise InputError(f"{kind} {name!r} cannot be found: {error}") from error
