@@ -1,4 +1,4 @@
-"""What holds for every test: nothing is read from or written to the user's own cache and device profiles."""
+"""What holds for every test: the user's own cache and device profiles are left alone."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import yaml
 from cli_samples import make_trial, write_samples
 
 from tuner.cli.main import run
-from tuner.cli.searching import SearchOptions, make_plan
+from tuner.cli.search_plan import SearchOptions, make_plan
 from tuner.cli.target import load_target
 from tuner.errors import InputError
 from tuner.records import Status

@@ -44,6 +44,13 @@ def format_gib(size_bytes: float) -> str:
     return f"{size_bytes / GIB:.2f} GiB"
 
 
+def format_size(size_bytes: float) -> str:
+    """A size in GiB, or in MiB where two decimals of a GiB would hide what differs."""
+    if abs(size_bytes) >= GIB or not size_bytes:
+        return format_gib(size_bytes)
+    return f"{size_bytes / MIB:.1f} MiB"
+
+
 def significant(value: float, digits: int = 3) -> str:
     """`value` with so many significant digits and no exponent: more would feign accuracy."""
     if value == 0:

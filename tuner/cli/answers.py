@@ -13,7 +13,7 @@ from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import Recommendation, RunCost, run_cost
 from tuner.results.front import device_bytes, margin_bytes
 from tuner.results.view import source_label
-from tuner.units import format_duration, format_gib, significant
+from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
     from tuner.cli.target import Target
@@ -73,11 +73,11 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
     cost = run_cost(record, view.space, view.gpu)
     used_bytes = evidence.memory.device_bytes
     return [
-        format_gib(used_bytes),
+        format_size(used_bytes),
         significant(evidence.speed.samples_per_s),
         format_duration(cost.epoch_s) if cost else "?",
         significant(evidence.speed.tokens_per_s),
-        format_gib(view.gpu.memory_bytes - used_bytes),
+        format_size(view.gpu.memory_bytes - used_bytes),
         format_duration(evidence.speed.step_s),
         f"{cost.epoch_usd:.2f}" if cost and cost.epoch_usd is not None else "?",
     ]
@@ -87,7 +87,7 @@ def print_recommendation(best: Recommendation) -> None:
     """The recommended configuration with what it needs and what follows from it."""
     speed, memory = best.evidence.speed, best.evidence.memory
     click.echo(f"Recommended ({best.source}): the fastest that fits with its margin")
-    free = f"{format_gib(best.free_bytes)} stay free"
+    free = f"{format_size(best.free_bytes)} stay free"
     margin = margin_bytes(best.record)
     mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""
     names = best.space.knobs or tuple(best.configuration)
@@ -97,8 +97,8 @@ def print_recommendation(best: Recommendation) -> None:
             ("rest", settings_text(best.configuration, _others(best, names))),
             (
                 "memory",
-                f"{format_gib(memory.device_bytes)} of {format_gib(best.gpu.memory_bytes)}: "
-                f"{free}, of which {format_gib(margin)} are the margin",
+                f"{format_size(memory.device_bytes)} of {format_size(best.gpu.memory_bytes)}: "
+                f"{free}, of which {format_size(margin)} are the margin",
             ),
             (
                 "speed",
@@ -150,7 +150,7 @@ def _gain_text(best: Recommendation) -> str:
     fits = "" if gain.baseline_fits else " (which does not fit)"
     return (
         f"{gain.speedup:.2f} x the samples/s of the baseline{fits}, with "
-        f"{format_gib(abs(gain.saved_bytes))} {more}: {baseline}"
+        f"{format_size(abs(gain.saved_bytes))} {more}: {baseline}"
     )
 
 
@@ -177,12 +177,12 @@ def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Seq
         tried += f" where {conditions_text(conditions)}"
     if not sizes:
         return tried
-    limit = format_gib(target.gpu.memory_bytes)
+    limit = format_size(target.gpu.memory_bytes)
     margin = max(map(margin_bytes, records), default=0)
     return (
-        f"{tried}: the smallest needs {format_gib(min(sizes))} ({source_label(records)}) of "
+        f"{tried}: the smallest needs {format_size(min(sizes))} ({source_label(records)}) of "
         f"{limit}, of which "
-        f"{format_gib(margin)} are to stay free"
+        f"{format_size(margin)} are to stay free"
     )
 
 

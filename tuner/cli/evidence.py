@@ -9,19 +9,24 @@ import click
 
 from tuner.cli.render import count, print_fields, print_rows
 from tuner.records import Prediction
-from tuner.units import format_duration, format_gib, significant
+from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
     from tuner.records import Measurement
 
 
-def print_evidence(evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool) -> None:
-    """Whether it fits, the memory and the time by what they are used for, and the speed."""
+def print_evidence(
+    evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool, margin_bytes: int | None = None
+) -> None:
+    """Whether it fits, the memory and the time by what they are used for, and the speed.
+
+    `margin_bytes` is the memory to keep free where the evidence does not say it.
+    """
     print_fields(
         [
             ("source", str(evidence.source)),
-            ("fits", fits_text(evidence, gpu, fits=fits)),
+            ("fits", fits_text(evidence, gpu, fits=fits, margin_bytes=margin_bytes)),
             ("memory", _memory_text(evidence)),
             ("speed", _speed_text(evidence)),
             ("limited by", _limit_text(evidence.speed.breakdown_s)),
@@ -33,7 +38,7 @@ def print_evidence(evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool) 
     )
     click.echo()
     _print_breakdown(
-        f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_gib
+        f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_size
     )
     if evidence.speed.breakdown_s:
         click.echo()
@@ -44,29 +49,32 @@ def print_evidence(evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool) 
         )
 
 
-def fits_text(evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool) -> str:
+def fits_text(
+    evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool, margin_bytes: int | None = None
+) -> str:
     """The answer with the arithmetic behind it."""
     used_bytes = evidence.memory.device_bytes
     limit_bytes = evidence.limit_bytes if isinstance(evidence, Prediction) else gpu.memory_bytes
-    margin_bytes = evidence.margin_bytes if isinstance(evidence, Prediction) else 0
+    if margin_bytes is None:
+        margin_bytes = evidence.margin_bytes if isinstance(evidence, Prediction) else 0
     free_bytes = limit_bytes - used_bytes
-    numbers = f"{format_gib(used_bytes)} of {format_gib(limit_bytes)}"
+    numbers = f"{format_size(used_bytes)} of {format_size(limit_bytes)}"
     if free_bytes < 0:
-        return f"no: {numbers}, {format_gib(-free_bytes)} too much"
-    margin = f"the margin is {format_gib(margin_bytes)}" if margin_bytes else "no margin asked"
-    return f"{'yes' if fits else 'no'}: {numbers}, {format_gib(free_bytes)} free, {margin}"
+        return f"no: {numbers}, {format_size(-free_bytes)} too much"
+    margin = f"the margin is {format_size(margin_bytes)}" if margin_bytes else "no margin asked"
+    return f"{'yes' if fits else 'no'}: {numbers}, {format_size(free_bytes)} free, {margin}"
 
 
 def _memory_text(evidence: Prediction | Measurement) -> str:
     memory = evidence.memory
     text = (
-        f"device memory {format_gib(memory.device_bytes)}"
+        f"device memory {format_size(memory.device_bytes)}"
         f"{_interval_text(evidence, 'device_bytes', _gib_number)}, "
-        f"peak of {format_gib(memory.peak_allocated_bytes)} allocated and "
-        f"{format_gib(memory.peak_reserved_bytes)} reserved, in the {memory.peak_phase} phase"
+        f"peak of {format_size(memory.peak_allocated_bytes)} allocated and "
+        f"{format_size(memory.peak_reserved_bytes)} reserved, in the {memory.peak_phase} phase"
     )
     if memory.paged_bytes:
-        text += f"; {format_gib(memory.paged_bytes)} more in managed memory of the optimizer"
+        text += f"; {format_size(memory.paged_bytes)} more in managed memory of the optimizer"
     return text
 
 
@@ -92,7 +100,7 @@ def _interval_text(
 
 
 def _gib_number(size_bytes: float) -> str:
-    return format_gib(size_bytes).removesuffix(" GiB")
+    return format_size(size_bytes).removesuffix(" GiB")  # the unit stands before it
 
 
 def _limit_text(breakdown_s: Mapping[str, float]) -> str:

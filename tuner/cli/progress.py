@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli.render import PIPE_WIDTH, console
-from tuner.units import format_duration, format_gib, significant
+from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:  # `tuner search --help` needs neither
     from rich.table import Table
@@ -136,6 +136,6 @@ def best_line(progress: Progress) -> str:
 
     names = ("micro_batch", "lora_rank", "max_length", "precision", "gradient_checkpointing")
     return (
-        f"best ({evidence.source}): {format_gib(evidence.memory.device_bytes)}, "
+        f"best ({evidence.source}): {format_size(evidence.memory.device_bytes)}, "
         f"{settings_text(record.configuration, names)}"
     )

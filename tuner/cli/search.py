@@ -101,7 +101,8 @@ def command(
     else every number is predicted, and all output says so. Ctrl-C leaves a valid result of what
     was done, and the same command goes on from there. Exit code 1 when nothing fits.
     """
-    from tuner.cli.searching import SearchOptions, run_search  # torch comes with it
+    from tuner.cli.search_plan import SearchOptions
+    from tuner.cli.searching import run_search  # torch comes with it
     from tuner.cli.target import load_target
 
     target = load_target(

@@ -115,6 +115,7 @@ def _show_front(
 
 def _show_trial(target: Target, record: TrialRecord, *, as_json: bool) -> None:
     from tuner.cli.answers import record_dict
+    from tuner.cli.comparison import more_text, print_comparison
     from tuner.cli.evidence import print_evidence
     from tuner.cli.render import print_fields, print_json, settings_text
 
@@ -127,6 +128,7 @@ def _show_trial(target: Target, record: TrialRecord, *, as_json: bool) -> None:
             ("trial", f"{record.trial_id} of {record.started_at}"),
             ("space", f"{target.space.name}: {target.space.model}"),
             ("GPU", target.gpu.name),
+            ("ran on", record.device or ""),
             ("status", f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"),
             ("message", outcome.message),
             ("settings", settings_text(record.configuration)),
@@ -135,7 +137,12 @@ def _show_trial(target: Target, record: TrialRecord, *, as_json: bool) -> None:
     )
     if outcome.evidence is not None:
         click.echo()
-        print_evidence(outcome.evidence, target.gpu, fits=record.fits)
+        margin = record.reserve_bytes
+        print_evidence(outcome.evidence, target.gpu, fits=record.fits, margin_bytes=margin)
+    if outcome.measurement is not None and outcome.prediction is not None:
+        click.echo()
+        print_fields([("measured", more_text(outcome.measurement))])
+        print_comparison(outcome.prediction, outcome.measurement)
 
 
 def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli.comparison import more_text, params_text, print_comparison
 from tuner.cli.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.cli.estimate import one_configuration, predict_one
 from tuner.cli.evidence import fits_text
 from tuner.cli.measuring import Measuring, limit_of
-from tuner.cli.render import count, print_fields, print_rows, settings_text
+from tuner.cli.render import print_fields, settings_text
 from tuner.errors import (
     EXIT_BAD_INPUT,
     EXIT_FOUND,
@@ -23,7 +23,7 @@ from tuner.errors import (
     UnavailableError,
 )
 from tuner.records import Configuration, Measurement, Outcome, Prediction, Status, TrialRecord
-from tuner.units import format_duration, format_gib, significant
+from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
@@ -191,7 +191,7 @@ def print_trial(trial: Trial) -> None:
     record, outcome = trial.record, trial.record.outcome
     ended = f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"
     if outcome.requested_bytes is not None:
-        ended += f", {format_gib(outcome.requested_bytes)} asked for"
+        ended += f", {format_size(outcome.requested_bytes)} asked for"
     measured = outcome.measurement
     print_fields(
         [
@@ -201,90 +201,23 @@ def print_trial(trial: Trial) -> None:
             ("numbers", trial.trials_on.text(trial.gpu)),
             ("status", f"{ended}, after {format_duration(outcome.duration_s)}"),
             ("message", outcome.message),
-            ("fits", fits_text(measured, trial.gpu, fits=record.fits) if measured else "no"),
-            ("parameters", _params_text(measured) if measured else ""),
-            ("more", _more_text(measured) if measured else ""),
+            ("fits", _fits_text(trial)),
+            ("parameters", params_text(measured) if measured else ""),
+            ("more", more_text(measured) if measured else ""),
+            ("notes", "; ".join(getattr(measured, "notes", ()))),
         ]
     )
     assert outcome.prediction is not None  # run_trial puts it there
     click.echo()
-    print_rows(
-        ["", "predicted", "measured", "ratio"],
-        _rows(outcome.prediction, measured),
-        right=("predicted", "measured", "ratio"),
-    )
+    print_comparison(outcome.prediction, measured)
 
 
-def _rows(predicted: Prediction, measured: Measurement | None) -> Iterator[list[str]]:
-    for label, value, text in _numbers(predicted, measured):
-        said, seen = value(predicted), value(measured) if measured else None
-        if said is None and seen is None:
-            continue
-        ratio = f"{said / seen:.3f}" if said and seen else ""
-        yield [label, _text(said, text), _text(seen, text), ratio]
-
-
-def _text(number: float | None, text: Callable[[float], str]) -> str:
-    return "" if number is None else text(number)
-
-
-def _numbers(
-    predicted: Prediction, measured: Measurement | None
-) -> Iterator[tuple[str, Callable[[Evidence], float | None], Callable[[float], str]]]:
-    """Each number: its label, where it is found, and how it is written."""
-    yield "device memory", lambda e: e.memory.device_bytes, format_size
-    yield "peak reserved", lambda e: e.memory.peak_reserved_bytes, format_size
-    yield "peak allocated", lambda e: e.memory.peak_allocated_bytes, format_size
-    yield "loaded", lambda e: e.memory.loaded_bytes, format_size
-    phases = [*predicted.memory.phase_peak_bytes]
-    phases += [p for p in (measured.memory.phase_peak_bytes if measured else ()) if p not in phases]
-    for phase in phases:
-
-        def peak(evidence: Evidence, phase: str = phase) -> float | None:
-            return evidence.memory.phase_peak_bytes.get(phase)
-
-        yield f"  peak in {phase}", peak, format_size
-    yield "paged", lambda e: e.memory.paged_bytes or None, format_size
-    yield "optimizer step", lambda e: e.speed.step_s, format_duration
-    yield "samples/s", lambda e: e.speed.samples_per_s, significant
-    yield "tokens/s", lambda e: e.speed.tokens_per_s, significant
-    yield "micro-steps/s", lambda e: e.speed.it_per_s, significant
-    yield "MFU", lambda e: e.speed.mfu, lambda share: f"{share:.1%}"
-
-
-def format_size(size_bytes: float) -> str:
-    """GiB, or MiB for what would be lost in them."""
-    return format_gib(size_bytes) if abs(size_bytes) >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"
-
-
-def _params_text(measured: Measurement) -> str:
-    return f"{count(measured.trainable_params)} trainable of {count(measured.total_params)}"
-
-
-def _more_text(measured: Measurement) -> str:
-    """What only a measurement knows, where it is known."""
-    values: Mapping[str, Any] = measured.to_dict()
-    interval = values.get("samples_per_s_interval")
-    parts = [f"{measured.steps} steps timed"]
-    if interval:
-        parts.append(f"95 %: {significant(interval[0])} to {significant(interval[1])} samples/s")
-    for name, text in _ONLY_MEASURED.items():
-        if values.get(name) is not None:
-            parts.append(text(values[name]))
-    if not measured.loss_finite:
-        parts.append("loss not finite")
-    return ", ".join(parts)
-
-
-_ONLY_MEASURED: Mapping[str, Callable[[Any], str]] = {
-    "load_s": lambda s: f"loaded in {format_duration(s)}",
-    "first_step_s": lambda s: f"first step {format_duration(s)}",
-    "num_alloc_retries": lambda n: f"{n} allocator retries" if n else "no allocator retries",
-    "gpu_utilization": lambda share: f"{share:.0%} GPU utilisation",
-    "power_w": lambda watts: f"{watts:.0f} W",
-    "energy_j_per_sample": lambda joule: f"{significant(joule)} J a sample",
-    "data_wait_fraction": lambda share: f"{share:.1%} of the time waiting for data",
-}
+def _fits_text(trial: Trial) -> str:
+    record, measured = trial.record, trial.record.outcome.measurement
+    if measured is None:
+        return "no" if record.outcome.status is Status.OOM else ""
+    margin = record.reserve_bytes
+    return fits_text(measured, trial.gpu, fits=record.fits, margin_bytes=margin)
 
 
 def _names(text: str | None, word: str) -> bool:

@@ -1,0 +1,178 @@
+"""`tuner trial`: which device, what is asked of the runner, and what is printed of its answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cli_samples import write_samples
+from device_fakes import A6000, H200, measurement_of, pretend, profile_of
+from results_samples import make_memory, make_speed
+
+from tuner import host
+from tuner.cli import trial_run
+from tuner.cli.device import cpu_label
+from tuner.cli.main import run
+from tuner.cli.support import require_supported
+from tuner.estimate.profile import profile_path
+from tuner.gpus import get_gpu
+from tuner.records import Outcome, Prediction, Status
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.units import GIB, MIB
+
+TRIAL = ["trial", "--space", "tiny.yaml", "--set", "micro_batch=2"]
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """The tiny space; a processor with 8 GiB and a profile; no GPU; and a runner that asks."""
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TUNER_PROFILES", str(tmp_path / "profiles"))
+    monkeypatch.setattr(host, "cpu_name", lambda: "Testium 9")
+    monkeypatch.setattr(host, "usable_memory_bytes", lambda: 8 * GIB)
+    profile_of(cpu_label()).save(profile_path(cpu_label()))
+    pretend(monkeypatch)
+    asked = SimpleNamespace(job=None, options=None, closed=0, outcome=measured_outcome())
+
+    def predicted(space, configuration, gpu, margin_fraction, profile):
+        require_supported(configuration, gpu)
+        margin = round(gpu.memory_bytes * (margin_fraction or 0.03))
+        return dataclasses.replace(
+            PREDICTION, limit_bytes=gpu.memory_bytes, margin_bytes=margin, gpu=gpu.id
+        )
+
+    class Runner:
+        def __init__(self, job: TrialJob, options: MeasureOptions) -> None:
+            asked.job, asked.options = job, options
+
+        def run(self, configuration: Any, **more: Any) -> Outcome:
+            asked.configuration = configuration
+            return asked.outcome
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            asked.closed += 1
+
+    monkeypatch.setattr(trial_run, "predict_one", predicted)
+    monkeypatch.setitem(
+        sys.modules, "tuner.runner.isolated", SimpleNamespace(IsolatedRunner=Runner)
+    )
+    return asked
+
+
+PREDICTION = Prediction(
+    fits=True,
+    limit_bytes=8 * GIB,
+    margin_bytes=0,
+    memory=make_memory(100 * MIB),
+    speed=make_speed(3000),
+    trainable_params=12_345,
+    total_params=678_901,
+    gpu="cpu",
+    method="made up",
+)
+
+
+def measured_outcome(factor: float = 1.25) -> Outcome:
+    measurement = measurement_of(PREDICTION, device="CPU Testium 9", factor=factor)
+    return Outcome(Status.OK, measurement=measurement, duration_s=3.0)
+
+
+def test_runs_on_the_processor_and_prints_both_numbers(machine, capsys):
+    assert run([*TRIAL, "--device", "cpu", "--budget", "2s", "--timeout", "1min"]) == 0
+    assert (machine.job.gpu.id, machine.job.model) == ("cpu", "./tiny-model")
+    options = MeasureOptions(device="cpu", budget_s=2.0, timeout_s=60.0)
+    assert (machine.options, machine.closed) == (options, 1)
+    assert machine.configuration["micro_batch"] == 2
+    text = capsys.readouterr().out
+    assert "measured on CPU Testium 9" in text
+    rows = {line[:16].strip(): line[16:].split() for line in text.splitlines()}
+    assert rows["device memory"] == ["100.0", "MiB", "125.0", "MiB", "0.800"]
+    assert rows["optimizer step"][-1] == "0.800"
+    assert rows["samples/s"][-1] == "1.250"
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_json_has_both_and_nothing_of_a_search(machine, capsys):
+    assert run([*TRIAL, "--gpu", "cpu", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["source"], answer["device"], answer["fits"]) == (
+        "measured",
+        "CPU Testium 9",
+        True,
+    )
+    assert answer["predicted"]["memory"]["device_bytes"] == 100 * MIB
+    assert answer["measured"]["memory"]["device_bytes"] == 125 * MIB
+    assert "trial_id" not in answer
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "says"),
+    [
+        (
+            Outcome(Status.OOM, phase="backward", requested_bytes=2 * GIB),
+            1,
+            "oom in backward, 2.00",
+        ),
+        (Outcome(Status.TIMEOUT, message="still running after 10 min"), 1, "still running"),
+        (Outcome(Status.CRASHED, message="signal 11"), 1, "signal 11"),
+        (Outcome(Status.INVALID, message="no such module"), 2, "no such module"),
+        (Outcome(Status.INTERRUPTED), 130, "interrupted"),
+        (measured_outcome(81.0), 1, "fits        no: 7.91 GiB of 8.00 GiB"),
+    ],
+)
+def test_exit_code_says_how_it_ended(machine, capsys, outcome, code, says):
+    machine.outcome = outcome
+    assert run([*TRIAL, "--device", "cpu"]) == code
+    assert says in capsys.readouterr().out
+
+
+def test_gpu_of_the_machine_is_recognised(machine, monkeypatch):
+    pretend(monkeypatch, H200, A6000)
+    assert run([*TRIAL, "--device", "cuda:1"]) == 0
+    assert (machine.job.gpu.id, machine.options.device) == ("a6000", "cuda:1")
+    assert machine.options.memory_limit_bytes is None
+
+
+def test_larger_gpu_stands_in_with_the_memory_of_the_smaller(machine, monkeypatch, capsys):
+    pretend(monkeypatch, H200)
+    assert run([*TRIAL, "--device", "cuda:0", "--gpu", "a6000"]) == 0
+    gpu = get_gpu("a6000")
+    assert machine.job.gpu == gpu
+    assert machine.options.memory_limit_bytes == gpu.memory_bytes - gpu.context_bytes
+    assert "speed as on NVIDIA H200" in " ".join(capsys.readouterr().out.split())
+    assert run([*TRIAL, "--gpu", "a6000", "--memory-limit", "24GiB", "--json"]) == 0
+    assert machine.options.memory_limit_bytes == 24 * GIB
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["stands_in"], answer["memory_limit_bytes"]) == (True, 24 * GIB)
+    assert answer["device"] == "NVIDIA H200"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--device", "cuda:0"], 3, "no CUDA device 0"),
+        ([], 3, "--device cpu"),
+        (["--device", "gpu"], 2, "'gpu'"),
+        (["--device", "cuda:x"], 2, "write cuda:0 or cpu"),
+        (["--device", "cpu", "--gpu", "a6000"], 2, "stand in for GPU 'a6000'"),
+        (["--device", "cpu", "--memory-limit", "80GiB"], 2, "more than the device has"),
+        (["--device", "cpu", "--set", "precision=tf32"], 2, "tf32"),
+        (["--device", "cpu", "--set", "micro_bath=2"], 2, "micro_batch"),
+        (["--device", "cpu", "--budget", "never"], 2, "'never' is not a duration"),
+    ],
+)
+def test_what_cannot_be_run_is_said_at_once(machine, capsys, arguments, code, says):
+    assert run([*TRIAL, *arguments]) == code
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert machine.job is None
+    assert captured.out == ""

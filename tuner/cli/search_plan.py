@@ -1,0 +1,127 @@
+"""What is checked before a search: its options, its conditions, and where its trials run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tuner.cli.device import with_profile
+from tuner.cli.measuring import Measuring, Mode, Simulating, decide
+from tuner.cli.options import parse_margin
+from tuner.cli.target import Target, check_conditions
+from tuner.records import Configuration, KnobValue, Source, TrialRecord
+
+if TYPE_CHECKING:
+    from tuner.cli.support import SupportedSpace
+    from tuner.estimate.profile import DeviceProfile
+    from tuner.tune.request import Bench
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """The options of `tuner search` that say how to search."""
+
+    trials: int
+    seed: int
+    time_limit: float | None
+    margin: str | None
+    searcher: str
+    workers: int | None
+    fresh: bool
+    quiet: bool
+    address: str | None
+    where: tuple[str, ...]
+    settings: tuple[str, ...]
+    as_json: bool
+    mode: Mode = Mode.AUTO
+    memory_limit: int | None = None
+    budget: float | None = None
+    timeout: float | None = None
+    weights: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A search that has been checked: what is tried, under which conditions."""
+
+    target: Target
+    options: SearchOptions
+    part: SupportedSpace
+    conditions: tuple[str, ...]
+    pinned: Mapping[str, KnobValue]
+    margin_fraction: float
+    versions: Mapping[str, str]
+    trials_on: Measuring | Simulating
+    profile: DeviceProfile | None = None
+
+    @property
+    def bench(self) -> Bench | None:
+        """Where trials run; None where they are simulated."""
+        return self.trials_on.bench if isinstance(self.trials_on, Measuring) else None
+
+    def is_alike(self, record: TrialRecord) -> bool:
+        """Whether an earlier trial was run as this search runs its own."""
+        if self.bench is None:
+            return record.source is Source.PREDICTED
+        return self.bench.ran(record)
+
+    @property
+    def margin_bytes(self) -> int:
+        """The memory to keep free; rounded as the prediction does."""
+        return round(self.target.gpu.memory_bytes * self.margin_fraction)
+
+    @property
+    def all_conditions(self) -> tuple[str, ...]:
+        """The conditions and the settings, for people."""
+        return (*self.conditions, *(f"{n} == {v!r}" for n, v in self.pinned.items()))
+
+    def meets(self, configuration: Configuration) -> bool:
+        """Whether a configuration of an earlier search is one that this one may recommend."""
+        held = all(configuration.get(name) == value for name, value in self.pinned.items())
+        return held and self.part.space.matches(configuration, self.options.where)
+
+
+def make_plan(target: Target, options: SearchOptions) -> Plan:
+    """Check everything that can be wrong. Raises `InputError`; writes no results."""
+    from tuner.space import parse_settings
+
+    settings = parse_settings(options.settings)
+    space = target.space.with_settings(settings) if settings else target.space
+    narrowed = dataclasses.replace(target, space=space)
+    conditions = check_conditions(narrowed, options.where)
+    margin = parse_margin(options.margin, target.gpu)
+    trials_on = decide(
+        options.mode,
+        target.gpu,
+        memory_limit=options.memory_limit,
+        address=options.address,
+        workers=options.workers,
+    )
+    space.require_configurations(options.where)
+    target.folder.check_writable()
+    target.folder.read()  # a journal that cannot be read is found now
+    # Seconds to import from here on.
+    from tuner.cli.support import supported_part
+    from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION
+    from tuner.models.catalogue import architecture
+    from tuner.runner.base import outcome_versions
+
+    gpu, profile = with_profile(target.gpu, quiet=options.quiet, err=options.as_json)
+    narrowed = dataclasses.replace(narrowed, gpu=gpu)
+    part = supported_part(space, gpu, options.where)
+    assert space.model is not None  # load_target sees to it
+    # The architecture is a version too: a trial of another one under the same name says nothing.
+    model = f"{space.model} {architecture(space.model).digest}"
+    return Plan(
+        target=narrowed,
+        options=options,
+        part=part,
+        conditions=conditions,
+        pinned={name: space.terms[name].read(value) for name, value in settings.items()},
+        margin_fraction=DEFAULT_MARGIN_FRACTION if margin is None else margin,
+        versions={**outcome_versions(), "model": model},
+        trials_on=trials_on,
+        profile=profile,
+    )

@@ -1,0 +1,147 @@
+"""What `tuner search` prints: its plan before, its answer after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.answers import (
+    conditions_text,
+    nothing_fits,
+    print_agreement,
+    print_front,
+    print_recommendation,
+    record_dict,
+    sources_text,
+)
+from tuner.cli.measuring import Simulating
+from tuner.cli.render import count, print_fields, print_json
+from tuner.cli.search_plan import Plan
+from tuner.records import TrialRecord
+from tuner.units import format_duration, format_gib
+
+if TYPE_CHECKING:
+    from tuner.cli.support import SupportedSpace
+    from tuner.results.view import View
+    from tuner.tune.request import SearchResult
+
+
+def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
+    """What will be searched, on what, and where the numbers come from."""
+    target, options, part = plan.target, plan.options, plan.part
+    gpu = target.gpu
+    wanted = f"{options.trials} of {count(len(part.supported))} configurations"
+    searcher = f"{options.searcher}, seed {options.seed}"
+    print_fields(
+        [
+            ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
+            ("model", str(target.space.model)),
+            ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {_price_text(plan)}"),
+            ("to try", f"{wanted} ({searcher})"),
+            ("where", _where_text(plan)),
+            ("left out", _left_out_text(part)),
+            ("margin", f"{format_gib(plan.margin_bytes)} of memory are to stay free (--margin)"),
+            ("known", _known_text(plan, known)),
+            ("numbers", _numbers_text(plan)),
+        ],
+        err=options.as_json,
+    )
+    click.echo(err=options.as_json)
+
+
+def _price_text(plan: Plan) -> str:
+    gpu = plan.target.gpu
+    if gpu.price_usd_per_hour is None:
+        return "price unknown (--price)"
+    dated = f" ({gpu.price_date})" if gpu.price_date else ""
+    return f"{gpu.price_usd_per_hour:g} USD per hour{dated}"
+
+
+def _known_text(plan: Plan, known: tuple[TrialRecord, ...]) -> str:
+    alike = sum(map(plan.is_alike, known))
+    return f"{alike} trials from {plan.target.folder.journal}" if alike else ""
+
+
+def _numbers_text(plan: Plan) -> str:
+    if isinstance(plan.trials_on, Simulating):
+        return f"predicted, not measured: {plan.trials_on.why}; each trial is simulated"
+    return plan.trials_on.text(plan.target.gpu)
+
+
+def _where_text(plan: Plan) -> str:
+    text = conditions_text(plan.all_conditions)
+    floors = [floor for floor in plan.conditions if floor not in plan.options.where]
+    if floors:
+        name = plan.part.space.condition(floors[0]).names
+        text += f" (floors of the space; --where '{min(name)} >= ...' sets others)"
+    return text
+
+
+def _left_out_text(part: SupportedSpace) -> str:
+    if not part.left_out:
+        return ""
+    reasons = "; ".join(part.reasons)
+    return f"{count(part.left_out)} configurations that the GPU cannot run: {reasons}"
+
+
+def print_answer(plan: Plan, result: SearchResult, view: View) -> None:
+    """The front, the recommendation and how good predictions were; JSON where asked for."""
+    if plan.options.as_json:
+        print_json(_answer_dict(plan, result, view))
+        return
+    new = len(result.records) - result.reused
+    ended = {
+        "budget": "",
+        "exhausted": "; every configuration has been tried",
+        "time_limit": "; the time limit was reached",
+        "interrupted": "; interrupted, the same command goes on from here",
+    }[str(result.stopped_by)]
+    click.echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
+    click.echo(sources_text(view.records))
+    click.echo()
+    if view.best is None:
+        met = [r for r in view.records if plan.meets(r.configuration)]
+        click.echo(nothing_fits(plan.target, met, plan.conditions))
+        click.echo("Lower the floors with --where, widen the space, or take a larger GPU.")
+    else:
+        print_front(view)
+        click.echo()
+        print_recommendation(view.best)
+    print_agreement(view.records)
+    click.echo()
+    folder = plan.target.folder
+    print_fields(
+        [
+            ("files", f"{folder.path}/: best.yaml, pareto.csv, pareto.png, report.html, "
+             f"{folder.journal.name}"),
+            ("more", plan.target.command("show")),
+        ]
+    )  # fmt: skip
+
+
+def _answer_dict(plan: Plan, result: SearchResult, view: View) -> dict[str, Any]:
+    folder = plan.target.folder
+    return {
+        "space": plan.target.space.name,
+        "model": plan.target.space.model,
+        "gpu": plan.target.gpu.id,
+        "source": view.source,
+        "stopped_by": str(result.stopped_by),
+        "duration_s": round(result.duration_s, 3),
+        "conditions": list(plan.all_conditions),
+        "candidates": result.candidates,
+        "left_out": plan.part.left_out,
+        "trials": len(result.records),
+        "reused": result.reused,
+        "statuses": {str(status): number for status, number in result.counts.items()},
+        "front": [record_dict(record) for record in view.front],
+        "best": view.best.to_dict() if view.best else None,
+        "files": {
+            "journal": str(folder.journal),
+            "pareto_csv": str(folder.pareto_csv),
+            "best_yaml": str(folder.best_yaml),
+            "pareto_png": str(folder.pareto_png),
+            "report_html": str(folder.report_html),
+        },
+    }
