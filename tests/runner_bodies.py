@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -114,6 +115,7 @@ class Acts:
 
     def kill_parent(self) -> Measurement:
         self._report({"pids": [os.getpid(), *family()]})
+        time.sleep(0.2)  # until that is heard
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
         return measurement()
@@ -121,6 +123,7 @@ class Acts:
     def stop_parent(self) -> Measurement:
         """The warm process falls silent; the trial goes on for ever."""
         self._report({"pids": [os.getpid()]})
+        time.sleep(0.2)  # until that is heard
         os.kill(os.getppid(), signal.SIGSTOP)
         time.sleep(600)
         return measurement()
@@ -153,7 +156,7 @@ class Acts:
     def environment(self) -> Measurement:
         self._report({"environment": dict(os.environ), "session": os.getsid(0)})
         self._report({"adjustment": Path("/proc/self/oom_score_adj").read_text().strip()})
-        self._report({"open": sorted(map(int, os.listdir("/proc/self/fd")))})
+        self._report({"open": sorted(p.name for p in Path("/proc/self/fd").iterdir())})
         return measurement()
 
 
@@ -180,7 +183,10 @@ class Plain:
         if job.model == "impossible":
             raise InputError("model 'impossible' is not one", hint="take another")
         if job.model == "dies":
-            os.abort()
+            os.write(2, b"a library failed\n")
+            os._exit(9)
+        if job.model == "threads":
+            threading.Thread(target=time.sleep, args=(600,), name="sleeper", daemon=True).start()
 
     def measure(
         self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report

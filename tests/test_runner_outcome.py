@@ -132,25 +132,18 @@ def test_what_is_not_recognised_stays_unknown(text):
 
 
 def test_the_cause_behind_an_exception_counts():
-    try:
-        try:
-            raise OutOfMemoryError(CUDA_OOM)
-        except OutOfMemoryError as error:
-            raise RuntimeError("the step failed") from error
-    except RuntimeError as error:
+    for link in ("__cause__", "__context__"):
+        error = RuntimeError("the step failed")
+        setattr(error, link, OutOfMemoryError(CUDA_OOM))
         outcome = raised(error)
-    assert outcome.status is Status.OOM
-    assert outcome.requested_bytes == round(1.96 * GIB)
+        assert outcome.status is Status.OOM
+        assert outcome.requested_bytes == round(1.96 * GIB)
 
 
 def test_a_cause_that_was_set_aside_does_not_count():
-    try:
-        try:
-            raise OutOfMemoryError(CUDA_OOM)
-        except OutOfMemoryError:
-            raise RuntimeError("unrelated") from None
-    except RuntimeError as error:
-        assert raised(error).status is Status.CRASHED
+    error = RuntimeError("unrelated")
+    error.__context__, error.__suppress_context__ = OutOfMemoryError(CUDA_OOM), True
+    assert raised(error).status is Status.CRASHED
 
 
 def test_an_exception_that_is_its_own_context_ends_the_chain():

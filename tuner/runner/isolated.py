@@ -123,7 +123,10 @@ class IsolatedRunner:
         assert self._warm is not None
         try:
             ending = self._warm.run(
-                configuration, self._interrupted, self._options, on_progress or _ignore
+                configuration,
+                self._interrupted,
+                self._options,
+                _ignore if on_progress is None else on_progress,
             )
         except BaseException:
             self._drop_warm()

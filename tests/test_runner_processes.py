@@ -1,0 +1,380 @@
+"""The processes of a runner: who starts, supervises and ends whom. No torch in any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import InputError, UnavailableError
+from tuner.gpus import get_gpu
+from tuner.records import Configuration, Source, Status
+from tuner.runner import isolated, processes
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.isolated import IsolatedRunner
+
+BODY = "runner_bodies:PLAIN"
+TIMEOUT_S = 0.7
+
+
+def job(model="plain"):
+    return TrialJob("causal_lm", model, get_gpu("a6000"))
+
+
+def new_runner(model="plain", timeout_s=TIMEOUT_S, **known):
+    options = MeasureOptions(device="cpu", timeout_s=timeout_s)
+    return IsolatedRunner(job(model), options, body=BODY, **known)
+
+
+def acting(name, **knobs):
+    return Configuration({"act": name, **knobs})
+
+
+@pytest.fixture(scope="module")
+def runner():
+    with new_runner() as open_runner:
+        yield open_runner
+
+
+@pytest.fixture
+def own_runner():
+    """One whose warm process a test may take down."""
+    with new_runner() as open_runner:
+        yield open_runner
+
+
+class Notes(dict):
+    """The latest of everything that a trial reports."""
+
+    def __call__(self, facts):
+        self.update(facts)
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def gone_within(seconds, pids):
+    """Whether all of them have ended, or do soon."""
+    until = time.monotonic() + seconds
+    while any(map(alive, pids)):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_good_trial_comes_back_with_its_numbers(runner):
+    outcome = runner.run(acting("good"))
+    assert outcome.status is Status.OK
+    assert outcome.measurement.speed.tokens_per_s == 128
+    assert outcome.measurement.source is runner.source is Source.MEASURED
+    assert 0 < outcome.duration_s < TIMEOUT_S
+
+
+def test_trials_share_one_warm_process(runner):
+    runner.run(acting("good"))
+    before = runner.warm_pid
+    runner.run(acting("segfault"))
+    runner.run(acting("good"))
+    assert runner.warm_pid == before
+
+
+def test_what_a_trial_reports_arrives_in_order_and_whole(runner):
+    heard = []
+    assert runner.run(acting("talk"), on_progress=heard.append).status is Status.OK
+    steps = [facts["step"] for facts in heard if "step" in facts]
+    assert steps == sorted(steps)
+    assert steps[-1] == 199
+
+
+def test_the_end_of_the_log_is_kept(runner):
+    runner.run(acting("talk"))
+    assert runner.last_log.endswith("xxx\nthe last line\n")
+    assert len(runner.last_log) == 64 * 1024
+    runner.run(acting("good"))
+    assert runner.last_log == ""
+
+
+def test_a_trial_is_a_session_of_its_own_with_what_it_needs_only(runner):
+    notes = Notes()
+    runner.run(acting("environment"), on_progress=notes)
+    assert notes["session"] not in (os.getsid(0), os.getsid(runner.warm_pid))
+    assert notes["adjustment"] == "1000"
+    assert notes["environment"].get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+    assert len(notes["open"]) == 5  # standard streams, the line to its parent, /proc/self/fd
+
+
+def test_a_hanging_trial_dies_with_all_its_helpers(runner):
+    notes = Notes()
+    started = time.monotonic()
+    outcome = runner.run(acting("hang"), on_progress=notes)
+    assert (outcome.status, outcome.phase) == (Status.TIMEOUT, "forward")
+    assert time.monotonic() - started < TIMEOUT_S + 5
+    assert len(notes["pids"]) == 4
+    assert not any(map(alive, notes["pids"]))
+    assert processes.children_of(runner.warm_pid) == []
+
+
+def test_helpers_of_a_trial_that_ended_well_die_too(runner):
+    notes = Notes()
+    assert runner.run(acting("leave_family"), on_progress=notes).status is Status.OK
+    assert len(notes["pids"]) == 3
+    assert not any(map(alive, notes["pids"]))
+
+
+def test_a_trial_can_be_given_up_from_another_thread(runner):
+    notes = Notes()
+    heard = threading.Event()
+
+    def note(facts):
+        notes.update(facts)
+        heard.set()
+
+    def give_up():
+        heard.wait(10)
+        runner.interrupt()
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    outcome = runner.run(acting("hang"), on_progress=note)
+    thread.join()
+    assert outcome.status is Status.INTERRUPTED
+    assert not any(map(alive, notes["pids"]))
+    assert runner.run(acting("good")).status is Status.OK  # and it holds for one trial only
+
+
+def test_an_exception_here_ends_the_trial_and_goes_on(own_runner):
+    pids = []
+
+    def fail(facts):
+        pids.extend(facts.get("pids", []))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        own_runner.run(acting("hang"), on_progress=fail)
+    assert len(pids) == 4
+    assert not any(map(alive, pids))
+    assert own_runner.run(acting("good")).status is Status.OK
+
+
+def test_when_the_warm_process_is_killed_its_trial_dies_and_the_next_has_a_new_one(own_runner):
+    notes = Notes()
+    outcome = own_runner.run(acting("kill_parent"), on_progress=notes)
+    assert outcome.status is Status.INTERRUPTED
+    assert len(notes["pids"]) == 4
+    assert gone_within(5, notes["pids"])
+    assert own_runner.run(acting("good")).status is Status.OK
+
+
+def test_a_warm_process_that_died_between_trials_is_replaced(own_runner):
+    own_runner.run(acting("good"))
+    before = own_runner.warm_pid
+    os.kill(before, signal.SIGKILL)
+    assert gone_within(5, [before])
+    assert own_runner.run(acting("good")).status is Status.OK
+    assert own_runner.warm_pid != before
+
+
+def test_a_warm_process_that_falls_silent_is_replaced(own_runner, monkeypatch):
+    monkeypatch.setattr(isolated, "ANSWER_WITHIN_S", 0.5)
+    notes = Notes()
+    outcome = own_runner.run(acting("stop_parent"), on_progress=notes)
+    assert outcome.status is Status.TIMEOUT
+    assert gone_within(5, notes["pids"])
+    assert own_runner.run(acting("good")).status is Status.OK
+
+
+def test_closing_leaves_nothing_and_can_be_done_twice():
+    runner = new_runner()
+    runner.run(acting("good"))
+    warm = runner.warm_pid
+    runner.close()
+    assert not alive(warm)
+    assert runner.warm_pid is None
+    runner.close()
+
+
+def test_a_job_that_cannot_be_run_says_so_and_leaves_nothing():
+    with new_runner("impossible") as runner, pytest.raises(InputError) as caught:
+        runner.run(acting("good"))
+    assert caught.value.hint == "take another"
+    assert runner.warm_pid is None
+
+
+def test_a_warm_process_that_cannot_start_leaves_its_last_words():
+    with (
+        new_runner("dies") as runner,
+        pytest.raises(UnavailableError, match=r"(?s)code 9.*a library failed"),
+    ):
+        runner.run(acting("good"))
+
+
+def test_a_process_with_threads_is_not_forked():
+    with new_runner("threads") as runner, pytest.raises(UnavailableError, match="sleeper"):
+        runner.run(acting("good"))
+
+
+def test_what_the_machine_lacks_is_raised(runner):
+    configuration = acting("raise_it", kind="UnavailableError", text="no network")
+    with pytest.raises(UnavailableError, match="no network"):
+        runner.run(configuration)
+
+
+def test_a_busy_device_is_refused_before_anything_starts():
+    def busy(options, given_up_within):
+        raise UnavailableError("cuda:0 is in use by train.py (process 7)")
+
+    with new_runner(preflight=busy) as runner:
+        with pytest.raises(UnavailableError, match=r"train\.py"):
+            runner.run(acting("good"))
+        assert runner.warm_pid is None
+
+
+def test_waiting_for_a_device_can_be_given_up():
+    def waiting(options, given_up_within):
+        runner.interrupt()
+        return not given_up_within(60)
+
+    with new_runner(preflight=waiting) as runner:
+        assert runner.run(acting("good")).status is Status.INTERRUPTED
+
+
+SUPERVISOR = """
+import json, os, signal, sys
+from tuner.gpus import get_gpu
+from tuner.records import Configuration
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.isolated import IsolatedRunner
+
+deaf, act = sys.argv[1] == "deaf", sys.argv[2]
+if deaf:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def say(facts):
+    print(json.dumps({**facts, "warm": runner.warm_pid}), flush=True)
+options = MeasureOptions(device="cpu", timeout_s=1.5 if deaf else 60.0)
+runner = IsolatedRunner(
+    TrialJob("causal_lm", "plain", get_gpu("a6000")), options, body="runner_bodies:PLAIN"
+)
+try:
+    outcome = runner.run(Configuration({"act": act}), on_progress=say)
+    print(json.dumps({"status": outcome.status}), flush=True)
+finally:
+    print(json.dumps({"torch": "torch" in sys.modules}), flush=True)
+"""
+
+
+@pytest.fixture
+def supervise():
+    """Starts a program that runs one trial, in a session as a terminal would have it."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def first_pids(process):
+    for line in process.stdout:
+        facts = json.loads(line)
+        if "pids" in facts:
+            return [facts["warm"], *facts["pids"]]
+    raise AssertionError(process.stderr.read())
+
+
+def test_when_the_supervisor_is_killed_everything_it_started_ends(supervise):
+    process = supervise("plain", "hang")
+    pids = first_pids(process)
+    assert len(pids) == 5
+    process.kill()
+    assert gone_within(10, pids)
+
+
+def test_a_supervisor_that_just_exits_leaves_nothing(supervise):
+    process = supervise("plain", "leave_family")
+    pids = first_pids(process)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    assert gone_within(10, pids)
+    said = [json.loads(line) for line in output.splitlines()]
+    assert {"status": "ok"} in said
+    assert {"torch": False} in said
+
+
+def test_ctrl_c_reaches_the_supervisor_only(supervise):
+    """A terminal sends SIGINT to its whole foreground group."""
+    process = supervise("deaf", "hang")
+    pids = first_pids(process)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert all(map(alive, pids))
+    output, _ = process.communicate(timeout=20)
+    assert json.loads(output.splitlines()[-2]) == {"status": "timeout"}
+
+
+def test_ctrl_c_that_the_supervisor_hears_ends_the_trial(supervise):
+    process = supervise("plain", "hang")
+    pids = first_pids(process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors
+    assert gone_within(10, pids)
+
+
+def test_only_marked_processes_are_ended():
+    code = "import time; print(flush=True); time.sleep(60)"
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env={"TUNER_RUNNER": mark}, stdout=subprocess.PIPE
+        )
+        for mark in ("mine", "mine too", "other")
+    ]
+    try:
+        for other in others:
+            other.stdout.readline()
+        assert processes.marked("TUNER_RUNNER=mine") == [others[0].pid]
+        assert processes.end_marked("TUNER_RUNNER=mine", deadline_s=5) == ()
+        assert others[0].wait(5) == -signal.SIGKILL
+        assert others[1].poll() is others[2].poll() is None
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+
+
+def test_the_kernels_counter_is_read_where_there_is_one(tmp_path, monkeypatch):
+    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\n")
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    monkeypatch.setattr(processes, "_counters", lambda: iter([tmp_path / "memory.events"]))
+    assert processes.oom_kills() == 2
+    assert processes.oom_kills_since(1) == 1
+    assert processes.oom_kills_since(None) is None
+    paths = [tmp_path / "none", tmp_path / "memory.oom_control"]
+    monkeypatch.setattr(processes, "_counters", lambda: iter(paths))
+    assert processes.oom_kills() == 5
+    monkeypatch.setattr(processes, "_counters", lambda: iter([tmp_path / "none"]))
+    assert processes.oom_kills() is None
