@@ -31,7 +31,7 @@ def machine(tmp_path, monkeypatch):
 class TestProcessor:
     def test_has_this_machines_name_and_memory_and_no_invented_rates(self):
         gpu = find_gpu("CPU")
-        assert (gpu.id, gpu.name, gpu.memory_bytes) == ("cpu", "CPU Testium 9", 8 * GIB)
+        assert (gpu.id, gpu.name, gpu.memory_bytes) == ("cpu", "Testium 9", 8 * GIB)
         assert gpu.flops == {}
         assert math.isnan(gpu.bandwidth_bytes_per_s)
         assert gpu.price_usd_per_hour is None
@@ -58,7 +58,7 @@ class TestProcessor:
             assert gpu.flops["bf16"] == 2e11
             assert profile == profile_of(cpu_label())
         assert asked == ["cpu"]
-        assert "measuring CPU Testium 9, once" in capsys.readouterr().err
+        assert "measuring Testium 9, once" in capsys.readouterr().err
 
     def test_takes_memory_and_price_of_the_user(self):
         gpu = find_gpu("cpu", memory_bytes=4 * GIB, price_usd_per_hour=0.1)
@@ -137,8 +137,8 @@ class TestDecide:
         gpu = get_gpu("a6000")
         found = decide(Mode.MEASURE, gpu, memory_limit=limit)
         assert isinstance(found, Measuring)
-        own = gpu.memory_bytes - gpu.context_bytes
-        assert found.memory_limit_bytes == (own if limit == LIMIT_OF_TYPE else limit)
+        expected = gpu.memory_bytes if limit == LIMIT_OF_TYPE else limit
+        assert found.memory_limit_bytes == expected
         assert (found.stands_in, found.bench.device) == (True, "NVIDIA H200")
         text = found.text(gpu)
         assert "memory as on NVIDIA RTX A6000, speed as on NVIDIA H200" in text
@@ -163,7 +163,7 @@ class TestDecide:
         gpu = get_gpu("a6000", memory_bytes=24 * GIB)
         found = decide(Mode.AUTO, gpu)
         assert isinstance(found, Measuring)
-        assert found.memory_limit_bytes == 24 * GIB - gpu.context_bytes
+        assert found.memory_limit_bytes == 24 * GIB
         assert not found.stands_in
 
     def test_processor_is_there_and_runs_one_trial_at_a_time(self):

@@ -82,7 +82,7 @@ PREDICTION = Prediction(
 
 
 def measured_outcome(factor: float = 1.25) -> Outcome:
-    measurement = measurement_of(PREDICTION, device="CPU Testium 9", factor=factor)
+    measurement = measurement_of(PREDICTION, device="Testium 9", factor=factor)
     return Outcome(Status.OK, measurement=measurement, duration_s=3.0)
 
 
@@ -93,7 +93,7 @@ def test_runs_on_the_processor_and_prints_both_numbers(machine, capsys):
     assert (machine.options, machine.closed) == (options, 1)
     assert machine.configuration["micro_batch"] == 2
     text = capsys.readouterr().out
-    assert "measured on CPU Testium 9" in text
+    assert "measured on Testium 9" in text
     rows = {line[:16].strip(): line[16:].split() for line in text.splitlines()}
     assert rows["device memory"] == ["100.0", "MiB", "125.0", "MiB", "0.800"]
     assert rows["optimizer step"][-1] == "0.800"
@@ -106,7 +106,7 @@ def test_json_has_both_and_nothing_of_a_search(machine, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert (answer["source"], answer["device"], answer["fits"]) == (
         "measured",
-        "CPU Testium 9",
+        "Testium 9",
         True,
     )
     assert answer["predicted"]["memory"]["device_bytes"] == 100 * MIB
@@ -147,7 +147,7 @@ def test_larger_gpu_stands_in_with_the_memory_of_the_smaller(machine, monkeypatc
     assert run([*TRIAL, "--device", "cuda:0", "--gpu", "a6000"]) == 0
     gpu = get_gpu("a6000")
     assert machine.job.gpu == gpu
-    assert machine.options.memory_limit_bytes == gpu.memory_bytes - gpu.context_bytes
+    assert machine.options.memory_limit_bytes == gpu.memory_bytes
     assert "speed as on NVIDIA H200" in " ".join(capsys.readouterr().out.split())
     assert run([*TRIAL, "--gpu", "a6000", "--memory-limit", "24GiB", "--json"]) == 0
     assert machine.options.memory_limit_bytes == 24 * GIB

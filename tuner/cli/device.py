@@ -74,10 +74,9 @@ def this_cpu() -> Gpu:
     """
     from tuner import host
 
-    name = cpu_label()
     gpu = _gpu_of(
         CPU,
-        name,
+        host.cpu_name(),
         host.usable_memory_bytes(),
         sources={
             "device": "/proc/cpuinfo",
@@ -85,11 +84,11 @@ def this_cpu() -> Gpu:
         },
     )
     gpu = replace(gpu, unsupported={"tf32": _NO_TF32}, sm_count=host.usable_cpus())
-    return _with_rates(gpu, _profile_named(name))
+    return _with_rates(gpu, _profile_named(cpu_label()))
 
 
 def cpu_label() -> str:
-    """The processor's name as device profiles and measurements have it."""
+    """The processor's name as its device profile has it."""
     from tuner import host
 
     return f"CPU {host.cpu_name()}"
@@ -105,14 +104,15 @@ def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfil
 
     if not is_cpu(gpu):
         return gpu, find_profile(gpu) or _profile_named(gpu.name)
-    profile = _profile_named(gpu.name)
+    label = cpu_label()
+    profile = _profile_named(label)
     if profile is None:
         from tuner.estimate.measure_device import measure_device
 
         if not quiet:
             click.echo(f"measuring {gpu.name}, once: it has no device profile", err=err)
         profile = measure_device(CPU, budget_s=CPU_BUDGET_S)
-        path = profile_path(gpu.name)
+        path = profile_path(label)
         try:
             profile.save(path)
         except OSError as error:

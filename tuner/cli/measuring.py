@@ -213,7 +213,7 @@ def _measuring(
 
 def limit_of(gpu: Gpu, asked: int | None, device_bytes: int) -> int | None:
     """The limit in bytes; None for none. `device_bytes` is what the device itself has."""
-    own = gpu.memory_bytes - gpu.context_bytes
+    own = gpu.memory_bytes
     if asked is None:
         # The memory that the user says the GPU has, or that a smaller type has.
         return own if gpu.memory_bytes < device_bytes * SMALLER else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tuner.gpus import Gpu
 
 LIMIT_OF_TYPE = -1
-"""Value of `--memory-limit auto`: what the type asked for has beside its context."""
+"""Value of `--memory-limit auto`: as much as the type asked for has."""
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -154,8 +154,14 @@ def gpu_options(function: _Decorated) -> _Decorated:
 
 
 def measure_options(function: _Decorated) -> _Decorated:
-    """How real trials run: `--budget`, `--timeout`, `--weights`."""
+    """How real trials run: `--budget`, `--timeout`, `--weights`, `--wait`."""
     for option in (
+        click.option(
+            "--wait",
+            type=DurationType(),
+            metavar="TIME",
+            help="How long a device that others use is waited for.  [default: 3s]",
+        ),
         click.option(
             "--weights",
             metavar="WHICH",

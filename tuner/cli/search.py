@@ -34,7 +34,7 @@ def _search_options(function: _Decorated) -> _Decorated:
         click.option(
             "--memory-limit", type=MemoryLimitType(), metavar="SIZE",
             help="Memory that a real trial may use, such as 24GiB: a larger GPU of this machine "
-            "stands in for the one asked for. auto: what that one has beside its context.",
+            "stands in for the one asked for. auto: as much as that one has.",
         ),
         click.option(
             "--mode", type=click.Choice([str(mode) for mode in Mode]), default="auto",
@@ -45,7 +45,8 @@ def _search_options(function: _Decorated) -> _Decorated:
         click.option("--quiet", is_flag=True, help="Print the result only."),
         click.option("--fresh", is_flag=True, help="Run known trials again; keeps the old file."),
         click.option(
-            "--workers", type=click.IntRange(1), metavar="N", help="Trials at once. [default: CPUs]"
+            "--workers", type=click.IntRange(1), metavar="N",
+            help="Trials at once. [default: GPUs, or CPUs]",
         ),
         click.option(
             "--searcher", type=click.Choice(SEARCHERS), default="tpe", show_default=True,

@@ -40,6 +40,7 @@ class SearchOptions:
     budget: float | None = None
     timeout: float | None = None
     weights: str | None = None
+    wait: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,12 @@ def measure_options(trials_on: Measuring, options: SearchOptions) -> MeasureOpti
     budget = options.budget
     if budget is None and trials_on.device == CPU:
         budget = PROCESSOR_BUDGET_S
-    return trials_on.options(budget_s=budget, timeout_s=options.timeout, weights=options.weights)
+    return trials_on.options(
+        budget_s=budget,
+        timeout_s=options.timeout,
+        weights=options.weights,
+        wait_for_device_s=options.wait,
+    )
 
 
 SHORTLIST_SHARE = 0.75

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     "--memory-limit",
     type=MemoryLimitType(),
     metavar="SIZE",
-    help="Memory that the trial may use, such as 24GiB; auto: what --gpu has beside its context.",
+    help="Memory that the trial may use, such as 24GiB; auto: as much as --gpu has.",
 )
 @measure_options
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")

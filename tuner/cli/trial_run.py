@@ -46,6 +46,7 @@ class Question:
     budget: float | None
     timeout: float | None
     weights: str | None
+    wait: float | None
 
     def device_type(self) -> tuple[Gpu, Measuring]:
         """The GPU type that is asked about, and the device that the trial runs on.
@@ -128,7 +129,10 @@ def run_trial(
     assert space.model is not None  # one_configuration sees to it
     job = TrialJob(space.workload, space.model, gpu, margin_fraction, profile)
     options = trials_on.options(
-        budget_s=question.budget, timeout_s=question.timeout, weights=question.weights
+        budget_s=question.budget,
+        timeout_s=question.timeout,
+        weights=question.weights,
+        wait_for_device_s=question.wait,
     )
     outcome = _run(job, options, configuration)
     fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
