@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.accuracy.attention import register  # noqa: E402
+from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload  # noqa: E402
 from benchmarks.accuracy.harnesses import Case, express  # noqa: E402
 from benchmarks.accuracy.rows import read_rows  # noqa: E402
 from tuner.estimate.allocator import replay  # noqa: E402
@@ -22,7 +23,12 @@ BATCH, LENGTH = 4, 512
 TURING, AMPERE = (7, 5), (8, 0)
 
 
-def _trace(capability: tuple[int, int], layers: int = 2, **settings: Any) -> Trace:
+def _trace(
+    capability: tuple[int, int],
+    layers: int = 2,
+    wrap: Any = lambda workload: workload,
+    **settings: Any,
+) -> Trace:
     config = resolve_config("smollm2-135m")
     config.num_hidden_layers = layers
     configuration = Configuration(
@@ -38,7 +44,8 @@ def _trace(capability: tuple[int, int], layers: int = 2, **settings: Any) -> Tra
             **settings,
         }
     )
-    return trace(get_workload("causal_lm"), config, configuration, compute_capability=capability)
+    workload = wrap(get_workload("causal_lm"))
+    return trace(workload, config, configuration, compute_capability=capability)
 
 
 def _memory(capability: tuple[int, int], **settings: Any) -> Memory:
@@ -59,6 +66,20 @@ def test_the_loss_of_older_transformers_copies_the_shifted_logits() -> None:
     now = _memory(AMPERE).phase_peak_bytes["forward"]
     older = _memory(AMPERE, loss="transformers_4_46").phase_peak_bytes["forward"]
     assert older - now == pytest.approx(_logits_bytes(4), rel=0.01)
+
+
+def test_a_loss_in_chunks_has_no_logits_of_the_whole_batch() -> None:
+    whole = _trace(AMPERE).timeline
+    chunked = _trace(AMPERE, wrap=ChunkedLossWorkload).timeline
+    # 49152 entries over a width of 576 make 86 parts of 24 tokens, rounded up to 32.
+    shapes = {work.shape for work in chunked.works}
+    assert (1, 32, 49152, 576) in shapes
+    largest = [max(max(w.tensor_bytes, default=0) for w in t.works) for t in (whole, chunked)]
+    assert largest[0] >= _logits_bytes(4)
+    assert largest[1] < _logits_bytes(2)
+    # The same products, and one token of each sequence less: the last has nothing to predict.
+    flops = [sum(t.works[op.work].flops for op in t.ops) for t in (whole, chunked)]
+    assert flops[1] == pytest.approx(flops[0], rel=0.01)
 
 
 def test_softmax_backward_has_a_buffer_of_the_size_of_the_scores() -> None:

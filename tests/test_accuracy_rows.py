@@ -59,6 +59,7 @@ def test_row_values(rows: list[Row]) -> None:
         (106, {"kbit_preparation": "trl", "mixed_precision": "bf16"}),
         (112, {"kbit_preparation": "none"}),
         (124, {"loss": "transformers_4_45", "fused_loss": True}),
+        (128, {"loss": "transformers", "fused_loss": False}),
         (387, {"loss": "unwidened", "training_loop": "trainer", "compute_dtype": "fp32"}),
     ],
 )

@@ -44,6 +44,8 @@ class Case:
     """Whether the run ended without a value, which its source puts down to memory."""
     keeps_cache: bool = False
     """Whether the model's version kept its key-value cache in training; see caching.py."""
+    chunked_loss: bool = False
+    """Whether head and loss are computed together, a chunk at a time; see chunked_loss.py."""
 
 
 def express(row: Row) -> Case | str:
@@ -136,7 +138,7 @@ def _fms(row: Row) -> Case | str:
     """fms-acceleration, scripts/benchmarks (scenarios*.yaml, defaults.yaml) over trl's SFTTrainer.
 
     Its bnb plugin skips k-bit preparation; `foak` and `liger` replace kernels, of which the
-    cross entropy is expressed and rotary embeddings, norms and LoRA products are not.
+    cross entropies are expressed and rotary embeddings, norms and LoRA products are not.
     """
     if "granite" in row.model or "moe" in row.model:
         return "the mixture-of-experts models of these rows are not public or not in the catalogue"
@@ -148,7 +150,7 @@ def _fms(row: Row) -> Case | str:
     widened = "transformers_4_45" if is_old else "transformers_4_46"
     has_autocast = "AMP" in row.precision or row.method == "qlora"
     steps_per_s = row.note("steps_per_s")
-    fused = "foak" in plugin
+    fused, chunked = "foak" in plugin, "liger" in plugin
     ran_out = row.peak_gib is None
     return Case(
         row,
@@ -164,8 +166,8 @@ def _fms(row: Row) -> Case | str:
             mixed_precision="bf16" if has_autocast else "no",
             attention="flash_attention_2",
             lora_dropout=0.1,
-            loss="unwidened" if is_bigcode else widened,
-            fused_loss=fused,
+            loss="unwidened" if is_bigcode else "transformers" if chunked else widened,
+            fused_loss=fused and not chunked,
             kbit_preparation="none" if plugin.startswith("accelerated") else "trl",
         ),
         measured=Measured(
@@ -175,6 +177,7 @@ def _fms(row: Row) -> Case | str:
         ),
         ran_out=ran_out,
         keeps_cache=is_bigcode,
+        chunked_loss=chunked,
     )
 
 

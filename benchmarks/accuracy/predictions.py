@@ -38,11 +38,12 @@ class _Task:
     gpu: str
     with_optimizer: bool
     keeps_cache: bool
+    chunked_loss: bool
 
 
 def predict_all(cases: Sequence[Case], *, processes: int = 2) -> Iterator[tuple[int, Predicted]]:
     """(index of the case, prediction), in the order of the cases."""
-    tasks = [_Task(c.model, c.configuration, c.gpu, c.with_optimizer, c.keeps_cache) for c in cases]
+    tasks = [_task(case) for case in cases]
     distinct = list(dict.fromkeys(tasks))
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         results = dict(zip(distinct, pool.map(_predict, distinct, chunksize=1), strict=True))
@@ -50,10 +51,22 @@ def predict_all(cases: Sequence[Case], *, processes: int = 2) -> Iterator[tuple[
         yield index, results[task]
 
 
+def _task(case: Case) -> _Task:
+    return _Task(
+        model=case.model,
+        configuration=case.configuration,
+        gpu=case.gpu,
+        with_optimizer=case.with_optimizer,
+        keeps_cache=case.keeps_cache,
+        chunked_loss=case.chunked_loss,
+    )
+
+
 def _predict(task: _Task) -> Predicted:
     # torch and transformers are loaded in the worker processes only.
     from benchmarks.accuracy.attention import register
     from benchmarks.accuracy.caching import CachingWorkload
+    from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload
     from tuner.estimate.allocator import replay
     from tuner.estimate.memory import peak_memory
     from tuner.estimate.predict import resolve_subject
@@ -62,8 +75,13 @@ def _predict(task: _Task) -> Predicted:
     register()
     gpu = get_gpu(task.gpu, extra=GPUS)
     subject = resolve_subject("causal_lm", task.model)
+    workload: Any = subject.workload
+    if task.keeps_cache:
+        workload = CachingWorkload(workload)
+    if task.chunked_loss:
+        workload = ChunkedLossWorkload(workload)
     traced = trace(
-        CachingWorkload(subject.workload) if task.keeps_cache else subject.workload,
+        workload,
         subject.model_config,
         task.configuration,
         compute_capability=gpu.compute_capability,
