@@ -33,8 +33,11 @@ class Guided(Measured):
 
     def ask(self) -> Asked | None:
         """The sampler's next configuration."""
-        self._trial = self._study.ask(dict(self.sampler.pool.distributions))
-        return Asked(self._index[tuple(sorted(self._trial.params.items()))])
+        trial = self._study.ask(dict(self.sampler.pool.distributions))
+        if self.sampler.exhausted:
+            return None
+        self._trial = trial
+        return Asked(self._index[tuple(sorted(trial.params.items()))])
 
     def tell(self, asked: Asked, trial: Trial) -> None:
         """Tell the study."""

@@ -51,7 +51,7 @@ class Replay:
     """What the recommended configuration lacks of the best feasible throughput, as a share; 1
     while there is none, or when it does not fit after all."""
     decision_s: list[float] = field(default_factory=list)
-    """Seconds that the searcher took for each proposal and what it was told before."""
+    """Seconds that the searcher took for each proposal, learning from it, and recommending."""
 
     def trials_to(self, share: float) -> float:
         """Trials until `share` of the hypervolume was covered; infinite when it never was."""
@@ -81,13 +81,13 @@ def replay(world: World, searcher: Searcher, *, trials: int, seed: int) -> Repla
         trial = world.run(asked.index, rng, asked.steps)
         started = time.perf_counter()
         searcher.tell(asked, trial)
+        chosen = searcher.recommend()
         result.decision_s.append(asked_s + time.perf_counter() - started)
         spent += trial.seconds
         result.wasted_s += trial.seconds if trial.oom else 0.0
         if world.feasible[asked.index]:
             fitting.append(asked.index)
         covered = hypervolume(world.samples_per_s[fitting], world.device_bytes[fitting], limit)
-        chosen = searcher.recommend()
         works = chosen is not None and world.device_bytes[chosen] <= limit
         result.oom.append(trial.oom)
         result.seconds.append(spent)

@@ -124,8 +124,8 @@ def _levels(error: float) -> Maker:
     """Speed is wrong by `error` and memory by a third of it (root mean square over the table)."""
 
     def make(table: Table, rng: np.random.Generator) -> tuple[Floats, Floats, Mapping[str, float]]:
-        speed = _mixture(table, rng, shared=0.35, levels=0.4, curve=0.15, pairs=0.07, own=0.03)
-        memory = _mixture(table, rng, shared=0.4, levels=0.3, curve=0.2, pairs=0.07, own=0.03)
+        speed = _mixture(table, rng, shared=0.35, levels=0.4, curve=0.15, pairs=0.09, own=0.01)
+        memory = _mixture(table, rng, shared=0.4, levels=0.3, curve=0.2, pairs=0.09, own=0.01)
         size = np.log1p(error)
         return size * speed, size / 3 * memory + _fragmentation(table, rng, 0.01), {}
 
@@ -206,16 +206,11 @@ def _mixture(  # noqa: PLR0913 - the parts of a sum
     number = len(table.configurations)
     words = [knob for knob in table.knobs if not _is_number(table, knob)]
     trends = [knob for knob in table.knobs if _is_number(table, knob)]
+    none = np.zeros(number)
     parts = [
-        (levels, sum((_by_level(table, rng, [knob]) for knob in words), np.zeros(number))),
-        (curve, sum((_trend(table, rng, knob) for knob in trends), np.zeros(number))),
-        (
-            pairs,
-            sum(
-                (_by_level(table, rng, pair) for pair in itertools.combinations(table.knobs, 2)),
-                np.zeros(number),
-            ),
-        ),
+        (levels, sum((_by_level(table, rng, [knob]) for knob in words), none)),
+        (curve, sum((_trend(table, rng, knob) for knob in trends), none)),
+        (pairs, sum((_pair(table, rng, p) for p in itertools.combinations(table.knobs, 2)), none)),
         (own, rng.normal(size=number)),
     ]
     total = np.full(number, np.sqrt(shared) * rng.choice([-1.0, 1.0]))
@@ -231,6 +226,14 @@ def _by_level(table: Table, rng: np.random.Generator, knobs: object) -> Floats:
     keys = list(zip(*(table.column(knob) for knob in knobs), strict=True))  # type: ignore[attr-defined]
     drawn = {key: rng.normal() for key in sorted(set(keys), key=str)}
     return np.array([drawn[key] for key in keys])
+
+
+def _pair(table: Table, rng: np.random.Generator, pair: tuple[str, str]) -> Floats:
+    """What two knobs do together: smooth in those that have an order, as kernels are."""
+    words = [knob for knob in pair if not _is_number(table, knob)]
+    trends = [_trend(table, rng, knob) for knob in pair if _is_number(table, knob)]
+    level = _by_level(table, rng, words) if words else np.ones(len(table.configurations))
+    return level * np.prod(trends, axis=0) if trends else level
 
 
 def _trend(table: Table, rng: np.random.Generator, knob: str) -> Floats:

@@ -28,15 +28,27 @@ from optuna.trial import FrozenTrial, TrialState
 from tuner.records import Prediction
 from tuner.tune.candidates import Candidates, Parameter
 from tuner.tune.guided_gain import Front, LogNormal
-from tuner.tune.guided_model import Belief, Floats, Prior, ResidualModel, features
+from tuner.tune.guided_model import DEGREES, Belief, Floats, Prior, ResidualModel, features
 
 SPEED_PRIOR = Prior(shared=0.15, spread=0.14, noise=0.02)
-MEMORY_PRIOR = Prior(shared=0.01, spread=0.07, noise=0.01)
+MEMORY_PRIOR = Prior(shared=0.01, spread=0.07, noise=0.02)
 
 MEMORY_CONSTRAINT = "device_bytes_over_limit"
 
-OOM_PROBABILITY = 0.04
-"""Candidates that run out of memory more probably than this are not proposed."""
+OOM_SHARE = 0.02
+"""Share of trials that may run out of memory, in expectation."""
+
+HIGHEST_RISK, LOWEST_RISK = 0.30, 0.005
+"""Between these lies the probability of running out of memory that a proposal may have,
+whatever `OOM_SHARE` leaves for it."""
+
+TRUSTED_TRIALS, LARGEST_SURPRISE = 4.0, 4.0
+"""Trials that must contradict the regression's own error before it counts for nothing, and the
+most standard deviations that one of them counts as."""
+
+LACK_OF_FIT = 0.015
+"""Log throughput by which configurations differ from what their knobs let expect, in kernels
+that suit one shape better than the next. The rest of the regression's noise is scatter."""
 
 THROUGHPUT_WEIGHT = 1.0
 """Worth of a share of the best throughput, against the same share of the hypervolume."""
@@ -85,10 +97,10 @@ class GuidedSampler(BaseSampler):
         seed: int | None = None,
         speed_prior: Prior = SPEED_PRIOR,
         memory_prior: Prior = MEMORY_PRIOR,
-        oom_probability: float = OOM_PROBABILITY,
+        oom_share: float = OOM_SHARE,
     ) -> None:
         self.pool = pool
-        self._oom_probability = oom_probability
+        self._oom_share = oom_share
         self._independent = RandomSampler(seed=seed)
         columns = {name: pool.column(name) for name in pool.distributions}
         self._names = tuple(columns)
@@ -98,13 +110,20 @@ class GuidedSampler(BaseSampler):
             features(columns, pool.coordinates, pool.work_shares, speed_prior), speed_prior
         )
         self._memory_model = ResidualModel(
-            features(columns, pool.coordinates, {"moving": moving}, memory_prior), memory_prior
+            features(columns, pool.coordinates, {"moving": moving}, memory_prior),
+            memory_prior,
+            # Weights are where they are said to be; what the allocator makes of the rest scatters.
+            scale=0.2 + 1.6 * moving,
         )
         self._known: dict[int, tuple[float, float]] = {}
         self._oom: set[int] = set()
         self._told: set[int] = set()
         self._taken: set[int] = set()
         self._pending: dict[int, int] = {}
+        self._promised: dict[int, tuple[float, float]] = {}
+        self._surprises: list[float] = []
+        self._spent = 0.0
+        self.exhausted = False
         self._fitted = -1
         self._speed = self._speed_model.prior_belief()
         self._memory = self._memory_model.prior_belief()
@@ -120,10 +139,15 @@ class GuidedSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the best candidate; empty when every candidate was taken."""
+        """The parameters of the best candidate.
+
+        When nothing is left that is worth the risk, the study is stopped; what is asked for all
+        the same is drawn at random.
+        """
         self.learn(study.get_trials(deepcopy=False), but=trial.number)
         index = self.best_candidate()
         if index is None:
+            self.exhausted = True
             return {}
         self._pending[trial.number] = index
         return dict(self.pool.parameters[index])
@@ -166,6 +190,12 @@ class GuidedSampler(BaseSampler):
         if trial.state is not TrialState.COMPLETE:
             return
         speed, size = trial.values
+        if index in self._promised and size > 0:
+            mean, sd = self._promised.pop(index)
+            ran_out = size > self.pool.limit_bytes
+            least = np.log(self.pool.limit_bytes if ran_out else size)
+            # How far it was beyond the limit is not known; what counts is that it was.
+            self._surprises.append(float(least - mean) / sd + (1.0 if ran_out else 0.0))
         if size > self.pool.limit_bytes:
             self._oom.add(index)
         elif speed > 0 and size > 0 and not _failed(trial):
@@ -198,24 +228,44 @@ class GuidedSampler(BaseSampler):
     # -- deciding ---------------------------------------------------------------------------
 
     def best_candidate(self) -> int | None:
-        """The place in the pool of what to run next; None when everything was taken."""
+        """The place in the pool of what to run next; None when nothing is left that may fit."""
         open_ = np.ones(len(self.pool.parameters), dtype=bool)
         open_[[*self._taken, *self._pending.values()]] = False
         places = np.flatnonzero(open_)
         if not places.size:
             return None
         risk = self.oom_probability()[places]
-        safe = risk <= self._oom_probability
+        safe = risk <= self.allowed_risk()
         if not safe.any():
-            return int(places[np.argmin(risk)])
-        places = places[safe]
-        worth = self.expected_gain(places) / self._expected_seconds(places)
-        return int(places[np.argmax(worth)])
+            # Something has to be the first; afterwards there is no need for a gamble.
+            return None if self._known else int(places[np.argmin(risk)])
+        places, risk = places[safe], risk[safe]
+        pool = self.pool
+        seconds = (1 - risk) * pool.trial_s[places] + risk * pool.oom_s[places]
+        best = int(np.argmax(self.expected_gain(places) / seconds))
+        self._spent += float(risk[best])
+        _, size = self._quantities(places[best : best + 1])
+        self._promised[int(places[best])] = float(size.mean[0]), float(size.sd[0]) / self._caution()
+        return int(places[best])
+
+    def allowed_risk(self) -> float:
+        """The probability of running out of memory that the next proposal may have.
+
+        Most proposals have none worth mentioning, which saves up for the few close to the limit.
+        """
+        trials = len(self._taken) + len(self._pending) + 1
+        left = self._oom_share * trials - max(self._spent, float(len(self._oom)))
+        return min(max(left, LOWEST_RISK), HIGHEST_RISK)
 
     def oom_probability(self) -> Floats:
         """The probability that each candidate runs out of memory."""
+        from scipy.special import stdtr
+
         _, size = self._quantities(slice(None))
-        return 1.0 - size.probability_below(self.pool.limit_bytes)
+        # Student's t: how far trials scatter is known no better than from this many of them.
+        degrees = DEGREES + len(self._known)
+        short = stdtr(degrees, (size.mean - np.log(self.pool.limit_bytes)) / size.sd)
+        return np.asarray(short, dtype=float)
 
     def expected_gain(self, places: NDArray[np.intp]) -> Floats:
         """Expected gain of the candidates at `places`: shares of hypervolume and of throughput.
@@ -234,31 +284,52 @@ class GuidedSampler(BaseSampler):
         """What was measured to fit, and what is expected of the trials that run."""
         running = np.array(sorted(set(self._pending.values())), dtype=np.intp)
         speed, size = self._quantities(running)
-        known = np.array([self._known[i] for i in sorted(self._known)]).reshape(-1, 2)
+        _, known_speed, known_size = self._estimates()
         return Front.of(
-            np.concatenate([known[:, 0], speed.expected]),
-            np.concatenate([known[:, 1], size.expected]),
+            np.concatenate([known_speed, speed.expected]),
+            np.concatenate([known_size, size.expected]),
             usable_bytes=self.pool.usable_bytes,
             reference_bytes=self.pool.limit_bytes,
         )
 
     def recommend(self) -> int | None:
         """The place of the fastest candidate that was measured to fit; None without one."""
-        fitting = [i for i, (_, size) in self._known.items() if size <= self.pool.usable_bytes]
-        return max(fitting, key=lambda i: self._known[i][0], default=None)
+        seen, speed, size = self._estimates()
+        speed = np.where(size <= self.pool.usable_bytes, speed, 0.0)
+        return int(seen[np.argmax(speed)]) if speed.any() else None
+
+    def _estimates(self) -> tuple[NDArray[np.intp], Floats, Floats]:
+        """Places that were measured, their throughput less the scatter of trials, their memory.
+
+        A measured value and what the regression makes of all trials are weighed by how far
+        trials scatter and how far configurations differ from the regression.
+        """
+        seen = np.array(sorted(self._known), dtype=np.intp)
+        known = np.array([self._known[i] for i in seen]).reshape(-1, 2)
+        belief, _ = self.beliefs()
+        scatter = max(belief.noise**2 - LACK_OF_FIT**2, 0.25 * LACK_OF_FIT**2)
+        weight = scatter / (scatter + LACK_OF_FIT**2)
+        fitted = np.log(self.pool.samples_per_s[seen]) + belief.mean[seen]
+        speed = np.exp((1 - weight) * np.log(known[:, 0]) + weight * fitted)
+        return seen, speed, known[:, 1]
 
     def _quantities(self, places: Any) -> tuple[LogNormal, LogNormal]:
         speed, memory = self.beliefs()
         pool = self.pool
+        size_sd = memory.sd[places] * self._caution()
         return (
             LogNormal(np.log(pool.samples_per_s[places]) + speed.mean[places], speed.sd[places]),
-            LogNormal(np.log(pool.device_bytes[places]) + memory.mean[places], memory.sd[places]),
+            LogNormal(np.log(pool.device_bytes[places]) + memory.mean[places], size_sd),
         )
 
-    def _expected_seconds(self, places: NDArray[np.intp]) -> Floats:
-        risk = self.oom_probability()[places]
-        pool = self.pool
-        return (1 - risk) * pool.trial_s[places] + risk * pool.oom_s[places]
+    def _caution(self) -> float:
+        """How much wider memory scatters than the regression thinks, by what it said in advance.
+
+        A regression with more features than trials takes scatter for effects of knobs at first.
+        """
+        squares = np.minimum(np.square(self._surprises), LARGEST_SURPRISE**2)
+        mean = (TRUSTED_TRIALS + squares.sum()) / (TRUSTED_TRIALS + len(squares))
+        return max(1.0, float(np.sqrt(mean)))
 
     def _key(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(parameters.get(name) for name in self._names)

@@ -103,12 +103,15 @@ class Belief:
 class ResidualModel:
     """Learns log(measured / predicted) from trials, for all candidates at once."""
 
-    def __init__(self, design: Floats, prior: Prior) -> None:
+    def __init__(self, design: Floats, prior: Prior, scale: Floats | None = None) -> None:
+        """`scale` is how much a candidate's noise is of the usual; 1 where it is not given."""
         self._design, self._prior = design, prior
+        self._scale = np.ones(len(design)) if scale is None else scale
 
     def prior_belief(self) -> Belief:
         """What is expected before anything is measured."""
-        variance = np.sum(self._design**2, axis=1) + self._prior.noise**2
+        noise = self._prior.noise * self._scale
+        variance = np.sum(self._design**2, axis=1) + noise**2
         return Belief(np.zeros(len(self._design)), np.sqrt(variance), self._prior.noise)
 
     def believe(
@@ -123,7 +126,7 @@ class ResidualModel:
         weights = np.ones(len(seen))
         if len(seen):
             belief, _ = self._fit(seen, values, weights)
-            residuals = (values - belief.mean[seen]) / belief.noise
+            residuals = (values - belief.mean[seen]) / (belief.noise * self._scale[seen])
             weights = (DEGREES + 1) / (DEGREES + residuals**2)
             if weights.min() < 0.5:  # an outlier
                 belief, _ = self._fit(seen, values, weights)
@@ -155,7 +158,7 @@ class ResidualModel:
         sites = variance * np.maximum(1.0 / np.clip(shrink, 1e-6, 1 - 1e-6) - 1.0, 1e-6)
         targets = mean + np.sqrt(variance) * hazard / np.clip(shrink, 1e-6, None)
         seen, values, weights = data
-        site_weights = np.minimum(belief.noise**2 / sites, 1.0)
+        site_weights = np.minimum((belief.noise * self._scale[above]) ** 2 / sites, 1.0)
         return self._fit(
             np.concatenate([seen, above]),
             np.concatenate([values, targets]),
@@ -164,6 +167,7 @@ class ResidualModel:
 
     def _fit(self, places: NDArray[np.intp], values: Floats, weights: Floats) -> tuple[Belief, Any]:
         from sklearn.linear_model import BayesianRidge  # a second to import
+        from threadpoolctl import threadpool_limits
 
         noise_variance = self._prior.noise**2
         model = BayesianRidge(
@@ -176,8 +180,12 @@ class ResidualModel:
             lambda_init=1.0,
             fit_intercept=False,
         )
-        model.fit(self._design[places], values, sample_weight=weights)
-        mean, sd = model.predict(self._design, return_std=True)
+        # Matrices this small are slower with several threads, the more so beside other programs.
+        with threadpool_limits(1, "blas"):
+            weights = weights / self._scale[places] ** 2
+            model.fit(self._design[places], values, sample_weight=weights)
+            mean, sd = model.predict(self._design, return_std=True)
+            sd = np.sqrt(sd**2 + (self._scale**2 - 1.0) / model.alpha_)
         return Belief(mean, sd, float(model.alpha_**-0.5)), model
 
 
