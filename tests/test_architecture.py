@@ -24,7 +24,7 @@ LAYERS = (
     {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
     {"estimate"},
-    {"runner", "results"},
+    {"runner", "results", "apply"},
     {"tune"},
     {"cli", "__main__"},
 )

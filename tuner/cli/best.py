@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import click
@@ -13,7 +12,6 @@ from tuner.cli.options import (
     gpu_options,
     json_option,
     model_option,
-    parse_margin,
     results_option,
     space_option,
     where_option,
@@ -56,36 +54,15 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     Exit code 1 when nothing that was tried fits.
     """
-    from tuner.cli.answers import nothing_fits_error, print_recommendation
+    from tuner.cli.answers import print_recommendation
+    from tuner.cli.chosen import recommended
     from tuner.cli.render import print_json
-    from tuner.cli.target import check_conditions, load_target, require_records, with_margin
-    from tuner.results.best import recommend
-    from tuner.results.journal import latest
+    from tuner.cli.target import load_target
 
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
-    conditions = check_conditions(target, where)
-    share = parse_margin(headroom, target.gpu, what="headroom")
-    records = latest(require_records(target))
-    if share is not None:
-        margin = round(target.gpu.memory_bytes * share)
-        records = tuple(with_margin(record, margin) for record in records)
-    allowed = target.gpu
-    if max_memory is not None:
-        allowed = dataclasses.replace(
-            allowed, memory_bytes=min(max_memory, target.gpu.memory_bytes)
-        )
-    best = recommend(
-        records,
-        target.facts,
-        allowed,
-        where=lambda configuration: target.space.matches(configuration, where),
-        conditions=conditions,
-    )
-    if best is None:
-        met = [r for r in records if target.space.matches(r.configuration, where)]
-        raise nothing_fits_error(dataclasses.replace(target, gpu=allowed), met, conditions)
+    best = recommended(target, where, headroom=headroom, max_memory=max_memory)
     if as_json:
         print_json(best.to_dict())
         return

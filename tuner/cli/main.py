@@ -22,6 +22,7 @@ COMMANDS = (
     "search",
     "best",
     "show",
+    "apply",
     "estimate",
     "trial",
     "calibrate",

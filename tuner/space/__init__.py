@@ -1,5 +1,6 @@
 """Search spaces: the YAML format, the vocabulary of knobs, and the valid configurations."""
 
+from tuner.space.apply import ApplyTarget
 from tuner.space.data import DataFacts, TokenLengths
 from tuner.space.knobs import Knob
 from tuner.space.load import SpaceInfo, default_space, list_spaces, load_space
@@ -10,6 +11,7 @@ from tuner.space.vocabulary import VOCABULARIES, Term, Vocabulary
 
 __all__ = [
     "VOCABULARIES",
+    "ApplyTarget",
     "DataFacts",
     "Knob",
     "Objective",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from yaml.nodes import Node
 
 from tuner.errors import InputError
+from tuner.space.apply import check_apply
 from tuner.space.document import Problems
 from tuner.space.rules import (
     MAX_COMBINATIONS,
@@ -60,6 +61,8 @@ def check_expressions(space: SearchSpace, nodes: Nodes, problems: Problems) -> N
             space.condition(text)
         except InputError as error:
             problems.add_error(nodes.get(at), error, at=at)
+    stages = [stage.name for stage in space.stages]
+    check_apply(space.apply, stages, space.condition, nodes=nodes, problems=problems)
 
 
 def _check_circles(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:

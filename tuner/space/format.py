@@ -9,6 +9,7 @@ from pathlib import Path
 from yaml.nodes import MappingNode, Node
 
 from tuner.records import KnobValue
+from tuner.space.apply import ApplyTarget, read_apply
 from tuner.space.check import check_expressions, check_meaning
 from tuner.space.data import DataFacts, read_data
 from tuner.space.document import (
@@ -46,6 +47,7 @@ KEYS = (
     "objectives",
     "stages",
     "baseline",
+    "apply",
 )
 REQUIRED = ("name", "workload", "model", "knobs")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -103,6 +105,7 @@ class _Reader:
                 objectives=self._objectives(),
                 stages=self._stages(),
                 baseline=self._values("baseline") if "baseline" in self.entries else None,
+                apply=self._apply(),
                 path=path,
             )
         )
@@ -205,6 +208,10 @@ class _Reader:
     def _data(self) -> DataFacts:
         entry = self.entries.get("data")
         return read_data(entry.value, self.problems) if entry else DataFacts()
+
+    def _apply(self) -> dict[str, ApplyTarget]:
+        entry = self.entries.get("apply")
+        return read_apply(entry, self.problems, self.nodes) if entry else {}
 
     def _objectives(self) -> tuple[Objective, ...]:
         if "objectives" not in self.entries:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from tuner.errors import InputError, Problem, nearest
 from tuner.expressions import Expression, compile_expression
 from tuner.records import Configuration, KnobValue
+from tuner.space.apply import ApplyTarget
 from tuner.space.data import DataFacts
 from tuner.space.knobs import Knob
 from tuner.space.rules import (
@@ -58,7 +59,8 @@ class SearchSpace:
     give every name of the workload's vocabulary a value; `defaulted` names those that the file
     does not mention. `floors` are conditions on capacity knobs that narrow a search unless the
     user sets others on the same knobs. `baseline` holds knob values that people used before;
-    knobs that are not set take them (or their first value where there is no baseline).
+    knobs that are not set take them (or their first value where there is no baseline). `apply`
+    names the keys of the user's own files that the values belong to.
     """
 
     name: str
@@ -75,6 +77,7 @@ class SearchSpace:
     objectives: tuple[Objective, ...] = DEFAULT_OBJECTIVES
     stages: tuple[Stage, ...] = ()
     baseline: Mapping[str, KnobValue] | None = None
+    apply: Mapping[str, ApplyTarget] = field(default_factory=dict)
     defaulted: frozenset[str] = frozenset()
     path: Path | None = None
 

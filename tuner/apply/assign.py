@@ -1,0 +1,126 @@
+"""From the mapping of a space, and `--map`, to values for keys."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import InputError, Problem, unknown
+from tuner.records import Configuration, KnobValue
+from tuner.space import ApplyTarget, SearchSpace
+from tuner.space.keypath import KeyPath, read_key
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A value for a key. `file` is a pattern of the files that are meant, None for all.
+
+    `required` marks what the user asked for: its key must be there.
+    """
+
+    key: KeyPath
+    expression: str
+    value: KnobValue
+    file: str | None = None
+    stage: str | None = None
+    required: bool = False
+
+    def is_for(self, path: Path) -> bool:
+        """Whether the file at `path` is one of those that are meant."""
+        if self.file is None:
+            return True
+        text = path.as_posix()
+        return fnmatch.fnmatchcase(text, self.file) or fnmatch.fnmatchcase(text, f"*/{self.file}")
+
+
+def assignments(
+    space: SearchSpace,
+    configuration: Configuration,
+    *,
+    targets: Sequence[str] = (),
+    maps: Sequence[str] = (),
+) -> list[Assignment]:
+    """What is to be written: the keys of `targets` (all of the space when empty), and `maps`.
+
+    An entry of `maps` is "KNOB=KEY", "KNOB=FILE:KEY", or "KNOB=" to leave the knob out; instead
+    of a knob it may have an expression. It replaces what the space says of the same knob.
+    Raises `InputError` with everything that is wrong.
+    """
+    own = [_parse_map(text) for text in maps]
+    problems: list[Problem] = []
+    for text, (expression, _, _) in zip(maps, own, strict=True):
+        try:
+            space.condition(expression)
+        except InputError as error:
+            problems.append(Problem(f"{error.message} ({error.hint})", f"--map {text!r}"))
+    if problems:
+        raise InputError("--map names what is no knob", problems=problems)
+    replaced = {expression for expression, _, _ in own}
+    stages = space.stage_configurations(configuration)
+    chosen = _chosen(space, targets)
+    result = [
+        Assignment(
+            key=read_key(key),
+            expression=expression,
+            value=value_of(space, expression, stages[t.stage] if t.stage else configuration),
+            file=t.file,
+            stage=t.stage,
+        )
+        for t in chosen
+        for key, expression in t.keys.items()
+        if expression not in replaced
+    ]
+    result += [
+        Assignment(
+            key=key,
+            expression=expression,
+            value=value_of(space, expression, configuration),
+            file=file,
+            required=True,
+        )
+        for expression, file, key in own
+        if key is not None
+    ]
+    return result
+
+
+def _chosen(space: SearchSpace, targets: Iterable[str]) -> list[ApplyTarget]:
+    for name in targets:
+        if name not in space.apply:
+            raise unknown("mapping", name, space.apply)
+    return [space.apply[name] for name in targets] or list(space.apply.values())
+
+
+def _parse_map(text: str) -> tuple[str, str | None, KeyPath | None]:
+    """(expression, file, key) of "KNOB=FILE:KEY"; the last = is the one that parts them."""
+    expression, equals, place = text.rpartition("=")
+    if not equals or not expression.strip():
+        raise InputError(
+            f"--map {text!r} is not KNOB=KEY", hint="write for example micro_batch=train.batch_size"
+        )
+    place = place.strip()
+    if not place:
+        return expression.strip(), None, None
+    head, bracket, rest = place.partition("[")
+    file, colon, key = head.rpartition(":")
+    return expression.strip(), file if colon else None, read_key(key + bracket + rest)
+
+
+def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue]) -> KnobValue:
+    """The value of an expression over the names of a configuration.
+
+    Raises `InputError` for one that has none, and for a name that the configuration lacks.
+    """
+    compiled = space.condition(expression)
+    lacking = sorted(compiled.names - values.keys())
+    if lacking:
+        raise InputError(
+            f"the chosen configuration says nothing of {', '.join(lacking)}",
+            hint="it was written by another version: search again",
+        )
+    value = compiled.evaluate(values)
+    if isinstance(value, float) and value.is_integer() and expression not in values:
+        return int(value)
+    return value  # type: ignore[no-any-return]

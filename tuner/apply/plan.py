@@ -1,0 +1,213 @@
+"""Which characters of which files change: decided and checked before anything is written."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tuner.apply.assign import Assignment
+from tuner.apply.place import NotWritableError, Place
+from tuner.apply.source import Change, Source, open_source
+from tuner.errors import InputError, Problem, nearest
+from tuner.expressions import show
+from tuner.space.keypath import show_path
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEdit:
+    """One file: what it holds, and what it is to hold. `kept` counts values that are right."""
+
+    path: Path
+    before: bytes
+    after: bytes
+    changes: tuple[Change, ...]
+    kept: int
+
+    def diff(self) -> str:
+        """The change as a unified diff; empty when there is none."""
+        if self.before == self.after:
+            return ""
+        old, new = (_lines(data.decode("utf-8")) for data in (self.before, self.after))
+        lines = difflib.unified_diff(old, new, str(self.path), str(self.path), lineterm="")
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be written. `missing` has each value that no file has a key for."""
+
+    files: tuple[FileEdit, ...]
+    missing: tuple[Assignment, ...]
+
+    @property
+    def changed(self) -> tuple[FileEdit, ...]:
+        """The files that would not stay as they are."""
+        return tuple(file for file in self.files if file.before != file.after)
+
+
+def make_plan(paths: Sequence[Path], assignments: Sequence[Assignment]) -> Plan:
+    """How `assignments` are written into the files at `paths`; nothing is written here.
+
+    A value goes to every file that has its key, or to those that the assignment names.
+    Raises one `InputError` with everything that cannot be done safely.
+    """
+    planner = _Planner()
+    sources = planner.open(paths)
+    for assignment in assignments:
+        for source in sources:
+            if assignment.is_for(source.path):
+                planner.assign(source, assignment)
+    missing = planner.missing(assignments)
+    planner.note_required(missing, sources)
+    if not planner.problems and not planner.met:
+        raise _nothing_found(sources, assignments)
+    edits = [] if planner.problems else [planner.edit(source) for source in sources]
+    if planner.problems:
+        count = len(planner.problems)
+        raise InputError(
+            f"nothing was written: {'one thing is' if count == 1 else f'{count} things are'} "
+            "in the way",
+            problems=planner.problems,
+            hint="name another key with --map KNOB=KEY, or leave a value out with --map KNOB=",
+        )
+    return Plan(tuple(edits), tuple(missing))
+
+
+@dataclass(slots=True)
+class _Planner:
+    """Collects changes by file, and everything that is in the way.
+
+    `met` are the assignments whose key is somewhere; `deferred` are keys that only take over a
+    value from elsewhere, which is fine where that is written.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    wanted: dict[Path, dict[Span, Change]] = field(default_factory=dict)
+    met: set[int] = field(default_factory=set)
+    written: set[object] = field(default_factory=set)
+    deferred: list[tuple[Assignment, Problem]] = field(default_factory=list)
+
+    def open(self, paths: Sequence[Path]) -> list[Source]:
+        seen: set[Path] = set()
+        sources: list[Source] = []
+        for path in paths:
+            if path.resolve() in seen:
+                self.problems.append(Problem("this file is named twice", str(path)))
+                continue
+            seen.add(path.resolve())
+            try:
+                sources.append(open_source(path))
+            except InputError as error:
+                self.problems.append(Problem(error.message))
+        self.wanted = {source.path: {} for source in sources}
+        return sources
+
+    def assign(self, source: Source, assignment: Assignment) -> None:
+        places = source.find(assignment.key)
+        if not places:
+            return
+        self.met.add(id(assignment))
+        # `Trainer(batch=config["batch"])` beside `config = {"batch": 4}`: the value stands there.
+        places = [p for p in places if not p.is_reference] or places
+        place = places[0]
+        if len(places) > 1:
+            where = ", ".join(f"line {p.line} ({show_path(p.path)})" for p in places)
+            text = f"{assignment.key} is there {len(places)} times: {where}"
+            self.problems.append(Problem(text, str(source.path)))
+        elif place.is_reference and not assignment.required:
+            self.deferred.append((assignment, _refusal(source, place, assignment)))
+        else:
+            self._change(source, place, assignment)
+
+    def _change(self, source: Source, place: Place, assignment: Assignment) -> None:
+        self.written.add(_meaning(assignment))
+        value = assignment.value
+        if place.same(value):
+            change = Change(place, value, place.raw)
+        elif place.problem is not None:
+            self.problems.append(_refusal(source, place, assignment))
+            return
+        else:
+            try:
+                change = Change(place, value, place.render(value))
+            except NotWritableError as error:
+                self.problems.append(Problem(str(error), source.at(place)))
+                return
+        other = self.wanted[source.path].setdefault((place.start, place.end), change)
+        if other.text != change.text:
+            text = f"would become {show(other.value)} and also {show(value)}"
+            self.problems.append(Problem(text, source.at(place)))
+
+    def missing(self, assignments: Sequence[Assignment]) -> list[Assignment]:
+        """Those of which no file has a key, one for each value that is meant."""
+        reached = {_meaning(a) for a in assignments if id(a) in self.met}
+        found: dict[object, Assignment] = {}
+        for assignment in assignments:
+            if id(assignment) in self.met:
+                continue
+            if assignment.required:
+                found[id(assignment)] = assignment
+            elif _meaning(assignment) not in reached:
+                found.setdefault(_meaning(assignment), assignment)
+        return list(found.values())
+
+    def note_required(self, missing: Sequence[Assignment], sources: Sequence[Source]) -> None:
+        """Note what the user asked for and is not there, and values taken over from nowhere."""
+        self.problems += [p for a, p in self.deferred if _meaning(a) not in self.written]
+        self.problems += [_not_there(a, sources) for a in missing if a.required]
+
+    def edit(self, source: Source) -> FileEdit:
+        """The file with its changes, read again to see that nothing else became different."""
+        wanted = self.wanted[source.path].values()
+        changes = sorted(
+            (c for c in wanted if c.text != c.place.raw), key=lambda change: change.place.start
+        )
+        after = source.changed(changes)
+        if changes and not source.reads_as_wanted(after, changes):
+            lines = ", ".join(str(change.place.line) for change in changes)
+            text = f"cannot be changed safely in line {lines}: it would not read as it should"
+            self.problems.append(Problem(text, str(source.path)))
+        return FileEdit(source.path, source.data, after, tuple(changes), len(wanted) - len(changes))
+
+
+def _meaning(assignment: Assignment) -> object:
+    """Two keys of one meaning are two names for it: one of them is enough."""
+    return assignment.expression, assignment.stage
+
+
+def _refusal(source: Source, place: Place, assignment: Assignment) -> Problem:
+    return Problem(f"{place.problem}; it is to become {show(assignment.value)}", source.at(place))
+
+
+def _not_there(assignment: Assignment, sources: Sequence[Source]) -> Problem:
+    meant = [source for source in sources if assignment.is_for(source.path)]
+    paths = {show_path(p.path) for s in meant for p in s.places if p.path}
+    close = nearest(str(assignment.key).lstrip("."), paths)
+    hint = f" (did you mean {close!r}?)" if close else ""
+    if not meant:
+        return Problem(f"none of the files is {assignment.file!r}", f"--map {assignment.key}")
+    return Problem(f"there is no {assignment.key}{hint}", ", ".join(str(s.path) for s in meant))
+
+
+def _nothing_found(sources: Sequence[Source], assignments: Sequence[Assignment]) -> InputError:
+    tried = ", ".join(dict.fromkeys(str(assignment.key) for assignment in assignments))
+    return InputError(
+        f"none of the keys that are known for this space is in "
+        f"{', '.join(str(source.path) for source in sources)}",
+        hint=f"{f'looked for {tried}; ' if tried else ''}say where a value belongs with "
+        "--map KNOB=KEY",
+    )
+
+
+def _lines(text: str) -> list[str]:
+    """The lines as a diff shows them; a last one without an end says so."""
+    lines = text.split("\n")
+    if lines[-1]:
+        lines[-1] += "\n\\ No newline at end of file"
+    else:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]

@@ -1,0 +1,141 @@
+"""`tuner apply`: the recommended values into the user's own configuration files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.options import (
+    examples,
+    gpu_options,
+    model_option,
+    results_option,
+    space_option,
+    where_option,
+)
+
+if TYPE_CHECKING:
+    from tuner.apply.assign import Assignment
+    from tuner.apply.plan import Plan
+
+
+@click.command(
+    "apply",
+    short_help="Write the recommendation into your own files.",
+    epilog=examples(
+        "tuner apply --space qlora27b --gpu a6000 --to train.py --dry-run",
+        "tuner apply --space qlora27b --gpu a6000 --to conf/config.yaml \\",
+        "    --map micro_batch=data_loader.batch_size --map optimizer=",
+    ),
+)
+@space_option()
+@gpu_options
+@model_option("The model that --model of the search named.")
+@where_option
+@click.option(
+    "--to",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="YAML, JSON or Python file to change; repeatable.",
+)
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="KNOB=KEY",
+    help="Where a value belongs: a key such as train.batch_size, .batch_size (anywhere) or "
+    "FILE:KEY; nothing after the = leaves the knob out. Repeatable; it replaces what the space "
+    "says of that knob.",
+)
+@click.option(
+    "--as",
+    "targets",
+    multiple=True,
+    metavar="NAME",
+    help="Use only this one of the mappings that the space names under apply; repeatable.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would change, and write nothing.")
+@click.option("--yes", "-y", is_flag=True, help="Write without asking.")
+@results_option
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    space_name: str,
+    gpu_name: str,
+    gpu_memory: int | None,
+    price: float | None,
+    model: str | None,
+    where: tuple[str, ...],
+    files: tuple[Path, ...],
+    maps: tuple[str, ...],
+    targets: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    results: Path,
+) -> None:
+    """Write the recommended values into your own configuration files.
+
+    Only the values change: comments, order, quotes and line ends stay as they are, byte by
+    byte. The difference is shown first, and a dated copy of each file is kept beside it. What
+    cannot be written safely is said, all at once, and then nothing is written (exit code 2).
+    """
+    from tuner.apply.assign import assignments
+    from tuner.apply.plan import make_plan
+    from tuner.cli.chosen import recommended
+    from tuner.cli.target import load_target
+
+    target = load_target(
+        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+    )
+    best = recommended(target, where)
+    click.echo(
+        f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id} ({best.source})",
+        err=True,
+    )
+    wanted = assignments(target.space, best.configuration, targets=targets, maps=maps)
+    plan = make_plan(files, wanted)
+    _show(plan)
+    if dry_run or not plan.changed:
+        return
+    if yes or click.confirm(f"Write {_names(plan)}?", err=True):
+        _write(plan)
+    else:
+        click.echo("nothing was written", err=True)
+
+
+def _show(plan: Plan) -> None:
+    for edit in plan.files:
+        click.echo(edit.diff(), nl=False)
+    for edit in plan.files:
+        if not edit.changes:
+            kept = f"has all {edit.kept} values already" if edit.kept else "has none of the keys"
+            click.echo(f"{edit.path}: {kept}", err=True)
+    if plan.missing:
+        click.echo("not in these files, so set it where your project does:", err=True)
+        for assignment in plan.missing:
+            click.echo(f"  {_missing_text(assignment)}", err=True)
+
+
+def _missing_text(assignment: Assignment) -> str:
+    from tuner.expressions import show
+
+    stage = f" in stage {assignment.stage}" if assignment.stage else ""
+    knob = assignment.expression
+    name = knob if knob.isidentifier() else str(assignment.key).lstrip(".")
+    return f"{name} = {show(assignment.value)}{stage}"
+
+
+def _names(plan: Plan) -> str:
+    return " and ".join(str(edit.path) for edit in plan.changed)
+
+
+def _write(plan: Plan) -> None:
+    from tuner.apply.write import replace_files
+
+    backups = replace_files({edit.path: (edit.before, edit.after) for edit in plan.changed})
+    for path, backup in backups.items():
+        click.echo(f"wrote {path}; as it was: {backup}", err=True)

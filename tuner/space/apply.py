@@ -1,0 +1,91 @@
+"""The part `apply` of a space: how the user's own files call what the space calls its knobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from yaml.nodes import Node
+
+from tuner.errors import InputError
+from tuner.space.document import Entry, Problems, mapping, scalar, suggestion
+from tuner.space.keypath import read_key
+
+_PARTS = ("file", "stage", "keys")
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyTarget:
+    """One set of names: `keys` gives for each key path the expression of its value.
+
+    `file` is a pattern for the names of the files that are meant (None: any file). With `stage`
+    the values are those of that stage.
+    """
+
+    name: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    file: str | None = None
+    stage: str | None = None
+
+
+def read_apply(entry: Entry, problems: Problems, nodes: dict[str, Node]) -> dict[str, ApplyTarget]:
+    """The targets by name; each expression is noted in `nodes` under "apply.NAME.KEY"."""
+    found: dict[str, ApplyTarget] = {}
+    for target in mapping(entry.value, problems, entry.at).values():
+        parts = mapping(target.value, problems, target.at, allowed=_PARTS)
+        if parts and "keys" not in parts:
+            problems.add(target.value, "keys is missing", at=target.at)
+        if "stage" in parts:
+            nodes[f"{target.at}.stage"] = parts["stage"].value
+        found[target.name] = ApplyTarget(
+            name=target.name,
+            keys=_keys(parts["keys"], target.at, problems, nodes) if "keys" in parts else {},
+            file=_text(parts.get("file"), problems),
+            stage=_text(parts.get("stage"), problems),
+        )
+    return found
+
+
+def _text(entry: Entry | None, problems: Problems) -> str | None:
+    return scalar(entry.value, problems, entry.at) if entry else None
+
+
+def _keys(entry: Entry, at: str, problems: Problems, nodes: dict[str, Node]) -> dict[str, str]:
+    keys: dict[str, str] = {}
+    for key in mapping(entry.value, problems, entry.at).values():
+        text = scalar(key.value, problems, key.at)
+        try:
+            read_key(key.name)
+        except InputError as error:
+            problems.add_error(key.key, error, at=at)
+        if text is not None:
+            keys[key.name] = text.strip()
+            nodes[place_of(at.removeprefix("apply."), key.name)] = key.value
+    return keys
+
+
+def place_of(target: str, key: str) -> str:
+    """The name under which `read_apply` notes where a key stands."""
+    return f"apply.{target}.{key}"
+
+
+def check_apply(
+    targets: Mapping[str, ApplyTarget],
+    stages: Collection[str],
+    check: Callable[[str], object],
+    *,
+    nodes: Mapping[str, Node],
+    problems: Problems,
+) -> None:
+    """Note stages that there are not, and what `check` refuses as an expression."""
+    for target in targets.values():
+        if target.stage is not None and target.stage not in stages:
+            at = f"apply.{target.name}.stage"
+            hint = suggestion(target.stage, stages) if stages else "the space has no stages"
+            problems.add(nodes.get(at), f"unknown stage {target.stage[:60]!r}", at=at, hint=hint)
+        for key, text in target.keys.items():
+            at = place_of(target.name, key)
+            try:
+                check(text)
+            except InputError as error:
+                problems.add_error(nodes.get(at), error, at=at)
