@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import shared_memory
 from pathlib import Path
 
 from tuner.errors import InputError, UnavailableError
@@ -127,6 +128,12 @@ class Acts:
         os.kill(os.getppid(), signal.SIGSTOP)
         time.sleep(600)
         return measurement()
+
+    def share_memory(self) -> Measurement:
+        """A segment that somebody must remove: the tracker, a helper process, does."""
+        segment = shared_memory.SharedMemory(create=True, size=MIB)
+        self._report({"segment": segment.name})
+        return self.killed() if self._configuration["killed"] else self.hang()
 
     def fill_disk(self) -> Measurement:
         """Every write to a disk fails, the way in which a full one does (write(2))."""

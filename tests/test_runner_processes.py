@@ -134,6 +134,14 @@ def test_helpers_of_a_trial_that_ended_well_die_too(runner):
     assert not any(map(alive, notes["pids"]))
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_shared_memory_is_given_back(runner, killed):
+    notes = Notes()
+    runner.run(acting("share_memory", killed=killed), on_progress=notes)
+    assert notes["segment"].startswith("psm_")
+    assert not Path("/dev/shm", notes["segment"]).exists()
+
+
 def test_a_trial_can_be_given_up_from_another_thread(runner):
     notes = Notes()
     heard = threading.Event()

@@ -19,6 +19,9 @@ _PR_SET_PDEATHSIG = 1  # prctl(2), sys/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
+GRACE_S = 0.25
+"""What helpers of a process that has ended get to clean up, before they are killed."""
+
 _PAUSE_S = 0.002
 _PROC = Path("/proc")
 
@@ -53,17 +56,23 @@ def end_child(child: int, *, deadline_s: float) -> int | None:
     """End a child that leads a process group, and its group; returns its exit code.
 
     The code is as in `subprocess`. None when it did not end within `deadline_s`, as a process
-    that waits for a device driver may.
+    that waits for a device driver may. Must be called by a subreaper with no other child.
     """
+    until = time.monotonic() + deadline_s
     if not has_ended(child):
         os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):  # ended before it led a group
-        os.killpg(child, signal.SIGKILL)
-    until = time.monotonic() + deadline_s
     while not has_ended(child):
         if time.monotonic() > until:
             return None
         time.sleep(_PAUSE_S)
+    # Helpers that clean up after their process, such as Python's tracker of shared memory,
+    # notice its end at once.
+    grace_until = min(until, time.monotonic() + GRACE_S)
+    while own_children() != [child] and time.monotonic() < grace_until:
+        time.sleep(_PAUSE_S)
+    # Unreaped, the child still holds the number of its group.
+    with contextlib.suppress(ProcessLookupError):  # it ended before it led one
+        os.killpg(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
 
@@ -75,7 +84,7 @@ def end_children(*, deadline_s: float) -> tuple[int, ...]:
     """
     until = time.monotonic() + deadline_s
     while _reap():
-        children = children_of(os.getpid())
+        children = own_children()
         if time.monotonic() > until:
             return tuple(children)
         for child in children:
@@ -93,6 +102,16 @@ def _reap() -> bool:
             return False
         if child == 0:
             return True
+
+
+def own_children() -> list[int]:
+    """Children of this process, which has one thread."""
+    try:
+        # Quicker, and not in every kernel (proc(5), CONFIG_PROC_CHILDREN).
+        listed = (_PROC / "self/task" / str(os.getpid()) / "children").read_text()
+    except FileNotFoundError:
+        return children_of(os.getpid())
+    return [int(pid) for pid in listed.split()]
 
 
 def children_of(parent: int) -> list[int]:
