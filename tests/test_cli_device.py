@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -59,6 +60,15 @@ class TestProcessor:
             assert profile == profile_of(cpu_label())
         assert asked == ["cpu"]
         assert "measuring Testium 9, once" in capsys.readouterr().err
+
+    def test_is_printed_with_what_is_known(self, capsys):
+        assert run(["gpus", "cpu"]) == 0
+        text = capsys.readouterr().out
+        assert "Testium 9" in text
+        assert "unknown: `tuner calibrate` measures it" in text
+        assert run(["gpus", "cpu", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["flops"], answer["bandwidth_bytes_per_s"]) == ({}, None)
 
     def test_takes_memory_and_price_of_the_user(self):
         gpu = find_gpu("cpu", memory_bytes=4 * GIB, price_usd_per_hour=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,12 +25,16 @@ if TYPE_CHECKING:
 @click.argument("gpu_name", metavar="[GPU]", required=False)
 @json_option
 def command(*, gpu_name: str | None, as_json: bool) -> None:
-    """List the GPU types, or print all that is known of one, with its sources."""
+    """List the GPU types, or print all that is known of one, with its sources.
+
+    "auto" is this machine's GPU, and "cpu" its processor.
+    """
+    from tuner.cli.device import find_gpu
     from tuner.cli.render import print_json
-    from tuner.gpus import get_gpu, load_catalogue
+    from tuner.gpus import load_catalogue
 
     if gpu_name is not None:
-        gpu = get_gpu(gpu_name)
+        gpu = find_gpu(gpu_name)
         print_json(_to_dict(gpu)) if as_json else _print_one(gpu)
         return
     found = list(load_catalogue().values())
@@ -40,7 +45,9 @@ def _to_dict(gpu: Gpu) -> dict[str, Any]:
     plain = {f.name: getattr(gpu, f.name) for f in dataclasses.fields(gpu)}
     for name in ("flops", "unsupported", "sources"):
         plain[name] = dict(plain[name])
-    return {**plain, "architecture": gpu.architecture}
+    known = math.isfinite(gpu.bandwidth_bytes_per_s)
+    bandwidth = gpu.bandwidth_bytes_per_s if known else None
+    return {**plain, "bandwidth_bytes_per_s": bandwidth, "architecture": gpu.architecture}
 
 
 def _print_all(found: list[Gpu]) -> None:
@@ -65,6 +72,7 @@ def _print_all(found: list[Gpu]) -> None:
         right=numbers,
     )
     click.echo("\nfp16, bf16: dense TFLOP/s. `tuner gpus ID` shows the rest, with sources.")
+    click.echo("Also: auto, this machine's GPU, and cpu, its processor.")
 
 
 def _tflops(gpu: Gpu, precision: str) -> str:
@@ -77,6 +85,9 @@ def _print_one(gpu: Gpu) -> None:
 
     rates = ", ".join(f"{name} {flops / 1e12:.4g}" for name, flops in gpu.flops.items())
     major, minor = gpu.compute_capability
+    capability = f"{gpu.architecture}, compute capability {major}.{minor}" if major else ""
+    bandwidth = gpu.bandwidth_bytes_per_s
+    unknown = "unknown: `tuner calibrate` measures it"
     price = gpu.price_usd_per_hour
     dated = f" ({gpu.price_date})" if gpu.price_date else ""
     print_fields(
@@ -85,14 +96,14 @@ def _print_one(gpu: Gpu) -> None:
             ("name", gpu.name),
             ("aliases", ", ".join(gpu.aliases)),
             ("device names", "; ".join(gpu.device_names)),
-            ("architecture", f"{gpu.architecture}, compute capability {major}.{minor}"),
+            ("architecture", capability),
             ("memory", f"{format_gib(gpu.memory_bytes)} ({gpu.memory_bytes:,} bytes)"),
             ("with ECC", format_gib(gpu.ecc_memory_bytes) if gpu.ecc_memory_bytes else ""),
-            ("dense TFLOP/s", rates),
+            ("dense TFLOP/s", rates or unknown),
             ("unsupported", "; ".join(f"{k}: {v}" for k, v in gpu.unsupported.items())),
-            ("bandwidth", f"{gpu.bandwidth_bytes_per_s / 1e9:,.0f} GB/s"),
-            ("SMs", str(gpu.sm_count)),
-            ("CUDA context", format_gib(gpu.context_bytes)),
+            ("bandwidth", f"{bandwidth / 1e9:,.0f} GB/s" if math.isfinite(bandwidth) else unknown),
+            ("SMs", str(gpu.sm_count) if major else ""),
+            ("CUDA context", format_gib(gpu.context_bytes) if major else ""),
             ("price", "unknown" if price is None else f"{price:.2f} USD per hour{dated}"),
         ]
     )
