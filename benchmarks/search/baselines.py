@@ -63,7 +63,7 @@ class Random(Measured):
     def __init__(self, table: Table, *, seed: int) -> None:
         super().__init__(table)
         order = list(range(len(table.configurations)))
-        random.Random(seed).shuffle(order)
+        random.Random(seed).shuffle(order)  # noqa: S311 - a search, not a secret
         self._order = iter(order)
 
     def ask(self) -> Asked | None:
@@ -130,7 +130,7 @@ class BatchFinder(Measured):
         for index, configuration in enumerate(self.table.configurations):
             groups.setdefault(self._others(configuration), []).append(index)
         order = list(groups)
-        random.Random(seed).shuffle(order)
+        random.Random(seed).shuffle(order)  # noqa: S311 - a search, not a secret
         if self.table.baseline is not None and self._others(self.table.baseline) in groups:
             order = [self._others(self.table.baseline), *order]
         for key in dict.fromkeys(order):

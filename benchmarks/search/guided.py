@@ -16,7 +16,8 @@ from benchmarks.search.worlds import (
     Trial,
 )
 from tuner.tune.candidates import Candidates
-from tuner.tune.guided import GuidedSampler, Pool
+from tuner.tune.guided import GuidedSampler
+from tuner.tune.guided_pool import Pool
 
 
 class Guided(Measured):
@@ -25,10 +26,10 @@ class Guided(Measured):
     def __init__(self, table: Table, *, seed: int) -> None:
         super().__init__(table)
         self.sampler = GuidedSampler(pool_of(table), seed=seed)
-        self._index = {tuple(sorted(p.items())): i for i, p in enumerate(self.sampler.pool.parameters)}
-        self._study = optuna.create_study(
-            directions=["maximize", "minimize"], sampler=self.sampler
-        )
+        self._index = {
+            tuple(sorted(p.items())): i for i, p in enumerate(self.sampler.pool.parameters)
+        }
+        self._study = optuna.create_study(directions=["maximize", "minimize"], sampler=self.sampler)
         self._trial: optuna.Trial | None = None
 
     def ask(self) -> Asked | None:

@@ -76,11 +76,12 @@ def tables(names: Sequence[str], gpus: Sequence[str], *, fresh: bool = False) ->
 def load_table(space: SearchSpace, gpu_id: str, *, fresh: bool = False) -> Table:
     """The table of one space on one GPU, from the cache where it is there.
 
-    The cache is keyed by the space and the GPU only: a table stays as good a world when the
-    estimator has changed since. `fresh` predicts it anew.
+    The cache is keyed by the knobs' values, the model and the GPU only: a table stays as good a
+    world when the estimator has changed since. `fresh` predicts it anew.
     """
     configurations = tuple(space.configurations())
-    digest = hashlib.sha256(json.dumps([gpu_id, *(c.key for c in configurations)]).encode())
+    settings = [[c[name] for name in space.knobs] for c in configurations]
+    digest = hashlib.sha256(json.dumps([space.model, settings]).encode())
     path = _cache_folder() / f"{space.name}-{gpu_id}-{digest.hexdigest()[:16]}.npz"
     if fresh or not path.exists():
         arrays = _predicted(space, configurations, gpu_id)

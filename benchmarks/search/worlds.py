@@ -192,7 +192,7 @@ WORLDS: Mapping[str, Maker] = {
 # -- parts of errors ------------------------------------------------------------------------
 
 
-def _mixture(  # noqa: PLR0913 - the parts of a sum
+def _mixture(
     table: Table,
     rng: np.random.Generator,
     *,

@@ -15,7 +15,6 @@ the limit says "at least the limit": the trial ran out of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,9 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.records import Prediction
-from tuner.tune.candidates import Candidates, Parameter
 from tuner.tune.guided_gain import Front, LogNormal
-from tuner.tune.guided_model import DEGREES, Belief, Floats, Prior, ResidualModel, features
-
-SPEED_PRIOR = Prior(shared=0.15, spread=0.14, noise=0.02)
-MEMORY_PRIOR = Prior(shared=0.01, spread=0.07, noise=0.02)
+from tuner.tune.guided_model import DEGREES, Belief, Floats, ResidualModel, features
+from tuner.tune.guided_pool import Pool
 
 MEMORY_CONSTRAINT = "device_bytes_over_limit"
 
@@ -57,37 +52,7 @@ REFIT_GROWTH = 0.02
 """The regression is repeated when the trials are this share more than the last time."""
 
 
-@dataclass(frozen=True)
-class Pool:
-    """All candidates, with what is predicted of each: arrays with one entry per candidate.
-
-    `trial_s` and `oom_s` are the GPU seconds of a trial that ends well and of one that runs
-    out of memory. `work_shares` are the shares of kinds of work in the step time, if known.
-    """
-
-    parameters: tuple[Mapping[str, Parameter], ...]
-    distributions: Mapping[str, BaseDistribution]
-    coordinates: Mapping[str, Floats]
-    samples_per_s: Floats
-    device_bytes: Floats
-    loaded_bytes: Floats
-    trial_s: Floats
-    oom_s: Floats
-    limit_bytes: float
-    margin_bytes: float
-    work_shares: Mapping[str, Floats] = field(default_factory=dict)
-
-    @property
-    def usable_bytes(self) -> float:
-        """What a configuration may take that is to be recommended."""
-        return self.limit_bytes - self.margin_bytes
-
-    def column(self, name: str) -> list[Parameter]:
-        """The value of a knob in each candidate."""
-        return [parameters[name] for parameters in self.parameters]
-
-
-class GuidedSampler(BaseSampler):
+class GuidedSampler(BaseSampler):  # type: ignore[misc]
     """Proposes members of a pool, each at most once. See the module."""
 
     def __init__(
@@ -95,8 +60,6 @@ class GuidedSampler(BaseSampler):
         pool: Pool,
         *,
         seed: int | None = None,
-        speed_prior: Prior = SPEED_PRIOR,
-        memory_prior: Prior = MEMORY_PRIOR,
         oom_share: float = OOM_SHARE,
     ) -> None:
         self.pool = pool
@@ -105,7 +68,8 @@ class GuidedSampler(BaseSampler):
         columns = {name: pool.column(name) for name in pool.distributions}
         self._names = tuple(columns)
         self._index = {self._key(p): i for i, p in enumerate(pool.parameters)}
-        moving = 1 - np.minimum(pool.loaded_bytes / pool.device_bytes, 1.0)
+        moving = pool.moving_share
+        speed_prior, memory_prior = pool.speed_prior, pool.memory_prior
         self._speed_model = ResidualModel(
             features(columns, pool.coordinates, pool.work_shares, speed_prior), speed_prior
         )

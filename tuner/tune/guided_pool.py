@@ -1,0 +1,119 @@
+"""What the guided sampler is told before the first trial: all candidates and their predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution
+
+from tuner.estimate.calibrate import prior_of
+from tuner.estimate.correction import DEVICE, STEP, uncorrected
+from tuner.estimate.profile import METHOD as PROFILE_METHOD
+from tuner.records import Prediction
+from tuner.runner.base import MeasureOptions
+from tuner.tune.candidates import Candidates, Parameter
+from tuner.tune.guided_model import Prior
+
+Floats = NDArray[np.float64]
+
+START_S = 8.0
+"""From the start of a trial to its model: a process, and half of the 4 s that imports take."""
+
+LOAD_BYTES_PER_S = 1.5e9
+"""How fast weights come to the device: a common NVMe drive. Only the ratio to the time of steps
+matters, and that only between configurations whose weights differ in size."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All candidates, with what is predicted of each: arrays with one entry per candidate.
+
+    `coordinates` are those of the knobs that have an order, in 0..1. `trial_s` and `oom_s` are
+    the GPU seconds of a trial that ends well and of one that runs out of memory. `work_shares`
+    are the shares of kinds of work in the step time, where they are known.
+    """
+
+    parameters: tuple[Mapping[str, Parameter], ...]
+    distributions: Mapping[str, BaseDistribution]
+    coordinates: Mapping[str, Floats]
+    samples_per_s: Floats
+    device_bytes: Floats
+    loaded_bytes: Floats
+    trial_s: Floats
+    oom_s: Floats
+    limit_bytes: float
+    margin_bytes: float
+    work_shares: Mapping[str, Floats] = field(default_factory=dict)
+    has_profile: bool = False
+    """Whether the GPU's rates were measured, which narrows what step times may be off by."""
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a configuration may take that is to be recommended."""
+        return self.limit_bytes - self.margin_bytes
+
+    @property
+    def moving_share(self) -> Floats:
+        """The share of memory that comes and goes in a step: what is not weights and states."""
+        return 1.0 - np.minimum(self.loaded_bytes / self.device_bytes, 1.0)
+
+    @property
+    def speed_prior(self) -> Prior:
+        """How far throughput may be off before anything was measured."""
+        return _prior(STEP, has_profile=self.has_profile)
+
+    @property
+    def memory_prior(self) -> Prior:
+        """How far memory may be off before anything was measured."""
+        return _prior(DEVICE, has_profile=self.has_profile)
+
+    def column(self, name: str) -> list[Parameter]:
+        """The value of a knob in each candidate."""
+        return [parameters[name] for parameters in self.parameters]
+
+    @classmethod
+    def of(
+        cls,
+        candidates: Candidates,
+        predictions: Sequence[Prediction],
+        options: MeasureOptions | None = None,
+    ) -> Pool:
+        """The candidates with their predictions, in the same order.
+
+        Corrections by earlier trials are undone: the sampler is told those trials themselves.
+        """
+        options = options or MeasureOptions()
+        raw = [uncorrected(prediction) for prediction in predictions]
+        loaded = np.array([p.memory.loaded_bytes for p in raw], dtype=float)
+        step_s = np.array([p.speed.step_s for p in raw])
+        load_s = START_S + loaded / LOAD_BYTES_PER_S
+        timed_s = np.maximum(options.budget_s, options.min_steps * step_s)
+        kinds = sorted({kind for p in raw for kind in p.speed.breakdown_s})
+        return cls(
+            parameters=tuple(candidates.parameters(c) for c in candidates.configurations),
+            distributions=candidates.distributions,
+            coordinates=candidates.coordinates,
+            samples_per_s=np.array([p.speed.samples_per_s for p in raw]),
+            device_bytes=np.array([p.memory.device_bytes for p in raw], dtype=float),
+            loaded_bytes=loaded,
+            trial_s=load_s + options.warmup_steps * step_s + timed_s,
+            oom_s=load_s,
+            limit_bytes=float(raw[0].limit_bytes),
+            margin_bytes=float(raw[0].margin_bytes),
+            work_shares={
+                kind: np.array([p.speed.breakdown_s.get(kind, 0.0) for p in raw]) / step_s
+                for kind in kinds
+            },
+            has_profile=PROFILE_METHOD in raw[0].method,
+        )
+
+
+def _prior(quantity: str, *, has_profile: bool) -> Prior:
+    prior = prior_of(quantity, has_profile=has_profile)
+    # The standard deviation of Student's t with 4 degrees of freedom is sqrt(2) of its scale.
+    spread = math.sqrt(2.0) * prior.spread
+    return Prior(shared=prior.bias_scale, spread=spread, noise=prior.least_spread)
