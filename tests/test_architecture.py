@@ -24,7 +24,7 @@ LAYERS = (
     {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
     {"estimate"},
-    {"runner", "results", "apply"},
+    {"runner", "results", "apply", "export"},
     {"tune"},
     {"cli", "__main__"},
 )

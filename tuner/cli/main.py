@@ -23,6 +23,7 @@ COMMANDS = (
     "best",
     "show",
     "apply",
+    "export",
     "estimate",
     "trial",
     "calibrate",

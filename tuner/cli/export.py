@@ -1,0 +1,164 @@
+"""`tuner export`: the recommendation as the settings of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.options import (
+    examples,
+    gpu_options,
+    model_option,
+    results_option,
+    space_option,
+    where_option,
+)
+from tuner.errors import InputError
+
+if TYPE_CHECKING:
+    from tuner.cli.target import Target
+    from tuner.export import Subject
+    from tuner.records import KnobValue
+    from tuner.results.best import Recommendation
+
+# `tuner.export.FORMATS` has them with what builds them; a test keeps the two equal.
+FORMAT_NAMES = (
+    "trl",
+    "trainer",
+    "axolotl",
+    "llamafactory",
+    "torchtune",
+    "lightning",
+    "accelerate",
+    "deepspeed",
+    "command",
+)
+
+
+@click.command(
+    "export",
+    short_help="Print the recommendation as another tool's settings.",
+    epilog=examples(
+        "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
+        "tuner export --space qlora27b --gpu a6000 --format command --as scripts",
+    ),
+)
+@space_option()
+@gpu_options
+@model_option("The model that --model of the search named.")
+@where_option
+@click.option(
+    "--format",
+    "name",
+    required=True,
+    metavar="NAME",
+    help=f"One of {', '.join(FORMAT_NAMES)}.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A new file to write; without it the settings are printed.",
+)
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="KNOB=FLAG",
+    help="Name of a flag, for --format command; repeatable.",
+)
+@click.option(
+    "--as",
+    "targets",
+    multiple=True,
+    metavar="NAME",
+    help="Names of the flags: a mapping that the space has under apply; for --format command.",
+)
+@results_option
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    space_name: str,
+    gpu_name: str,
+    gpu_memory: int | None,
+    price: float | None,
+    model: str | None,
+    where: tuple[str, ...],
+    name: str,
+    output: Path | None,
+    maps: tuple[str, ...],
+    targets: tuple[str, ...],
+    results: Path,
+) -> None:
+    """Print the recommended configuration as the settings of another tool.
+
+    What the tool has no setting for is said in a comment and on stderr.
+    """
+    from tuner.cli.chosen import recommended
+    from tuner.cli.target import load_target
+    from tuner.errors import unknown
+    from tuner.export import FORMATS, export
+
+    if name not in FORMATS:
+        raise unknown("format", name, FORMATS)
+    if name != "command" and (maps or targets):
+        raise InputError("--map and --as name the flags of --format command", hint="leave them out")
+    if output is not None and output.exists():
+        raise InputError(f"{str(output)!r} is there already", hint="name another file")
+    target = load_target(
+        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+    )
+    best = recommended(target, where)
+    exported = export(name, _subject(target, best, targets=targets, maps=maps))
+    if output is None:
+        click.echo(exported.text, nl=False)
+    else:
+        from tuner.results.store import write_atomically
+
+        write_atomically(output, exported.text.encode("utf-8"))
+        click.echo(f"wrote {output}", err=True)
+    for line in exported.left_out:
+        click.echo(f"not said: {line}", err=True)
+
+
+def _subject(
+    target: Target, best: Recommendation, *, targets: tuple[str, ...], maps: tuple[str, ...]
+) -> Subject:
+    from tuner.export import Subject
+    from tuner.models.catalogue import get_entry
+    from tuner.units import format_gib
+
+    entry = get_entry(target.space.model) if target.space.model else None
+    flags, unflagged = _flags(target, best, targets=targets, maps=maps)
+    return Subject(
+        configuration=best.configuration,
+        workload=target.space.workload,
+        model=(entry.hub_id if entry and entry.hub_id else target.space.model),
+        title=f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id}, "
+        f"{format_gib(best.evidence.memory.device_bytes)} ({best.source})",
+        flags=flags,
+        unflagged=unflagged,
+    )
+
+
+def _flags(
+    target: Target, best: Recommendation, *, targets: tuple[str, ...], maps: tuple[str, ...]
+) -> tuple[dict[str, KnobValue], dict[str, str]]:
+    """The flags of `--format command`, and what no flag says."""
+    from tuner.apply.assign import assignments
+
+    space, values = target.space, best.configuration
+    named = assignments(space, values, targets=targets, maps=maps)
+    named = [a for a in named if targets or a.required]
+    flags = {str(a.key.steps[-1]): a.value for a in named}
+    spoken = {name for a in named for name in space.condition(a.expression).names}
+    if targets:
+        why = "--as names no flag for it"
+        return flags, {n: why for n in values if n not in spoken}
+    # Without names of its own a flag is called as the knob; defaults of the vocabulary are none.
+    left_out = {text.rpartition("=")[0].strip() for text in maps if text.endswith("=")}
+    own = [n for n in values if n not in space.defaulted and n not in {*spoken, *left_out}]
+    flags = {**{n: values[n] for n in own}, **flags}
+    silent = {n: "a default of the vocabulary" for n in values if n in space.defaulted}
+    return flags, {**silent, **{n: "--map leaves it out" for n in values if n in left_out}}

@@ -1,0 +1,77 @@
+"""A configuration that keeps account of what a format has said of it, and what it has not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.records import Configuration, KnobValue
+
+DTYPES: Mapping[str, str] = {
+    "fp32": "float32",
+    "tf32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+}
+"""torch's names of the precisions that are not quantised."""
+
+
+class Chosen:
+    """Reads values for a format; whatever is never read is reported as left out.
+
+    `left_out` gives for each name why the format does not say its value.
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._values = configuration
+        self._expressed: set[str] = set()
+        self._reasons: dict[str, str] = {}
+
+    def get(self, name: str) -> KnobValue | None:
+        """The value of `name`, now expressed; None where the workload has no such name."""
+        self._expressed.add(name)
+        return self._values.get(name)
+
+    def text(self, name: str) -> str:
+        """The value of `name` as a word; empty where the workload has no such name."""
+        value = self.get(name)
+        return "" if value is None else str(value)
+
+    def implies(self, name: str, value: KnobValue) -> None:
+        """Note that the tool does as `value` says without being told."""
+        if self._values.get(name) == value:
+            self._expressed.add(name)
+        else:
+            self.leave(name, "the tool has no setting for it")
+
+    def leave(self, name: str, why: str) -> None:
+        """Note why the format cannot say the value of `name`."""
+        self._reasons[name] = why
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why, by name, for each name of the configuration that the format does not say."""
+        names = [n for n in self._values if n in self._reasons or n not in self._expressed]
+        return {name: self._reasons.get(name, "the tool has no setting for it") for name in names}
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the base weights are kept in 4 or 8 bits."""
+        return self.text("precision") in ("nf4", "int8")
+
+    @property
+    def dtype(self) -> str:
+        """The torch dtype of weights that are not quantised, as the workload loads them."""
+        precision = self.text("precision")
+        if precision in DTYPES:
+            self.get("compute_dtype")
+            return DTYPES[precision]
+        compute, mixed = self.text("compute_dtype"), self.text("mixed_precision")
+        return DTYPES.get(compute) or DTYPES.get(mixed) or "bfloat16"
+
+    @property
+    def targets(self) -> str | list[str] | None:
+        """The modules that get an adapter, as peft takes them."""
+        names = self.get("lora_targets")
+        if not isinstance(names, tuple):
+            return None
+        return "all-linear" if names == ("all-linear",) else list(names)

@@ -1,0 +1,151 @@
+"""The formats by name, and how their settings become text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.errors import InputError, unknown
+from tuner.export import huggingface, others
+from tuner.export.chosen import Chosen
+from tuner.expressions import show
+from tuner.records import Configuration, KnobValue
+
+Build = Callable[[Chosen, str | None], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One tool's settings. `suffix` is that of its files; `use` says what takes them."""
+
+    build: Build
+    suffix: str
+    use: str
+    workloads: tuple[str, ...] = ()
+    """The workloads that the tool can train; all when empty."""
+
+
+_LANGUAGE_MODELS = ("causal_lm",)
+FORMATS: Mapping[str, Format] = {
+    "trl": Format(
+        huggingface.trl,
+        ".yaml",
+        "trl sft --config FILE, with data set and schedule added",
+        _LANGUAGE_MODELS,
+    ),
+    "trainer": Format(
+        huggingface.trainer,
+        ".py",
+        "from_pretrained(**MODEL, quantization_config=BitsAndBytesConfig(**QUANTIZATION)), "
+        "LoraConfig(**LORA), tokenizer(texts, **TOKENIZER), TrainingArguments(**TRAINING)",
+        _LANGUAGE_MODELS,
+    ),
+    "axolotl": Format(
+        huggingface.axolotl,
+        ".yaml",
+        "axolotl train FILE, with data sets and schedule added",
+        _LANGUAGE_MODELS,
+    ),
+    "llamafactory": Format(
+        huggingface.llamafactory,
+        ".yaml",
+        "llamafactory-cli train FILE, with data set, template and schedule added",
+        _LANGUAGE_MODELS,
+    ),
+    "torchtune": Format(
+        others.torchtune,
+        ".yaml",
+        "changes to the configuration of tune run lora_finetune_single_device",
+        _LANGUAGE_MODELS,
+    ),
+    "lightning": Format(
+        others.lightning, ".yaml", "LightningCLI: python train.py fit --config FILE"
+    ),
+    "accelerate": Format(others.accelerate, ".yaml", "accelerate launch --config_file FILE"),
+    "deepspeed": Format(others.deepspeed, ".json", "deepspeed train.py --deepspeed_config FILE"),
+    "command": Format(lambda chosen, model: {}, ".txt", "the arguments of a training script"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is exported: a configuration, the model's hub id, and a line that says which it is.
+
+    `flags` are the names and values of format "command".
+    """
+
+    configuration: Configuration
+    workload: str
+    model: str | None
+    title: str
+    flags: Mapping[str, KnobValue] = field(default_factory=dict)
+    unflagged: Mapping[str, str] = field(default_factory=dict)
+    """Names of the configuration that no flag says, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The text of a file, and what it does not say: "name = value: why"."""
+
+    text: str
+    left_out: tuple[str, ...]
+
+
+def export(name: str, subject: Subject) -> Exported:
+    """The settings of the tool `name`. Raises `InputError` for one that cannot train this."""
+    found = FORMATS.get(name)
+    if found is None:
+        raise unknown("format", name, FORMATS)
+    if found.workloads and subject.workload not in found.workloads:
+        able = ", ".join(n for n, f in FORMATS.items() if not f.workloads)
+        raise InputError(
+            f"{name} does not train workload {subject.workload!r}", hint=f"allowed: {able}"
+        )
+    if name == "command":
+        reasons: Mapping[str, str] = subject.unflagged
+        body = others.command_line(subject.flags) + "\n"
+    else:
+        chosen = Chosen(subject.configuration)
+        body = _body(found, found.build(chosen, subject.model))
+        reasons = chosen.left_out
+    left_out = tuple(f"{n} = {show(subject.configuration[n])}: {why}" for n, why in reasons.items())
+    return Exported(_with_header(found, body, subject.title, left_out), left_out)
+
+
+def _body(found: Format, settings: dict[str, Any]) -> str:
+    if found.suffix == ".json":
+        return json.dumps(settings, indent=2) + "\n"
+    if found.suffix == ".py":
+        return "\n".join(_assignment(n, value) for n, value in settings.items())
+    import yaml  # 30 ms that other formats do not need
+
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _assignment(name: str, value: dict[str, Any]) -> str:
+    lines = [f"    {json.dumps(key)}: {_literal(item)},\n" for key, item in value.items()]
+    return f"{name} = {{\n{''.join(lines)}}}\n"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return (
+            f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
+        )
+    return repr(value)
+
+
+def _with_header(found: Format, body: str, title: str, left_out: tuple[str, ...]) -> str:
+    """JSON and command lines have no comments; what is left out is said on stderr alone."""
+    if found.suffix not in (".yaml", ".py"):
+        return body
+    lines = [title, f"For: {found.use}"]
+    if left_out:
+        lines += ["Not said here:", *(f"  {line}" for line in left_out)]
+    return "".join(f"# {' '.join(line.split(chr(10)))}\n" for line in lines) + "\n" + body
