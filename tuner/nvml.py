@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -34,6 +35,38 @@ class DeviceIdentity:
     total_bytes: int
     compute_capability: tuple[int, int]
     driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process that computes on a device; memory in bytes, None where the driver is silent.
+
+    In a container, `pid` may be of another namespace, and `name` then only its number.
+    """
+
+    pid: int
+    name: str
+    used_bytes: int | None
+
+
+def device_processes(index: int = 0) -> tuple[DeviceProcess, ...] | None:
+    """The processes that compute on CUDA device `index`; None where the driver does not tell."""
+    with _handle(index) as found:
+        if found is None:
+            return None
+        nvml, handle = found
+        try:
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError:
+            return None
+        return tuple(
+            DeviceProcess(
+                pid=int(process.pid),
+                name=_process_name(nvml, int(process.pid)),
+                used_bytes=None if process.usedGpuMemory is None else int(process.usedGpuMemory),
+            )
+            for process in processes
+        )
 
 
 def device_use(index: int = 0, *, pid: int | None = None) -> DeviceUse | None:
@@ -65,6 +98,55 @@ def device_identity(index: int = 0) -> DeviceIdentity | None:
         )
 
 
+class DeviceReader:
+    """Quick readings of one device; None where the device does not have what is asked for."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+
+    def energy_j(self) -> float | None:
+        """Joules since the driver was loaded."""
+        millijoules = self._read("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1e3
+
+    def power_w(self) -> float | None:
+        """Watts drawn now, by the whole board."""
+        milliwatts = self._read("nvmlDeviceGetPowerUsage")
+        return None if milliwatts is None else milliwatts / 1e3
+
+    def utilization(self) -> float | None:
+        """Share of the driver's last sample period in which a kernel ran, 0 to 1."""
+        rates = self._read("nvmlDeviceGetUtilizationRates")
+        return None if rates is None else rates.gpu / 100
+
+    def close(self) -> None:
+        """Let the driver's library go; the reader cannot be used after it."""
+        self._nvml.nvmlShutdown()
+
+    def _read(self, function: str) -> Any:
+        try:
+            return getattr(self._nvml, function)(self._handle)
+        except self._nvml.NVMLError:
+            return None
+
+
+def open_reader(index: int = 0) -> DeviceReader | None:
+    """A reader of CUDA device `index`; None without an NVIDIA driver or such a device."""
+    try:
+        import pynvml  # from the package nvidia-ml-py
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return DeviceReader(pynvml, _visible_handle(pynvml, index))
+    except pynvml.NVMLError:
+        pynvml.nvmlShutdown()
+        return None
+
+
 @contextlib.contextmanager
 def _handle(index: int) -> Iterator[tuple[Any, Any] | None]:
     try:
@@ -93,6 +175,14 @@ def _visible_handle(nvml: Any, index: int) -> Any:
     if named.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(named))
     return nvml.nvmlDeviceGetHandleByUUID(named)
+
+
+def _process_name(nvml: Any, pid: int) -> str:
+    """The program's name without its folder, else the number."""
+    try:
+        return Path(_text(nvml.nvmlSystemGetProcessName(pid))).name
+    except nvml.NVMLError:
+        return f"process {pid}"
 
 
 def _process_bytes(nvml: Any, handle: Any, pid: int) -> int | None:

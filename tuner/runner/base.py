@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tuner.estimate.profile import DeviceProfile
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Outcome, Source
+from tuner.space.data import DataFacts
 
 OUTCOME_LIBRARIES = ("tuner", "torch", "transformers", "peft", "bitsandbytes")
 """Distributions whose version can change what a trial comes to.
@@ -28,7 +29,8 @@ class TrialJob:
 
     `gpu` may carry a memory size of the user's. `margin_fraction` is the part of the GPU's
     memory to keep free; None leaves it to the runner. `profile` is what was measured of the GPU
-    on this machine, if it was.
+    on this machine, if it was. `data` describes the training data for trials that train on its
+    lengths.
     """
 
     workload: str
@@ -36,6 +38,7 @@ class TrialJob:
     gpu: Gpu
     margin_fraction: float | None = None
     profile: DeviceProfile | None = None
+    data: DataFacts | None = None
 
 
 class TrialRunner(Protocol):
@@ -91,6 +94,9 @@ class MeasureOptions:
     - `timeout_s` is for the whole trial; what runs longer is killed.
     - `memory_limit_bytes` lets a large device stand in for a smaller one.
     - `weights` is "synthetic", "hub" or the path of a checkpoint.
+    - `lengths` is "full" (every sequence has the longest length, as predictions assume) or "data"
+      (the job's lengths in the timed steps; the warm-up has the longest all the same, so that
+      the peak is that of the worst batch).
     - `wait_for_device_s` is how long a device that others use is waited for.
     """
 
@@ -102,6 +108,7 @@ class MeasureOptions:
     timeout_s: float = 600.0
     memory_limit_bytes: int | None = None
     weights: str = "synthetic"
+    lengths: Literal["full", "data"] = "full"
     wait_for_device_s: float = 0.0
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from unittest import mock
 
 import torch
 
 from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Phase
 from tuner.runner.synthetic import fill
+from tuner.space.data import DataFacts
 from tuner.units import KIB, parse_bytes
 from tuner.workloads.base import TrainingSession, Workload
 
@@ -95,11 +95,25 @@ class RealEnvironment:
 
     `phase` is the phase that runs now (where memory ran out, after an OOM). `phase_peak_bytes`
     has the highest allocated memory of each phase while `recording`; recording costs a fraction
-    of a millisecond a phase, and is switched off around timed steps.
+    of a millisecond a phase, and is switched off around timed steps. `on_phase` is called when
+    a phase begins while recording. `checkpoint`, `data` and `full_steps` are those of
+    `tuner.workloads.base.Machine`.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(
+        self,
+        device: str,
+        *,
+        checkpoint: str | None = None,
+        data: DataFacts | None = None,
+        full_steps: int = 0,
+        on_phase: Callable[[Phase], None] | None = None,
+    ) -> None:
         self.device = device
+        self.checkpoint = checkpoint
+        self.data = data
+        self.full_steps = full_steps
+        self._on_phase = on_phase
         self._torch_device = parse_device(device)
         self.meter: MemoryMeter = (
             CudaMeter(self._torch_device) if self._torch_device.type == "cuda" else HostMeter()
@@ -115,9 +129,9 @@ class RealEnvironment:
         """The highest peak of all phases so far."""
         return max(self.phase_peak_bytes.values(), default=0)
 
-    def materialize(self, model: Any) -> None:
-        """Synthetic weights on the device."""
-        fill(model, self.device)
+    def materialize(self, model: Any, on_host: Sequence[Any] = ()) -> None:
+        """Synthetic weights on the device; of the modules in `on_host`, in host memory."""
+        fill(model, self.device, on_host=on_host)
 
     def autocast(self, dtype: Any) -> contextlib.AbstractContextManager[None]:
         """PyTorch's autocast for the device."""
@@ -136,6 +150,8 @@ class RealEnvironment:
             self.note_peak()
             if self.loaded_bytes is None and phase is Phase.FORWARD:
                 self.loaded_bytes = self.meter.allocated_bytes()
+            if self._on_phase is not None and phase is not self.phase:
+                self._on_phase(phase)
         self.phase = phase
 
     def note_peak(self) -> None:
@@ -173,28 +189,7 @@ def open_session(
     """
     uses_tf32 = configuration.get("precision") == "tf32"
     torch.set_float32_matmul_precision("high" if uses_tf32 else "highest")
-    with _adapters_on(environment.device):
-        return workload.open(model_config, configuration, environment)
-
-
-@contextlib.contextmanager
-def _adapters_on(device: str) -> Iterator[None]:
-    """Inside, peft makes new adapters on `device`.
-
-    Asked for `low_cpu_mem_usage`, it leaves them on the meta device until a checkpoint fills
-    them; without it, it fills them on the CPU first, which takes 10 s for 900 million of them.
-    """
-    from peft import peft_model
-    from peft.tuners import tuners_utils as peft_tuners
-
-    def on_device() -> Any:
-        return torch.device(device)
-
-    with (
-        mock.patch.object(peft_model, "init_empty_weights", on_device),
-        mock.patch.object(peft_tuners, "init_empty_weights", on_device),
-    ):
-        yield
+    return workload.open(model_config, configuration, environment)
 
 
 def limit_memory(device: str, limit_bytes: int) -> None:

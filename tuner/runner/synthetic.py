@@ -8,7 +8,7 @@ allocated on the device once, at its final size, and filled in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,21 +25,31 @@ _FIRST_SCALE, _SCALE_RANGE = 1.0, 0.2
 """Double quantisation keeps the scale of a block as offset + code: here 1 plus or minus 20 %."""
 
 
-def fill(model: nn.Module, device: str) -> None:
+def fill(model: nn.Module, device: str, *, on_host: Sequence[nn.Module] = ()) -> None:
     """Give every tensor of `model` (on the meta device) storage and values on `device`.
 
     Layers of transformers are initialised as their authors do, quantised ones hold random codes.
-    Tied parameters stay tied. Raises torch.OutOfMemoryError where the device is too small.
+    Tied parameters stay tied. Modules in `on_host` are filled on the device one after the other,
+    where that takes no time, and moved to host memory. Raises torch.OutOfMemoryError where the
+    device is too small.
     """
+    for part in on_host:
+        _fill_modules(model, list(part.modules()), device)
+        part.to("cpu")
+    done = {id(module) for part in on_host for module in part.modules()}
+    _fill_modules(model, [m for m in model.modules() if id(m) not in done], device)
+
+
+def _fill_modules(model: nn.Module, modules: Sequence[nn.Module], device: str) -> None:
     moved: dict[int, Any] = {}
-    for module in model.modules():
+    for module in modules:
         _move(module._parameters, moved, device)
         _move(module._buffers, moved, device)
         if type(module).__name__ == "Linear4bit":
             module.quant_state = module.weight.quant_state  # type: ignore[union-attr]
     seen: set[int] = set()
     with torch.no_grad():
-        for module in model.modules():
+        for module in modules:
             _initialise(model, module, seen)
 
 

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from tuner.records import Configuration, Phase
+from tuner.space.data import DataFacts
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a session has trained on so far, in sums over its micro-steps.
+
+    `tokens` are without padding. `model_flops` counts no recomputation; None where the FLOPs of
+    the model are not known. `data_wait_s` is how long micro-steps waited for their batch.
+    """
+
+    samples: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    model_flops: float | None = 0.0
+    data_wait_s: float = 0.0
 
 
 class Environment(Protocol):
@@ -33,6 +51,24 @@ class Environment(Protocol):
         """A phase of the step begins. `micro_step` counts from 0 within an optimizer step."""
 
 
+@runtime_checkable
+class Machine(Environment, Protocol):
+    """An environment with real memory and real data; a trace has neither.
+
+    `checkpoint` is what to load with `from_pretrained`, None for synthetic weights. `data`
+    describes the examples; without it each has the longest length, as a trace assumes.
+    `full_steps` is the number of optimizer steps in which they have it in any case, so that
+    the peak is that of the worst batch.
+    """
+
+    checkpoint: str | None
+    data: DataFacts | None
+    full_steps: int
+
+    def materialize(self, model: Any, on_host: Sequence[Any] = ()) -> None:
+        """As in a trace, but the modules in `on_host` have their tensors in host memory."""
+
+
 class TrainingSession(Protocol):
     """A model with its optimizer, ready to train. Not thread safe."""
 
@@ -42,12 +78,18 @@ class TrainingSession(Protocol):
     """A torch optimizer over the trainable parameters of `model`."""
     trainable_params: int
     total_params: int
+    counts: Counts
+    loss: Any
+    """The loss of the last micro-step, a torch tensor of one value; None before the first."""
 
     def micro_step(self, micro_step: int) -> None:
         """Run one forward and backward pass; `micro_step` counts from 0 in a step."""
 
     def optimizer_step(self, micro_steps: int) -> None:
         """Run `micro_steps` forward and backward passes and one optimizer step."""
+
+    def close(self) -> None:
+        """End what runs beside the session. It cannot be used after it."""
 
 
 class Workload(Protocol):

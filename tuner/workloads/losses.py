@@ -5,6 +5,7 @@ The logits are the largest tensors of a training step, so a copy more or less de
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,11 @@ NAMES = ("transformers", "transformers_4_46", "transformers_4_45", "unwidened")
 _IGNORE_INDEX = -100
 
 
-def use_loss(model: Any, name: str, *, fused: bool) -> None:
+CrossEntropy = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A mean loss over (tokens, vocabulary) logits and (tokens,) labels."""
+
+
+def use_loss(model: Any, name: str, *, fused: bool, kernel: CrossEntropy | None = None) -> None:
     """Make a transformers model compute its loss as `name` says.
 
     * `transformers`: as the installed version does; since 4.49 in fp32 without a copy.
@@ -28,14 +33,18 @@ def use_loss(model: Any, name: str, *, fused: bool) -> None:
 
     With `fused` one kernel takes the place of log-softmax and its gradient: it keeps a number a
     token and turns its input into the gradient in place, as the Triton kernels of unsloth and
-    fms-acceleration do. Raises `InputError` for other names.
+    fms-acceleration do: `kernel`, or without it one that has the memory and the traffic of such
+    a kernel and no values, for traces. Raises `InputError` for other names.
     """
     if name not in NAMES:
         raise unknown("loss", name, NAMES)
     if name == "transformers" and not fused:
         return
     model.loss_function = partial(
-        _loss, widen=name != "unwidened", copy=name != "transformers", fused=fused
+        _loss,
+        widen=name != "unwidened",
+        copy=name != "transformers",
+        cross_entropy=(kernel or _fused_shapes) if fused else _cross_entropy,
     )
     if name == "transformers_4_45":
         model.get_output_embeddings().register_forward_hook(_widen)
@@ -52,7 +61,7 @@ def _loss(
     *,
     widen: bool,
     copy: bool,
-    fused: bool,
+    cross_entropy: CrossEntropy,
     **_: Any,
 ) -> torch.Tensor:
     logits = logits.float() if widen else logits
@@ -61,9 +70,15 @@ def _loss(
     else:
         shifted, targets = logits, nn.functional.pad(labels, (0, 1), value=_IGNORE_INDEX)[..., 1:]
     shifted, targets = shifted.view(-1, vocab_size), targets.reshape(-1)
-    if not fused:
-        return nn.functional.cross_entropy(shifted, targets, ignore_index=_IGNORE_INDEX)
-    loss: torch.Tensor = _FusedCrossEntropy.apply(shifted, targets)  # type: ignore[no-untyped-call]
+    return cross_entropy(shifted, targets)
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits, labels, ignore_index=_IGNORE_INDEX)
+
+
+def _fused_shapes(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = _FusedCrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
     return loss
 
 

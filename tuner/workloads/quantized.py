@@ -27,18 +27,9 @@ def quantize_linears(
     (LLM.int8() with its default outlier threshold). The model keeps its device; the new layers
     hold uninitialised tensors there.
     """
-    from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
-    if precision == "nf4":
-        config = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=double_quant,
-            bnb_4bit_compute_dtype=compute_dtype,
-        )
-    else:
-        config = BitsAndBytesConfig(load_in_8bit=True)
+    config = quantization_config(precision, compute_dtype, double_quant=double_quant)
     replace_with_bnb_linear(model, modules_to_not_convert=["lm_head"], quantization_config=config)
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
@@ -51,6 +42,22 @@ def quantize_linears(
     flagged.is_quantized = True
     flagged.config.quantization_config = config
     flagged.config._is_quantized = True
+
+
+def quantization_config(
+    precision: str, compute_dtype: torch.dtype, *, double_quant: bool = True
+) -> Any:
+    """What transformers is asked for: `precision` is "nf4" or "int8"."""
+    from transformers import BitsAndBytesConfig
+
+    if precision == "nf4":
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=double_quant,
+            bnb_4bit_compute_dtype=compute_dtype,
+        )
+    return BitsAndBytesConfig(load_in_8bit=True)
 
 
 def quantized_tensors(model: nn.Module) -> list[torch.Tensor]:

@@ -1,0 +1,24 @@
+"""Model FLOPs utilisation of a measured step."""
+
+from __future__ import annotations
+
+from tuner.estimate.roofline import matmul_peak
+from tuner.gpus import Gpu
+from tuner.records import Configuration
+
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+
+
+def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None) -> float | None:
+    """Model FLOP/s over the dense peak of the precision in which most products run.
+
+    The same precision as in a prediction: that of autocast, else of the weights, and bf16 for
+    quantised ones. None where the FLOPs or the device's peak are not known.
+    """
+    mixed = str(configuration.get("mixed_precision", "no"))
+    precision = mixed if mixed != "no" else str(configuration["precision"])
+    if precision in ("nf4", "int8"):
+        precision = "bf16"
+    if flops_per_s is None or gpu is None or precision not in gpu.flops:
+        return None
+    return flops_per_s / matmul_peak(gpu, _DTYPES[precision], precision == "tf32")

@@ -1,0 +1,196 @@
+"""The model of workload `causal_lm`: loaded, prepared and adapted as a training script does it.
+
+Built by transformers from the architecture's configuration, or from a checkpoint, and adapted
+by peft. A trace and a real run execute this same code; where they differ, a machine has weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tuner.errors import InputError
+from tuner.workloads.base import Environment, Machine
+from tuner.workloads.causal_lm_settings import CausalLMSettings
+from tuner.workloads.liger import apply_liger, fused_cross_entropy
+from tuner.workloads.losses import use_loss
+from tuner.workloads.offload import decoder_layers, keep_on_host, move_all_but
+from tuner.workloads.quantized import quantize_linears
+
+
+def build_model(model_config: Any, settings: CausalLMSettings, environment: Environment) -> Any:
+    """Model and adapters on the environment's device, in training mode.
+
+    Raises `InputError` for what the libraries cannot build.
+    """
+    if not isinstance(environment, Machine):
+        model = _skeleton(model_config, settings)
+        environment.materialize(model)
+        model = _prepare(model, settings, environment)
+        model.train()
+        return model
+    settings.check_machine(environment.device)
+    model, on_host = _with_weights(model_config, settings, environment)
+    if settings.liger:
+        apply_liger(model)
+    model = _prepare(model, settings, environment)
+    keep_on_host(on_host, environment.device)
+    model.train()
+    if settings.torch_compile:
+        model.compile()
+    return model
+
+
+def _with_weights(
+    model_config: Any, settings: CausalLMSettings, machine: Machine
+) -> tuple[Any, list[nn.Module]]:
+    """The model with its weights, and those of its layers whose weights are on the host."""
+    if machine.checkpoint is None:
+        model = _skeleton(model_config, settings, real=True)
+        on_host = _offloaded(model, settings)
+        machine.materialize(model, on_host)
+        return model, on_host
+    from tuner.workloads.checkpoint import load_checkpoint
+
+    # Layers that stay on the host must not pass through a device that is too small for them.
+    first = "cpu" if settings.offload else machine.device
+    try:
+        model = load_checkpoint(machine.checkpoint, model_config, settings, device=first)
+    except (ValueError, ImportError) as error:
+        raise _build_error(error, settings.attention) from error
+    _use_loss(model, settings, real=True)
+    on_host = _offloaded(model, settings)
+    if settings.offload:
+        move_all_but(model, on_host, machine.device)
+    return model, on_host
+
+
+def _offloaded(model: nn.Module, settings: CausalLMSettings) -> list[nn.Module]:
+    layers = decoder_layers(model) if settings.offload else []
+    return layers[len(layers) - round(settings.offload * len(layers)) :]
+
+
+def _skeleton(model_config: Any, settings: CausalLMSettings, *, real: bool = False) -> Any:
+    """The model on the meta device, with quantised layers, before k-bit preparation."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        try:
+            model = AutoModelForCausalLM.from_config(
+                model_config, dtype=settings.load_dtype, attn_implementation=settings.attention
+            )
+        except (ValueError, ImportError) as error:
+            raise _build_error(error, settings.attention) from error
+        _use_loss(model, settings, real=real)
+        if settings.is_quantized:
+            quantize_linears(
+                model,
+                precision=settings.precision,
+                compute_dtype=settings.load_dtype,
+                double_quant=settings.double_quant,
+            )
+    return model
+
+
+def _build_error(error: Exception, attention: str) -> InputError:
+    """What transformers says of a model that it cannot build, as an answer to the user.
+
+    It raises ValueError for an attention that the model does not have, ImportError for one whose
+    package is missing.
+    """
+    if isinstance(error, InputError):
+        return error
+    text = " ".join(str(error).split())
+    return InputError(
+        f"transformers cannot build this model with attention {attention}: {text[:300]}",
+        hint="eager works for every model" if attention != "eager" else None,
+    )
+
+
+def _use_loss(model: Any, settings: CausalLMSettings, *, real: bool) -> None:
+    kernel = fused_cross_entropy() if real and settings.fused_loss else None
+    use_loss(model, settings.loss, fused=settings.fused_loss, kernel=kernel)
+
+
+def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -> Any:
+    """K-bit preparation, gradient checkpointing and adapters, as training scripts do."""
+    checkpointing: dict[str, Any] = {"use_reentrant": False}
+    if environment.device == "meta":
+        # Not on a machine: PyTorch restores autocast by itself there, and torch.compile takes no
+        # contexts of one's own.
+        checkpointing["context_fn"] = partial(
+            environment.checkpoint_contexts, settings.autocast_dtype
+        )
+    if settings.lora_rank and settings.is_quantized and settings.kbit_preparation != "none":
+        from peft import prepare_model_for_kbit_training
+
+        model = prepare_model_for_kbit_training(
+            model,
+            use_gradient_checkpointing=settings.gradient_checkpointing,
+            gradient_checkpointing_kwargs=checkpointing,
+        )
+        if settings.kbit_preparation == "trl":
+            _narrow_embeddings(model, settings.load_dtype)
+    elif settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+    if not settings.lora_rank:
+        if settings.is_quantized:
+            raise InputError(
+                f"full fine-tuning (lora_rank 0) of a {settings.precision} model is not possible",
+                hint="set lora_rank to 1 or more, or precision to bf16, fp16 or fp32",
+            )
+        return model
+    return _with_adapters(model, settings, environment.device)
+
+
+def _narrow_embeddings(model: Any, dtype: torch.dtype) -> None:
+    """Undo the widening of embeddings and output head, as trl's SFTTrainer does.
+
+    Its peft_module_casting_to_bf16 leaves only the norms in fp32.
+    """
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        module.to(dtype)
+
+
+def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=_targets_as_peft_reads_them(settings.lora_targets),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        if device == "meta":
+            return get_peft_model(model, config, low_cpu_mem_usage=True)
+        # Made and initialised where they will be: on the processor that takes 10 s for 900 million.
+        with torch.device(device):
+            return get_peft_model(model, config)
+    except ValueError as error:
+        if "not found in the base model" not in str(error):
+            raise
+        raise InputError(
+            f"lora_targets {', '.join(settings.lora_targets)} do not exist in the model",
+            hint=f"its linear layers are: {', '.join(linear_names(model))}",
+        ) from error
+
+
+def _targets_as_peft_reads_them(targets: tuple[str, ...]) -> list[str] | str:
+    return "all-linear" if targets == ("all-linear",) else list(targets)
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """The last name parts of all linear layers but the output head, sorted."""
+    names: Iterable[str] = (
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    )
+    return sorted(set(names) - {"lm_head"})

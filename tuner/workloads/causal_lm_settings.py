@@ -1,0 +1,175 @@
+"""The knobs of workload `causal_lm`, checked and typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from tuner.errors import InputError, Problem
+from tuner.records import Configuration
+from tuner.workloads.token_data import LoaderSettings
+
+_DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CausalLMSettings:
+    """The knobs of this workload, checked and typed."""
+
+    micro_batch: int
+    max_length: int
+    lora_rank: int
+    lora_alpha: float
+    lora_dropout: float
+    lora_targets: tuple[str, ...]
+    precision: str
+    mixed_precision: str
+    compute_dtype: str
+    double_quant: bool
+    kbit_preparation: str
+    loss: str
+    fused_loss: bool
+    gradient_checkpointing: bool
+    optimizer: str
+    attention: str
+    max_grad_norm: float
+    training_loop: str
+    torch_compile: bool
+    liger: bool
+    offload: float
+    cudnn_benchmark: bool
+    allocator: str
+    loader: LoaderSettings
+
+    @classmethod
+    def from_configuration(cls, values: Configuration) -> CausalLMSettings:
+        """Read the knobs. Raises KeyError when one of the required ones is missing."""
+        rank = int(_number(values["lora_rank"]))
+        return cls(
+            micro_batch=int(_number(values["micro_batch"])),
+            max_length=int(_number(values["max_length"])),
+            lora_rank=rank,
+            lora_alpha=_number(values.get("lora_alpha", 2 * rank)),
+            lora_dropout=_number(values.get("lora_dropout", 0.0)),
+            lora_targets=_names(values.get("lora_targets", ())),
+            precision=str(values["precision"]),
+            mixed_precision=str(values.get("mixed_precision", "no")),
+            compute_dtype=str(values.get("compute_dtype", "auto")),
+            double_quant=bool(values.get("double_quant", True)),
+            kbit_preparation=str(values.get("kbit_preparation", "peft")),
+            loss=str(values.get("loss", "transformers")),
+            fused_loss=bool(values.get("fused_loss", False)),
+            gradient_checkpointing=bool(values["gradient_checkpointing"]),
+            optimizer=str(values["optimizer"]),
+            attention=str(values["attention"]),
+            max_grad_norm=_number(values.get("max_grad_norm", 1.0)),
+            training_loop=str(values.get("training_loop", "trainer")),
+            torch_compile=bool(values.get("torch_compile", False)),
+            liger=bool(values.get("liger", False)),
+            offload=_number(values.get("offload", 0.0)),
+            cudnn_benchmark=bool(values.get("cudnn_benchmark", False)),
+            allocator=str(values.get("allocator", "")),
+            loader=_loader(values),
+        )
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the base model is loaded in 4 or 8 bits."""
+        return self.precision in ("nf4", "int8")
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of autocast, or None without mixed precision."""
+        return None if self.mixed_precision == "no" else _DTYPES[self.mixed_precision]
+
+    @property
+    def load_dtype(self) -> torch.dtype:
+        """The dtype of weights that are not quantised.
+
+        Beside quantised layers it is the compute dtype: unless `compute_dtype` names one, that
+        of autocast, else bfloat16.
+        """
+        if not self.is_quantized:
+            return _DTYPES[self.precision]
+        if self.compute_dtype != "auto":
+            return _DTYPES[self.compute_dtype]
+        return self.autocast_dtype or torch.bfloat16
+
+    def check_machine(self, device: str) -> None:
+        """Raise `InputError`, with every reason, where this cannot be trained on `device`.
+
+        Among the reasons are knobs that would have no effect: a trial of one would answer a
+        question that nobody can act on.
+        """
+        problems = [Problem(text, where=knob) for knob, text in self._refusals(device)]
+        if problems:
+            raise InputError(
+                f"this configuration cannot be trained on {device} as it says", problems=problems
+            )
+
+    def _refusals(self, device: str) -> Iterator[tuple[str, str]]:
+        if not device.startswith("cuda"):
+            yield from self._without_gpu()
+        loader = self.loader
+        if not loader.num_workers and loader.persistent_workers:
+            yield "persistent_workers", "true has no effect with num_workers 0"
+        if not loader.num_workers and loader.prefetch_factor != LoaderSettings().prefetch_factor:
+            yield "prefetch_factor", f"{loader.prefetch_factor} has no effect with num_workers 0"
+        if self.offload:
+            yield from self._against_offload()
+        if self.mixed_precision == self.precision == "fp16" and not self.lora_rank:
+            yield (
+                "mixed_precision",
+                "gradients of fp16 weights cannot be scaled: train them with precision fp32",
+            )
+
+    def _without_gpu(self) -> Iterator[tuple[str, str]]:
+        if self.allocator:
+            yield "allocator", f"{self.allocator!r} has no effect without a GPU"
+        if self.cudnn_benchmark:
+            yield "cudnn_benchmark", "true has no effect without a GPU"
+        if self.loader.pin_memory:
+            yield "pin_memory", "true has no effect without a GPU"
+        if self.liger:
+            yield "liger", "its kernels need a GPU"
+        if self.fused_loss:
+            yield "fused_loss", "its kernel needs a GPU"
+        if self.attention == "flash_attention_2":
+            yield "attention", "flash_attention_2 needs a GPU"
+
+    def _against_offload(self) -> Iterator[tuple[str, str]]:
+        if not self.lora_rank:
+            yield "offload", "only a frozen base can stay on the host: set lora_rank to 1 or more"
+        if self.is_quantized:
+            yield "offload", f"{self.precision} layers cannot be trained from host memory"
+        if not self.gradient_checkpointing:
+            yield (
+                "offload",
+                "without gradient_checkpointing autograd keeps every weight on the device",
+            )
+        if self.torch_compile:
+            yield "offload", "the layers' weights come and go, which torch_compile cannot follow"
+
+
+def _loader(values: Configuration) -> LoaderSettings:
+    names = [field.name for field in fields(LoaderSettings)]
+    given: dict[str, Any] = {name: values[name] for name in names if name in values}
+    return LoaderSettings(**given)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{value!r} is not a number")
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
