@@ -1,0 +1,209 @@
+"""Everything that can go wrong in a trial, on the real runner with real training on the CPU.
+
+Each trial trains a tiny model in a process of its own, under a memory limit. The same on a GPU,
+with real CUDA errors, is at the end, and is skipped where there is none.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from faulty_training import COUNTER, FAULTS, PIDS, TOO_MUCH_BYTES
+from test_runner_processes import alive
+from transformers import LlamaConfig
+
+from tuner.gpus import get_gpu
+from tuner.records import Configuration, Exhausted, Status
+from tuner.runner import processes
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.isolated import IsolatedRunner
+
+MIB = 2**20
+LIMIT_BYTES = 512 * MIB
+TIMEOUT_S = 6.0
+SEED = 4
+TRIALS = 100
+
+LLAMA = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=512,
+)
+CONFIGURATION = Configuration(
+    {
+        "micro_batch": 2,
+        "max_length": 32,
+        "grad_accum": 1,
+        "lora_rank": 4,
+        "lora_targets": ("q_proj", "v_proj"),
+        "precision": "fp32",
+        "gradient_checkpointing": False,
+        "optimizer": "adamw_torch",
+        "attention": "sdpa",
+        "fault": "none",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must come of a fault."""
+
+    status: Status
+    phase: str | None = None
+    requested_bytes: int | None = None
+    exhausted: Exhausted | None = None
+    text: str = ""
+
+
+def ran_out(phase):
+    return Expected(Status.OOM, phase, TOO_MUCH_BYTES, Exhausted.DEVICE, "allocate")
+
+
+EXPECTED = {
+    "none": Expected(Status.OK),
+    "not_finite": Expected(Status.NON_FINITE, text="not finite"),
+    "oom_load": ran_out("load"),
+    "oom_forward": ran_out("forward"),
+    "oom_backward": ran_out("backward"),
+    "oom_optimizer": ran_out("optimizer"),
+    "filled_up": Expected(Status.OOM, "forward", 4 * MIB, Exhausted.DEVICE),
+    "host_oom": Expected(Status.OOM, "forward", None, Exhausted.HOST, "SIGKILL"),
+    "segfault": Expected(Status.CRASHED, "backward", text="SIGSEGV"),
+    "hang": Expected(Status.TIMEOUT, "forward", text="killed after 6 s"),
+    "killed": Expected(Status.CRASHED, "optimizer", text="SIGKILL"),
+    "poisoned": Expected(Status.CRASHED, "backward", text="illegal memory access"),
+    "asserted": Expected(Status.CRASHED, "forward", text="device-side assert"),
+    "disk_full": Expected(Status.CRASHED, "optimizer", text="No space left on device"),
+    "wrong": Expected(Status.CRASHED, "forward", text="TypeError: expected a tensor"),
+}
+
+
+def check(fault, outcome, expected=EXPECTED):
+    want = expected[fault]
+    got = (outcome.status, outcome.phase, outcome.requested_bytes, outcome.exhausted)
+    assert got == (want.status, want.phase, want.requested_bytes, want.exhausted), (fault, outcome)
+    assert want.text in outcome.message
+    assert (outcome.measurement is not None) == (fault in ("none", "not_finite"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("faults")
+    LLAMA.save_pretrained(path / "model")
+    (path / "kills").write_text("oom_kill 0\n")
+    (path / "pids").touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(COUNTER, str(folder / "kills"))
+        patch.setenv(PIDS, str(folder / "pids"))
+        # Threads of a busy machine wait for each other, and a tiny model gains nothing by them.
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+def options(**changes):
+    known = {"device": "cpu", "budget_s": 0.05, "warmup_steps": 2, "timeout_s": TIMEOUT_S}
+    return MeasureOptions(**{**known, "memory_limit_bytes": LIMIT_BYTES, **changes})
+
+
+def faulty_job(folder):
+    return TrialJob("faulty_training:WORKLOAD", str(folder / "model"), get_gpu("a6000"))
+
+
+@pytest.fixture(scope="module")
+def runner(folder, environment):
+    with IsolatedRunner(faulty_job(folder), options(), body="faulty_training:BODY") as opened:
+        opened.start()
+        yield opened
+
+
+def run(runner, fault, **changes):
+    return runner.run(CONFIGURATION.replace(fault=fault, **changes))
+
+
+def test_every_fault_has_an_expectation():
+    assert EXPECTED.keys() == {"none", "not_finite", *FAULTS}
+
+
+@pytest.mark.parametrize("fault", EXPECTED)
+def test_each_fault_has_its_outcome(runner, fault):
+    check(fault, run(runner, fault))
+
+
+def test_a_batch_that_is_too_large_runs_out_by_itself(runner):
+    outcome = run(runner, "none", micro_batch=256, max_length=2048)
+    assert (outcome.status, outcome.exhausted) == (Status.OOM, Exhausted.DEVICE)
+    assert outcome.phase in ("forward", "backward")
+    assert outcome.requested_bytes > MIB
+
+
+def test_a_configuration_that_cannot_be_built_is_invalid(runner):
+    outcome = run(runner, "none", lora_targets=("nowhere",))
+    assert outcome.status is Status.INVALID
+    assert "q_proj" in outcome.message
+
+
+def shared_memory():
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def resident_bytes(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024
+
+
+def open_files(pid):
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def shuffled_faults():
+    """A hundred trials: two that hang, which takes time, and the others about equally often."""
+    names = [name for name in EXPECTED if name != "hang"]
+    faults = ["hang", "hang", *(names * TRIALS)[: TRIALS - 2]]
+    random.Random(SEED).shuffle(faults)
+    return faults
+
+
+@pytest.mark.slow
+def test_a_hundred_trials_in_random_order_leave_nothing(runner, folder):
+    undisturbed = run(runner, "none")
+    warm, before = runner.warm_pid, resident_bytes(runner.warm_pid)
+    files = open_files(warm)
+    faults = shuffled_faults()
+    outcomes = [run(runner, fault) for fault in faults]
+    for fault, outcome in zip(faults, outcomes, strict=True):
+        check(fault, outcome)
+    assert len(outcomes) == TRIALS
+    assert runner.warm_pid == warm
+    assert processes.children_of(warm) == []
+    pids = [int(pid) for pid in (folder / "pids").read_text().split()]
+    assert len(pids) >= 8
+    assert not any(map(alive, pids))
+    assert open_files(warm) == files
+    assert resident_bytes(warm) - before < 8 * MIB
+    left = [name for name in shared_memory() if any(str(pid) in name for pid in pids)]
+    assert left == []
+    check_same(run(runner, "none"), undisturbed)
+
+
+def check_same(after, before):
+    """Peak memory within noise: pages of shared libraries that one touched more."""
+    assert after.status is before.status is Status.OK
+    now, then = after.measurement.memory, before.measurement.memory
+    assert now.peak_allocated_bytes == pytest.approx(then.peak_allocated_bytes, rel=0.05)
+    assert now.loaded_bytes == pytest.approx(then.loaded_bytes, rel=0.05)
+    assert after.measurement.trainable_params == before.measurement.trainable_params
+    assert after.measurement.device == before.measurement.device
