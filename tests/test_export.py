@@ -1,0 +1,341 @@
+"""`tuner export`: each tool's settings go through that tool's own parser, or its list of keys."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tuner.cli.export import FORMAT_NAMES
+from tuner.cli.main import run
+from tuner.export import FORMATS, Subject, export
+from tuner.records import Configuration
+from tuner.space import default_space, load_space
+
+ROOT = Path(__file__).parents[1]
+TARGET = ["--space", "qlora27b", "--gpu", "a6000"]
+
+QLORA = {
+    "micro_batch": 2,
+    "effective_batch": 32,
+    "grad_accum": 16,
+    "lora_rank": 128,
+    "lora_alpha": 256,
+    "lora_dropout": 0.05,
+    "lora_targets": ("q_proj", "v_proj"),
+    "max_length": 1024,
+    "precision": "nf4",
+    "mixed_precision": "bf16",
+    "compute_dtype": "auto",
+    "double_quant": True,
+    "kbit_preparation": "peft",
+    "loss": "transformers",
+    "fused_loss": False,
+    "gradient_checkpointing": True,
+    "optimizer": "paged_adamw_8bit",
+    "attention": "sdpa",
+    "max_grad_norm": 0.3,
+    "training_loop": "trainer",
+}
+VARIANTS = [
+    {},
+    {"precision": "int8", "mixed_precision": "fp16", "attention": "eager"},
+    {"precision": "bf16", "lora_targets": ("all-linear",), "gradient_checkpointing": False},
+    {"precision": "fp32", "mixed_precision": "no", "optimizer": "sgd", "max_grad_norm": 0.0},
+]
+
+# The keys that a tool takes, where it is not installed.
+# torchtune 0.6.1: recipes/configs/llama3_1/8B_qlora_single_device.yaml and the arguments of
+# torchtune.models.llama3_1.lora_llama3_1_8b.
+TORCHTUNE = {
+    "model": {
+        "lora_attn_modules",
+        "apply_lora_to_mlp",
+        "apply_lora_to_output",
+        "lora_rank",
+        "lora_alpha",
+        "lora_dropout",
+        "quantize_base",
+    },
+    "tokenizer": {"max_seq_len"},
+    "optimizer": {"_component_", "fused"},
+}
+TORCHTUNE_TOP = {
+    *TORCHTUNE,
+    "batch_size",
+    "gradient_accumulation_steps",
+    "clip_grad_norm",
+    "dtype",
+    "enable_activation_checkpointing",
+}
+# DeepSpeed 0.19.8: deepspeed/runtime/constants.py and deepspeed/runtime/zero/config.py.
+DEEPSPEED = {
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "bf16",
+    "fp16",
+    "zero_optimization",
+}
+# lightning 2.6.6: arguments of lightning.pytorch.Trainer, and its names of precisions.
+LIGHTNING = {"accumulate_grad_batches", "precision", "gradient_clip_val"}
+LIGHTNING_PRECISIONS = {"16-true", "16-mixed", "bf16-true", "bf16-mixed", "32-true", "64-true"}
+# LLaMA-Factory 0.9.5: src/llamafactory/hparams/{model,finetuning,data}_args.py; what else it
+# takes is a field of transformers' TrainingArguments.
+LLAMAFACTORY = {
+    "model_name_or_path",
+    "flash_attn",
+    "disable_gradient_checkpointing",
+    "use_reentrant_gc",
+    "quantization_method",
+    "quantization_bit",
+    "quantization_type",
+    "double_quantization",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_rank",
+    "lora_target",
+    "stage",
+    "finetuning_type",
+    "cutoff_len",
+}
+
+
+def subject(**changes: object) -> Subject:
+    configuration = Configuration({**QLORA, **changes})
+    flags = {name: configuration[name] for name in ("micro_batch", "lora_targets", "double_quant")}
+    return Subject(configuration, "causal_lm", "org/model", "a title", flags=flags)
+
+
+def settings(name: str, **changes: object) -> dict:
+    return yaml.safe_load(export(name, subject(**changes)).text)  # JSON is YAML
+
+
+def python_settings(**changes: object) -> dict:
+    tree = ast.parse(export("trainer", subject(**changes)).text)
+    return {node.targets[0].id: ast.literal_eval(node.value) for node in tree.body}
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_trainer_settings_construct_what_they_are_for(changes, tmp_path):
+    import torch
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig, TrainingArguments
+
+    parts = python_settings(**changes)
+    mixed = {**QLORA, **changes}["mixed_precision"]
+    # Only a GPU trains in fp16; every other argument is checked by transformers itself.
+    arguments = TrainingArguments(
+        **{**parts["TRAINING"], "fp16": False}, use_cpu=True, output_dir=str(tmp_path)
+    )
+    assert parts["TRAINING"]["fp16"] == (mixed == "fp16")
+    assert arguments.bf16 == (mixed == "bf16")
+    assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == 32
+    assert arguments.optim == {**QLORA, **changes}["optimizer"]
+    assert arguments.gradient_checkpointing == {**QLORA, **changes}["gradient_checkpointing"]
+    lora = LoraConfig(**parts["LORA"])
+    assert (lora.r, lora.lora_alpha, lora.lora_dropout) == (128, 256, 0.05)
+    assert hasattr(torch, parts["MODEL"]["dtype"])
+    precision = {**QLORA, **changes}["precision"]
+    assert ("QUANTIZATION" in parts) == (precision in ("nf4", "int8"))
+    if "QUANTIZATION" in parts:
+        quantization = BitsAndBytesConfig(**parts["QUANTIZATION"])
+        assert (quantization.load_in_4bit, quantization.load_in_8bit) == (
+            precision == "nf4",
+            precision == "int8",
+        )
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_accelerate_reads_its_file(changes, tmp_path):
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(export("accelerate", subject(**changes)).text)
+    config = ClusterConfig.from_yaml_file(str(path))
+    assert config.mixed_precision == {**QLORA, **changes}["mixed_precision"]
+    assert config.num_processes == 1
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_trl_reads_its_file(changes, tmp_path):
+    pytest.importorskip("trl", reason="trl is not installed: its own parser cannot be asked")
+    from transformers import HfArgumentParser
+    from trl import ModelConfig, SFTConfig
+
+    path = tmp_path / "sft.yaml"
+    # The CPU of a test machine trains neither in fp16 nor with CUDA's bf16 check.
+    found = {**settings("trl", **changes), "use_cpu": True, "output_dir": str(tmp_path)}
+    path.write_text(yaml.safe_dump({**found, "fp16": False}))
+    training, model = HfArgumentParser((SFTConfig, ModelConfig)).parse_yaml_file(str(path))
+    assert training.max_length == 1024
+    assert (model.lora_r, model.lora_alpha) == (128, 256)
+    assert training.gradient_checkpointing == {**QLORA, **changes}["gradient_checkpointing"]
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_axolotl_validates_its_file(changes):
+    pytest.importorskip(
+        "axolotl.utils.schemas.config", reason="axolotl is not installed: no schema to ask"
+    )
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    found = settings("axolotl", **changes)
+    assert found.keys() <= AxolotlInputConfig.model_fields.keys()
+    data = {"datasets": [{"path": "x", "type": "alpaca"}], "learning_rate": 1e-4}
+    checked = AxolotlInputConfig.model_validate({**found, **data})
+    assert (checked.micro_batch_size, checked.sequence_len, checked.lora_r) == (2, 1024, 128)
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_llamafactory_knows_every_key(changes):
+    from transformers import TrainingArguments
+
+    known = LLAMAFACTORY | TrainingArguments.__dataclass_fields__.keys()
+    found = settings("llamafactory", **changes)
+    assert found.keys() <= known
+    assert found["flash_attn"] in {"auto", "disabled", "sdpa", "fa2", "fa3"}
+    assert found.get("quantization_bit") in {None, 4, 8}
+
+
+def test_the_keys_of_llamafactory_are_those_of_the_installed_one():
+    spec = importlib.util.find_spec("llamafactory")
+    if spec is None or spec.submodule_search_locations is None:
+        pytest.skip("llamafactory is not installed: its arguments cannot be read")
+    fields: set[str] = set()
+    for path in Path(spec.submodule_search_locations[0], "hparams").glob("*_args.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                fields.add(node.target.id)
+    assert fields >= LLAMAFACTORY
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_torchtune_knows_every_key(changes):
+    found = settings("torchtune", **changes)
+    assert found.keys() <= TORCHTUNE_TOP
+    for part, known in TORCHTUNE.items():
+        assert found[part].keys() <= known
+    assert found["model"]["lora_attn_modules"][0] == "q_proj"
+    assert found["model"]["quantize_base"] == ({**QLORA, **changes}["precision"] == "nf4")
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_lightning_and_deepspeed_know_every_key(changes):
+    trainer = settings("lightning", **changes)["trainer"]
+    assert trainer.keys() <= LIGHTNING
+    assert trainer["precision"] in LIGHTNING_PRECISIONS
+    found = json.loads(export("deepspeed", subject(**changes)).text)
+    assert found.keys() <= DEEPSPEED
+    assert found["train_batch_size"] == (
+        found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]
+    )
+    assert found["bf16"]["enabled"] == ({**QLORA, **changes}["mixed_precision"] == "bf16")
+
+
+# What must be in a format's text for the value of a name to be said there.
+WITNESSES = {
+    "micro_batch": 37,
+    "grad_accum": 41,
+    "lora_rank": 43,
+    "lora_alpha": 47,
+    "lora_dropout": 0.53,
+    "max_length": 59,
+    "max_grad_norm": 0.61,
+}
+
+
+@pytest.mark.parametrize("name", [n for n in FORMATS if n != "command"])
+def test_a_value_is_written_or_named_as_left_out(name):
+    exported = export(name, subject(**WITNESSES))
+    body = exported.text.split("\n\n", 1)[-1] if exported.text.startswith("#") else exported.text
+    left_out = {line.partition(" ")[0] for line in exported.left_out}
+    for knob, value in WITNESSES.items():
+        assert (knob in left_out) != (str(value) in body), knob
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_what_is_left_out_is_said_in_the_file_too(name):
+    exported = export(name, subject(optimizer="sgd", loss="unwidened", kbit_preparation="none"))
+    has_comments = FORMATS[name].suffix in (".yaml", ".py")
+    for line in exported.left_out if has_comments else ():
+        assert f"#   {line}" in exported.text
+    if name != "command":
+        assert any(line.startswith("loss = unwidened") for line in exported.left_out)
+
+
+def test_every_name_of_the_vocabulary_is_accounted_for():
+    """A term that is added later is left out visibly until a format says it."""
+    space = default_space("qwen2.5-0.5b")
+    configuration = space.configuration()
+    for name in FORMATS:
+        found = Subject(configuration.replace(new_term=7), "causal_lm", None, "t")
+        left_out = export(name, found).left_out
+        assert name == "command" or any(line.startswith("new_term = 7:") for line in left_out)
+
+
+def test_command_line_is_quoted_for_a_shell():
+    assert export("command", subject()).text == (
+        "--micro_batch 2 --lora_targets q_proj v_proj --double_quant true\n"
+    )
+
+
+def test_formats_of_the_command_line_are_those_there_are():
+    assert tuple(FORMATS) == FORMAT_NAMES
+
+
+def test_a_tool_for_language_models_refuses_other_workloads():
+    from tuner.errors import InputError
+
+    with pytest.raises(InputError, match="does not train workload 'contrastive'"):
+        export("axolotl", Subject(Configuration({"micro_batch": 2}), "contrastive", None, "t"))
+
+
+@pytest.fixture
+def committed(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    return load_space("qlora27b")
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_committed_result_exports(name, committed, capsys, tmp_path):
+    assert run(["export", *TARGET, "--format", name]) == 0
+    printed = capsys.readouterr()
+    file = tmp_path / "out"
+    assert run(["export", *TARGET, "--format", name, "--output", str(file)]) == 0
+    assert file.read_text() == printed.out
+    assert capsys.readouterr().out == ""
+    assert run(["export", *TARGET, "--format", name, "--output", str(file)]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_flags_take_the_names_of_a_mapping(committed, capsys):
+    arguments = ["export", *TARGET, "--format", "command"]
+    assert run([*arguments, "--as", "scripts", "--map", "max_length=max_seq_length"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("--batch ")
+    assert "--max_seq_length 1024" in printed.out
+    assert "not said: attention = " in printed.err
+    assert run([*arguments, "--map", "attention="]) == 0
+    printed = capsys.readouterr()
+    assert "--micro_batch" in printed.out
+    assert "attention" not in printed.out
+    assert "not said: attention = " in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format", "trll"], "did you mean 'trl'?"),
+        (["--format", "trl", "--as", "scripts"], "name the flags of --format command"),
+        (["--format", "command", "--as", "script"], "did you mean 'scripts'?"),
+    ],
+)
+def test_wrong_arguments_of_export(arguments, message, committed, capsys):
+    assert run(["export", *TARGET, *arguments]) == 2
+    assert message in capsys.readouterr().err
