@@ -119,7 +119,7 @@ def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
     if sum(map(plan.is_alike, known)) < options.trials:
         predictions = _predictions(plan)
         initial = _initial(plan, predictions)
-        if isinstance(trials_on, Measuring):
+        if isinstance(trials_on, Measuring) or options.searcher == "guided":
             how["predictions"] = {
                 configuration.key: prediction
                 for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
@@ -169,6 +169,8 @@ def _initial(plan: Plan, predictions: Sequence[Prediction]) -> list[Configuratio
 
     space = plan.part.space
     baseline = [space.configuration(space.baseline)] if space.baseline else []
+    if plan.options.searcher == "guided":  # it starts from the predicted front by itself
+        return baseline
     number = round(plan.options.trials * SHORTLIST_SHARE)
     return [*baseline, *shortlist(plan.part.supported, predictions, number)]
 

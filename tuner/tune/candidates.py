@@ -69,7 +69,7 @@ class Candidates:
             for name in knobs
             if len(values := {parameter(c[name]): None for c in self.configurations}) > 1
         )
-        self._check_distinct()
+        self._by_parameters = self._places_by_parameters()
         self._points: npt.NDArray[np.float64] = np.array(
             [
                 [axis.codes[parameter(c[axis.name])] for axis in self.axes]
@@ -118,6 +118,10 @@ class Candidates:
         """The configuration as parameters of `distributions`."""
         return {axis.name: parameter(configuration[axis.name]) for axis in self.axes}
 
+    def with_parameters(self, parameters: Mapping[str, Parameter]) -> Configuration:
+        """The candidate with exactly these parameters. Raises KeyError when there is none."""
+        return self.configurations[self._by_parameters[self._parameter_key(parameters)]]
+
     def nearest_untried(
         self, proposed: Mapping[str, Parameter], rng: random.Random
     ) -> Configuration | None:
@@ -136,13 +140,17 @@ class Candidates:
         closest = np.flatnonzero(distance <= distance.min() + 1e-9)
         return self.configurations[rng.choice(closest.tolist())]
 
-    def _check_distinct(self) -> None:
-        seen: dict[tuple[Parameter, ...], Configuration] = {}
-        for configuration in self.configurations:
-            key = tuple(self.parameters(configuration).values())
-            other = seen.setdefault(key, configuration)
+    def _parameter_key(self, parameters: Mapping[str, Parameter]) -> tuple[Parameter, ...]:
+        return tuple(parameters[axis.name] for axis in self.axes)
+
+    def _places_by_parameters(self) -> dict[tuple[Parameter, ...], int]:
+        found: dict[tuple[Parameter, ...], int] = {}
+        for place, configuration in enumerate(self.configurations):
+            key = self._parameter_key(self.parameters(configuration))
+            other = self.configurations[found.setdefault(key, place)]
             if other is not configuration:
                 raise ValueError(f"{configuration!r} and {other!r} differ in no knob")
+        return found
 
 
 def parameter(value: KnobValue) -> Parameter:

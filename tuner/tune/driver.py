@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import optuna
 from ray import tune
 
 from tuner.errors import InputError
-from tuner.records import TrialRecord
+from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.tune import cluster
 from tuner.tune.candidates import Candidates
 from tuner.tune.interrupts import Interrupts
@@ -83,7 +83,16 @@ def _proposer(request: SearchRequest) -> Proposer:
         trials=request.trials,
         initial=request.initial,
         mirror=mirror,
+        predictions=_of_each(configurations, request.predictions),
     )
+
+
+def _of_each(
+    configurations: Sequence[Configuration], predictions: Mapping[str, Prediction]
+) -> list[Prediction]:
+    """The predictions in the order of the configurations; none unless all are there."""
+    found = [predictions[c.key] for c in configurations if c.key in predictions]
+    return found if len(found) == len(configurations) else []
 
 
 def _run(request: SearchRequest, ledger: Ledger) -> None:

@@ -110,8 +110,8 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         """
         self.learn(study.get_trials(deepcopy=False), but=trial.number)
         index = self.best_candidate()
+        self.exhausted = index is None
         if index is None:
-            self.exhausted = True
             return {}
         self._pending[trial.number] = index
         return dict(self.pool.parameters[index])

@@ -14,17 +14,18 @@ from pathlib import Path
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.records import Configuration, Status, TrialRecord
+from tuner.records import Configuration, Prediction, Status, TrialRecord
 from tuner.tune.candidates import Candidates
+from tuner.tune.guided import MEMORY_CONSTRAINT, GuidedSampler
+from tuner.tune.guided_pool import Pool
 
 METRICS = ["samples_per_s", "device_bytes"]
 DIRECTIONS = ["maximize", "minimize"]
-MEMORY_CONSTRAINT = "device_bytes_over_limit"
 OUTCOME_CONSTRAINT = "did_not_train"
 
 VIOLATED = 1.0
@@ -72,9 +73,11 @@ def score(record: TrialRecord) -> Score | None:
 class Proposer:
     """Proposes configurations of a finite set, each at most once, and learns from records.
 
-    `initial` comes first. `sampler` is "tpe", "nsga2", "random" or "grid"; `trials`, the
-    budget, is what the population of nsga2 and the spacing of the grid are chosen by. The
-    same seed, told the same records in the same order, proposes the same configurations.
+    `initial` comes first. `sampler` is "guided", "tpe", "nsga2", "gp", "random" or "grid";
+    `trials`, the budget, is what the population of nsga2 and the spacing of the grid are chosen
+    by. "guided" needs `predictions`, one of each candidate in their order, and ends when nothing
+    is left that may fit; it can be told without them, but not propose. The same seed, told the
+    same records in the same order, proposes the same configurations.
 
     The study holds also what a sampler proposed before it was moved to a valid configuration,
     as failed trials, which samplers pass over. `mirror`, when given, gets the trials that
@@ -90,10 +93,15 @@ class Proposer:
         trials: int,
         initial: Sequence[Configuration] = (),
         mirror: optuna.Study | None = None,
+        predictions: Sequence[Prediction] = (),
     ) -> None:
         self.candidates = candidates
+        self.guide: GuidedSampler | None = None
+        if sampler == "guided" and predictions:
+            self.guide = GuidedSampler(Pool.of(candidates, predictions), seed=seed)
         self.study = optuna.create_study(
-            directions=DIRECTIONS, sampler=_sampler(sampler, seed=seed, trials=trials)
+            directions=DIRECTIONS,
+            sampler=self.guide or _sampler(sampler, seed=seed, trials=trials),
         )
         self._mirror = mirror
         self._rng = random.Random(seed)  # noqa: S311 - a search, not a secret
@@ -102,10 +110,11 @@ class Proposer:
         self._draw: Callable[[], Configuration | None] = {
             "random": self._draw_random,
             "grid": self._grid(trials).__next__,
+            "guided": self._draw_guided,
         }.get(sampler, self._draw_sampled)
 
     def propose(self) -> Configuration | None:
-        """The next configuration to run; None when every candidate has been tried."""
+        """The next configuration to run; None when no candidate is left that is worth a trial."""
         if not self.candidates.untried_count:
             return None
         configuration = self._next_initial() or self._draw()
@@ -154,6 +163,17 @@ class Proposer:
             self.study.tell(trial, state=TrialState.FAIL)
         return configuration
 
+    def _draw_guided(self) -> Configuration | None:
+        if self.guide is None:
+            raise ValueError("the guided sampler needs a prediction of each candidate")
+        trial = self.study.ask(self.candidates.distributions)
+        if self.guide.exhausted:
+            self.study.tell(trial, state=TrialState.FAIL)
+            return None
+        configuration = self.candidates.with_parameters(trial.params)
+        self._pending[configuration.key] = trial
+        return configuration
+
     def _draw_random(self) -> Configuration:
         # Not through Optuna's RandomSampler: moving its proposals to the nearest candidate
         # would favour those at the edge of the valid set.
@@ -191,6 +211,8 @@ def _spread(configurations: Sequence[Configuration], count: int) -> Iterable[Con
 def _sampler(name: str, *, seed: int, trials: int) -> BaseSampler:
     if name == "tpe":
         return TPESampler(seed=seed, constant_liar=True)
+    if name == "gp":
+        return GPSampler(seed=seed)
     if name == "nsga2":
         # Optuna's default of 50 would leave a budget of 40 without a second generation.
         return NSGAIISampler(seed=seed, population_size=max(6, trials // 4))

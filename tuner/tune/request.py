@@ -14,7 +14,7 @@ from tuner.gpus import Gpu
 from tuner.records import Configuration, Prediction, Source, Status, TrialRecord
 from tuner.runner.base import RunnerFactory, outcome_versions
 
-SEARCHERS = ("tpe", "nsga2", "random", "grid")
+SEARCHERS = ("guided", "tpe", "nsga2", "gp", "random", "grid")
 DEFAULT_TRIALS = 40
 
 
@@ -74,7 +74,8 @@ class SearchRequest:
       one, from a simulation.
     - `bench` is where trials really run; None where they are simulated.
     - `predictions` by configuration key are what was said of configurations before: a measured
-      trial's record carries its own beside the measurement.
+      trial's record carries its own beside the measurement, and the searcher "guided" needs
+      one of every valid configuration.
     - `margin_bytes` is the memory to keep free, noted in the records of measured trials.
     - `max_concurrent` trials run at once; None means as many as the cluster has room for.
     - `resources_per_trial` are Ray resources by name. A trial gets as many threads as CPUs.

@@ -1,0 +1,265 @@
+"""The guided sampler: its gain is exact, it learns what is wrong, and it seldom gambles."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tune_fakes import FakeSpace, outcome_of
+
+from tuner.tune.candidates import Candidates
+from tuner.tune.guided import MEMORY_CONSTRAINT, GuidedSampler
+from tuner.tune.guided_gain import Front, LogNormal
+from tuner.tune.guided_model import Prior, ResidualModel, features
+from tuner.tune.guided_pool import Pool
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+SPACE = FakeSpace()
+ALL = list(SPACE.configurations())
+CANDIDATES = Candidates(ALL, tuple(SPACE.knobs))
+POOL = Pool.of(CANDIDATES, [outcome_of(c).prediction for c in ALL])
+LARGE = FakeSpace(
+    name="large",
+    values={
+        "micro_batch": tuple(range(1, 33)),
+        "lora_rank": tuple(range(4, 168, 4)),
+        "precision": ("nf4", "bf16"),
+        "gradient_checkpointing": (True, False),
+    },
+)
+
+
+def play(world, trials, *, pool=POOL, configurations=ALL, sampler=None):
+    """Ask and tell; `world` gives a configuration's throughput and memory."""
+    sampler = sampler or GuidedSampler(pool, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    places = {tuple(sorted(p.items())): i for i, p in enumerate(pool.parameters)}
+    done = []
+    for _ in range(trials):
+        trial = study.ask(dict(pool.distributions))
+        if sampler.exhausted:
+            break
+        place = places[tuple(sorted(trial.params.items()))]
+        speed, size = world(configurations[place])
+        ran_out = size > pool.limit_bytes
+        study.tell(trial, (0.0, 2 * pool.limit_bytes) if ran_out else (speed, size))
+        done.append((place, ran_out))
+    return sampler, done
+
+
+def predicted(configuration):
+    prediction = outcome_of(configuration).prediction
+    return prediction.speed.samples_per_s, prediction.memory.device_bytes
+
+
+def slow_without_checkpointing(configuration):
+    speed, size = predicted(configuration)
+    return speed * (1.0 if configuration["gradient_checkpointing"] else 0.5), size
+
+
+def more_memory(configuration):
+    speed, size = predicted(configuration)
+    return speed, size * 1.15
+
+
+# -- the whole sampler ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [predicted, slow_without_checkpointing, more_memory])
+def test_twelve_trials_find_the_fastest_that_fits(world):
+    sampler, done = play(world, 12)
+    fitting = [world(c)[0] for c in ALL if world(c)[1] <= POOL.usable_bytes]
+    assert world(ALL[sampler.recommend()])[0] >= 0.98 * max(fitting)
+    assert sum(ran_out for _, ran_out in done) <= 1
+
+
+def test_no_candidate_is_proposed_twice_and_nothing_hopeless_at_all():
+    sampler, done = play(predicted, len(ALL))
+    places = [place for place, _ in done]
+    assert len(set(places)) == len(places) < len(ALL)
+    assert sampler.exhausted
+    left = set(range(len(ALL))) - set(places)
+    assert sampler.oom_probability()[list(left)].min() > sampler.allowed_risk()
+
+
+def test_trials_that_run_are_not_proposed_again():
+    sampler = GuidedSampler(POOL, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    asked = [study.ask(dict(POOL.distributions)).params for _ in range(8)]
+    assert len({tuple(sorted(p.items())) for p in asked}) == 8
+
+
+def test_enqueued_and_added_trials_teach_as_much_as_proposed_ones():
+    told, untold = (GuidedSampler(POOL, seed=0) for _ in range(2))
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=told)
+    for place in range(0, len(ALL), 9):
+        speed, size = slow_without_checkpointing(ALL[place])
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=dict(POOL.parameters[place]),
+                distributions=dict(POOL.distributions),
+                values=(speed, size),
+            )
+        )
+    told.learn(study.get_trials(deepcopy=False))
+    without = [i for i, c in enumerate(ALL) if not c["gradient_checkpointing"]]
+    assert told.beliefs()[0].mean[without].mean() < untold.beliefs()[0].mean[without].mean() - 0.3
+
+
+def test_failed_trials_and_other_violations_teach_nothing():
+    sampler = GuidedSampler(POOL, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    failed = study.ask(dict(POOL.distributions))
+    study.tell(failed, state=optuna.trial.TrialState.FAIL)
+    timed_out = study.ask(dict(POOL.distributions))
+    timed_out.set_constraint("did_not_train", 1.0)
+    study.tell(timed_out, (1.0, 2.0**30))
+    sampler.learn(study.get_trials(deepcopy=False))
+    assert sampler.recommend() is None
+    assert not sampler.beliefs()[0].mean.any()
+    again = study.ask(dict(POOL.distributions)).params
+    assert again not in (failed.params, timed_out.params)
+
+
+def test_running_out_of_memory_raises_the_risk_of_its_neighbours():
+    sampler = GuidedSampler(POOL, seed=0)
+    before = sampler.oom_probability()
+    place = int(np.argmax(np.where(before < 0.05, POOL.device_bytes, 0)))
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    study.enqueue_trial(dict(POOL.parameters[place]))
+    trial = study.ask(dict(POOL.distributions))
+    trial.set_constraint(MEMORY_CONSTRAINT, 1.0)
+    study.tell(trial, (0.0, 2 * POOL.limit_bytes))
+    sampler.learn(study.get_trials(deepcopy=False))
+    after = sampler.oom_probability()
+    close = np.abs(POOL.device_bytes / POOL.device_bytes[place] - 1) < 0.1
+    assert (after[close] > before[close]).all()
+
+
+def test_other_parameters_of_a_study_are_drawn_at_random():
+    study = optuna.create_study(
+        directions=["maximize", "minimize"], sampler=GuidedSampler(POOL, seed=0)
+    )
+    assert 0 <= study.ask().suggest_float("learning_rate", 0, 1) <= 1
+
+
+@pytest.mark.slow
+def test_a_decision_among_thousands_after_a_thousand_trials_takes_milliseconds():
+    configurations = list(LARGE.configurations())
+    candidates = Candidates(configurations, tuple(LARGE.knobs))
+    pool = Pool.of(candidates, [outcome_of(c).prediction for c in configurations])
+    sampler = GuidedSampler(pool, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    fitting = np.flatnonzero(pool.device_bytes <= pool.usable_bytes)
+    for place in fitting[:1000]:
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=dict(pool.parameters[place]),
+                distributions=dict(pool.distributions),
+                values=predicted(configurations[place]),
+            )
+        )
+    study.ask(dict(pool.distributions))
+    started = time.perf_counter()
+    for _ in range(20):
+        trial = study.ask(dict(pool.distributions))
+        study.tell(trial, (1.0, 2.0**34))
+    # The target is 20 ms (docs/search.md); twice that on a machine that others use too.
+    assert (time.perf_counter() - started) / 20 < 0.1
+
+
+# -- the expected gain ----------------------------------------------------------------------
+
+points = st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(1.0, 100.0)), min_size=0, max_size=8)
+
+
+def front_of(found, usable=80.0, reference=100.0):
+    pairs = np.array(found, dtype=float).reshape(-1, 2)
+    return Front.of(pairs[:, 0], pairs[:, 1], usable_bytes=usable, reference_bytes=reference)
+
+
+@given(found=points, order=st.randoms())
+def test_front_is_non_dominated_and_independent_of_order(found, order):
+    front = front_of(found)
+    shuffled = list(found)
+    order.shuffle(shuffled)
+    again = front_of(shuffled)
+    assert np.array_equal(front.speed, again.speed)
+    assert np.array_equal(front.size, again.size)
+    assert (np.diff(front.speed) > 0).all()
+    assert (np.diff(front.size) > 0).all()
+    for speed, size in found:
+        if size <= 80.0:
+            assert ((front.speed >= speed) & (front.size <= size)).any()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    found=points,
+    speed=st.floats(0.2, 8.0),
+    size=st.floats(5.0, 95.0),
+    speed_sd=st.floats(0.02, 0.5),
+    size_sd=st.floats(0.01, 0.3),
+)
+def test_expected_gain_is_the_mean_over_draws(found, speed, size, speed_sd, size_sd):
+    front = front_of(found)
+    speeds = LogNormal(np.array([np.log(speed)]), np.array([speed_sd]))
+    sizes = LogNormal(np.array([np.log(size)]), np.array([size_sd]))
+    rng = np.random.default_rng(0)
+    draws = np.exp(rng.normal(size=(4000, 2)) * (speed_sd, size_sd) + np.log((speed, size)))
+    gains = [front_of([*found, tuple(draw)]).hypervolume - front.hypervolume for draw in draws]
+    error = np.std(gains) / np.sqrt(len(gains))
+    gain = front.expected_gain(speeds, sizes)[0]
+    assert gain == pytest.approx(np.mean(gains), abs=5 * error + 1e-3 * speed * 100)
+
+
+@given(found=points)
+def test_gain_of_what_the_front_covers_is_nothing(found):
+    front = front_of([*found, (9.0, 2.0)])
+    sure = LogNormal(np.log([5.0, 20.0]), np.full(2, 1e-6))
+    sizes = LogNormal(np.log([50.0, 90.0]), np.full(2, 1e-6))
+    # Slower and larger than what is there; and faster, but more than is usable.
+    assert front.expected_gain(sure, sizes) == pytest.approx(0.0, abs=1e-9)
+
+
+# -- the regression -------------------------------------------------------------------------
+
+PRIOR = Prior(shared=0.1, spread=0.1, noise=0.02)
+
+
+def model_of(scale=None):
+    columns = {name: POOL.column(name) for name in POOL.distributions}
+    return ResidualModel(features(columns, POOL.coordinates, {}, PRIOR), PRIOR, scale)
+
+
+def test_prior_has_the_width_that_it_was_given():
+    sd = model_of().prior_belief().sd
+    whole = np.sqrt(PRIOR.shared**2 + PRIOR.spread**2 + PRIOR.noise**2)
+    assert np.sqrt(np.mean(sd**2)) == pytest.approx(whole, rel=1e-6)
+
+
+@given(effect=st.floats(-0.4, 0.4), seed=st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_effect_of_a_level_is_learned_from_some_and_expected_of_the_others(effect, seed):
+    rng = np.random.default_rng(seed)
+    hit = np.array([c["precision"] == "bf16" for c in ALL])
+    truth = 0.1 + effect * hit
+    seen = rng.choice(len(ALL), size=20, replace=False)
+    none = np.array([], dtype=np.intp)
+    belief = model_of().believe(seen, truth[seen] + 0.005 * rng.normal(size=20), none, none)
+    unseen = np.setdiff1d(np.arange(len(ALL)), seen)
+    assert np.abs(belief.mean[unseen] - truth[unseen]).mean() < 0.05
+
+
+def test_bound_that_was_expected_changes_little_and_a_surprising_one_much():
+    model, none = model_of(), np.array([], dtype=np.intp)
+    place = np.array([10])
+    expected = model.believe(none, none, place, np.array([-0.5]))
+    surprising = model.believe(none, none, place, np.array([0.3]))
+    assert abs(expected.mean[10]) < 0.02
+    assert surprising.mean[10] > 0.2
+    assert surprising.sd[10] < model.prior_belief().sd[10]
