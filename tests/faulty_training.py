@@ -65,6 +65,12 @@ def fill_the_disk(device: str) -> None:
         torch.save(torch.ones(1000), file)
 
 
+def assert_on_device(device: str) -> None:
+    """An index that does not exist: a kernel's assertion poisons the context, for real."""
+    torch.zeros(2, device=device)[torch.tensor([5], device=device)]
+    torch.cuda.synchronize(device)
+
+
 def raising(error: Exception) -> Callable[[str], None]:
     def fault(device: str) -> None:
         raise error
@@ -87,6 +93,7 @@ FAULTS: dict[str, tuple[str, Callable[[str], None]]] = {
         raising(RuntimeError("CUDA error: an illegal memory access was encountered")),
     ),
     "asserted": ("forward", raising(RuntimeError("CUDA error: device-side assert triggered"))),
+    "asserted_on_device": ("forward", assert_on_device),
     "disk_full": ("optimizer", fill_the_disk),
     "wrong": ("forward", raising(TypeError("expected a tensor"))),
 }

@@ -157,6 +157,13 @@ class Acts:
             held.append(bytearray(MIB))
             held.append(bytearray(64))
 
+    def eat(self) -> Measurement:
+        """Take memory without a limit of its own, until the kernel says no."""
+        self._report({"phase": "load"})
+        held = []
+        while True:
+            held.append(b"x" * MIB)
+
     def no_process(self) -> Measurement:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from faulty_training import COUNTER, FAULTS, PIDS, TOO_MUCH_BYTES
 from test_runner_processes import alive
 from transformers import LlamaConfig
 
 from tuner.gpus import get_gpu
+from tuner.nvml import device_use
 from tuner.records import Configuration, Exhausted, Status
 from tuner.runner import processes
 from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.isolated import IsolatedRunner
+from tuner.runner.isolated import MARK, IsolatedRunner
+from tuner.runner.preflight import obstacle
 
 MIB = 2**20
 LIMIT_BYTES = 512 * MIB
@@ -135,7 +140,8 @@ def run(runner, fault, **changes):
 
 
 def test_every_fault_has_an_expectation():
-    assert EXPECTED.keys() == {"none", "not_finite", *FAULTS}
+    assert ON_CUDA.keys() == {"none", "not_finite", *FAULTS}
+    assert ON_CUDA.keys() - EXPECTED.keys() == {"asserted_on_device"}  # needs a device
 
 
 @pytest.mark.parametrize("fault", EXPECTED)
@@ -169,6 +175,12 @@ def open_files(pid):
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+def mark_of(pid):
+    """By which all processes that descend from the warm one are known."""
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return next(text for text in variables if text.startswith(f"{MARK}="))
+
+
 def shuffled_faults():
     """A hundred trials: two that hang, which takes time, and the others about equally often."""
     names = [name for name in EXPECTED if name != "hang"]
@@ -189,6 +201,7 @@ def test_a_hundred_trials_in_random_order_leave_nothing(runner, folder):
     assert len(outcomes) == TRIALS
     assert runner.warm_pid == warm
     assert processes.children_of(warm) == []
+    assert processes.marked(mark_of(warm)) == [warm]
     pids = [int(pid) for pid in (folder / "pids").read_text().split()]
     assert len(pids) >= 8
     assert not any(map(alive, pids))
@@ -207,3 +220,62 @@ def check_same(after, before):
     assert now.loaded_bytes == pytest.approx(then.loaded_bytes, rel=0.05)
     assert after.measurement.trainable_params == before.measurement.trainable_params
     assert after.measurement.device == before.measurement.device
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+# PyTorch's allocator asks CUDA for segments, and names their size.
+ON_CUDA = {
+    **EXPECTED,
+    "filled_up": Expected(Status.OOM, "forward", 20 * MIB, Exhausted.DEVICE, "CUDA out of memory"),
+    "asserted_on_device": Expected(Status.CRASHED, "forward", text="device-side assert"),
+}
+
+
+@pytest.fixture(scope="module")
+def cuda_runner(folder, environment):
+    limited = options(device="cuda:0", memory_limit_bytes=4 << 30, timeout_s=60.0)
+    known = {"body": "faulty_training:BODY", "preflight": lambda options, given_up: True}
+    with IsolatedRunner(faulty_job(folder), limited, **known) as opened:
+        yield opened
+
+
+def device_bytes():
+    use = device_use(0)
+    return use.used_bytes if use else 0
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.slow
+def test_on_a_gpu_every_fault_has_its_outcome_and_gives_memory_back(cuda_runner):
+    undisturbed = run(cuda_runner, "none")
+    before = device_bytes()
+    faults = [name for name in ON_CUDA if name != "hang"]
+    random.Random(SEED).shuffle(faults)
+    for fault in faults:
+        check(fault, run(cuda_runner, fault), ON_CUDA)
+    assert device_bytes() - before < 64 * MIB
+    check_same(run(cuda_runner, "none"), undisturbed)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_on_a_gpu_a_batch_that_is_too_large_runs_out_by_itself(cuda_runner):
+    outcome = run(cuda_runner, "none", micro_batch=4096, max_length=2048)
+    assert (outcome.status, outcome.exhausted) == (Status.OOM, Exhausted.DEVICE)
+    assert outcome.phase in ("forward", "backward")
+    assert outcome.requested_bytes > MIB
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_gpu_that_another_process_uses_is_refused_with_its_name():
+    code = "import torch; x = torch.zeros(1, device='cuda:0'); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        other.stdout.readline()
+        text = obstacle(MeasureOptions(device="cuda:0"))
+        other.communicate(b"\n")
+    assert text is not None
+    assert "python" in text

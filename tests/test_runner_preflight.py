@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -62,6 +63,12 @@ def test_a_free_device_is_taken_at_once(install):
     driver = install(Driver((), used_bytes=GIB // 2))
     assert wait("cuda:3")
     assert driver.looks == [3]
+
+
+def test_what_this_process_holds_itself_is_not_somebody(install):
+    own = DeviceProcess(pid=os.getpid(), name="python", used_bytes=GIB // 2)
+    install(Driver((own,), used_bytes=GIB // 2))
+    assert wait()
 
 
 def test_a_device_in_use_is_refused_with_names(install):

@@ -266,7 +266,9 @@ from tuner.records import Configuration
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.isolated import IsolatedRunner
 
-deaf, act = sys.argv[1] == "deaf", sys.argv[2]
+deaf, act, *group = sys.argv[1] == "deaf", *sys.argv[2:]
+if group:
+    open(group[0] + "/cgroup.procs", "w").write(str(os.getpid()))
 if deaf:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 def say(facts):
@@ -277,7 +279,8 @@ runner = IsolatedRunner(
 )
 try:
     outcome = runner.run(Configuration({"act": act}), on_progress=say)
-    print(json.dumps({"status": outcome.status}), flush=True)
+    answer = {"status": outcome.status, "exhausted": outcome.exhausted, "phase": outcome.phase}
+    print(json.dumps(answer), flush=True)
 finally:
     print(json.dumps({"torch": "torch" in sys.modules}), flush=True)
 """
@@ -329,7 +332,7 @@ def test_a_supervisor_that_just_exits_leaves_nothing(supervise):
     assert process.returncode == 0, errors
     assert gone_within(10, pids)
     said = [json.loads(line) for line in output.splitlines()]
-    assert {"status": "ok"} in said
+    assert said[-2]["status"] == "ok"
     assert {"torch": False} in said
 
 
@@ -341,7 +344,7 @@ def test_ctrl_c_reaches_the_supervisor_only(supervise):
     time.sleep(0.3)
     assert all(map(alive, pids))
     output, _ = process.communicate(timeout=20)
-    assert json.loads(output.splitlines()[-2]) == {"status": "timeout"}
+    assert json.loads(output.splitlines()[-2])["status"] == "timeout"
 
 
 def test_ctrl_c_that_the_supervisor_hears_ends_the_trial(supervise):
@@ -386,3 +389,32 @@ def test_the_kernels_counter_is_read_where_there_is_one(tmp_path, monkeypatch):
     assert processes.oom_kills() == 5
     monkeypatch.setattr(processes, "_counters", lambda: iter([tmp_path / "none"]))
     assert processes.oom_kills() is None
+
+
+@pytest.fixture
+def small_group():
+    """A control group with 256 MiB, inside that of this process."""
+    own = next(iter(processes._counters()), Path("/none")).parent
+    limits = ("memory.max", "memory.limit_in_bytes")
+    group = own / f"tuner-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        limit = next((group / name for name in limits if (group / name).exists()), None)
+        if limit is None:
+            pytest.skip("control groups here cannot limit memory")
+        limit.write_text(str(256 * 2**20))
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_kill_by_the_real_kernel_is_the_hosts_memory(small_group, supervise):
+    """The trial is killed, not the processes that watch it."""
+    process = supervise("plain", "eat", str(small_group))
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    answer = json.loads(output.splitlines()[-2])
+    assert answer == {"status": "oom", "exhausted": "host", "phase": "load"}

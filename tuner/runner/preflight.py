@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +60,9 @@ def obstacle(options: MeasureOptions) -> str | None:
         use = nvml.device_use(index)
     except LookupError as error:
         raise UnavailableError(str(error)) from error
-    if processes:
-        return f"{options.device} is in use by {', '.join(map(_named, processes))}"
+    others = [process for process in processes or () if process.pid != os.getpid()]
+    if others:
+        return f"{options.device} is in use by {', '.join(map(_named, others))}"
     return None if use is None else _memory_obstacle(options, use)
 
 
