@@ -13,9 +13,9 @@ from benchmarks.accuracy.coverage import (
     STEP,
     Held,
     Line,
-    best_prior,
     lines,
     markdown,
+    probable_priors,
     within_gpu,
 )
 from tuner.estimate.calibrate import prior_of
@@ -62,7 +62,10 @@ def test_the_prior_of_made_up_rows_is_found():
         for number in range(8):
             ratio = math.exp(bias + 0.05 * draw.standard_t(4))
             rows.append(row(ratio, number=number, machine=str(machine)))
-    prior = best_prior(rows, PRIOR, "made up")
+    found = probable_priors(rows, PRIOR, "made up")
+    assert sum(share for share, _ in found) == pytest.approx(1.0)
+    assert found[0][0] == max(share for share, _ in found)
+    prior = found[0][1]
     assert 0.05 <= prior.bias_scale <= 0.3
     assert 0.03 <= prior.spread <= 0.1
     assert prior.least_spread == PRIOR.least_spread

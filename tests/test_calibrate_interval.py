@@ -16,6 +16,7 @@ from tuner.estimate.interval import (
     Observation,
     Prior,
     log_evidence,
+    weighed,
 )
 
 PRIOR = Prior(bias_scale=0.1, spread=0.05, spread_sd=1.0, least_spread=0.001, source="made up")
@@ -79,6 +80,36 @@ def test_without_data_there_is_the_prior():
 def test_a_wider_prior_gives_a_wider_interval():
     wide = Prior(0.2, 0.1, 1.0, 0.001, "made up")
     assert Calibration.fit([], wide).factors.high > fit([]).factors.high
+
+
+def test_doubt_about_the_prior_widens_the_interval_of_a_gpu_never_seen():
+    """Groups drawn from one prior: few leave many priors possible, many leave those near it."""
+    draw = np.random.default_rng(7)
+    candidates = [
+        Prior(bias, spread, 0.5, 0.001, "made up")
+        for bias in (0.01, 0.03, 0.1, 0.3)
+        for spread in (0.01, 0.02, 0.05, 0.1)
+    ]
+
+    def groups(count: int) -> list[list[Observation]]:
+        return [
+            seen(*(0.1 * draw.standard_t(4) + 0.02 * draw.standard_t(4, size=8)))
+            for _ in range(count)
+        ]
+
+    many = weighed(candidates, groups(60))
+    assert (many[0][1].bias_scale, many[0][1].spread) == (0.1, 0.02)
+    truth = fit_prior(Prior(0.1, 0.02, 0.5, 0.001, "made up"))
+    assert Calibration.unseen(many).factors.high == pytest.approx(truth.factors.high, rel=0.05)
+    # Two groups that happen to agree would promise that all GPUs agree.
+    agreeing = weighed(candidates, [seen(0.0, 0.01, -0.01)] * 2)
+    alone = fit_prior(agreeing[0][1])
+    widths = [math.log(c.factors.high) for c in (alone, Calibration.unseen(agreeing))]
+    assert widths[1] > 1.3 * widths[0]
+
+
+def fit_prior(prior: Prior) -> Calibration:
+    return Calibration.fit([], prior)
 
 
 @settings(max_examples=15, deadline=None)

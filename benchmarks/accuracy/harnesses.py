@@ -154,7 +154,7 @@ def _fms(row: Row) -> Case | str:
     ran_out = row.peak_gib is None
     return Case(
         row,
-        group="A100, trl + fused kernels" if fused else "A100, trl",
+        group="A100, trl" + (" + fused kernels" if fused else "") + (", Liger" if chunked else ""),
         gpu="a100_80gb",
         model=row.model,
         configuration=_configuration(

@@ -35,8 +35,9 @@ _Ends = tuple[float, float]
 """Lower and upper end of an interval."""
 
 _SOURCE = (
-    "{} published runs in {} groups of one GPU and program (and machine, for step times): the "
-    "prior under which they are the most probable, printed by benchmarks/accuracy/coverage.py"
+    "{} published runs in {} groups of one GPU and program (and machine, for step times): a prior "
+    "with the interval that all priors give, each as probable as the runs make it, printed by "
+    "benchmarks/accuracy/coverage.py"
 )
 _DEVICE_PRIOR = Prior(
     bias_scale=0.01,
@@ -44,23 +45,23 @@ _DEVICE_PRIOR = Prior(
     spread_sd=1.0,
     # Identical published runs differed by up to 11.7 % in reserved memory, most by far less.
     least_spread=0.02,
-    source=_SOURCE.format(99, 4),
+    source=_SOURCE.format(99, 5),
 )
 _ALLOCATED_PRIOR = Prior(
     bias_scale=0.002,
-    spread=0.003,
+    spread=0.005,
     spread_sd=1.0,
     # What gaps left by loading 4-bit weights change (0.1 to 0.8 %, docs/accuracy.md).
     least_spread=0.003,
-    source=_SOURCE.format(99, 4),
+    source=_SOURCE.format(99, 5),
 )
 _STEP_PRIOR = Prior(
-    bias_scale=0.15,
-    spread=0.1,
+    bias_scale=0.1,
+    spread=0.07,
     spread_sd=1.0,
     # Configurations that one T4 ran twice on one day differ by 0.3 to 11 %.
     least_spread=0.03,
-    source=_SOURCE.format(96, 8),
+    source=_SOURCE.format(96, 9),
     # Seconds that a micro-step takes beyond its kernels: thousands of operators at some
     # microseconds each for the host (`roofline.Efficiency.launch_s`), and a batch to prepare.
     fixed_cost=0.02,

@@ -145,6 +145,24 @@ class Calibration:
             bias.ravel(), spread.ravel(), weight.ravel(), count=len(data), fixed_cost=fixed_cost
         )
 
+    @classmethod
+    def unseen(cls, priors: Sequence[tuple[float, Prior]]) -> Calibration:
+        """What is expected of a GPU of a type never seen: priors, each with its probability.
+
+        A few GPU types say little of how much GPU types differ. Instead of the one prior that
+        suits them best, all that suit them count, each as far as it does, so that the interval
+        also contains the doubt about the prior (the heavy tails that Student's t has when a
+        scale comes from few values).
+        """
+        parts = [(share, cls.fit((), prior)) for share, prior in priors]
+        return cls(
+            np.concatenate([part._bias for _, part in parts]),
+            np.concatenate([part._spread for _, part in parts]),
+            np.concatenate([share * part._weight for share, part in parts]),
+            count=0,
+            fixed_cost=0.0,
+        )
+
     @property
     def factors(self) -> Interval:
         """Measured over predicted (with fixed costs): what `correct` multiplies by."""
@@ -270,6 +288,22 @@ def log_evidence(
     with_data = _log_posterior(bias_axis, spread_axis, data, prior)
     without = _log_posterior(bias_axis, spread_axis, (), prior)
     return _log_sum(with_data) - _log_sum(without)
+
+
+def weighed(
+    candidates: Sequence[Prior], groups: Sequence[Sequence[Observation]]
+) -> list[tuple[float, Prior]]:
+    """The candidates with their probabilities after groups of observations, most probable first.
+
+    Before them all are equally probable; the groups are independent. What is below a
+    ten-thousandth of the most probable is left out.
+    """
+    evidence = np.array([sum(log_evidence(g, prior) for g in groups) for prior in candidates])
+    shares = _relative(evidence)
+    ordered = sorted(range(len(candidates)), key=lambda i: -shares[i])
+    kept = [i for i in ordered if shares[i] > 1e-4]
+    total = sum(float(shares[i]) for i in kept)
+    return [(float(shares[i]) / total, candidates[i]) for i in kept]
 
 
 def _log_sum(log_weight: Floats) -> float:
