@@ -98,7 +98,7 @@ class Place:
 
     def _number(self, value: float) -> str:
         text = number_text(value)
-        if isinstance(self.value, bool):
+        if isinstance(self.value, bool) or self.is_list:
             raise NotWritableError(f"holds {self.raw} and would become the number {text}")
         if isinstance(self.value, float) and not math.isnan(self.value) and text.isdigit():
             text += ".0"

@@ -13,6 +13,7 @@ Path = tuple[Step, ...]
 _STEP = re.compile(
     r"""(?P<name>[\w-]+)|\[(?P<index>\d{1,6})\]|\["(?P<double>[^"]*)"\]|\['(?P<single>[^']*)'\]"""
 )
+_NAME = re.compile(r"(?P<name>[\w-]+)")
 _MAX_LENGTH = 300
 
 
@@ -46,11 +47,10 @@ def read_key(text: str) -> KeyPath:
     steps: list[Step] = []
     position = int(anywhere)
     while position < len(text) <= _MAX_LENGTH:
-        if steps and text[position] == ".":
-            position += 1
-        elif steps and text[position] != "[":
+        if steps and text[position] not in ".[":
             break
-        match = _STEP.match(text, position)
+        after_dot = bool(steps) and text[position] == "."
+        match = (_NAME if after_dot else _STEP).match(text, position + after_dot)
         if match is None:
             break
         steps.append(_step(match))
@@ -65,9 +65,9 @@ def read_key(text: str) -> KeyPath:
 
 
 def _step(match: re.Match[str]) -> Step:
-    if match["index"] is not None:
-        return int(match["index"])
-    return next(m for m in (match["name"], match["double"], match["single"]) if m is not None)
+    assert match.lastgroup is not None  # every alternative is a group
+    text = match[match.lastgroup]
+    return int(text) if match.lastgroup == "index" else text
 
 
 def show_path(path: Path) -> str:

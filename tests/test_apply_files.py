@@ -1,0 +1,507 @@
+"""Values into YAML, JSON and Python files: nothing but the values becomes different, or nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from tuner.apply.assign import Assignment
+from tuner.apply.plan import make_plan
+from tuner.apply.source import read_places
+from tuner.apply.write import replace_files
+from tuner.errors import InputError
+from tuner.records import KnobValue
+from tuner.space.keypath import read_key
+
+
+def assign(key: str, value: KnobValue, **more: object) -> Assignment:
+    return Assignment(read_key(key), "a_knob", value, **more)
+
+
+def apply(path: Path, key: str, value: KnobValue) -> bytes:
+    """The bytes that the file would have."""
+    return make_plan([path], [assign(key, value)]).files[0].after
+
+
+def problem(path: Path, key: str, value: KnobValue = 7) -> str:
+    """Why it is refused; nothing may have been touched then."""
+    before = path.read_bytes()
+    with pytest.raises(InputError) as refused:
+        make_plan([path], [assign(key, value)])
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+    assert refused.value.exit_code == 2
+    return str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("files")
+
+
+def write(folder: Path, text: str, name: str = "config.yaml") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return path
+
+
+# What stands around the value: everything that real configurations have.
+COMMENTS = st.sampled_from(["", "", "  # why", " # a\ttab, ünïcode 🙂", "   "])
+OTHERS = st.sampled_from(
+    [
+        "lr: 2e-4",
+        "name: ${run.name}-${now:%Y}",
+        "quoted: 'it''s'",
+        'double: "a # b: c\\n"',
+        "twice: 1\ntwice: 2",
+        "list: [1, two, 'three', {four: 4}]",
+        "block:\n- a\n-   b",
+        "text: |\n  several\n   lines\n\n",
+        "folded: >-\n  several\n  lines",
+        "base: &base {lr: 1e-3, wd: 0}",
+        "empty:",
+        "none: ~",
+        "yes: no",
+        "octal: 010",
+        "date: 2026-01-01",
+        "# only a comment\t",
+        "",
+        "   ",
+        "? complex\n: key",
+        '"a.b": 1',
+        "multi: a plain\n  scalar",
+        "ümläut: ß",
+        "tagged: !custom {a: 1}",
+    ]
+)
+ALIAS_USERS = ["used: *base", "merged:\n  <<: *base\n  wd: 1"]
+VALUES = [
+    ("4", 2),
+    ("4", 16),
+    ("'4'", 16),
+    ('"4"', 16),
+    ("2e-4", 3e-05),
+    ("2e-4", 0.5),
+    ("0.05", 0.1),
+    ("true", False),
+    ("False", True),
+    ("no", True),
+    ("off", True),
+    ("bf16", "nf4"),
+    ("'bf16'", "it's"),
+    ('"bf16"', 'a "b" \\ c'),
+    ("bf16", "no"),
+    ("bf16", "16-mixed"),
+    ("", 4),
+    ("null", "adamw"),
+    ("~", True),
+    ("[a, b]", ("c",)),
+    ("['a', 'b']", ("c", "d", "e")),
+    ("4", 4),
+    ("true", True),
+]
+
+
+@st.composite
+def yaml_files(draw):
+    """(before, raw, after, key, value): a file with `raw` between two texts, and a new value."""
+    raw, value = draw(st.sampled_from(VALUES))
+    depth = draw(st.integers(0, 3))
+    above = draw(st.lists(OTHERS, max_size=6))
+    below = draw(st.lists(OTHERS, max_size=4))
+    if any("&base" in text for text in above):
+        below += draw(st.lists(st.sampled_from(ALIAS_USERS), max_size=2, unique=True))
+    lines = [line for text in above for line in text.split("\n")]
+    step = draw(st.sampled_from([1, 2, 4]))
+    names = [f"level{i}" for i in range(depth)]
+    lines += [f"{' ' * (step * i)}{name}:" for i, name in enumerate(names)]
+    indent = " " * (step * depth)
+    if draw(st.booleans()):
+        lines.append(f"{indent}sibling: 1")
+    blank = " " * draw(st.integers(1, 3)) if raw else ""
+    before = "\n".join([*lines, f"{indent}target:{blank}"])
+    after = "\n".join([draw(COMMENTS), *(line for text in below for line in text.split("\n"))])
+    if draw(st.booleans()):
+        after += "\n"
+    if draw(st.booleans()):
+        before, after = before.replace("\n", "\r\n"), after.replace("\n", "\r\n")
+    if draw(st.booleans()):
+        before = "\ufeff" + before
+    return before, raw, after, ".".join([*names, "target"]), value
+
+
+def events(text: str) -> list[tuple]:
+    """What YAML says of a text, without marks: PyYAML's parser, which `apply` does not use."""
+    names = ("anchor", "tag", "implicit", "value", "style")
+    return [
+        (type(e).__name__, *(getattr(e, n, None) for n in names))
+        for e in yaml.parse(text, Loader=yaml.SafeLoader)
+    ]
+
+
+def is_yaml(text: str) -> bool:
+    try:
+        return bool(list(yaml.compose_all(text, Loader=yaml.SafeLoader)))
+    except yaml.YAMLError:
+        return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(yaml_files())
+def test_yaml_is_equal_outside_the_value(folder, made):
+    before, raw, after, key, value = made
+    text = before + raw + after
+    assume(is_yaml(text))  # an anchor that is defined twice is not
+    path = write(folder, text)
+    changed = apply(path, key, value).decode()
+    assert path.read_bytes() == text.encode()  # a plan writes nothing
+    assert changed.startswith(before)
+    assert changed.endswith(after)
+    middle = changed[len(before) : len(changed) - len(after)]
+    assert "\n" not in middle
+    quoted = raw[:1] in ("'", '"')
+    expected = str(value) if quoted and not isinstance(value, str) else value
+    if isinstance(value, tuple):
+        assert yaml.safe_load(middle) == list(value)
+    elif isinstance(value, float):
+        assert yaml.safe_load(middle) == pytest.approx(value)
+    else:
+        assert yaml.safe_load(middle) == expected
+    assert middle.strip()[:1] == raw[:1] or not quoted
+    if not isinstance(value, tuple):
+        old, new = events(text), events(changed)
+        assert len(old) == len(new)
+        differing = [(o, n) for o, n in zip(old, new, strict=True) if o != n]
+        assert len(differing) <= 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="ab:\n -[]{}&*!|>'\"#,?%<\r\t12", max_size=40), st.sampled_from([7, "x"]))
+@example("a: {b: }", 7)
+@example("a: ''", "x")
+@example("a: b", "x")
+@example("a:\n", 7)
+@example("- a: 1\n- a: 2", 7)
+def test_any_text_is_changed_in_one_value_or_refused(folder, text, value):
+    path = write(folder, text)
+    try:
+        changed = apply(path, ".a", value)
+    except InputError:
+        assert path.read_bytes() == text.encode()
+        return
+    if changed != text.encode():
+        old, new = events(text), events(changed.decode())
+        differing = [n for o, n in zip(old, new, strict=True) if o != n]
+        assert [event[4] for event in differing] == [str(value)]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "reason"),
+    [
+        ("a: &x 4\nb: *x\n", "a", "has an anchor, and aliases"),
+        ("a: &x 4\nb: *x\n", "b", "is an alias of what stands in line 1"),
+        ("a: &x {c: 4}\nb: *x\n", "a.c", "has an anchor, and aliases"),
+        ("a: &x {c: 4}\nb: *x\n", "b.c", "is an alias"),
+        ("a: &x {c: 4}\nb: {<<: *x, d: 1}\n", "b.c", "comes from a merge key"),
+        ("a: &x {c: 4}\ny: &y {e: 1}\nb: {<<: [*x, *y]}\n", "b.e", "comes from a merge key"),
+        ("a: 1\nb: 2\na: 3\n", "a", "is there 2 times: line 1 (a), line 3 (a)"),
+        ("t: {a: 1}\nu: 1\nt: {b: 1}\n", "t.a", "which is set twice, in lines 1 and 3"),
+        ("t: {a: 1}\nu: {a: 2}\n", ".a", "is there 2 times: line 1 (t.a), line 2 (u.a)"),
+        ("a: 1\n---\na: 2\n", "a", "is there 2 times"),
+        ("a: ${b}\nb: 4\n", "a", "is an interpolation, ${b}"),
+        ("a: '{{ b }}'\n", "a", "is an interpolation"),
+        ("a: |\n  4\n", "a", "goes over several lines"),
+        ("a: 4\n  5\n", "a", "goes over several lines"),
+        ('a: "4\n  5"\n', "a", "goes over several lines"),
+        ("a: !!int 4\n", "a", "has an anchor or a tag"),
+        ("a: {b: 4}\n", "a", "is a mapping, not a value"),
+        ("a: [b, 4]\n", "a", "would become the number 7"),
+        ("a: true\n", "a", "holds true and would become the number 7"),
+        ("a: auto\n", "a", "holds auto and would become the number 7"),
+        ("a: [1, 2\n", "a", "config.yaml:2: broken YAML"),
+        ("a: 1\t# tab\n", "a", "broken YAML"),
+        ("b: 1\n", "a", "none of the keys"),
+        ("", "a", "none of the keys"),
+    ],
+)
+def test_yaml_that_is_refused(tmp_path, text, key, reason):
+    assert reason in problem(write(tmp_path, text), key)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "reason"),
+    [
+        ("a: 4\n", True, "holds 4 and would become True"),
+        ("a: 4\n", "nf4", "holds 4 and would become the text 'nf4'"),
+        ("a: 4\n", ("b", "c"), "holds 4 and would become a list"),
+        ("a:\n- b\n- c\n", ("b", "d"), "is a list over several lines"),
+    ],
+)
+def test_other_types_are_refused(tmp_path, text, value, reason):
+    assert reason in problem(write(tmp_path, text), "a", value)
+
+
+def test_equal_values_are_left_as_they_are_written(tmp_path):
+    for raw, value in [("0004", 4), ("[ b,c ]", ("b", "c")), ("\n- b\n- c", ("b", "c"))]:
+        path = write(tmp_path, f"a: {raw}\n")
+        assert (apply(path, "a", value) == path.read_bytes()) == (raw != "0004")
+    assert apply(write(tmp_path, "a: 16.0\n"), "a", 16) == b"a: 16.0\n"
+    assert apply(write(tmp_path, "a: 1.0\n"), "a", 16) == b"a: 16.0\n"
+    assert apply(write(tmp_path, "a: YES\n"), "a", False) == b"a: NO\n"
+
+
+def test_everything_in_the_way_is_said_at_once(tmp_path):
+    path = write(tmp_path, "a: 1\na: 2\nb: ${x}\nc: 3\n")
+    with pytest.raises(InputError) as refused:
+        make_plan([path], [assign(k, 9, required=True) for k in ("a", "b", "c", "d")])
+    message = str(refused.value)
+    assert "3 things are in the way" in message
+    for part in ("a is there 2 times", "is an interpolation", "there is no d"):
+        assert part in message
+
+
+JSON = '{\n\t"train": {"batch":4, "lr": 2e-4},\n\t"name": "a\\/b", "flags": [true, "x"]\n}'
+
+
+def test_json_with_tabs(tmp_path):
+    path = write(tmp_path, JSON, "ds.json")
+    assert apply(path, "train.batch", 8) == JSON.replace(":4", ":8").encode()
+    assert apply(path, "name", 'c"') == JSON.replace('"a\\/b"', '"c\\""').encode()
+    assert json.loads(apply(path, "train.lr", 1e-05))["train"]["lr"] == 1e-05
+    assert "broken JSON" in problem(write(tmp_path, "{'a': 1}", "ds.json"), "a")
+
+
+PYTHON = '''\
+"""Ein Skript für die Größe."""
+import os
+MAX_SEQ_LENGTH = 1024  # tokens
+TRAINING_CONFIG = {
+    "per_device_train_batch_size": 4, "ä": 1,   # pro GPU
+    'optim': 'adamw_torch',
+    "bf16": True, "lr": 2e-4, "eval": None,
+}
+TRAINING_CONFIG["late"] = 3
+LORA_CONFIG = dict(r=8, target_modules=["q_proj", "v_proj"])
+a = b = 5
+left, right = 1, 2
+class Config:
+    batch: int = 4
+    size: int = field(default=3)
+def train(lr=1e-4, *, rank=8):
+    args = TrainingArguments(gradient_accumulation_steps=2, logging_steps=os.cpu_count())
+    if rank:
+        x = 1
+    else:
+        x = 2
+parser.add_argument("-b", "--batch-size", type=int, default=16)
+'''
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("key", "value", "old", "new"),
+    [
+        ("MAX_SEQ_LENGTH", 2048, "= 1024", "= 2048"),
+        ('TRAINING_CONFIG["per_device_train_batch_size"]', 2, 'size": 4', 'size": 2'),
+        ("TRAINING_CONFIG.optim", "it's", "'adamw_torch'", '"it\'s"'),
+        ("TRAINING_CONFIG.optim", "sgd", "'adamw_torch'", "'sgd'"),
+        ("TRAINING_CONFIG.bf16", False, '"bf16": True', '"bf16": False'),
+        ("TRAINING_CONFIG.lr", 3e-05, "2e-4", "3e-05"),
+        ("TRAINING_CONFIG.eval", "x", "None", '"x"'),
+        ("TRAINING_CONFIG.late", 4, "= 3", "= 4"),
+        ("LORA_CONFIG.r", 16, "r=8", "r=16"),
+        (".dict.r", 16, "r=8", "r=16"),
+        (".target_modules", ("o_proj",), '["q_proj", "v_proj"]', '["o_proj"]'),
+        ("right", 3, "1, 2\n", "1, 3\n"),
+        ("Config.batch", 8, "batch: int = 4", "batch: int = 8"),
+        (".size", 8, "default=3", "default=8"),
+        ("train.rank", 4, "rank=8", "rank=4"),
+        (".TrainingArguments.gradient_accumulation_steps", 4, "steps=2", "steps=4"),
+        (".args.gradient_accumulation_steps", 4, "steps=2", "steps=4"),
+        ("batch_size", 4, "default=16", "default=4"),
+    ],
+)
+def test_python_is_equal_outside_the_value(tmp_path, newline, key, value, old, new):
+    if key == "TRAINING_CONFIG.lr":
+        new = "3.0e-05"
+    text, old, new = (t.replace("\n", newline) for t in (PYTHON, old, new))
+    assert text.count(old) == 1
+    path = write(tmp_path, text, "train.py")
+    changed = apply(path, key, value)
+    assert changed == text.replace(old, new).encode()
+    ast.parse(changed)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("a", "is assigned with other names at once"),
+        ("train.x", "is there 2 times"),
+        (".logging_steps", "is computed, os.cpu_count()"),
+        ("TRAINING_CONFIG", "is a dictionary"),
+        (".target_modules", "would become the number 7"),
+    ],
+)
+def test_python_that_is_refused(tmp_path, key, reason):
+    assert reason in problem(write(tmp_path, PYTHON, "train.py"), key)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a = f'{b}'\n", "is computed"),
+        ("a = 'x' 'y'\n", "is no plain string"),
+        ("a = '''x'''\n", "is no plain string"),
+        ("a = b'x'\n", "which is no value of a knob"),
+        ("a = 1\na += 1\n", "is there 2 times"),
+        ("CONFIG = {'a': 1}\nCONFIG.update(a=2)\n", "is there 2 times"),
+        ("CONFIG = {'a': 1}\nCONFIG['a'] = 2\n", "is there 2 times"),
+        ("a = (\n", "broken Python"),
+        ("a = 1\0", "broken Python"),
+    ],
+)
+def test_python_values_that_are_no_plain_literals(tmp_path, text, reason):
+    assert reason in problem(write(tmp_path, text, "train.py"), ".a", "x")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "x = 'ü' ; y = 2",
+                "# 🙂 comment\t",
+                "def f(a=1, *b, c: int = 2, **d): return g(h=a)",
+                "z = {'k': [1, 2, {'t': 'v'}], **y}",
+                "\x0cpage = 1",
+                "s = '''two\nlines'''",
+                "if x: w = 1",
+                "v: int",
+                "async def k(): await m(n=1)",
+                "match x:\n    case 1: q = 3",
+            ]
+        ),
+        max_size=5,
+    ),
+    st.sampled_from([("4", 16), ("2e-4", 0.5), ("'a'", "b"), ("True", False), ("-1", 3)]),
+    st.sampled_from(
+        ["target = {}", "CONFIG = dict(a='ä', target={})", "C = {{'ö': 1, 'target': {}}}"]
+    ),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_generated_python_changes_in_one_literal(folder, lines, values, form, newline):
+    raw, value = values
+    marked = form.format("\0")
+    text = newline.join([*lines, marked, *lines]).replace("\n", newline).replace("\r\r", "\r")
+    before, after = text.split("\0")
+    path = write(folder, before + raw + after, "train.py")
+    changed = apply(path, ".target", value).decode()
+    assert changed.startswith(before)
+    assert changed.endswith(after)
+    assert ast.literal_eval(changed[len(before) : len(changed) - len(after)]) == value
+
+
+def test_a_value_that_is_passed_on_is_written_where_it_stands(tmp_path):
+    text = "CONFIG = {'batch': 4}\nTrainer(batch=CONFIG['batch'])\nOther(steps=CONFIG['batch'])\n"
+    path = write(tmp_path, text, "train.py")
+    assert apply(path, ".batch", 8) == text.replace("4", "8").encode()
+    # Another name of the same knob that only takes the value over is no obstacle either.
+    plan = make_plan([path], [assign(".batch", 8), assign(".steps", 8)])
+    assert plan.files[0].after == text.replace("4", "8").encode()
+    assert "is computed" in problem(path, ".steps")
+
+
+def test_files_that_are_no_configurations(tmp_path):
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("a: ä\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin\.yaml:1: not text in UTF-8"):
+        make_plan([latin], [assign("a", 1)])
+    for name, reason in [
+        ("x.toml", "only .yaml, .yml, .json, .py"),
+        ("none.yaml", "cannot be read"),
+    ]:
+        if name == "x.toml":
+            (tmp_path / name).write_text("a = 1\n")
+        with pytest.raises(InputError, match=reason):
+            make_plan([tmp_path / name], [assign("a", 1)])
+    with pytest.raises(InputError, match="not a file"):
+        make_plan([tmp_path], [assign("a", 1)])
+
+
+def test_hard_links_and_read_only_files_are_refused(tmp_path):
+    path = write(tmp_path, "a: 1\n")
+    path.chmod(0o444)
+    assert "is read-only" in problem(path, "a")
+    path.chmod(0o644)
+    os.link(path, tmp_path / "other.yaml")
+    with pytest.raises(InputError, match="has 2 hard links"):
+        make_plan([path], [assign("a", 2)])
+
+
+def test_replacing_keeps_mode_and_links_and_makes_backups(tmp_path):
+    path = write(tmp_path, "a: 1\n")
+    path.chmod(0o640)
+    link = tmp_path / "link.yaml"
+    link.symlink_to(path)
+    backups = [
+        replace_files({link: (b"a: 1\n", b"a: 2\n")})[link],
+        replace_files({link: (b"a: 2\n", b"a: 3\n")})[link],
+    ]
+    assert link.is_symlink()
+    assert path.read_bytes() == b"a: 3\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [b.read_bytes() for b in backups] == [b"a: 1\n", b"a: 2\n"]
+    assert len(set(backups)) == 2
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_file_that_changed_meanwhile_is_not_overwritten(tmp_path):
+    one, two = write(tmp_path, "a: 1\n"), write(tmp_path, "b: 1\n", "two.yaml")
+    with pytest.raises(InputError, match="changed by somebody else"):
+        replace_files({one: (b"a: 1\n", b"a: 2\n"), two: (b"other", b"b: 2\n")})
+    assert (one.read_bytes(), two.read_bytes()) == (b"a: 1\n", b"b: 1\n")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_when_the_second_file_fails_the_first_is_put_back(tmp_path, monkeypatch):
+    from tuner.errors import UnavailableError
+
+    one, two = write(tmp_path, "a: 1\n"), write(tmp_path, "b: 1\n", "two.yaml")
+    replace = Path.replace
+
+    def failing(self, target):
+        if Path(target).name == "two.yaml":
+            raise OSError(28, "No space left on device", str(target))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(UnavailableError, match="No space left"):
+        replace_files({one: (b"a: 1\n", b"a: 2\n"), two: (b"b: 1\n", b"b: 2\n")})
+    assert (one.read_bytes(), two.read_bytes()) == (b"a: 1\n", b"b: 1\n")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.yaml", "two.yaml"]
+
+
+def test_an_alias_bomb_is_read_in_no_time():
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 60)]
+    assert len(read_places("\n".join(lines).encode(), Path("bomb.yaml"))) < 1000
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", "a..b", "a.", "a[", "a[x]", "a b", "[0]b", ".[", "a.[0]"]
+)
+def test_what_is_no_key(text):
+    with pytest.raises(InputError, match="is not a key"):
+        read_key(text)
+
+
+@pytest.mark.parametrize("text", ["a", ".a.b", "a[0].b-c", 'a["b.c"].d', "a['b']", '["x y"][3]'])
+def test_keys_are_shown_as_they_are_read(text):
+    assert read_key(str(read_key(text))) == read_key(text)
