@@ -150,6 +150,8 @@ def test_heavy_libraries_are_imported_where_they_are_used():
 
 def test_light_modules_load_no_heavy_library():
     light = {
+        "apply",
+        "export",
         "space",
         "gpus",
         "models",

@@ -86,6 +86,15 @@ def assignments(
     return result
 
 
+def unmapped(
+    space: SearchSpace, found: Iterable[Assignment], maps: Sequence[str] = ()
+) -> list[str]:
+    """The knobs of `space` that no assignment speaks of, less those that `maps` leave out."""
+    texts = {a.expression for a in found} | {_parse_map(text)[0] for text in maps}
+    spoken = {name for text in texts for name in space.condition(text).names}
+    return [name for name in space.knobs if name not in spoken]
+
+
 def _chosen(space: SearchSpace, targets: Iterable[str]) -> list[ApplyTarget]:
     for name in targets:
         if name not in space.apply:

@@ -57,7 +57,14 @@ def replace_files(
             temporary.replace(real)
             replaced.append(real)
     except (OSError, InputError) as error:
-        _undo(contents, replaced, list(backups.values()))
+        try:
+            _undo(contents, replaced, list(backups.values()))
+        except OSError:
+            copies = ", ".join(map(str, backups.values()))
+            raise UnavailableError(
+                f"cannot write {error}, and cannot put back what was written before",
+                hint=f"the files as they were: {copies}",
+            ) from error
         if isinstance(error, InputError):
             raise
         raise UnavailableError(

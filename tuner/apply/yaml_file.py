@@ -245,7 +245,7 @@ def _scalar_value(node: ScalarNode, raw: str) -> tuple[Value, str | None]:
 
 def _plain_value(text: str, tag: str) -> Value:
     """What a scalar without quotes means."""
-    if tag == f"{_TAG}null":
+    if tag == f"{_TAG}null" or text == "???":  # OmegaConf: still to be set
         return None
     if tag == f"{_TAG}bool":
         return text.lower() in ("true", "yes", "on")

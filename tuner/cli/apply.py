@@ -83,10 +83,11 @@ def command(  # noqa: PLR0913 - one argument for each option
     byte. The difference is shown first, and a dated copy of each file is kept beside it. What
     cannot be written safely is said, all at once, and then nothing is written (exit code 2).
     """
-    from tuner.apply.assign import assignments
+    from tuner.apply.assign import assignments, unmapped
     from tuner.apply.plan import make_plan
     from tuner.cli.chosen import recommended
     from tuner.cli.target import load_target
+    from tuner.expressions import show
 
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
@@ -98,7 +99,10 @@ def command(  # noqa: PLR0913 - one argument for each option
     )
     wanted = assignments(target.space, best.configuration, targets=targets, maps=maps)
     plan = make_plan(files, wanted)
-    _show(plan)
+    rest = [_missing_text(assignment) for assignment in plan.missing]
+    for name in unmapped(target.space, wanted, maps):
+        rest.append(f"{name} = {show(best.configuration[name])}")
+    _show(plan, rest)
     if dry_run or not plan.changed:
         return
     if yes or click.confirm(f"Write {_names(plan)}?", err=True):
@@ -107,17 +111,18 @@ def command(  # noqa: PLR0913 - one argument for each option
         click.echo("nothing was written", err=True)
 
 
-def _show(plan: Plan) -> None:
+def _show(plan: Plan, rest: list[str]) -> None:
+    """The difference on stdout; on stderr what stays, and `rest`, which no file has a key for."""
     for edit in plan.files:
         click.echo(edit.diff(), nl=False)
     for edit in plan.files:
         if not edit.changes:
             kept = f"has all {edit.kept} values already" if edit.kept else "has none of the keys"
             click.echo(f"{edit.path}: {kept}", err=True)
-    if plan.missing:
+    if rest:
         click.echo("not in these files, so set it where your project does:", err=True)
-        for assignment in plan.missing:
-            click.echo(f"  {_missing_text(assignment)}", err=True)
+        for text in rest:
+            click.echo(f"  {text}", err=True)
 
 
 def _missing_text(assignment: Assignment) -> str:

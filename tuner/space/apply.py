@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from yaml.nodes import Node
+from yaml.nodes import MappingNode, Node
 
 from tuner.errors import InputError
 from tuner.space.document import Entry, Problems, mapping, scalar, suggestion
@@ -33,7 +33,7 @@ def read_apply(entry: Entry, problems: Problems, nodes: dict[str, Node]) -> dict
     found: dict[str, ApplyTarget] = {}
     for target in mapping(entry.value, problems, entry.at).values():
         parts = mapping(target.value, problems, target.at, allowed=_PARTS)
-        if parts and "keys" not in parts:
+        if isinstance(target.value, MappingNode) and "keys" not in parts:
             problems.add(target.value, "keys is missing", at=target.at)
         if "stage" in parts:
             nodes[f"{target.at}.stage"] = parts["stage"].value

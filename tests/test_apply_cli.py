@@ -1,0 +1,271 @@
+"""`tuner apply` and the part `apply` of a space, from the command line to the file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cli_samples import SPACE, make_trial, write_samples
+
+from tuner.apply.assign import assignments
+from tuner.cli.main import run
+from tuner.errors import InputError
+from tuner.results.store import ResultsFolder
+from tuner.space import load_space
+from tuner.space.format import read_space
+
+ROOT = Path(__file__).parents[1]
+APPLY = ["apply", "--space", "tiny.yaml", "--gpu", "a6000"]
+MAPPING = """\
+apply:
+  hydra:
+    keys:
+      data_loader.batch_size: micro_batch
+      trainer.accumulate: grad_accum
+      trainer.precision: "'16-mixed' if precision == 'fp16' else 'bf16-mixed'"
+      trainer.dropout: lora_dropout
+  script:
+    file: "*.py"
+    keys:
+      .batch: micro_batch
+      .lora_r: lora_rank
+"""
+CONFIG = """\
+# Our configuration
+data_loader:
+  batch_size: 1   # fits, we think
+  num_workers: ${workers}
+trainer:
+  accumulate: 4
+  precision: '16-mixed'
+lr: 2e-4"""
+SCRIPT = 'CONFIG = {"batch": 1, "lora_r": 4}  # ours\n'
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A space with mappings, a search of it (best: micro_batch 2, bf16), and two user's files."""
+    write_samples(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(SPACE + MAPPING)
+    monkeypatch.chdir(tmp_path)
+    with ResultsFolder(Path("results"), "tiny", "a6000").writer() as writer:
+        writer.append(make_trial(tmp_path, 20, 100, micro_batch=1, precision="fp16"))
+        writer.append(make_trial(tmp_path, 40, 300, micro_batch=2, precision="bf16"))
+    (tmp_path / "config.yaml").write_bytes(CONFIG.encode())
+    (tmp_path / "train.py").write_bytes(SCRIPT.encode())
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+
+
+CHANGED = (
+    CONFIG.replace("batch_size: 1", "batch_size: 2")
+    .replace("accumulate: 4", "accumulate: 2")
+    .replace("'16-mixed'", "'bf16-mixed'")
+)
+
+
+def test_dry_run_shows_the_difference_and_writes_nothing(folder, capsys):
+    before = contents(folder)
+    assert run([*APPLY, "--to", "config.yaml", "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert (
+        "-  batch_size: 1   # fits, we think\n+  batch_size: 2   # fits, we think\n" in printed.out
+    )
+    assert "lr: 2e-4\n\\ No newline at end of file" in printed.out
+    assert "lora_dropout = 0.0" in printed.err  # no file has its key
+    assert "lora_rank = 8" in printed.err  # its mapping is for scripts
+    assert "max_length = 32" in printed.err  # no mapping speaks of it
+    assert "micro_batch" not in printed.err
+    assert contents(folder) == before
+
+
+def test_yes_writes_and_keeps_a_dated_copy(folder, capsys):
+    assert run([*APPLY, "--to", "config.yaml", "--to", "train.py", "--yes"]) == 0
+    assert Path("config.yaml").read_text() == CHANGED
+    assert Path("train.py").read_text() == SCRIPT.replace('"batch": 1', '"batch": 2').replace(
+        '"lora_r": 4', '"lora_r": 8'
+    )
+    copies = sorted(p.name for p in folder.glob("*.bak"))
+    assert [re.sub(r"\d{8}-\d{6}", "DATE", name) for name in copies] == [
+        "config.yaml.DATE.bak",
+        "train.py.DATE.bak",
+    ]
+    assert Path(copies[0]).read_text() == CONFIG
+    # A second time there is nothing to do, nothing to ask, and no further copy.
+    capsys.readouterr()
+    assert run([*APPLY, "--to", "config.yaml", "--to", "train.py"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "config.yaml: has all 3 values already" in printed.err
+    assert len(list(folder.glob("*.bak"))) == 2
+
+
+@pytest.mark.parametrize(("answer", "text"), [("y\n", CHANGED), ("n\n", CONFIG), ("\n", CONFIG)])
+def test_it_asks_before_it_writes(folder, answer, text):
+    from click.testing import CliRunner
+
+    from tuner.cli.main import cli
+
+    result = CliRunner().invoke(cli, [*APPLY, "--to", "config.yaml"], input=answer)
+    assert result.exit_code == 0
+    assert Path("config.yaml").read_text() == text
+    assert ("nothing was written" in result.output) == (text == CONFIG)
+
+
+def test_nobody_to_ask_is_no_yes(folder, monkeypatch):
+    import io
+    import sys
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert run([*APPLY, "--to", "config.yaml"]) == 130
+    assert Path("config.yaml").read_text() == CONFIG
+
+
+def test_everything_in_the_way_of_two_files_is_said_and_neither_is_written(folder, capsys):
+    Path("train.py").write_text('CONFIG = {"batch": 1, "lora_r": 4}\nCONFIG["batch"] = 2\n')
+    Path("config.yaml").write_text(CONFIG.replace("accumulate: 4", "accumulate: ${steps}"))
+    before = contents(folder)
+    assert run([*APPLY, "--to", "config.yaml", "--to", "train.py", "--yes"]) == 2
+    error = capsys.readouterr().err
+    assert "2 things are in the way" in error
+    assert "config.yaml:6 trainer.accumulate: is an interpolation" in error
+    assert "train.py: .batch is there 2 times: line 1" in error
+    assert contents(folder) == before
+
+
+def test_map_overrides_the_space(folder, capsys):
+    maps = ["--map", "micro_batch=data_loader.num_workers", "--map", "grad_accum="]
+    Path("config.yaml").write_text(CONFIG.replace("${workers}", "0"))
+    assert run([*APPLY, "--to", "config.yaml", "--yes", *maps]) == 0
+    text = Path("config.yaml").read_text()
+    assert "num_workers: 2" in text
+    assert "batch_size: 1" in text
+    assert "accumulate: 4" in text
+
+
+def test_map_may_name_the_file(folder, capsys):
+    (folder / "conf").mkdir()
+    for name in ("a", "b"):
+        (folder / "conf" / f"{name}.yaml").write_text("n: 0\nlength: 0\n")
+    files = ["--to", "conf/a.yaml", "--to", "conf/b.yaml", "--yes"]
+    maps = ["--map", "micro_batch=conf/a.yaml:n", "--map", "max_length=length"]
+    assert run([*APPLY, *files, *maps]) == 0
+    assert Path("conf/a.yaml").read_text() == "n: 2\nlength: 32\n"
+    assert Path("conf/b.yaml").read_text() == "n: 0\nlength: 32\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--map", "micro_batch"], "is not KNOB=KEY"),
+        (["--map", "micro_bach=a"], "did you mean 'micro_batch'?"),
+        (["--map", "micro_batch=a..b"], "'a..b' is not a key"),
+        (["--map", "micro_batch=data_loader.batch_sise"], "did you mean 'data_loader.batch_size'?"),
+        (["--map", "micro_batch=none.yaml:a"], "none of the files is 'none.yaml'"),
+        (["--map", "precision=data_loader.batch_size"], "would become the text 'bf16'"),
+        (["--as", "hydr"], "did you mean 'hydra'?"),
+        (["--as", "script"], "none of the keys"),
+        (["--to", "config.yaml"], "this file is named twice"),
+        (["--to", "missing.yaml"], "missing.yaml: cannot be read"),
+    ],
+)
+def test_wrong_arguments_write_nothing(folder, capsys, arguments, message):
+    before = contents(folder)
+    assert run([*APPLY, "--to", "config.yaml", "--yes", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert contents(folder) == before
+
+
+def test_without_a_search_there_is_nothing_to_write(folder, capsys):
+    arguments = ["apply", "--space", "tiny.yaml", "--gpu", "t4", "--to", "config.yaml"]
+    assert run(arguments) == 3
+    assert "run `tuner search" in capsys.readouterr().err
+
+
+def test_committed_result_goes_into_a_script(capsys, monkeypatch, tmp_path):
+    """The space that ships, into a script as its users have it."""
+    script = tmp_path / "train_type1.py"
+    script.write_text(
+        'CONFIG = {\n    "lora_r": 256, "lora_alpha": 512,\n    "batch": 1, "grad_accum": 32,\n'
+        '    "max_length": 768,\n    "grad_ckpt": True,\n}\n'
+        'args = SFTConfig(per_device_train_batch_size=CONFIG["batch"], optim="adamw_torch")\n'
+    )
+    monkeypatch.chdir(ROOT)
+    target = ["--space", "qlora27b", "--gpu", "a6000"]
+    assert run(["apply", *target, "--to", str(script), "--yes"]) == 0
+    values = {}
+    exec(script.read_text().replace("SFTConfig", "dict"), values)
+    config, best = values["CONFIG"], load_space("qlora27b")
+    assert config["batch"] * config["grad_accum"] == best.fixed["effective_batch"]
+    assert config["lora_alpha"] == 2 * config["lora_r"]
+    assert values["args"] == {
+        "per_device_train_batch_size": config["batch"],
+        "optim": "paged_adamw_8bit",
+    }
+
+
+STAGES = """\
+stages:
+  - {name: one, set: {max_length: 64}}
+  - {name: two, set: {max_length: 128}}
+apply:
+  all: {keys: {batch: micro_batch}}
+  first: {file: stage_1.yaml, stage: one, keys: {length: max_length}}
+  second: {file: "stage_2.*", stage: two, keys: {length: max_length}}
+"""
+
+
+def test_each_stage_has_its_file(tmp_path):
+    space = read_space(SPACE + STAGES, "tiny.yaml")
+    found = assignments(space, space.configuration({"micro_batch": 2}))
+    assert [(str(a.key), a.value, a.stage) for a in found] == [
+        ("batch", 2, None),
+        ("length", 64, "one"),
+        ("length", 128, "two"),
+    ]
+    assert [a.is_for(Path("conf/stage_2.yaml")) for a in found] == [True, False, True]
+    from tuner.apply.plan import make_plan
+
+    for name in ("stage_1.yaml", "stage_2.yaml", "config.yaml"):
+        (tmp_path / name).write_text("batch: 0\nlength: 0\n")
+    plan = make_plan([tmp_path / n for n in ("stage_1.yaml", "stage_2.yaml", "config.yaml")], found)
+    assert [edit.after.decode() for edit in plan.files] == [
+        "batch: 2\nlength: 64\n",
+        "batch: 2\nlength: 128\n",
+        "batch: 2\nlength: 0\n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("apply: 3", "tiny.yaml:{} apply: expected a mapping"),
+        ("apply: {a: {}}", "tiny.yaml:{} apply.a: keys is missing"),
+        ("apply: {a: {kees: {b: micro_batch}}}", "unknown key 'kees' (did you mean 'keys'?)"),
+        ("apply:\n  a:\n    keys: {b: micro_bach}", "unknown name 'micro_bach'"),
+        ("apply:\n  a:\n    keys: {b..c: micro_batch}", "'b..c' is not a key"),
+        ("apply: {a: {stage: x, keys: {b: micro_batch}}}", "unknown stage 'x'"),
+        ("apply: {a: {keys: {b: precision == 'nf5'}}}", "precision is never 'nf5'"),
+        ("apply: {a: {keys: {b: [1]}}}", "expected a value, found a list"),
+        ("apply: {a: {keys: {b: max_length, b: micro_batch}}}", "'b' is set twice"),
+    ],
+)
+def test_mistakes_in_a_mapping_are_named_with_their_line(text, message):
+    with pytest.raises(InputError) as refused:
+        read_space(SPACE + text + "\n", "tiny.yaml")
+    first = SPACE.count("\n") + 1
+    assert message.format(first) in str(refused.value)
+    assert f"tiny.yaml:{first + text.count(chr(10))} apply" in str(refused.value)
+
+
+def test_a_mapping_is_part_of_a_space_as_json(folder, capsys):
+    assert run(["spaces", "tiny.yaml", "--json"]) == 0
+    assert '"data_loader.batch_size": "micro_batch"' in capsys.readouterr().out
