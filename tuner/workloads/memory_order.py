@@ -1,0 +1,69 @@
+"""Which knobs of a workload can only add memory when they are turned up: declared, not guessed.
+
+A configuration that is at least as large as another in each of these, and equal in everything
+else, needs at least as much memory. A knob is declared only where no pair of configurations
+was found that contradicts it (docs/search.md has the counts); precision and attention are not:
+which of two of their values takes more depends on the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tuner.records import Configuration, KnobValue
+
+Order = tuple[KnobValue, ...] | None
+"""The values of a knob from little to much memory; None for numbers in their own order. Values
+that are not named can be compared with themselves only."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOrder:
+    """What of a workload's vocabulary orders memory, and what has no effect on it."""
+
+    knobs: Mapping[str, Order] = field(default_factory=dict)
+    without_effect: frozenset[str] = frozenset()
+
+    def split(
+        self, configuration: Configuration
+    ) -> tuple[dict[str, float], tuple[tuple[str, KnobValue], ...]]:
+        """The places of the ordered knobs, and all other values, which must be equal.
+
+        A value outside its knob's order is among the others.
+        """
+        places: dict[str, float] = {}
+        others: list[tuple[str, KnobValue]] = []
+        for name, value in configuration.items():
+            order = self.knobs.get(name, ())
+            if order is None and isinstance(value, int | float):
+                places[name] = float(value)
+            elif order and value in order:
+                places[name] = float(order.index(value))
+            elif name == "grad_accum" and isinstance(value, int):
+                # Gradients that are kept over the next micro-step add memory; how often does not.
+                places[name] = float(value > 1)
+            elif name not in self.without_effect:
+                others.append((name, value))
+        return places, tuple(others)
+
+
+MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
+    "causal_lm": MemoryOrder(
+        knobs={
+            "micro_batch": None,
+            "lora_rank": None,
+            "max_length": None,
+            "gradient_checkpointing": (True, False),
+            # State on the host, in one byte, in four bytes.
+            "optimizer": ("paged_adamw_8bit", "adamw_8bit", "adamw_torch"),
+        },
+        without_effect=frozenset({"lora_alpha", "effective_batch"}),
+    )
+}
+"""By workload; one that is not here orders nothing."""
+
+
+def memory_order(workload: str) -> MemoryOrder:
+    """What is declared of the workload; nothing for one that is not known here."""
+    return MEMORY_ORDERS.get(workload, MemoryOrder())
