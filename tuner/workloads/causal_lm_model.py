@@ -119,6 +119,10 @@ def _use_loss(model: Any, settings: CausalLMSettings, *, real: bool) -> None:
 def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -> Any:
     """K-bit preparation, gradient checkpointing and adapters, as training scripts do."""
     checkpointing: dict[str, Any] = {"use_reentrant": False}
+    if settings.offload and environment.device != "meta":
+        # Recomputation that stops early skips the hooks that take a layer's last weights off the
+        # device again.
+        checkpointing["early_stop"] = False
     if environment.device == "meta":
         # Not on a machine: PyTorch restores autocast by itself there, and torch.compile takes no
         # contexts of one's own.
