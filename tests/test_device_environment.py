@@ -14,12 +14,11 @@ from tuner.records import Configuration, Phase
 from tuner.runner.device import (
     HostMeter,
     RealEnvironment,
-    is_out_of_memory,
     limit_memory,
     open_session,
     parse_device,
-    requested_bytes,
 )
+from tuner.runner.outcome import is_out_of_memory, requested_bytes
 from tuner.workloads import get_workload
 
 SHAPE = {

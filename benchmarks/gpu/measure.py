@@ -37,41 +37,15 @@ class Task:
 
 
 def warm_up() -> None:
-    """Import what every child needs. Touches no device, so that children can be forked.
-
-    bitsandbytes asks for the compute capability while it is imported, which would create a CUDA
-    context here: the driver's management library answers in PyTorch's place.
-    """
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    """Import what every child needs. Touches no device, so that children can be forked."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from unittest import mock
-
-    import torch
-
-    from tuner.nvml import device_identity
-
-    identity = device_identity() if torch.cuda.is_available() else None
-    if identity is not None:
-        capability = identity.compute_capability
-        with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
-            _import_libraries()
-    else:
-        _import_libraries()
-
-
-def _import_libraries() -> None:
     import importlib
 
-    import bitsandbytes  # noqa: F401
-    import peft  # noqa: F401
-    from transformers import AutoModelForCausalLM  # noqa: F401
+    from tuner.runner.training import import_libraries
 
+    import_libraries()
     for family in ("llama", "qwen2", "mistral", "gemma2", "gemma3"):
         importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    from tuner.runner import device, synthetic  # noqa: F401
-    from tuner.workloads import causal_lm  # noqa: F401
 
 
 def child_main(task: Task) -> None:
@@ -119,7 +93,8 @@ def calibrate_main(device: str, path: Path, budget_s: float, smoke: bool) -> Non
 
 def _measure(task: Task, row: dict[str, Any], save: Callable[[], None]) -> None:
     from tuner.errors import InputError
-    from tuner.runner.device import RealEnvironment, is_out_of_memory, requested_bytes
+    from tuner.runner.device import RealEnvironment
+    from tuner.runner.outcome import is_out_of_memory, requested_bytes
 
     environment = None
     try:

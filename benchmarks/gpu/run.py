@@ -162,7 +162,7 @@ def _in_child(start: str, target: Any, arguments: tuple[Any, ...], timeout_s: fl
 
 def _from_log(log: Path, exit_code: int, row: dict[str, Any]) -> dict[str, Any]:
     """What the end of a log says of a process that died: bitsandbytes exits when memory ends."""
-    from tuner.runner.device import is_out_of_memory, requested_bytes
+    from tuner.runner.outcome import is_out_of_memory, requested_bytes
 
     text = log.read_text(errors="replace")[-4000:] if log.exists() else ""
     message = row.get("message") or f"exit code {exit_code}: {text.strip()[-300:]}"

@@ -20,7 +20,7 @@ from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Phase
 from tuner.runner.synthetic import fill
 from tuner.space.data import DataFacts
-from tuner.units import KIB, parse_bytes
+from tuner.units import KIB
 from tuner.workloads.base import TrainingSession, Workload
 
 
@@ -205,25 +205,3 @@ def limit_memory(device: str, limit_bytes: int) -> None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + limit_bytes, hard))
-
-
-# Each line names where the text comes from.
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory"  # torch.OutOfMemoryError, CUDA runtime errors, bitsandbytes
-    r"|CUBLAS_STATUS_ALLOC_FAILED"  # cuBLAS, creating a handle
-    r"|CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)"  # cuDNN 8 and 9
-    r"|DefaultCPUAllocator: (can't allocate|not enough) memory",  # PyTorch on the CPU
-    re.IGNORECASE,
-)
-_REQUESTED = re.compile(r"[Tt]ried to allocate ([0-9.]+ [KMGT]i?B|[0-9]+ bytes)")
-
-
-def is_out_of_memory(text: str) -> bool:
-    """Whether an error text or the end of a log says that the device's memory ran out."""
-    return _OUT_OF_MEMORY.search(text) is not None
-
-
-def requested_bytes(text: str) -> int | None:
-    """The size of the allocation that failed, where an out-of-memory text names it."""
-    found = _REQUESTED.search(text)
-    return parse_bytes(found[1].replace(" bytes", " B")) if found else None

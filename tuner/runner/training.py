@@ -71,10 +71,11 @@ def _import_rest() -> None:
 
 def _import_model(config: object) -> None:
     """Import the classes of the model's family, which transformers does at the first use."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    if type(config) in AutoModelForCausalLM._model_mapping:
-        AutoModelForCausalLM._model_mapping[type(config)]
+    for auto in (AutoModelForCausalLM, AutoModel):
+        if type(config) in auto._model_mapping:
+            auto._model_mapping[type(config)]
 
 
 def _rehearse() -> None:
