@@ -36,10 +36,11 @@ def print_evidence(
             ),
         ]
     )
-    click.echo()
-    _print_breakdown(
-        f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_size
-    )
+    if evidence.memory.breakdown:
+        click.echo()
+        _print_breakdown(
+            f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_size
+        )
     if evidence.speed.breakdown_s:
         click.echo()
         _print_breakdown(

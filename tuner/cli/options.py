@@ -179,7 +179,7 @@ def measure_options(function: _Decorated) -> _Decorated:
             type=DurationType(),
             metavar="TIME",
             help="Time for the timed steps of a real trial; less where the rate is certain "
-            "sooner.  [default: 20s; in a search on a processor 1s]",
+            "sooner.  [default: 20s; in a search on a processor 0.5s]",
         ),
     ):
         function = option(function)

@@ -103,13 +103,13 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
     space.require_configurations(options.where)
     target.folder.check_writable()
     target.folder.read()  # a journal that cannot be read is found now
+    gpu, profile = with_profile(target.gpu, quiet=options.quiet, err=options.as_json)
     # Seconds to import from here on.
     from tuner.cli.support import supported_part
     from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION
     from tuner.models.catalogue import architecture
     from tuner.runner.base import outcome_versions
 
-    gpu, profile = with_profile(target.gpu, quiet=options.quiet, err=options.as_json)
     narrowed = dataclasses.replace(narrowed, gpu=gpu)
     part = supported_part(space, gpu, options.where)
     assert space.model is not None  # load_target sees to it

@@ -142,7 +142,7 @@ def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
     )
 
 
-PROCESSOR_BUDGET_S = 1.0
+PROCESSOR_BUDGET_S = 0.5
 """Time for the timed steps of a trial on a processor: tiny models, and steps of milliseconds."""
 
 

@@ -16,7 +16,7 @@ from tuner.results.front import (
     samples_per_s,
     trusted,
 )
-from tuner.units import format_duration, format_gib
+from tuner.units import format_duration, format_gib, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Recommendation:
         memory = self.evidence.memory
         margin = margin_bytes(self.record)
         return {
-            "peak_device_memory": format_gib(memory.device_bytes),
+            "peak_device_memory": format_size(memory.device_bytes),
             "peak_device_bytes": memory.device_bytes,
             "peak_reserved_bytes": memory.peak_reserved_bytes,
             "peak_allocated_bytes": memory.peak_allocated_bytes,

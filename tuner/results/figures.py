@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 from tuner.records import KnobValue, TrialRecord
 from tuner.results.agreement import QUANTITIES, pairs
 from tuner.results.front import device_bytes, samples_per_s
-from tuner.results.plot import COLORS, LABELS, memory_range_gib, throughput_range
+from tuner.results.plot import (
+    COLORS,
+    LABELS,
+    is_limit_far,
+    memory_range_gib,
+    throughput_range,
+)
 from tuner.results.table import value_text
 from tuner.results.view import Kind, View
 from tuner.units import GIB, significant
@@ -281,6 +287,8 @@ def _add_points(figure: Figure, view: View, kind: Kind, indices: Sequence[int]) 
 
 
 def _add_limits(figure: Figure, view: View) -> None:
+    if is_limit_far(view):
+        return
     limit, margin = view.gpu.memory_bytes / GIB, view.margin_bytes / GIB
     end = memory_range_gib(view)[1]
     red, amber = COLORS[Kind.TOO_LARGE], COLORS[Kind.BEST]

@@ -11,7 +11,7 @@ from tuner.records import TrialRecord
 from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.table import value_text
 from tuner.results.view import Kind, View
-from tuner.units import GIB, format_gib, significant
+from tuner.units import GIB, format_gib, format_size, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +37,8 @@ LABELS: Mapping[Kind, str] = {
 _INK, _FAINT = "#1f2937", "#6b7280"
 HEADER_WIDTH = 115
 """Characters of a line above the axes."""
+FAR = 0.25
+"""Where no trial uses this share of the GPU's memory, the axis ends at the largest trial."""
 BEYOND = 1.35
 """The memory axis ends at this multiple of the GPU's memory; what lies beyond is counted."""
 
@@ -46,9 +48,16 @@ def memory_range_gib(view: View) -> tuple[float, float]:
     used = [size / GIB for r in view.records if (size := device_bytes(r)) is not None]
     limit = view.gpu.memory_bytes / GIB
     end = min(max([*used, limit]), limit * BEYOND)
-    start = min([*used, limit])
-    pad = 0.05 * (end - start) or 0.05 * limit
+    if used and max(used) < limit * FAR:
+        end = max(used)
+    start = min([*used, end])
+    pad = 0.05 * (end - start) or 0.05 * end
     return max(0.0, start - pad), end + pad
+
+
+def is_limit_far(view: View) -> bool:
+    """Whether the GPU's memory lies beyond the memory axis, as trials use so little of it."""
+    return memory_range_gib(view)[1] < (view.gpu.memory_bytes - view.margin_bytes) / GIB
 
 
 def throughput_range(view: View) -> tuple[float, float]:
@@ -87,6 +96,8 @@ def pareto_png(view: View) -> bytes:
 
 
 def _draw_limits(axes: Axes, view: View) -> None:
+    if is_limit_far(view):
+        return
     limit = view.gpu.memory_bytes / GIB
     margin = view.margin_bytes / GIB
     end = memory_range_gib(view)[1]
@@ -180,7 +191,7 @@ def _header(view: View) -> list[str]:
         samples = f"{significant(speed.samples_per_s)} samples/s"
         tokens = f"{significant(speed.tokens_per_s)} tokens/s"
         settings = [f"{name} {value_text(best.configuration.get(name))}" for name in view.knobs]
-        text = f"\N{BLACK STAR} {samples} ({tokens}) in {format_gib(size)}: {', '.join(settings)}"
+        text = f"\N{BLACK STAR} {samples} ({tokens}) in {format_size(size)}: {', '.join(settings)}"
         lines += textwrap.wrap(text, HEADER_WIDTH, max_lines=3, placeholder=" ...")
     return lines
 
@@ -232,6 +243,8 @@ def subtitle(view: View) -> str:
         parts.append(f"{untried} only predicted to fit")
     if view.conditions:
         parts.append("where " + " and ".join(view.conditions))
+    if is_limit_far(view):
+        parts.append(f"all far below the {format_gib(view.gpu.memory_bytes)} of memory")
     beyond = count_beyond(view)
     if beyond:
         end = memory_range_gib(view)[1] * GIB

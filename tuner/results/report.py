@@ -14,7 +14,7 @@ from tuner.results.figures import agreement_figure, front_figure, knob_figures
 from tuner.results.plot import LABELS, subtitle
 from tuner.results.table import value_text
 from tuner.results.view import View
-from tuner.units import GIB, format_duration, format_gib, significant
+from tuner.units import GIB, format_duration, format_gib, format_size, significant
 
 MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",
@@ -102,7 +102,7 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
         ("Throughput", f"{significant(speed.samples_per_s)} samples/s", per_step),
         (
             "Peak device memory",
-            format_gib(memory.device_bytes),
+            format_size(memory.device_bytes),
             f"{share:.0%} of {format_gib(limit)}, {format_gib(best.free_bytes)} stay free",
         ),
     ]
@@ -129,9 +129,11 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
 def _memory_parts(best: Recommendation) -> list[Part]:
     """The peak by category, then what stays free, as parts of the GPU's memory."""
     memory, limit = best.evidence.memory, best.gpu.memory_bytes
+    # A device does not tell what its memory is used for.
+    known = memory.breakdown or {"in use": memory.device_bytes}
     parts = [
-        Part(_words(name), format_gib(size), 100 * size / limit, _color(index, name))
-        for index, (name, size) in enumerate(memory.breakdown.items())
+        Part(_words(name), format_size(size), 100 * size / limit, _color(index, name))
+        for index, (name, size) in enumerate(known.items())
         if size > 0
     ]
     free = best.free_bytes
@@ -176,7 +178,9 @@ def _trial_row(view: View, record: TrialRecord) -> list[object]:
     numbers: list[object] = [None, None, None, None]
     if evidence is not None:
         numbers = [
-            round(evidence.memory.device_bytes / GIB, 2),
+            round(
+                evidence.memory.device_bytes / GIB, 2 if evidence.memory.device_bytes > GIB else 4
+            ),
             float(f"{evidence.speed.samples_per_s:.5g}"),
             float(f"{evidence.speed.tokens_per_s:.5g}"),
             float(f"{evidence.speed.step_s:.5g}"),
@@ -200,7 +204,7 @@ def _front_row(view: View, record: TrialRecord) -> dict[str, Any]:
     return {
         "best": best is not None and best.configuration == record.configuration,
         "settings": [value_text(record.configuration.get(name)) for name in view.knobs],
-        "memory": f"{size / GIB:.2f}",
+        "memory": f"{size / GIB:.2f}" if size >= GIB else f"{size / GIB:.3f}",
         "free": f"{(view.gpu.memory_bytes - size) / GIB:.2f}",
         "samples": significant(evidence.speed.samples_per_s),
         "tokens": significant(evidence.speed.tokens_per_s),

@@ -17,7 +17,7 @@
     return [
       `<b>${labels[kinds[index]]}</b> (${asText(source)})`,
       `${rate(samples)} samples/s, ${rate(tokens)} tokens/s`,
-      `${number(gib, 2)} GiB, ${rate(step)} s per step`,
+      `${number(gib, gib < 1 ? 3 : 2)} GiB, ${rate(step)} s per step`,
       ...lines,
       `${asText(outcome)}, trial ${asText(trial)}`,
     ].join("<br>");

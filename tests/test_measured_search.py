@@ -1,0 +1,157 @@
+"""`tuner search --gpu cpu` for real: training runs on this machine's processor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tuner import host
+from tuner.cli.main import run
+from tuner.records import Source, Status
+from tuner.results.journal import read_journal
+from tuner.space import load_space
+
+ROOT = Path(__file__).parents[1]
+
+# One structure to predict, and steps of a few milliseconds.
+NARROW = ("max_length=64", "precision=fp32", "attention=sdpa", "gradient_checkpointing=false",
+          "optimizer=adamw_torch")  # fmt: skip
+TARGET = ["--space", "tiny_cpu", "--gpu", "cpu"]
+SEARCH = ["search", *TARGET, *(word for setting in NARROW for word in ("--set", setting))]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "tuner", *arguments]
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines of the processes that work in a folder: the search and all it started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve() == folder:
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue  # it has ended, or is not ours
+    return [command for command in found if command]
+
+
+def wait_until_gone(folder: Path) -> None:
+    until = time.monotonic() + 10
+    while left := processes_in(folder):
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
+    process = start(*SEARCH, "--trials", "3", "--budget", "0.3s")
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, out + err
+    assert "Traceback" not in out + err
+    text = " ".join(out.split())
+    for part in (f"measured on {host.cpu_name()}", "3 configurations: 3 fit", "Front (measured)",
+                 "Recommended (measured)", "Predicted against measured (3 trials)"):  # fmt: skip
+        assert part in text, part
+    wait_until_gone(folder)
+
+    results = folder / "results" / "tiny_cpu" / "cpu"
+    records = read_journal(results / "trials.jsonl").records
+    assert [r.outcome.status for r in records] == [Status.OK] * 3
+    for record in records:
+        measurement, prediction = record.outcome.measurement, record.outcome.prediction
+        assert measurement is not None
+        assert prediction is not None
+        assert record.device == measurement.device == host.cpu_name()
+        assert record.gpu_memory_bytes == host.usable_memory_bytes()
+        assert measurement.trainable_params == prediction.trainable_params
+        assert measurement.steps >= 3
+        # Both know how much memory and time a step of this model takes, to an order.
+        assert 0.2 < prediction.memory.device_bytes / measurement.memory.device_bytes < 5
+        assert 1e-4 < measurement.speed.step_s < 10
+    assert "# Every number of memory, speed, time and cost below is MEASURED" in (
+        results / "best.yaml"
+    ).read_text().replace(chr(10), " ")
+    assert "Predicted against measured" in (results / "report.html").read_text()
+
+    assert run(["best", *TARGET, "--where", "lora_rank >= 4", "--where", "max_length >= 64",
+                "--json"]) == 0  # fmt: skip
+    best = json.loads(capsys.readouterr().out)
+    assert best["source"] == "measured"
+    assert yaml.safe_load((results / "best.yaml").read_text())["speed"] == best["speed"]
+
+    # The same again: all is known. A simulated search in the same folder knows none of it.
+    again = start(*SEARCH, "--trials", "3", "--json")
+    answer = json.loads(again.communicate(timeout=60)[0])
+    assert (answer["reused"], answer["trials"], answer["source"]) == (3, 3, "measured")
+    simulated = start(*SEARCH, "--trials", "1", "--mode", "predict", "--json")
+    answer = json.loads(simulated.communicate(timeout=120)[0])
+    assert (answer["reused"], answer["trials"]) == (0, 1)
+    last = read_journal(results / "trials.jsonl").records[-1]
+    assert last.source is Source.PREDICTED
+    assert answer["best"]["source"] == "measured"
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle_of_a_trial_leaves_no_process(folder):
+    process = start(*SEARCH, "--trials", "9", "--budget", "60s", "--quiet")
+    until = time.monotonic() + 120
+    while not any("tuner.runner.warm" in command for command in processes_in(folder)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode in (1, 130), out + err
+    assert "Traceback" not in out + err
+    wait_until_gone(folder)
+
+
+@pytest.mark.slow
+def test_one_trial_by_hand(folder, capfd):
+    settings = [word for setting in NARROW for word in ("--set", setting)]
+    asked = ["--space", "tiny_cpu", *settings, "--set", "micro_batch=8"]
+    assert run(["trial", *asked, "--device", "cpu", "--budget", "0.3s", "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    configuration = load_space("tiny_cpu").configuration(
+        {"micro_batch": 8, "max_length": 64, "precision": "fp32", "attention": "sdpa",
+         "gradient_checkpointing": False, "optimizer": "adamw_torch"}, strict=False
+    )  # fmt: skip
+    assert answer["configuration"] == configuration.to_dict()
+    assert (answer["status"], answer["source"], answer["fits"]) == ("ok", "measured", True)
+    measured = answer["measured"]
+    assert measured["samples_per_s"] == pytest.approx(8 / measured["step_s"], rel=1e-6)
+    assert measured["loss_finite"] is True
+    wait_until_gone(folder)
+
+
+@pytest.mark.slow
+def test_limit_that_is_too_small_is_an_oom_with_its_phase(folder, capfd):
+    asked = ["--space", "tiny_cpu", "--set", "micro_batch=8", "--set", "max_length=128"]
+    asked += ["--memory-limit", "48MiB", "--device", "cpu", "--budget", "0.3s", "--json"]
+    assert run(["trial", *asked]) == 1
+    answer = json.loads(capfd.readouterr().out)
+    assert (answer["status"], answer["fits"]) == ("oom", False)
+    assert answer["phase"] in ("load", "forward", "backward", "optimizer")
+    assert answer["memory_limit_bytes"] == 48 * 2**20
+    assert answer["measured"] is None
+    assert answer["predicted"]["fits"] is True  # of the processor's whole memory
