@@ -15,8 +15,9 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 
 from tuner.records import Configuration, Outcome, Status
 from tuner.tune.candidates import Candidates
-from tuner.tune.proposer import Proposer, open_mirror, score
+from tuner.tune.proposer import Knowledge, Proposer, open_mirror, score
 from tuner.tune.request import SEARCHERS
+from tuner.workloads.memory_order import MemoryOrder
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()
@@ -28,7 +29,8 @@ THOROUGH = [name for name in SEARCHERS if name not in ("guided", "gp")]
 def make(sampler="tpe", *, seed=0, trials=48, configurations=ALL, **options) -> Proposer:
     candidates = Candidates(configurations, tuple(SPACE.knobs))
     if sampler == "guided":
-        options["predictions"] = [outcome_of(c).prediction for c in configurations]
+        predictions = [outcome_of(c).prediction for c in configurations]
+        options["knowledge"] = Knowledge(predictions)
     return Proposer(candidates, sampler=sampler, seed=seed, trials=trials, **options)
 
 
@@ -199,3 +201,23 @@ def test_guided_without_predictions_can_be_told_but_not_asked():
     assert run(proposer, 1) == [ALL[1]]
     with pytest.raises(ValueError, match="prediction of each"):
         proposer.propose()
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "guided"])
+def test_what_cannot_fit_is_held_back_with_the_reason_and_revived_when_that_was_wrong(sampler):
+    order = MemoryOrder({"micro_batch": None, "gradient_checkpointing": (True, False)})
+    predictions = [outcome_of(c).prediction for c in ALL]
+    candidates = Candidates(ALL, tuple(SPACE.knobs))
+    knowledge = Knowledge(predictions, order)
+    proposer = Proposer(candidates, sampler=sampler, seed=0, trials=9, knowledge=knowledge)
+    small, middle, large = (
+        next(c for c in ALL if c["micro_batch"] == b and c["precision"] == "nf4") for b in (2, 4, 8)
+    )
+    proposer.tell(record_of(small, Outcome(Status.OOM, requested_bytes=1)))
+    assert "micro_batch=2" in proposer.held_back()[large.key]
+    proposed = [proposer.propose() for _ in range(8)]
+    larger = {key for key, reason in proposer.held_back().items() if "micro_batch=2" in reason}
+    assert larger
+    assert not larger & {c.key for c in proposed if c}
+    proposer.tell(record_of(middle))  # something else took the memory of the small one
+    assert "micro_batch=2" not in proposer.held_back().get(large.key, "")

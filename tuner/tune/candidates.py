@@ -78,6 +78,7 @@ class Candidates:
         ).reshape(len(self.configurations), len(self.axes))
         self._ordered = np.array([axis.ordered for axis in self.axes], dtype=bool)
         self._untried = np.ones(len(self.configurations), dtype=bool)
+        self._held_back = np.zeros(len(self.configurations), dtype=bool)
 
     def __len__(self) -> int:
         return len(self.configurations)
@@ -98,25 +99,38 @@ class Candidates:
 
     @property
     def untried_count(self) -> int:
-        """How many have been neither proposed nor taken over."""
-        return int(self._untried.sum())
+        """How many have been neither proposed nor taken over, and are not held back."""
+        return int(self._open.sum())
 
     def is_untried(self, configuration: Configuration) -> bool:
-        """Whether it is a candidate that has not been taken."""
+        """Whether it is a candidate that has not been taken and is not held back."""
         index = self._index.get(configuration.key)
-        return index is not None and bool(self._untried[index])
+        return index is not None and bool(self._open[index])
+
+    def place(self, configuration: Configuration) -> int:
+        """Where the configuration is among `configurations`. Raises KeyError for a stranger."""
+        return self._index[configuration.key]
+
+    def hold_back(self, mask: npt.NDArray[np.bool_]) -> None:
+        """These, and no others, are not to be tried for now."""
+        self._held_back = mask
 
     def take(self, configuration: Configuration) -> None:
         """It has been tried, or is about to be."""
         self._untried[self._index[configuration.key]] = False
 
     def untried(self) -> list[Configuration]:
-        """The untried ones, in the order of the space."""
-        return [self.configurations[i] for i in np.flatnonzero(self._untried)]
+        """The untried ones that are not held back, in the order of the space."""
+        return [self.configurations[i] for i in np.flatnonzero(self._open)]
 
     def parameters(self, configuration: Configuration) -> dict[str, Parameter]:
         """The configuration as parameters of `distributions`."""
         return {axis.name: parameter(configuration[axis.name]) for axis in self.axes}
+
+    def describe(self, place: int) -> str:
+        """The knobs that vary, for people: "micro_batch=4 precision=nf4"."""
+        parameters = self.parameters(self.configurations[place])
+        return " ".join(f"{name}={value}" for name, value in parameters.items())
 
     def with_parameters(self, parameters: Mapping[str, Parameter]) -> Configuration:
         """The candidate with exactly these parameters. Raises KeyError when there is none."""
@@ -130,15 +144,19 @@ class Candidates:
         The distance adds up, over the knobs, the step along an ordered knob as a share of
         its range, and 1 for each other category. Ties are drawn with `rng`.
         """
-        if not self._untried.any():
+        if not self._open.any():
             return None
         point = np.array([axis.coordinate(proposed[axis.name]) for axis in self.axes])
         steps = np.abs(self._points - point)
         distance = np.where(self._ordered, steps, steps != 0).sum(axis=1)
-        distance[~self._untried] = np.inf
+        distance[~self._open] = np.inf
         # Rounding must not decide between equal steps of different knobs.
         closest = np.flatnonzero(distance <= distance.min() + 1e-9)
         return self.configurations[rng.choice(closest.tolist())]
+
+    @property
+    def _open(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self._untried & ~self._held_back)
 
     def _parameter_key(self, parameters: Mapping[str, Parameter]) -> tuple[Parameter, ...]:
         return tuple(parameters[axis.name] for axis in self.axes)

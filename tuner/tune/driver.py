@@ -18,10 +18,11 @@ from tuner.tune.candidates import Candidates
 from tuner.tune.interrupts import Interrupts
 from tuner.tune.ledger import Ledger
 from tuner.tune.progress import Progress
-from tuner.tune.proposer import Proposer, open_mirror
+from tuner.tune.proposer import Knowledge, Proposer, open_mirror
 from tuner.tune.request import SearchRequest, SearchResult
 from tuner.tune.searcher import HaltStopper, LedgerCallback, LedgerSearcher
 from tuner.tune.trainable import TrialTrainable
+from tuner.workloads.memory_order import memory_order
 
 RETRIES_OF_A_LOST_WORKER = 1
 
@@ -83,7 +84,9 @@ def _proposer(request: SearchRequest) -> Proposer:
         trials=request.trials,
         initial=request.initial,
         mirror=mirror,
-        predictions=_of_each(configurations, request.predictions),
+        knowledge=Knowledge(
+            _of_each(configurations, request.predictions), memory_order(request.workload)
+        ),
     )
 
 

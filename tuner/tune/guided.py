@@ -87,6 +87,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         self._promised: dict[int, tuple[float, float]] = {}
         self._surprises: list[float] = []
         self._spent = 0.0
+        self._held_back = np.zeros(len(pool.parameters), dtype=bool)
         self.exhausted = False
         self._fitted = -1
         self._speed = self._speed_model.prior_belief()
@@ -193,7 +194,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
 
     def best_candidate(self) -> int | None:
         """The place in the pool of what to run next; None when nothing is left that may fit."""
-        open_ = np.ones(len(self.pool.parameters), dtype=bool)
+        open_ = ~self._held_back
         open_[[*self._taken, *self._pending.values()]] = False
         places = np.flatnonzero(open_)
         if not places.size:
@@ -211,6 +212,10 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         _, size = self._quantities(places[best : best + 1])
         self._promised[int(places[best])] = float(size.mean[0]), float(size.sd[0]) / self._caution()
         return int(places[best])
+
+    def hold_back(self, mask: NDArray[np.bool_]) -> None:
+        """These candidates, and no others, are not to be proposed for now."""
+        self._held_back = mask
 
     def allowed_risk(self) -> float:
         """The probability of running out of memory that the next proposal may have.

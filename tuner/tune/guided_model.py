@@ -167,7 +167,7 @@ class ResidualModel:
             np.concatenate([weights, site_weights]),
         )
 
-    def _fit(self, places: NDArray[np.intp], values: Floats, weights: Floats) -> tuple[Belief, Any]:
+    def _fit(self, places: NDArray[np.intp], values: Floats, weights: Floats) -> Belief:
         from sklearn.linear_model import BayesianRidge  # a second to import
 
         noise_variance = self._prior.noise**2

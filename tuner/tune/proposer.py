@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import optuna
@@ -23,6 +23,8 @@ from tuner.records import Configuration, Prediction, Status, TrialRecord
 from tuner.tune.candidates import Candidates
 from tuner.tune.guided import MEMORY_CONSTRAINT, GuidedSampler
 from tuner.tune.guided_pool import Pool
+from tuner.tune.oom_frontier import OomFrontier
+from tuner.workloads.memory_order import MemoryOrder
 
 METRICS = ["samples_per_s", "device_bytes"]
 DIRECTIONS = ["maximize", "minimize"]
@@ -70,14 +72,32 @@ def score(record: TrialRecord) -> Score | None:
     return Score((samples_per_s, device_bytes), constraints)
 
 
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is known before the first trial.
+
+    `predictions` are one of each candidate, in their order, or none at all; `order` is what the
+    workload declares of its knobs and memory.
+    """
+
+    predictions: Sequence[Prediction] = ()
+    order: MemoryOrder = field(default_factory=MemoryOrder)
+
+
+NOTHING = Knowledge()
+
+
 class Proposer:
     """Proposes configurations of a finite set, each at most once, and learns from records.
 
     `initial` comes first. `sampler` is "guided", "tpe", "nsga2", "gp", "random" or "grid";
     `trials`, the budget, is what the population of nsga2 and the spacing of the grid are chosen
-    by. "guided" needs `predictions`, one of each candidate in their order, and ends when nothing
-    is left that may fit; it can be told without them, but not propose. The same seed, told the
+    by. "guided" needs predictions, and ends when nothing is left that may fit; it can be told
+    without them, but not propose. The same seed, told the
     same records in the same order, proposes the same configurations.
+
+    By the order of memory, what cannot fit after the trials that ran out of memory is held back;
+    `held_back` says what and why. A later trial can prove that wrong, and revives it.
 
     The study holds also what a sampler proposed before it was moved to a valid configuration,
     as failed trials, which samplers pass over. `mirror`, when given, gets the trials that
@@ -93,12 +113,13 @@ class Proposer:
         trials: int,
         initial: Sequence[Configuration] = (),
         mirror: optuna.Study | None = None,
-        predictions: Sequence[Prediction] = (),
+        knowledge: Knowledge = NOTHING,
     ) -> None:
         self.candidates = candidates
+        self._frontier = OomFrontier(candidates.configurations, knowledge.order)
         self.guide: GuidedSampler | None = None
-        if sampler == "guided" and predictions:
-            self.guide = GuidedSampler(Pool.of(candidates, predictions), seed=seed)
+        if sampler == "guided" and knowledge.predictions:
+            self.guide = GuidedSampler(Pool.of(candidates, knowledge.predictions), seed=seed)
         self.study = optuna.create_study(
             directions=DIRECTIONS,
             sampler=self.guide or _sampler(sampler, seed=seed, trials=trials),
@@ -143,6 +164,37 @@ class Proposer:
             ended = self.study.tell(trial, scored.values)
         if self._mirror is not None:
             self._mirror.add_trial(ended)
+        self._mark(record)
+
+    def held_back(self) -> dict[str, str]:
+        """What is not proposed at present, by key, with the reason for people."""
+        reasons = {}
+        allowed = 1.0 if self.guide is None else self.guide.allowed_risk()
+        risk = None if self.guide is None else self.guide.oom_probability()
+        for place, configuration in enumerate(self.candidates.configurations):
+            witness = self._frontier.witness(place)
+            if witness is not None and witness != place:
+                reasons[configuration.key] = (
+                    f"takes no less memory than {self.candidates.describe(witness)}, which ran out"
+                )
+            elif risk is not None and risk[place] > allowed:
+                reasons[configuration.key] = (
+                    f"runs out of memory with a probability of {100 * risk[place]:.0f} %"
+                )
+        return reasons
+
+    def _mark(self, record: TrialRecord) -> None:
+        """Note on the frontier how memory went, and hold back what cannot fit any more."""
+        place, known = self.candidates.place(record.configuration), self._frontier.known
+        if record.outcome.status is Status.OOM:
+            self._frontier.ran_out(place)
+        elif record.outcome.status is Status.OK:
+            self._frontier.fitted(place)
+        if self._frontier.known != known:
+            covered = self._frontier.covered()
+            self.candidates.hold_back(covered)
+            if self.guide is not None:
+                self.guide.hold_back(covered)
 
     def _begin(self, configuration: Configuration) -> None:
         """Open an Optuna trial for exactly this configuration."""

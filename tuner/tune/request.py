@@ -76,6 +76,7 @@ class SearchRequest:
     - `predictions` by configuration key are what was said of configurations before: a measured
       trial's record carries its own beside the measurement, and the searcher "guided" needs
       one of every valid configuration.
+    - `workload` is its name; what it declares of its knobs keeps the searcher from what cannot fit.
     - `margin_bytes` is the memory to keep free, noted in the records of measured trials.
     - `max_concurrent` trials run at once; None means as many as the cluster has room for.
     - `resources_per_trial` are Ray resources by name. A trial gets as many threads as CPUs.
@@ -99,6 +100,7 @@ class SearchRequest:
     study_path: Path | None = None
     bench: Bench | None = None
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    workload: str = ""
     margin_bytes: int | None = None
     address: str | None = None
     local_gpus: Sequence[int] = ()
