@@ -279,6 +279,69 @@ def test_json_with_tabs(tmp_path):
     assert "broken JSON" in problem(write(tmp_path, "{'a': 1}", "ds.json"), "a")
 
 
+TOML = """\
+# ünsere Konfiguration
+name = 'run'	# tab
+[train]
+batch = 4   # fits
+lr = 2e-4
+"dotted.key".x = "a # b"
+flags = ["a", "b"]
+amp = true
+date = 2026-01-01
+inline = {deep = 1}
+text = '''
+batch = 4
+'''
+several = [
+  "a",
+]
+[[stage]]
+n = 1
+[[stage]]
+n = 2
+[stage.sub]
+n = 3"""
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("key", "value", "old", "new"),
+    [
+        ("name", "other", "'run'", "'other'"),
+        ("name", "it's", "'run'", '"it\'s"'),
+        ("train.lr", 3e-05, "2e-4", "3.0e-05"),
+        ('train["dotted.key"].x', 'q"', '"a # b"', '"q\\""'),
+        ("train.flags", ("c",), '["a", "b"]', '["c"]'),
+        ("train.amp", False, "true", "false"),
+        ("stage[0].n", 7, "n = 1", "n = 7"),
+        ("stage[1].n", 7, "n = 2", "n = 7"),
+        ("stage[1].sub.n", 7, "n = 3", "n = 7"),
+    ],
+)
+def test_toml_is_equal_outside_the_value(tmp_path, newline, key, value, old, new):
+    text = TOML.replace("\n", newline)
+    assert apply(write(tmp_path, text, "c.toml"), key, value) == text.replace(old, new).encode()
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("train.batch", "is there 2 times"),  # one of them is inside a text
+        ("train.date", "which is no value of a knob"),
+        ("train.inline.deep", "cannot be changed here"),
+        ("train.several", "cannot be changed here"),
+        ("train", "is a table"),
+    ],
+)
+def test_toml_that_is_refused(tmp_path, key, reason):
+    assert reason in problem(write(tmp_path, TOML, "c.toml"), key)
+
+
+def test_broken_toml(tmp_path):
+    assert "broken TOML" in problem(write(tmp_path, "a = \n", "c.toml"), "a")
+
+
 PYTHON = '''\
 """Ein Skript für die Größe."""
 import os
@@ -425,10 +488,10 @@ def test_files_that_are_no_configurations(tmp_path):
     with pytest.raises(InputError, match=r"latin\.yaml:1: not text in UTF-8"):
         make_plan([latin], [assign("a", 1)])
     for name, reason in [
-        ("x.toml", "only .yaml, .yml, .json, .py"),
+        ("x.ini", "only .yaml, .yml, .json, .toml, .py"),
         ("none.yaml", "cannot be read"),
     ]:
-        if name == "x.toml":
+        if name == "x.ini":
             (tmp_path / name).write_text("a = 1\n")
         with pytest.raises(InputError, match=reason):
             make_plan([tmp_path / name], [assign("a", 1)])

@@ -12,7 +12,7 @@ from tuner.records import KnobValue
 from tuner.space.keypath import Path
 
 Value = KnobValue | None
-Language = Literal["yaml", "json", "python"]
+Language = Literal["yaml", "json", "toml", "python"]
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _LEADING_ZERO = re.compile(r"[-+]?0\d")

@@ -8,13 +8,20 @@ from pathlib import Path
 
 from tuner.apply.place import Place
 from tuner.apply.python_file import read_python
+from tuner.apply.toml_file import read_toml
 from tuner.apply.write import read_bytes
 from tuner.apply.yaml_file import read_json, read_yaml
 from tuner.errors import InputError
 from tuner.records import KnobValue
 from tuner.space.keypath import KeyPath, show_path
 
-READERS = {".yaml": read_yaml, ".yml": read_yaml, ".json": read_json, ".py": read_python}
+READERS = {
+    ".yaml": read_yaml,
+    ".yml": read_yaml,
+    ".json": read_json,
+    ".toml": read_toml,
+    ".py": read_python,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,8 @@ class Source:
 
     def at(self, place: Place) -> str:
         """Where a place is, for people: "config.yaml:12 train.batch"."""
-        return f"{self.path}:{place.line} {show_path(place.path)}"
+        line = f":{place.line}" if place.line else ""  # nobody knows every line of a TOML file
+        return f"{self.path}{line} {show_path(place.path)}"
 
     def find(self, key: KeyPath) -> list[Place]:
         """The places that `key` names; a literal that has two names is there once."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     multiple=True,
     required=True,
     metavar="FILE",
-    help="YAML, JSON or Python file to change; repeatable.",
+    help="YAML, JSON, TOML or Python file to change; repeatable.",
 )
 @click.option(
     "--map",
