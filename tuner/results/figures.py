@@ -148,8 +148,9 @@ def agreement_figure(view: View) -> dict[str, Any] | None:
             **place,
         )
         title = f"{quantity.label}, {name}"
-        figure.update_xaxes(title=f"measured {title}", type=scale, **_PLAIN_TICKS, **place)
-        figure.update_yaxes(title=f"predicted {title}", type=scale, **_PLAIN_TICKS, **place)
+        ticks = {**_PLAIN_TICKS, **({"dtick": "D2"} if scale == "log" else {})}
+        figure.update_xaxes(title=f"measured {title}", type=scale, **ticks, **place)
+        figure.update_yaxes(title=f"predicted {title}", type=scale, **ticks, **place)
     margin = {"l": 64, "r": 16, "t": 10, "b": 52}
     figure.update_layout(template="none", margin=margin, hovermode="closest")
     return _as_data(figure)
