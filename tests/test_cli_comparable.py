@@ -1,0 +1,58 @@
+"""Which earlier trials of a folder tell of the same: source, device, limit, model, margin."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from device_fakes import measured
+from results_samples import GPU, SPACE, make_record
+
+from tuner.cli.target import comparable, with_margin
+from tuner.records import Source
+from tuner.units import GIB
+
+TARGET = SimpleNamespace(space=SimpleNamespace(name=SPACE.name), gpu=GPU)
+
+
+def record(batch: int, **fields):
+    return make_record(settings={"micro_batch": batch, "lora_rank": 128}, **fields)
+
+
+def test_predictions_and_measurements_are_kept_beside_each_other():
+    records = (record(1), measured(record(1), device="A"), record(2))
+    assert comparable(records, TARGET) == records
+
+
+def test_predictions_of_other_versions_go_and_measurements_stay():
+    old = record(1, versions={"torch": "1.0"})
+    own = measured(record(2, versions={"torch": "1.0"}), device="A")
+    new = record(3)
+    assert comparable((old, own, new), TARGET) == (own, new)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"device": "B"}, {"memory_limit_bytes": 5}, {"versions": {"model": "another"}}],
+)
+def test_measurements_of_another_device_limit_or_model_go(changes):
+    newest = measured(record(1), device="A")
+    older = dataclasses.replace(measured(record(2), device="A"), **changes)
+    assert comparable((older, newest), TARGET) == (newest,)
+
+
+def test_other_memory_is_another_gpu():
+    assert comparable((record(1, gpu_memory_bytes=GIB),), TARGET) == ()
+
+
+def test_margin_applies_to_both_kinds():
+    one = measured(record(1), device="A")
+    free = GPU.memory_bytes - 30 * GIB
+    assert one.source is Source.MEASURED
+    assert with_margin(one, free).fits
+    assert not with_margin(one, free + 1).fits
+    changed = with_margin(record(1), free + 1)
+    assert changed.outcome.prediction is not None
+    assert changed.outcome.prediction.margin_bytes == free + 1
+    assert not changed.fits
