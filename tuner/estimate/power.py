@@ -5,7 +5,7 @@ power limit first and lower the clock until they stay below it ("SW power cap" i
 NVIDIA calls 24 of the T4's 65 TFLOP/s expected for that reason). The memory clock stays, so
 traffic is not slower. A product then runs at power / energy of an operation, and that energy
 is a property of the chip: four boards with GA10x chips and limits of 70 to 300 W agree on it
-within 5 %, so that it can be taken from one board and used for another of the generation.
+within 6 %, so that it can be taken from one board and used for another of the generation.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ JOULES_PER_FLOP: Mapping[tuple[int, int], Mapping[str, float]] = {
 
 Power limit over the steady rate of boards that run at their limit; fp16 stands for bf16 too.
 The rates are public measurements of torch.mm with random square matrices (github.com/zzc0721/
-torch-performance-test-data, issues 72, 95, 97, 108, 120, 185 and database.md; the sizes 8192
-and 10240, which take seconds, not the best size):
+torch-performance-test-data): of issues 72, 95, 97, 108, 120 and 185 the sizes 8192 and 10240,
+which take seconds; of database.md the best size, marked *, because it has no other:
 
-- 7.0: V100S, 250 W: 88.9 TFLOP/s in fp16.
+- 7.0: V100S, 250 W: 88.9* TFLOP/s in fp16.
 - 7.5: T4, 70 W: 24 in fp16 (4096, 100 times; forums.developer.nvidia.com/t/264462, with
-  NVIDIA's explanation), 4.2 to 4.4 in fp32; T10, 150 W: 9.5 in fp32.
+  NVIDIA's explanation), 4.2* to 4.4* in fp32; T10, 150 W: 9.5* in fp32.
 - 8.0: A100 PCIe 40 GB, 250 W: 198 to 215 in fp16 and bf16, 97 to 102 in tf32.
 - 8.6: RTX A2000, 70 W: 28, 14.3, 5.2 in fp16, tf32, fp32; RTX A4000, 140 W: 58, 30, 11.4;
-  A40, 300 W: 119, 59.5, 23.3; RTX A6000, 300 W: 120 in fp16, 23.9 in fp32.
-- 8.9: L4, 72 W: 53 to 58, 26, 10.9; L40S, 350 W: 264 in fp16.
+  A40, 300 W: 114, 59.5, 23.3; RTX A6000, 300 W: 120* in fp16, 23.9* in fp32.
+- 8.9: L4, 72 W: 53 to 58, 26, 10.9; L40S, 350 W: 264* in fp16.
 - 9.0: H100 PCIe, 350 W: 444 to 482, 233, 36.
 
 A precision that is missing was not seen to run at the limit of any board.
