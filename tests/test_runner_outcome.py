@@ -164,6 +164,29 @@ def test_what_the_machine_lacks_is_not_the_trials_doing():
     assert unavailable(ending) == "no network"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Torch not compiled with CUDA enabled",
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        "CUDA error: no CUDA-capable device is detected",
+        "CUDA error: invalid device ordinal",
+        "No CUDA GPUs are available",
+        "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you",
+        "CUDA error: initialization error",
+        "CUDA error: no kernel image is available for execution on the device",
+    ],
+)
+def test_a_device_that_cannot_be_used_is_no_trials_doing(text):
+    ending = Ending(device="cuda:1", raised=Raised.chain(RuntimeError(text)))
+    assert unavailable(ending) == f"cuda:1 cannot be used: {text}"
+
+
+@pytest.mark.parametrize("text", [CUDA_OOM, *POISONED, "shape mismatch"])
+def test_other_failures_are_the_trials(text):
+    assert unavailable(Ending(device="cuda:0", raised=Raised.chain(RuntimeError(text)))) is None
+
+
 def test_floating_point_errors_are_numbers_that_are_not_finite():
     assert raised(FloatingPointError("loss is nan")).status is Status.NON_FINITE
 

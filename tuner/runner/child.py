@@ -82,7 +82,8 @@ def _settle(task: ChildTask) -> None:
     faulthandler.enable()  # the Python stack of a crash goes to the log
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no gigabytes of core files
     # The first to be killed when the machine runs out of memory (proc(5)).
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(OSError):  # where /proc is read-only, the kernel chooses by size
+        Path("/proc/self/oom_score_adj").write_text("1000")
     gc.enable()
 
 

@@ -63,6 +63,15 @@ _TEXTS = re.compile(
 _REQUESTED = re.compile(
     r"(?:tried to|Unable to) allocate ([0-9.]+ [KMGT]i?B|[0-9]+ bytes)", re.IGNORECASE
 )
+# PyTorch and the CUDA runtime, where a device cannot be used at all: no configuration is at fault.
+_NO_DEVICE = re.compile(
+    r"not compiled with CUDA enabled|Found no NVIDIA driver|NVIDIA driver .* is too old"
+    r"|no CUDA-capable device is detected|CUDA driver version is insufficient"
+    r"|invalid device ordinal|No CUDA GPUs are available"
+    r"|Cannot re-initialize CUDA in forked subprocess|CUDA (driver )?error: initialization error"
+    r"|no kernel image is available",
+    re.IGNORECASE,
+)
 _KILLED_HELPER = re.compile(r"killed by signal: Killed")  # torch.utils.data, a worker
 
 _CRASH = "Fatal Python error"  # faulthandler
@@ -151,10 +160,13 @@ def requested_bytes(text: str) -> int | None:
 
 def unavailable(ending: Ending) -> str | None:
     """The text of an error that is not the trial's doing (something the machine lacks), if so."""
-    if ending.measurement is None and ending.raised:
-        kinds = ending.raised[0].kinds
-        if _UNAVAILABLE_ERROR in kinds and _INVALID_ERROR not in kinds:
-            return ending.raised[0].text
+    if ending.measurement is not None or not ending.raised:
+        return None
+    first = ending.raised[0]
+    if _UNAVAILABLE_ERROR in first.kinds and _INVALID_ERROR not in first.kinds:
+        return first.text
+    if _NO_DEVICE.search(first.text):
+        return f"{ending.device} cannot be used: {first.text}"
     return None
 
 
