@@ -46,6 +46,7 @@ VARIANTS = [
     {"precision": "int8", "mixed_precision": "fp16", "attention": "eager"},
     {"precision": "bf16", "lora_targets": ("all-linear",), "gradient_checkpointing": False},
     {"precision": "fp32", "mixed_precision": "no", "optimizer": "sgd", "max_grad_norm": 0.0},
+    {"num_workers": 2, "prefetch_factor": 4, "pin_memory": True, "torch_compile": False},
 ]
 
 # The keys that a tool takes, where it is not installed.
@@ -149,6 +150,23 @@ def test_trainer_settings_construct_what_they_are_for(changes, tmp_path):
             precision == "nf4",
             precision == "int8",
         )
+
+
+def test_what_concerns_the_machine_goes_to_trainer_where_a_space_has_it(tmp_path):
+    from transformers import TrainingArguments
+
+    machine = {"num_workers": 2, "prefetch_factor": 4, "pin_memory": False, "allocator": "a:1"}
+    training = python_settings(**machine, persistent_workers=True)["TRAINING"]
+    arguments = TrainingArguments(**training, use_cpu=True, output_dir=str(tmp_path))
+    assert arguments.dataloader_num_workers == 2
+    assert arguments.dataloader_prefetch_factor == 4
+    assert not arguments.dataloader_pin_memory
+    assert arguments.dataloader_persistent_workers
+    left_out = export("trl", subject(**machine)).left_out
+    assert "allocator = a:1: set PYTORCH_CUDA_ALLOC_CONF in the environment" in left_out
+    single = python_settings(num_workers=0, prefetch_factor=4)["TRAINING"]
+    TrainingArguments(**single, use_cpu=True, output_dir=str(tmp_path))
+    assert "dataloader_num_workers" not in settings("trl")
 
 
 @pytest.mark.parametrize("changes", VARIANTS)

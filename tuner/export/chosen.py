@@ -47,6 +47,13 @@ class Chosen:
         """Note why the format cannot say the value of `name`."""
         self._reasons[name] = why
 
+    def leave_unless_empty(self, name: str, why: str) -> None:
+        """Note why, unless the value says nothing (empty text)."""
+        if self._values.get(name) == "":
+            self._expressed.add(name)
+        else:
+            self.leave(name, why)
+
     @property
     def left_out(self) -> dict[str, str]:
         """Why, by name, for each name of the configuration that the format does not say."""

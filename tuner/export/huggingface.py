@@ -39,9 +39,27 @@ def trainer_arguments(chosen: Chosen) -> Settings:
     return without_none(settings)
 
 
+def machine_arguments(chosen: Chosen) -> Settings:
+    """Keyword arguments of `TrainingArguments` about the machine, where the space has them."""
+    workers = chosen.get("num_workers")
+    prefetch, persistent = chosen.get("prefetch_factor"), chosen.get("persistent_workers")
+    chosen.leave_unless_empty("allocator", "set PYTORCH_CUDA_ALLOC_CONF in the environment")
+    return without_none(
+        {
+            "torch_compile": chosen.get("torch_compile"),
+            "use_liger_kernel": chosen.get("liger"),
+            "dataloader_num_workers": workers,
+            "dataloader_pin_memory": chosen.get("pin_memory"),
+            # Without processes there is nothing to prefetch with, and Trainer refuses it.
+            "dataloader_prefetch_factor": prefetch if workers else None,
+            "dataloader_persistent_workers": persistent if workers else None,
+        }
+    )
+
+
 def trainer(chosen: Chosen, model: str | None) -> Settings:
     """Dictionaries for a script around transformers' Trainer, peft and bitsandbytes."""
-    training = trainer_arguments(chosen)
+    training = trainer_arguments(chosen) | machine_arguments(chosen)
     chosen.leave(
         "kbit_preparation",
         {
@@ -100,6 +118,7 @@ def trl(chosen: Chosen, model: str | None) -> Settings:
         "dtype": chosen.dtype,
         "attn_implementation": chosen.get("attention"),
         **trainer_arguments(chosen),
+        **machine_arguments(chosen),
         "max_length": chosen.get("max_length"),
         "use_peft": True,
         "lora_r": chosen.get("lora_rank"),
@@ -126,6 +145,7 @@ def axolotl(chosen: Chosen, model: str | None) -> Settings:
     arguments = trainer_arguments(chosen)
     _own_preparation(chosen)
     double = chosen.get("double_quant")
+    workers, prefetch = chosen.get("num_workers"), chosen.get("prefetch_factor")
     explicit = {
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": double,
@@ -155,6 +175,10 @@ def axolotl(chosen: Chosen, model: str | None) -> Settings:
             "tf32": precision == "tf32",
             "attn_implementation": chosen.get("attention"),
             "max_grad_norm": chosen.get("max_grad_norm"),
+            "torch_compile": chosen.get("torch_compile"),
+            "dataloader_num_workers": workers,
+            "dataloader_pin_memory": chosen.get("pin_memory"),
+            "dataloader_prefetch_factor": prefetch if workers else None,
         }
     )
 
@@ -193,6 +217,7 @@ def llamafactory(chosen: Chosen, model: str | None) -> Settings:
             "disable_gradient_checkpointing": not checkpointing,
             "use_reentrant_gc": False if checkpointing else None,
             **arguments,
+            **machine_arguments(chosen),
         }
     )
 
