@@ -316,6 +316,7 @@ NEED_A_GPU = {
     "liger": True,
     "fused_loss": True,
     "attention": "flash_attention_2",
+    "optimizer": "paged_adamw_8bit",
 }
 
 

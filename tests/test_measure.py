@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tuner.host import cpu_name
 from tuner.records import Measurement, Phase
 from tuner.runner import measure as module
 from tuner.runner.measure import measure
+from tuner.runner.outcome import is_out_of_memory, requested_bytes
 from tuner.space.data import DataFacts, TokenLengths
 from tuner.workloads.causal_lm import CausalLMSession
 
@@ -201,3 +203,31 @@ def test_a_checkpoint_is_asked_for_by_hub_id(model):
     assert _checkpoint(job("qwen2.5-0.5b"), quick(weights="hub")) == "Qwen/Qwen2.5-0.5B"
     assert _checkpoint(job(model), quick(weights="hub")) == model
     assert _checkpoint(job(model), quick(weights="some/folder")) == "some/folder"
+
+
+def train_under_limit(model, sender):
+    """In a process of its own: the limit stays with it."""
+    from tuner.runner.training import TRAINING
+
+    facts = {}
+    TRAINING.prepare(job(model), quick())
+    values = knobs(micro_batch=64, max_length=512, gradient_checkpointing=False)
+    try:
+        measure(job(model), values, quick(memory_limit_bytes=64 << 20), facts.update)
+    except RuntimeError as error:
+        sender.send((facts["phase"], facts["loaded_bytes"], str(error)))
+
+
+def test_memory_runs_out_for_real_under_a_limit(model):
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=train_under_limit, args=(model, sender))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0
+    assert receiver.poll()
+    phase, loaded_bytes, text = receiver.recv()
+    assert phase == "forward"
+    assert loaded_bytes < 64 << 20
+    assert is_out_of_memory(text)
+    assert requested_bytes(text) > 1 << 20

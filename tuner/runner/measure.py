@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tuner.errors import InputError
 from tuner.host import cpu_name
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, Measurement, Memory, Phase, Speed
@@ -25,6 +26,7 @@ from tuner.runner.gpu_watch import GpuActivity, GpuWatch
 from tuner.runner.mfu import mfu
 from tuner.runner.rate import MeanInterval, RunningMean
 from tuner.runner.settings import apply_settings
+from tuner.units import format_gib
 from tuner.workloads import get_workload
 from tuner.workloads.base import TrainingSession
 
@@ -45,7 +47,8 @@ def measure(
     steps; null while steps are timed), "load_s", "loaded_bytes", "trainable_params",
     "total_params", "first_step_s", "phase_peak_bytes", "peak_reserved_bytes".
 
-    The process must be a fresh one: limits and settings stay in force after the call.
+    The process must be a fresh one that has imported what training needs (`Training.prepare`):
+    limits and settings stay in force, and the memory of an import would be taken for the trial's.
     """
     torch.manual_seed(SEED)
     started = time.perf_counter()
@@ -122,6 +125,11 @@ class _Place:
         if options.memory_limit_bytes is not None:
             # What the driver and the context take of a device is part of its memory.
             context = self._context_bytes() if self._footprint else 0
+            if options.memory_limit_bytes <= context:
+                raise InputError(
+                    f"a memory limit of {format_gib(options.memory_limit_bytes)} leaves nothing "
+                    f"beside the CUDA context, which takes {format_gib(context)}"
+                )
             limit_memory(options.device, options.memory_limit_bytes - context)
 
     def memory(self, environment: RealEnvironment) -> tuple[Memory, DeviceMemory]:

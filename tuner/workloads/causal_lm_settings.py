@@ -142,6 +142,8 @@ class CausalLMSettings:
             yield "liger", "its kernels need a GPU"
         if self.fused_loss:
             yield "fused_loss", "its kernel needs a GPU"
+        if self.optimizer.startswith("paged_"):
+            yield "optimizer", f"{self.optimizer} pages between a GPU and the host"
         if self.attention == "flash_attention_2":
             yield "attention", "flash_attention_2 needs a GPU"
 
