@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 from tuner.estimate.alignment import align
 from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasses, Events, Segment
@@ -408,8 +409,9 @@ def _assemble(
         for one, two in works.pairs
         for a, b in zip(_shape(one), _shape(two), strict=True)
     ]
-    base = moments.base.trace
-    groups = _trainable(plan, base, second, moments.deeper)
+    traces = moments.base.trace, second
+    groups = _parameters(plan, traces, moments.deeper, lambda traced: traced.trainable)
+    frozen = _parameters(plan, traces, moments.deeper, lambda traced: traced.frozen)
     return CompiledPasses(
         sizes=terms,
         counts=counts[kept],
@@ -430,7 +432,8 @@ def _assemble(
         trainable=Terms.of([polynomial for polynomial, _ in groups]),
         trainable_counts=np.array(list(groups.values()), dtype=np.int64),
         trainable_dtypes=tuple(dtype for _, dtype in groups),
-        frozen_params=_frozen_params(plan, base, moments.deeper),
+        frozen=Terms.of([polynomial for polynomial, _ in frozen]),
+        frozen_counts=np.array(list(frozen.values()), dtype=np.int64),
     )
 
 
@@ -438,20 +441,27 @@ def _shape(work: Work) -> tuple[int, int, int, int]:
     return work.shape or (1, 1, 1, 1)
 
 
-def _trainable(
-    plan: _Plan, base: PassTrace, second: PassTrace, deeper: Mapping[str, _Layout]
+_Parameters = Callable[[PassTrace], Iterable[tuple[int, torch.dtype]]]
+
+
+def _parameters(
+    plan: _Plan,
+    traces: tuple[PassTrace, PassTrace],
+    deeper: Mapping[str, _Layout],
+    chosen: _Parameters,
 ) -> Counter[tuple[Polynomial, str]]:
-    """Trainable parameters of the full model: how many of each size and dtype."""
+    """The chosen parameters of the full model: how many of each size and dtype."""
+    first, second = traces
     by_size = {
         numel: fit((numel, other), plan.probes)
-        for (numel, _), (other, _) in zip(base.trainable, second.trainable, strict=True)
+        for (numel, _), (other, _) in zip(chosen(first), chosen(second), strict=True)
     }
 
     def counted(traced: PassTrace) -> Counter[tuple[Polynomial, str]]:
-        names = ((by_size[n], str(dtype).removeprefix("torch.")) for n, dtype in traced.trainable)
+        names = ((by_size[n], str(dtype).removeprefix("torch.")) for n, dtype in chosen(traced))
         return Counter(names)
 
-    ours = counted(base)
+    ours = counted(first)
     total = Counter(ours)
     for kind, layers in plan.missing.items():
         theirs = counted(deeper[kind].trace)
@@ -459,16 +469,6 @@ def _trainable(
         for key, number in theirs.items():
             total[key] += layers * number
     return total
-
-
-def _frozen_params(plan: _Plan, base: PassTrace, deeper: Mapping[str, _Layout]) -> int:
-    def frozen(traced: PassTrace) -> int:
-        return traced.total_params - sum(numel for numel, _ in traced.trainable)
-
-    added = (
-        layers * (frozen(deeper[k].trace) - frozen(base)) for k, layers in plan.missing.items()
-    )
-    return frozen(base) + sum(added)
 
 
 _GRID = tuple(product((1, 2, 4, 8, 16, 32, 64), [2**n for n in range(6, 15)], (4, 32, 256, 1024)))

@@ -143,7 +143,7 @@ class _History(NamedTuple):
 _WORDS = ("kinds", "dtypes", "trainable_dtypes")
 """The fields of `CompiledPasses` that are text."""
 
-_TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable")
+_TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable", "frozen")
 """The fields of `CompiledPasses` that are polynomials."""
 
 
@@ -191,7 +191,8 @@ class CompiledPasses:
     trainable: Terms
     trainable_counts: NDArray[np.int64]
     trainable_dtypes: tuple[str, ...]
-    frozen_params: int
+    frozen: Terms
+    frozen_counts: NDArray[np.int64]
 
     def rounded_bytes(self, points: Floats, workspace_bytes: int) -> Floats:
         """Bytes of a block of each size as the allocator rounds it; shape (U, points)."""
@@ -214,6 +215,11 @@ class CompiledPasses:
     def trainable_params(self, points: Floats) -> Floats:
         """Number of trainable parameters; shape (points,)."""
         total: Floats = self.trainable_counts @ self.trainable.at(points)
+        return total
+
+    def frozen_params(self, points: Floats) -> Floats:
+        """Number of all other parameters; shape (points,)."""
+        total: Floats = self.frozen_counts @ self.frozen.at(points)
         return total
 
     def moved_bytes(self, points: Floats) -> Floats:
@@ -304,6 +310,7 @@ class CompiledPasses:
             self.has_shape.shape == (operators,),
             self.executions.shape == (len(SEGMENTS), 2, operators),
             self.trainable_counts.shape == (groups,) and len(self.trainable_dtypes) == groups,
+            self.frozen_counts.shape == (len(self.frozen.coefficients),),
             *(events.is_consistent(sizes) for events in (self.shallow, self.deep)),
             *(getattr(self, name).is_consistent() for name in _TERMS),
         )

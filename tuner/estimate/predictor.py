@@ -107,6 +107,7 @@ class Predictor:
         return Structure.of(
             configuration,
             window=self._architecture.sliding_window,
+            positions=self._architecture.positions,
             compute_capability=gpu.compute_capability,
         )
 
@@ -185,7 +186,7 @@ class Predictor:
         return cache.entry_name(kind, self._job.workload, self._architecture.digest, structure.key)
 
     def _optimizer(self, configuration: Configuration, passes: CompiledPasses) -> CompiledOptimizer:
-        point = np.array([[1.0, 1.0, float(str(configuration["lora_rank"]))]])
+        point = np.array([[1.0, 1.0, float(str(configuration.get("lora_rank", 0)))]])
         numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
         name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"]))
         counts, dtypes = passes.trainable_counts.tolist(), passes.trainable_dtypes
@@ -216,7 +217,9 @@ class Predictor:
         known: dict[tuple[Any, ...], CompiledOptimizer] = {}
         optimizers = []
         for configuration in configurations:
-            asked = tuple(configuration[k] for k in ("optimizer", "max_grad_norm", "lora_rank"))
+            asked = tuple(
+                configuration.get(k, 0) for k in ("optimizer", "max_grad_norm", "lora_rank")
+            )
             if asked not in known:
                 known[asked] = self._optimizer(configuration, passes)
             optimizers.append(known[asked])
@@ -260,13 +263,13 @@ class _Evaluation:
         added = interpolate(unique, anchors(unique, passes), replayed)
         self._added = added.round().astype(int).tolist()
         self._known_peaks: dict[bool, _Peaks] = {}
-        self._params = passes.trainable_params(unique)
+        self._params = passes.trainable_params(unique), passes.frozen_params(unique)
         self._works = WorkArrays.of_compiled(passes, unique)
 
     def params(self, index: int) -> tuple[int, int]:
         """Trainable and total parameters of a configuration."""
-        trainable = round(float(self._params[self._place[index]]))
-        return trainable, trainable + self._passes.frozen_params
+        trainable, frozen = (round(float(n[self._place[index]])) for n in self._params)
+        return trainable, trainable + frozen
 
     def times(
         self, optimizers: Sequence[CompiledOptimizer], kernel_times: KernelTimes | None
@@ -391,7 +394,7 @@ class _Request:
 
 def _point(configuration: Configuration) -> Point:
     batch, length, rank = (
-        int(str(configuration[name])) for name in ("micro_batch", "max_length", "lora_rank")
+        int(str(configuration.get(name, 0))) for name in ("micro_batch", "max_length", "lora_rank")
     )
     return batch, length, rank
 

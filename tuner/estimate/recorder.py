@@ -115,16 +115,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     `vocab_size` tells logits from other activations: a tensor whose last dimension it is.
     `workspace_bytes` is what each cuBLAS handle takes from the allocator at its first product
     and keeps. PyTorch has one handle a thread: forward runs in the main thread, backward
-    (recomputed forwards included) in autograd's.
+    (recomputed forwards included) in autograd's. `padded` says whether masks hide padding.
 
     Operators that make new tensors are executed once for each layout of their arguments;
     after that their results are made from the remembered layout. The Python meta functions
     cost 100 us each, and a step of a large model repeats the same few hundred of them.
     """
 
-    def __init__(self, *, workspace_bytes: int, vocab_size: int | None = None) -> None:
+    def __init__(
+        self, *, workspace_bytes: int, vocab_size: int | None = None, padded: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
+        self._padded = padded
         self._vocab_size = vocab_size
         self._workspace_bytes = workspace_bytes
         self._threads_with_workspace: set[bool] = set()
@@ -206,7 +209,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten._local_scalar_dense.default and args[0].is_meta:
             # The value of a tensor without data. The models that are traced ask only whether a
             # mask is all ones and whether sequences are not packed: both hold for full batches.
-            return True
+            return not self._padded
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -309,6 +312,8 @@ def _work(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], o
     if func in _MATMULS:
         left, right = (args[position].shape for position in _MATMULS[func])
         shape = (left[0] if len(left) == 3 else 1, left[-2], right[-1], left[-1])
+        if 0 in shape:  # of no rows: zeros are written where a result has any size
+            return Work(name, "elementwise", 0, moved, dtype, None, ())
         return Work(name, "matmul", 2 * math.prod(shape), moved, dtype, shape, ())
     if func in LEAVES:
         leaf = LEAVES[func](func, args, out)

@@ -9,11 +9,15 @@ from typing import Any
 
 from tuner.estimate.polynomial import Probe
 from tuner.records import Configuration
+from tuner.space.machine_terms import MACHINE
 
 SIZE_KNOBS = frozenset(
     {"micro_batch", "max_length", "lora_rank", "lora_alpha", "grad_accum", "effective_batch"}
 )
 """Knobs that scale tensors or repeat a micro-step, and change no operator."""
+
+HOST_KNOBS = frozenset({"n_positives", *(term.name for term in MACHINE if not term.modelled)})
+"""Knobs that a traced step does not see: what feeds it, and how many pairs an epoch has."""
 
 OPTIMIZER_KNOBS = frozenset({"optimizer", "max_grad_norm"})
 """Knobs that act after the last backward pass."""
@@ -29,7 +33,7 @@ class Structure:
     `settings` are the remaining knobs. A micro-batch of one has a sequence of its own, and so
     have lengths that reach a model's sliding window (`window`, None without one), because a
     mask is made from there on. `compute_capability` stands for the kernels that GPUs of its
-    kind choose.
+    kind choose. Models that look positions up have no more than `positions`.
     """
 
     settings: Configuration
@@ -38,6 +42,7 @@ class Structure:
     window: int | None
     beyond_window: bool
     compute_capability: tuple[int, int]
+    positions: int | None = None
 
     @classmethod
     def of(
@@ -46,24 +51,26 @@ class Structure:
         *,
         window: int | None,
         compute_capability: tuple[int, int],
+        positions: int | None = None,
     ) -> Structure:
         """The structure that a configuration has on a GPU, for a model with this window."""
         settings = {
             name: value
             for name, value in configuration.items()
-            if name not in SIZE_KNOBS | OPTIMIZER_KNOBS
+            if name not in SIZE_KNOBS | OPTIMIZER_KNOBS | HOST_KNOBS
         }
         length = _whole(configuration["max_length"])
         return cls(
             settings=Configuration(settings),
             single_sample=_whole(configuration["micro_batch"]) == 1,
-            full_training=_whole(configuration["lora_rank"]) == 0,
+            full_training=_whole(configuration.get("lora_rank", 0)) == 0,
             window=window,
             # Eager attention makes its masks at every length.
             beyond_window=(
                 window is not None and length >= window and settings.get("attention") != "eager"
             ),
             compute_capability=_FLASH if compute_capability >= _FLASH else _NO_FLASH,
+            positions=positions,
         )
 
     def configuration(self, probe: Probe) -> Configuration:
@@ -82,20 +89,28 @@ class Structure:
     def probes(self) -> tuple[tuple[Probe, Probe], Probe]:
         """The two points that determine polynomials, and one to check them at.
 
-        The ratios are 7/11, 7/5 and 17/13: their prime factors tell every monomial apart.
-        Lengths are multiples of 128, to which attention kernels round.
+        The ratios are 7/11, 7/5 (or 4/3) and 17/13: their prime factors tell every monomial
+        apart. Lengths are multiples of 128, to which attention kernels round.
         """
         unit = 128
+        steps = (5, 7)
         if self.window is not None and self.beyond_window:
             unit *= -(-self.window // (5 * unit))
         elif self.window is not None and self.settings.get("attention") != "eager":
             while 7 * unit >= self.window and unit > 1:
                 unit //= 2
-        check_length = (11 if self.beyond_window else 3) * unit
+        elif self.positions is not None and 7 * unit > self.positions:
+            steps = (3, 4)
+            while 4 * unit > self.positions and unit > 1:
+                unit //= 2
+        check_length = (11 if self.beyond_window else 3 if steps == (5, 7) else 1) * unit
         batches = (1, 1, 1) if self.single_sample else (11, 7, 5)
         ranks = (0, 0, 0) if self.full_training else (13, 17, 29)
         return (
-            (Probe(batches[0], 5 * unit, ranks[0]), Probe(batches[1], 7 * unit, ranks[1])),
+            (
+                Probe(batches[0], steps[0] * unit, ranks[0]),
+                Probe(batches[1], steps[1] * unit, ranks[1]),
+            ),
             Probe(batches[2], check_length, ranks[2]),
         )
 
@@ -110,6 +125,7 @@ class Structure:
                 self.window,
                 self.beyond_window,
                 self.compute_capability,
+                self.positions,
             ],
             sort_keys=True,
         )

@@ -23,7 +23,7 @@ from tuner.estimate.workspace import cublas_workspace_bytes
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.workloads.base import Workload
 from tuner.workloads.optimizers import build_optimizer
-from tuner.workloads.quantized import quantized_tensors
+from tuner.workloads.quantized import logical_numel, quantized_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def trace(
     `model_config` is a transformers configuration. Takes seconds of CPU for a model of
     27 billion parameters and needs no more memory than its Python objects.
     """
-    recorder, path, environment = _setup(model_config, compute_capability)
+    recorder, path, environment = _setup(model_config, configuration, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
     with _packages_on_meta(recorder, path), recorder, path:
         session = workload.open(model_config, configuration, environment)
@@ -115,12 +115,13 @@ def trace(
 class PassTrace:
     """Two micro-steps without an optimizer step: gradients appear in the first.
 
-    `trainable` lists size and dtype of every trainable parameter, in the optimizer's order.
+    `trainable` lists size and dtype of every trainable parameter, in the optimizer's order,
+    `frozen` of the others, counted as the weights that they stand for.
     """
 
     timeline: Timeline
     trainable: tuple[tuple[int, torch.dtype], ...]
-    total_params: int
+    frozen: tuple[tuple[int, torch.dtype], ...]
 
 
 def trace_passes(
@@ -134,7 +135,7 @@ def trace_passes(
 
     Where a training loop keeps a pass's outputs into the next, a pass of step 0 comes before.
     """
-    recorder, path, environment = _setup(model_config, compute_capability)
+    recorder, path, environment = _setup(model_config, configuration, compute_capability)
     environment.optimizer_step = 1
     with _packages_on_meta(recorder, path), recorder, path:
         session = workload.open(model_config, configuration, environment)
@@ -147,11 +148,11 @@ def trace_passes(
         for micro_step in range(2):
             session.micro_step(micro_step)
         recorder.enter(Phase.OPTIMIZER, 1, 2)
-    parameters = [p for p in session.model.parameters() if p.requires_grad]
+    parameters = list(session.model.parameters())
     return PassTrace(
         timeline=recorder.timeline,
-        trainable=tuple((p.numel(), p.dtype) for p in parameters),
-        total_params=session.total_params,
+        trainable=tuple((p.numel(), p.dtype) for p in parameters if p.requires_grad),
+        frozen=tuple((logical_numel(p), p.dtype) for p in parameters if not p.requires_grad),
     )
 
 
@@ -184,11 +185,15 @@ def trace_optimizer(
 
 
 def _setup(
-    model_config: Any, compute_capability: tuple[int, int]
+    model_config: Any, configuration: Configuration, compute_capability: tuple[int, int]
 ) -> tuple[Recorder, CudaPath, MetaEnvironment]:
     vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
     workspace_bytes = cublas_workspace_bytes(compute_capability)
-    recorder = Recorder(workspace_bytes=workspace_bytes, vocab_size=vocab_size)
+    recorder = Recorder(
+        workspace_bytes=workspace_bytes,
+        vocab_size=vocab_size,
+        padded=configuration.get("padding") == "max_length",
+    )
     path = CudaPath(compute_capability)
     return recorder, path, MetaEnvironment(recorder, path)
 

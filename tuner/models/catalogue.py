@@ -329,11 +329,13 @@ class Architecture:
     """What a prediction that was compiled before needs to know of a model.
 
     `digest` changes with anything in the configuration; `sliding_window` is in tokens, None for
-    models without one.
+    models without one; `positions` how many tokens a model has whose positions are looked up in
+    a table of that length, None for the others.
     """
 
     digest: str
     sliding_window: int | None
+    positions: int | None = None
 
 
 def architecture(name: str) -> Architecture:
@@ -345,11 +347,25 @@ def architecture(name: str) -> Architecture:
     if entry is None:
         config = resolve_config(name)
         window = getattr(config.get_text_config(), "sliding_window", None)
-        return Architecture(config_digest(config), window)
+        return Architecture(config_digest(config), window, table_positions(config.to_dict()))
     text = json.dumps(entry.config, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     slides = entry.text_config.get("use_sliding_window", True)
-    return Architecture(digest, entry.text_config.get("sliding_window") if slides else None)
+    window = entry.text_config.get("sliding_window") if slides else None
+    return Architecture(digest, window, table_positions(entry.config))
+
+
+# Encoders that look positions up, and rows of their tables that are no positions
+# (transformers' modeling_roberta.py: positions begin after the padding index).
+_POSITION_TABLES = {"bert": 0, "electra": 0, "distilbert": 0, "roberta": 2, "xlm-roberta": 2}
+_POSITION_TABLES |= {"camembert": 2, "mpnet": 2}
+
+
+def table_positions(config: Mapping[str, Any]) -> int | None:
+    """The longest sequence of an encoder that looks positions up; None for other models."""
+    unused = _POSITION_TABLES.get(str(config.get("model_type")))
+    rows = config.get("max_position_embeddings")
+    return None if unused is None or rows is None else int(rows) - unused
 
 
 def config_digest(config: PreTrainedConfig) -> str:

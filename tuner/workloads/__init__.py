@@ -11,7 +11,7 @@ from tuner.records import Configuration
 if TYPE_CHECKING:
     from tuner.workloads.base import Workload
 
-NAMES = ("causal_lm",)
+NAMES = ("causal_lm", "contrastive", "multitask")
 
 
 def get_workload(name: str) -> Workload:
@@ -24,6 +24,14 @@ def get_workload(name: str) -> Workload:
         from tuner.workloads.causal_lm import CausalLM
 
         return CausalLM()
+    if name == "contrastive":
+        from tuner.workloads.contrastive import Contrastive
+
+        return Contrastive()
+    if name == "multitask":
+        from tuner.workloads.multitask import MultiTask
+
+        return MultiTask()
     if ":" in name:
         workload: Workload = load_object(name, "workload")
         return workload
@@ -31,9 +39,16 @@ def get_workload(name: str) -> Workload:
 
 
 def tokens_per_sample(workload: str, configuration: Configuration) -> int:
-    """Tokens of one sample at full length. Raises `InputError` for an unknown workload."""
-    if workload == "causal_lm":
+    """Tokens of one sample at full length. Raises `InputError` for an unknown workload.
+
+    A sample of `contrastive` is an anchor with its positive and negatives, in all channels.
+    """
+    if workload in ("causal_lm", "multitask"):
         return int(str(configuration["max_length"]))
+    if workload == "contrastive":
+        from tuner.workloads.sizes import contrastive_tokens
+
+        return contrastive_tokens(configuration)
     raise unknown("workload", workload, NAMES)
 
 

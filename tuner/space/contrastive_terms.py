@@ -1,0 +1,91 @@
+"""The vocabulary of workload `contrastive`: an embedder trained on anchors and candidates."""
+
+from __future__ import annotations
+
+from tuner.space.encoder_terms import ALWAYS, ENCODER
+from tuner.space.terms import Term, Vocabulary
+
+_OWN = (
+    Term("lora_rank", "int", "rank of the LoRA adapters", default=8, minimum=1, capacity=True),
+    Term(
+        "lora_alpha",
+        "int",
+        "scale of the LoRA adapters: no effect on memory or time",
+        default=16,
+        default_rule="2 * lora_rank",
+        minimum=1,
+    ),
+    Term(
+        "lora_targets",
+        "names",
+        "modules that get an adapter",
+        default=("all-linear",),
+    ),
+    Term(
+        "gradient_checkpointing",
+        "bool",
+        "recompute each layer's activations in the backward pass instead of keeping them",
+        default=True,
+    ),
+    Term(
+        "channels",
+        "names",
+        "texts that a sample consists of; each has an encoder of its own",
+        default=("text",),
+    ),
+    Term(
+        "short_channels",
+        "names",
+        "channels that are cut at short_length instead of max_length; none for no channel",
+        default=("none",),
+    ),
+    Term("short_length", "int", "length of the short channels in tokens", default=32, minimum=1),
+    Term(
+        "n_negatives",
+        "int",
+        "negatives of each anchor: all go through the encoders in every step",
+        default=8,
+        minimum=1,
+    ),
+    Term(
+        "n_positives",
+        "int",
+        "positives of each anchor, one of them in a step: pairs of an epoch, not size of a step",
+        default=1,
+        minimum=1,
+    ),
+    Term(
+        "experts",
+        "int",
+        "experts behind the concatenated channels; 0 for none",
+        default=0,
+        minimum=0,
+    ),
+    Term("experts_per_sample", "int", "experts that each sample uses", default=2, minimum=1),
+    Term("expert_hidden", "int", "width of the hidden layer of an expert", default=1024, minimum=1),
+    Term(
+        "geometry",
+        "word",
+        "where distances are taken: on the hyperboloid (Lorentz model) or between unit vectors",
+        default="cosine",
+        allowed=("lorentz", "cosine"),
+    ),
+    Term(
+        "temperature",
+        "float",
+        "of the InfoNCE loss: no effect on memory or time",
+        default=0.07,
+        minimum=1e-6,
+    ),
+    Term(
+        "load_balancing",
+        "float",
+        "weight of the loss that keeps experts equally busy: no effect on memory or time",
+        default=0.01,
+        minimum=0,
+    ),
+)
+
+CONTRASTIVE = Vocabulary(
+    "contrastive", {term.name: term for term in (*ENCODER, *_OWN)}, always=ALWAYS
+)

@@ -1,0 +1,88 @@
+"""The names that workloads around an encoder share: batch, adapters' scale, precision, loader."""
+
+from __future__ import annotations
+
+from tuner.space.machine_terms import MACHINE
+from tuner.space.terms import Term
+
+_LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+
+ENCODER: tuple[Term, ...] = (
+    Term(
+        "micro_batch",
+        "int",
+        "samples in one forward and backward pass on one GPU",
+        default=1,
+        minimum=1,
+    ),
+    Term(
+        "effective_batch",
+        "int",
+        "samples in one optimizer step: micro_batch * grad_accum",
+        default=16,
+        minimum=1,
+    ),
+    Term(
+        "grad_accum",
+        "int",
+        "micro-steps whose gradients are added up before an optimizer step",
+        default=16,
+        default_rule="effective_batch // micro_batch",
+        minimum=1,
+    ),
+    Term("lora_dropout", "float", "dropout before each adapter", default=0.0, minimum=0, below=1),
+    Term(
+        "max_length",
+        "int",
+        "longest sequence in tokens; longer texts are cut",
+        default=512,
+        minimum=1,
+        capacity=True,
+    ),
+    Term(
+        "padding",
+        "word",
+        "max_length: sequences are padded, so attention gets a mask; none: every sequence is full",
+        default="max_length",
+        allowed=("max_length", "none"),
+    ),
+    Term(
+        "precision",
+        "word",
+        "how the weights are kept: tf32 is fp32 weights with TF32 matrix products",
+        default="fp32",
+        allowed=("fp32", "tf32"),
+    ),
+    Term(
+        "mixed_precision",
+        "word",
+        "autocast of the forward pass; fp16 scales the loss (GradScaler)",
+        default="fp16",
+        allowed=("no", "bf16", "fp16"),
+    ),
+    Term(
+        "optimizer",
+        "word",
+        "optimizer by its name in transformers' TrainingArguments",
+        default="adamw_torch",
+        allowed=("adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd"),
+    ),
+    Term(
+        "attention",
+        "word",
+        "attn_implementation of transformers",
+        default="sdpa",
+        allowed=("eager", "sdpa"),
+    ),
+    Term(
+        "max_grad_norm",
+        "float",
+        "gradients are clipped to this norm; 0 does not clip",
+        default=1.0,
+        minimum=0,
+    ),
+    *(term for term in MACHINE if term.name in _LOADER),
+)
+"""Everything but what the workload's own model has."""
+
+ALWAYS = ("effective_batch == micro_batch * grad_accum",)

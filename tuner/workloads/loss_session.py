@@ -1,0 +1,127 @@
+"""A training session of a model that turns rows of tokens into a loss.
+
+The loop is the usual hand-written one: autocast around the forward pass, a gradient scaler
+under fp16, clipping, an optimizer. What differs between workloads is in their models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tuner.records import Phase
+from tuner.space.data import DataFacts
+from tuner.workloads.base import Counts, Environment, Machine
+from tuner.workloads.encoder_settings import EncoderSettings
+from tuner.workloads.optimizers import build_optimizer
+from tuner.workloads.token_data import TokenBatches, build_loader
+
+
+class Field(NamedTuple):
+    """A part of every sample: so many texts of so many tokens each."""
+
+    texts: int
+    length: int
+
+
+class LossSession:
+    """Trains `model`, which is called with token tensors: one a field, (samples * texts, length).
+
+    `sample_tokens` are the tokens of a sample that an encoder reads; fields may hold targets
+    beside them. On a machine samples come from PyTorch's data loader, each at its full length.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: EncoderSettings,
+        environment: Environment,
+        *,
+        vocab_size: int,
+        fields: Sequence[Field],
+        sample_tokens: int,
+    ) -> None:
+        self.model: Any = model
+        self._settings = settings
+        self._environment = environment
+        self._vocab_size = vocab_size
+        self._fields = tuple(fields)
+        self._sample_tokens = sample_tokens
+        parameters = list(model.parameters())
+        self._trainable = [p for p in parameters if p.requires_grad]
+        self.trainable_params = sum(p.numel() for p in self._trainable)
+        self.total_params = sum(p.numel() for p in parameters)
+        self.optimizer = build_optimizer(settings.optimizer, self._trainable)
+        self.counts = Counts(model_flops=None)
+        self.loss: Any = None
+        self._batches: TokenBatches | None = None
+        self._scaler: torch.amp.GradScaler | None = None
+        if isinstance(environment, Machine):
+            self._use_data(environment)
+
+    def _use_data(self, machine: Machine) -> None:
+        settings = self._settings
+        loader = build_loader(
+            settings.loader,
+            vocab_size=self._vocab_size,
+            shape=(settings.micro_batch, sum(f.texts * f.length for f in self._fields)),
+            data=DataFacts(examples=machine.data.examples) if machine.data else None,
+        )
+        self._batches = TokenBatches(loader, machine.device)
+        if settings.mixed_precision == "fp16":
+            self._scaler = torch.amp.GradScaler(torch.device(machine.device).type)
+
+    def close(self) -> None:
+        """End the data loader's processes. The session cannot be used after it."""
+        if self._batches is not None:
+            self._batches.close()
+
+    def optimizer_step(self, micro_steps: int) -> None:
+        """Run `micro_steps` forward and backward passes, clip, and update once."""
+        for micro_step in range(micro_steps):
+            self.micro_step(micro_step)
+        self._environment.enter(Phase.OPTIMIZER, micro_steps)
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+        if self._settings.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_(self._trainable, self._settings.max_grad_norm)
+        if self._scaler is not None:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def micro_step(self, micro_step: int) -> None:
+        """Run one forward and backward pass; gradients accumulate."""
+        self._environment.enter(Phase.FORWARD, micro_step)
+        dtype = self._settings.autocast_dtype
+        precision = self._environment.autocast(dtype) if dtype else contextlib.nullcontext()
+        fields = self._next_fields()
+        with precision:
+            loss = self.model(fields)
+        self._environment.enter(Phase.BACKWARD, micro_step)
+        if self._batches is not None:
+            self.loss = loss.detach()
+        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+
+    def _next_fields(self) -> list[torch.Tensor]:
+        """Tokens of each field. A trace has no data, only its shapes."""
+        if self._batches is None:
+            samples, device = self._settings.micro_batch, self._environment.device
+            shapes = [(samples * field.texts, field.length) for field in self._fields]
+            return [torch.randint(0, self._vocab_size, s, device=device) for s in shapes]
+        tokens = self._batches.next().inputs["input_ids"]
+        samples = tokens.shape[0]
+        self.counts.samples += samples
+        self.counts.tokens += samples * self._sample_tokens
+        self.counts.padded_tokens += samples * self._sample_tokens
+        self.counts.data_wait_s = self._batches.waited_s
+        parts = torch.split(tokens, [field.texts * field.length for field in self._fields], dim=1)
+        return [
+            part.reshape(-1, field.length) for part, field in zip(parts, self._fields, strict=True)
+        ]
