@@ -28,8 +28,8 @@ from tuner.runner.isolated import MARK, IsolatedRunner
 from tuner.runner.preflight import obstacle
 
 MIB = 2**20
-LIMIT_BYTES = 512 * MIB
-TIMEOUT_S = 6.0
+LIMIT_BYTES = 256 * MIB
+TIMEOUT_S = 8.0
 SEED = 4
 TRIALS = 100
 
@@ -83,7 +83,7 @@ EXPECTED = {
     "filled_up": Expected(Status.OOM, "forward", 4 * MIB, Exhausted.DEVICE),
     "host_oom": Expected(Status.OOM, "forward", None, Exhausted.HOST, "SIGKILL"),
     "segfault": Expected(Status.CRASHED, "backward", text="SIGSEGV"),
-    "hang": Expected(Status.TIMEOUT, "forward", text="killed after 6 s"),
+    "hang": Expected(Status.TIMEOUT, "forward", text="killed after 8 s"),
     "killed": Expected(Status.CRASHED, "optimizer", text="SIGKILL"),
     "poisoned": Expected(Status.CRASHED, "backward", text="illegal memory access"),
     "asserted": Expected(Status.CRASHED, "forward", text="device-side assert"),

@@ -21,7 +21,7 @@ from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.isolated import IsolatedRunner
 
 BODY = "runner_bodies:PLAIN"
-TIMEOUT_S = 0.7
+TIMEOUT_S = 2.0
 
 
 def job(model="plain"):
