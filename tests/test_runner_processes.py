@@ -19,6 +19,7 @@ from tuner.records import Configuration, Source, Status
 from tuner.runner import isolated, processes
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.isolated import IsolatedRunner
+from tuner.workloads import load_object
 
 BODY = "runner_bodies:PLAIN"
 TIMEOUT_S = 2.0
@@ -227,6 +228,17 @@ def test_a_warm_process_that_cannot_start_leaves_its_last_words():
         pytest.raises(UnavailableError, match=r"(?s)code 9.*a library failed"),
     ):
         runner.run(acting("good"))
+
+
+@pytest.mark.parametrize("name", ["nowhere:NOTHING", "runner_bodies:NOTHING", "runner_bodies"])
+def test_a_name_that_leads_nowhere_is_refused(name):
+    with pytest.raises(InputError, match=f"trial body '{name}' cannot be found"):
+        load_object(name, "trial body")
+    with (
+        IsolatedRunner(job(), MeasureOptions(device="cpu"), body=name) as runner,
+        pytest.raises(InputError, match="cannot be found"),
+    ):
+        runner.start()
 
 
 def test_a_process_with_threads_is_not_forked():
