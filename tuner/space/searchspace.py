@@ -87,6 +87,13 @@ class SearchSpace:
         return VOCABULARIES[self.workload].terms
 
     @property
+    def names(self) -> frozenset[str]:
+        """The names that each configuration has: all but optional ones that nothing mentions."""
+        mentioned = {*self.knobs, *self.fixed, *self.derived}
+        names = (n for n, term in self.terms.items() if n in mentioned or not term.optional)
+        return frozenset(names)
+
+    @property
     def choices(self) -> dict[str, tuple[KnobValue, ...]]:
         """The values of each knob."""
         return {name: knob.values for name, knob in self.knobs.items()}
@@ -178,7 +185,7 @@ class SearchSpace:
         expression = self._compiled.get(text)
         if expression is None:
             words = {word for term in self.terms.values() for word in term.allowed}
-            expression = compile_expression(text, self.terms, words=words)
+            expression = compile_expression(text, self.names, words=words)
             for name, word in expression.compared_words():
                 _check_word(self.terms[name], word, text)
             self._compiled[text] = expression
@@ -235,9 +242,14 @@ class SearchSpace:
 
 
 def complete_space(space: SearchSpace) -> SearchSpace:
-    """`space` with the vocabulary's defaults for each name that it does not mention."""
+    """`space` with the vocabulary's defaults for each name that it does not mention.
+
+    Optional names stay out, so that a name which is added to the vocabulary does not make other
+    configurations of those that were tried before.
+    """
     mentioned = {*space.knobs, *space.fixed, *space.derived}
-    missing = [term for name, term in space.terms.items() if name not in mentioned]
+    unset = space.names - mentioned
+    missing = [term for name, term in space.terms.items() if name in unset]
     values = {term.name: term.default for term in missing if term.default_rule is None}
     rules = {term.name: term.default_rule for term in missing if term.default_rule is not None}
     if "grad_accum" in mentioned and "effective_batch" not in mentioned:

@@ -110,6 +110,14 @@ def _outside(space: SearchSpace, name: str, value: KnobValue) -> list[InputError
                 "search with another value",
             )
         ]
+    if name not in space.names and value != space.terms[name].default:
+        return [
+            InputError(
+                f"{name} is not in search space {space.name!r} and stays at "
+                f"{show(space.terms[name].default)!r}",
+                hint=f"copy the file and add {name} to its knobs or fixed values",
+            )
+        ]
     return []
 
 
