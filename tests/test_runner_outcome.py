@@ -88,6 +88,7 @@ def test_out_of_memory_says_where_and_how_much(phase):
 def test_the_memory_of_the_host_is_told_from_the_devices(error, device, exhausted):
     outcome = raised(error, device=device)
     assert (outcome.status, outcome.exhausted) == (Status.OOM, exhausted)
+    assert outcome.device_ran_out == (exhausted is Exhausted.DEVICE)
 
 
 def test_the_size_is_read_from_every_text_that_has_one():
@@ -350,4 +351,6 @@ def recorded(outcome: Outcome) -> TrialRecord:
 def test_journals_from_before_have_no_such_field():
     record = recorded(Outcome(Status.OOM, requested_bytes=5)).to_dict()
     del record["exhausted"]
-    assert TrialRecord.from_dict(record).outcome.exhausted is None
+    outcome = TrialRecord.from_dict(record).outcome
+    assert outcome.exhausted is None
+    assert outcome.device_ran_out

@@ -320,6 +320,11 @@ class Outcome:
     exhausted: Exhausted | None = None
 
     @property
+    def device_ran_out(self) -> bool:
+        """Whether it says something of the device's memory that the trial ran out of memory."""
+        return self.status is Status.OOM and self.exhausted is not Exhausted.HOST
+
+    @property
     def evidence(self) -> Prediction | Measurement | None:
         """The numbers to rank by: measured ones where they exist, else predicted ones."""
         return self.measurement or self.prediction
