@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 
 from benchmarks.search.replay import Asked
-from benchmarks.search.tables import Table
+from benchmarks.search.tables import DEVICE, SAMPLES_PER_S, Table
 from benchmarks.search.worlds import BATCH, Trial
+from tuner.estimate.shortlist import shortlist
 from tuner.records import Configuration, Measurement, Memory, Outcome, Speed, Status, TrialRecord
 from tuner.tune.candidates import Candidates
 from tuner.tune.proposer import Proposer
@@ -152,6 +154,36 @@ def optuna_searcher(name: str, table: Table, *, seed: int, trials: int) -> Propo
     """One of Optuna's samplers, by the name that `tuner search --searcher` has for it."""
     candidates = Candidates(table.configurations, table.knobs)
     return Proposed(table, Proposer(candidates, sampler=name, seed=seed, trials=trials))
+
+
+SHORTLIST_SHARE = 0.75
+"""Part of the budget that `tuner search --searcher tpe` gives to the predicted short list."""
+
+
+def shortlisted_searcher(name: str, table: Table, *, seed: int, trials: int) -> Proposed:
+    """One of Optuna's samplers, after the baseline and the short list of the predicted space.
+
+    It knows the predictions but does not learn how far they are off.
+    """
+    arrays = table.arrays
+    predictions = [
+        SimpleNamespace(
+            speed=SimpleNamespace(samples_per_s=speed),
+            memory=SimpleNamespace(device_bytes=size),
+            limit_bytes=table.limit_bytes,
+            margin_bytes=table.margin_bytes,
+            fits=size + table.margin_bytes <= table.limit_bytes,
+        )
+        for speed, size in zip(arrays[SAMPLES_PER_S], arrays[DEVICE], strict=True)
+    ]
+    baseline = [table.baseline] if table.baseline is not None else []
+    number = round(trials * SHORTLIST_SHARE)
+    chosen = shortlist(table.configurations, predictions, number)  # type: ignore[arg-type]
+    candidates = Candidates(table.configurations, table.knobs)
+    proposer = Proposer(
+        candidates, sampler=name, seed=seed, trials=trials, initial=[*baseline, *chosen]
+    )
+    return Proposed(table, proposer)
 
 
 _NUMBERS = itertools.count()

@@ -16,6 +16,7 @@ SHARES = (0.9, 0.99)
 AT_TRIALS = (12, 40, 150)
 AT_HOURS = (1.0, 3.0, 10.0)
 REGRET_AT = 12
+NAN = math.nan
 OPTUNA = ("tpe", "nsga2", "gp", "random")
 """What Optuna has: the best of these is what `guided` is held against."""
 
@@ -162,7 +163,7 @@ def _wrong_prior(table: str, own: Sequence[Row], others: Sequence[Row]) -> str:
     name = max(found, key=found.__getitem__, default="nothing")
     return (
         f"{table}: with a prior wrong by 30 %, {100 * mine:.1f} % of the hypervolume after 40 "
-        f"trials, the best other ({name}) {100 * found.get(name, math.nan):.1f} % "
+        f"trials, the best other ({name}) {100 * found.get(name, NAN):.1f} % "
         f"({_met(mine >= found.get(name, 0.0))}: not worse)"
     )
 
@@ -180,7 +181,9 @@ def _best_optuna(rows: Sequence[Row]) -> tuple[str, float, bool]:
             given = float(max(row.trials for row in own))
             found.append((min(needed, given), math.isinf(needed), name))
     # A sampler that was given few trials and failed says less than one that was given many.
-    reached = [entry for entry in found if not entry[1]] or [max(found)]
+    reached = [entry for entry in found if not entry[1]] or [
+        max(found, default=(NAN, True, "none"))
+    ]
     trials, censored, name = min(reached)
     return name, trials, censored
 
@@ -230,7 +233,7 @@ def _hours(value: float) -> str:
 
 def _median(values: Iterable[float]) -> float:
     numbers = list(values)
-    return float(np.median(numbers)) if numbers else math.nan
+    return float(np.median(numbers)) if numbers else NAN
 
 
 def _met(condition: bool) -> str:
