@@ -356,7 +356,8 @@ def test_process_settings_are_in_force():
     assert {os.environ[name] for name in ALLOCATOR_VARIABLES} == {text}
     assert torch.backends.cudnn.benchmark
     assert "convolutions" in notes[0]
-    assert apply_settings(knobs(), "cuda:0") == ()
+    assert text in apply_settings(knobs(), "cuda:0")[0]  # as left in the environment by the first
+    assert apply_settings(knobs(), "cpu") == ()
     assert not torch.backends.cudnn.benchmark
 
 
@@ -397,3 +398,11 @@ def test_liger_is_applied_to_models_that_it_knows(tmp_path, monkeypatch):
 def test_attention_that_a_model_does_not_have_is_an_input_error():
     with pytest.raises(InputError, match=r"attention sdpa: Gemma2(.|\n)*eager works"):
         opened(Gemma2Config(**SHAPE), attention="sdpa")
+
+
+def test_a_trace_is_of_the_defaults_of_what_it_does_not_model():
+    from estimate_samples import traced
+
+    machine = {"torch_compile": True, "offload": 0.5, "num_workers": 2, "liger": True}
+    plain, changed = traced(), traced(**machine, allocator="expandable_segments:True")
+    assert changed.timeline.events == plain.timeline.events

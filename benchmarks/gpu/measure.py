@@ -55,10 +55,6 @@ def child_main(task: Task) -> None:
     sys.stderr.flush()
     os.dup2(log, 1)
     os.dup2(log, 2)
-    if task.case.allocator:
-        # Read when CUDA's allocator is first used, which is after this.
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = task.case.allocator
-        os.environ["PYTORCH_ALLOC_CONF"] = task.case.allocator
     row: dict[str, Any] = {"outcome": "crashed"}
 
     def save() -> None:
@@ -124,15 +120,12 @@ def _set_up(task: Task, row: dict[str, Any]) -> None:
     import torch
 
     from tuner.runner.device import limit_memory
+    from tuner.runner.settings import set_allocator
 
     started = time.perf_counter()
     if task.device.startswith("cuda"):
-        # The environment variable may have been read already: newer versions of PyTorch first.
-        settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or getattr(
-            torch.cuda.memory, "_set_allocator_settings", None
-        )
-        if task.case.allocator and settings is not None:
-            settings(task.case.allocator)
+        if task.case.allocator:
+            set_allocator(task.case.allocator)
         torch.zeros(1, device=task.device)
         properties = torch.cuda.get_device_properties(task.device)
         row |= {
@@ -178,6 +171,7 @@ def _train(task: Task, environment: Any, row: dict[str, Any], save: Callable[[],
     row |= _speed(times, task.case.settings)
     _note_memory(environment, row)
     row["finite"] = _is_finite(session)
+    session.close()
 
 
 def model_config(case: Case) -> Any:

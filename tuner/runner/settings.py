@@ -21,12 +21,17 @@ def apply_settings(configuration: Configuration, device: str) -> tuple[str, ...]
     all is the workload's to say.
     """
     allocator = str(configuration.get("allocator", ""))
-    if allocator and device != "cpu":
-        set_allocator(allocator)
+    notes = []
+    if device != "cpu":
+        inherited = next(filter(None, map(os.environ.get, ALLOCATOR_VARIABLES)), None)
+        if allocator:
+            set_allocator(allocator)
+        elif inherited:
+            notes.append(f"the environment sets the allocator: {inherited}")
     torch.backends.cudnn.benchmark = bool(configuration.get("cudnn_benchmark", False))
-    if not torch.backends.cudnn.benchmark:
-        return ()
-    return ("cudnn_benchmark chooses kernels of convolutions; a model without any is not affected",)
+    if torch.backends.cudnn.benchmark:
+        notes.append("cudnn_benchmark acts on convolutions; a model without any is not affected")
+    return tuple(notes)
 
 
 def set_allocator(text: str) -> None:
@@ -35,8 +40,10 @@ def set_allocator(text: str) -> None:
     They are set directly too: the variables have been read where torch was imported before a
     fork. Raises `InputError` with PyTorch's own words for text that it does not take.
     """
+    # PyTorch has no public function for it; the second is what versions before 2.10 have.
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     try:
-        torch._C._accelerator_setAllocatorSettings(text)
+        (setter or torch.cuda.memory._set_allocator_settings)(text)
     except (ValueError, RuntimeError) as error:
         raise InputError(
             f"allocator {text!r} is not a setting of PyTorch's allocator",
