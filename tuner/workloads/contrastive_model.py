@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tuner.workloads.contrastive_settings import ContrastiveSettings
-from tuner.workloads.encoders import attention_mask, build_encoder, mean_pooled
+from tuner.workloads.encoders import attention_mask, build_encoder, initialiser, mean_pooled
 
 _EXPERT_DROPOUT = 0.1
 _SMALLEST_NORM = 1e-8
@@ -74,7 +74,7 @@ class ContrastiveModel(nn.Module):
         super().__init__()
         self._settings = settings
         encoders = [build_encoder(model_config, settings.step.attention) for _ in settings.channels]
-        self._init_weights = encoders[0]._init_weights
+        self._init_weights = initialiser(encoders)
         self.encoders = nn.ModuleList(encoders)
         width, joined = model_config.hidden_size, model_config.hidden_size * len(encoders)
         self.experts = (

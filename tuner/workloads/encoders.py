@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,19 @@ def build_encoder(model_config: Any, attention: str) -> Any:
         raise InputError(
             f"transformers cannot build this encoder with attention {attention}: {text[:300]}"
         ) from error
+
+
+def initialiser(encoders: Sequence[Any]) -> Callable[[nn.Module], None]:
+    """Initialises a module without weights: of an encoder as transformers does, else as PyTorch."""
+    inside = {id(module) for encoder in encoders for module in encoder.modules()}
+
+    def initialise(module: nn.Module) -> None:
+        if id(module) in inside:
+            encoders[0]._init_weights(module)
+        elif isinstance(module, nn.Linear):
+            module.reset_parameters()
+
+    return initialise
 
 
 def initialise_positions(encoder: nn.Module) -> None:
@@ -80,7 +94,9 @@ def add_adapter(encoder: Any, config: Any, environment: Environment, name: str) 
                 return encoder
             return get_peft_model(encoder, config, adapter_name=name, low_cpu_mem_usage=is_meta)
     except ValueError as error:
-        if "not found in the base model" not in str(error):
+        # The second is what peft says where some modules are excluded.
+        known = ("not found in the base model", "No modules were targeted for adaptation")
+        if not any(text in str(error) for text in known):
             raise
         targets = ", ".join(config.target_modules)
         raise InputError(

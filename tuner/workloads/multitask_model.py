@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tuner.workloads.encoders import attention_mask, build_encoder
+from tuner.workloads.encoders import attention_mask, build_encoder, initialiser
 from tuner.workloads.multitask_settings import MultiTaskSettings, Task
 
 CLASSES = 2
@@ -87,7 +87,7 @@ class MultiTaskModel(nn.Module):
         self._settings = settings
         width = model_config.hidden_size
         self.backbone = build_encoder(model_config, settings.step.attention)
-        self._init_weights = self.backbone._init_weights
+        self._init_weights = initialiser([self.backbone])
         self.backbone.requires_grad_(False)
         self.lora_sets = nn.ModuleList(
             [] if settings.adapted else [_lora_set(model_config, task) for task in settings.tasks]

@@ -1,0 +1,208 @@
+"""Task heads and a router on a frozen encoder: phases train what they say, and no more."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from encoder_samples import (
+    TINY_ROBERTA,
+    assert_compiled_like_traced,
+    configuration,
+    losses,
+    opened,
+    parameters_with_gradient,
+    shallow_encoder,
+)
+
+from tuner.errors import InputError
+from tuner.estimate.predict import predict, resolve_subject
+from tuner.gpus import get_gpu
+from tuner.workloads import tokens_per_sample
+
+TASKS = {
+    "classification_tasks": ("sentiment",),
+    "extraction_tasks": ("qa",),
+    "generation_tasks": ("summary", "code"),
+    "short_target_tasks": ("summary",),
+}
+TINY = {
+    **TASKS,
+    "short_target_length": 4,
+    "target_length": 8,
+    "max_length": 16,
+    "micro_batch": 3,
+    "effective_batch": 6,
+    "lora_rank": 4,
+    "classification_rank": 2,
+    "extraction_rank": 3,
+    "mixed_precision": "no",
+}
+DYNAMO = {
+    "classification_tasks": ("sentiment",),
+    "extraction_tasks": ("qa",),
+    "generation_tasks": ("summarization", "code", "translation"),
+    "short_target_tasks": ("summarization",),
+    "short_target_length": 128,
+    "target_length": 256,
+    "max_length": 256,
+    "lora_rank": 32,
+    "classification_rank": 16,
+    "extraction_rank": 24,
+    "micro_batch": 8,
+    "effective_batch": 64,
+}
+PHASES = ("adapters", "router", "joint")
+
+
+def tiny(**changes):
+    return configuration("multitask", **{**TINY, **changes})
+
+
+@pytest.mark.parametrize("backbone", ["frozen", "adapted"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_loss_falls(phase, backbone):
+    _, session = opened(TINY_ROBERTA, tiny(phase=phase, backbone=backbone), examples=3)
+    found = losses(session, steps=30)
+    assert all(map(math.isfinite, found))
+    # The router can only share out what untrained heads say.
+    assert sum(found[-5:]) < (0.999 if phase == "router" else 0.8) * sum(found[:5])
+
+
+def test_fp16_scales_the_loss():
+    _, session = opened(TINY_ROBERTA, tiny(mixed_precision="fp16"), examples=3)
+    assert all(map(math.isfinite, losses(session, steps=3)))
+    assert session._scaler.is_enabled()
+
+
+def expected_owners(phase, backbone, tasks):
+    owners = {"router"} if phase != "adapters" else set()
+    if phase != "router":
+        owners |= {f"heads.{task}" for task in tasks}
+        owners |= {f"lora {task}" for task in tasks} if backbone == "adapted" else set()
+    return owners
+
+
+def owner(name):
+    parts = name.split(".")
+    if "lora_A" in parts or "lora_B" in parts:
+        return f"lora {parts[-2]}"
+    return ".".join(parts[:2]) if parts[0] == "heads" else parts[0]
+
+
+@pytest.mark.parametrize("backbone", ["frozen", "adapted"])
+@pytest.mark.parametrize(
+    ("phase", "trained"),
+    [("adapters", ("qa",)), ("adapters", ("all",)), ("router", ("all",)), ("joint", ("all",))],
+)
+def test_gradients_reach_what_the_phase_trains_and_nothing_else(phase, trained, backbone):
+    values = tiny(phase=phase, trained_tasks=trained, backbone=backbone)
+    _, session = opened(TINY_ROBERTA, values)
+    reached = parameters_with_gradient(session)
+    trainable = {n for n, p in session.model.named_parameters() if p.requires_grad}
+    assert reached == trainable
+    tasks = ("sentiment", "qa", "summary", "code") if trained == ("all",) else trained
+    assert {owner(name) for name in reached} == expected_owners(phase, backbone, tasks)
+    assert session.trainable_params == sum(
+        p.numel() for n, p in session.model.named_parameters() if n in reached
+    )
+
+
+def test_an_adapted_encoder_answers_each_task_with_its_own_adapters():
+    import torch
+
+    _, session = opened(TINY_ROBERTA, tiny(phase="joint", lora_dropout=0.0))
+    model = session.model.eval()
+    losses(session, steps=2)
+    model.eval()
+    tokens, mask = torch.arange(16).view(1, -1), torch.ones(1, 16, dtype=torch.long)
+    tasks = {task.name: task for task in model._settings.tasks}
+    plain = model._plain(tokens, mask)
+    first = model._adapted(tasks["qa"], tokens, mask)
+    other = model._adapted(tasks["code"], tokens, mask)
+    assert not torch.allclose(first, other)
+    assert not torch.allclose(first, plain)
+    assert torch.equal(first, model._adapted(tasks["qa"], tokens, mask))
+
+
+def test_parameters_of_five_tasks_on_roberta_base():
+    width, wide, vocab = 768, 3072, 50_265
+    encoder = 124_645_632
+    lora = 12 * (4 * (width + width) + 2 * (width + wide)) * (16 + 24 + 32 + 32 + 32)
+    sentiment = (width * 384 + 384) + (384 * 2 + 2)
+    qa = width * 2 + 2
+    generation = (769 * width + width) + (width * width + width) + (width * vocab + vocab)
+    heads = sentiment + qa + 3 * generation
+    router = (width * 512 + 512) + (512 * 256 + 256) + (256 * 5 + 5)
+    assert (lora, heads, router) == (22_560_768, 119_804_815, 526_341)
+    subject, gpu = resolve_subject("multitask", "roberta-base"), get_gpu("t4")
+    wanted = {
+        ("frozen", "adapters", "code"): generation,
+        ("frozen", "router", "all"): router,
+        ("frozen", "joint", "all"): heads + router,
+    }
+    for (backbone, phase, task), trained in wanted.items():
+        values = configuration(
+            "multitask", **DYNAMO, backbone=backbone, phase=phase, trained_tasks=(task,)
+        )
+        found = predict(subject, values, gpu)
+        assert found.total_params == encoder + lora + heads + router
+        assert found.trainable_params == trained
+
+
+def test_a_phase_that_fits_says_nothing_about_the_next():
+    """Each task alone is small; the router's phase holds all logits, twice."""
+    subject, gpu = resolve_subject("multitask", "roberta-base"), get_gpu("t4")
+    one, router, joint = (
+        predict(
+            subject,
+            configuration(
+                "multitask",
+                **{**DYNAMO, "micro_batch": 32},
+                backbone="frozen",
+                phase=phase,
+                trained_tasks=("summarization",),
+            ),
+            gpu,
+        )
+        for phase in PHASES
+    )
+    assert one.fits
+    assert joint.memory.device_bytes > router.memory.device_bytes > 2 * one.memory.device_bytes
+    logits = 32 * (128 + 256 + 256) * 50_265 * 2  # in fp16
+    assert router.memory.breakdown["logits_and_loss"] > 2 * logits
+
+
+def test_a_sample_is_its_text():
+    assert tokens_per_sample("multitask", tiny()) == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"max_length": 65}, "64 positions"),
+        ({"trained_tasks": ("cod",)}, "cod: no such tasks"),
+        ({"short_target_tasks": ("qa",)}, "qa are no generation tasks"),
+        ({"generation_tasks": ("qa",), "short_target_tasks": ("none",)}, "named twice: qa"),
+        ({"lora_targets": ("q_proj",)}, "q_proj do not exist"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(changes, text):
+    with pytest.raises(InputError, match=text):
+        opened(TINY_ROBERTA, tiny(**changes))
+
+
+@pytest.mark.parametrize(
+    ("phase", "backbone"), [("router", "frozen"), ("joint", "frozen"), ("adapters", "adapted")]
+)
+def test_compiled_predictions_are_those_of_full_traces(phase, backbone, tmp_path):
+    model = shallow_encoder(tmp_path, "roberta-base", layers=4)
+    base = {**DYNAMO, **TASKS, "phase": phase, "backbone": backbone, "trained_tasks": ("code",)}
+    chosen = [
+        configuration("multitask", **{**base, **sizes})
+        for sizes in (
+            {"micro_batch": 5, "max_length": 200, "lora_rank": 24, "effective_batch": 5},
+            {"micro_batch": 16, "max_length": 512},
+        )
+    ]
+    assert_compiled_like_traced("multitask", model, chosen, "t4")
