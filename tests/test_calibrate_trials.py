@@ -26,7 +26,7 @@ from tuner.estimate.correction import (
     TOKENS,
     uncorrected,
 )
-from tuner.records import Measurement, Outcome, Prediction, Status, TrialRecord
+from tuner.records import Exhausted, Measurement, Outcome, Prediction, Status, TrialRecord
 from tuner.units import GIB
 
 SPACE = "qlora27b"
@@ -178,6 +178,20 @@ def test_memory_that_ran_out_as_predicted_counts_when_a_device_refused_it():
     assert observations_of(refused, beyond)[0].at_least == GPU.memory_bytes
     counted = trial(1, memory=None, status=Status.OOM, prediction=beyond)
     assert observations_of(counted, beyond) == []
+
+
+def test_a_trial_that_exhausted_the_host_says_nothing_of_the_device():
+    ran_out = trial(1, memory=None, status=Status.OOM, prediction=predicted(45))
+    host = replace(ran_out, outcome=replace(ran_out.outcome, exhausted=Exhausted.HOST))
+    assert observations_of(ran_out, predicted(45))
+    assert observations_of(host, predicted(45)) == []
+
+
+def test_a_stand_in_ran_out_of_its_limit_and_not_of_its_memory():
+    ran_out = trial(1, memory=None, status=Status.OOM, prediction=predicted(12))
+    limited = replace(ran_out, memory_limit_bytes=10 * GIB)
+    bound, *_ = observations_of(limited, predicted(12))
+    assert bound.at_least == 10 * GIB
 
 
 def test_a_trial_that_fitted_without_a_figure_is_an_upper_bound():

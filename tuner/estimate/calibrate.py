@@ -233,9 +233,11 @@ def _trial_key(record: TrialRecord) -> tuple[str, str, str]:
 
 def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observation]:
     """What a trial says of an uncorrected prediction; nothing, when the trial was simulated."""
-    outcome, limit = record.outcome, float(record.gpu_memory_bytes)
+    outcome = record.outcome
+    limit = float(record.memory_limit_bytes or record.gpu_memory_bytes)
     if outcome.status is Status.OOM:
-        return _bounds(prediction, at_least=limit) if _ran_out(outcome) else []
+        ran_out = outcome.device_ran_out and _refused(outcome)
+        return _bounds(prediction, at_least=limit) if ran_out else []
     if outcome.measurement is None:
         return []
     sizes = sizes_of(outcome.measurement.memory)
@@ -253,8 +255,8 @@ def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observa
     return seen
 
 
-def _ran_out(outcome: Outcome) -> bool:
-    """Whether a device ran out of memory, rather than a simulation that counted.
+def _refused(outcome: Outcome) -> bool:
+    """Whether a device refused memory, rather than a simulation that counted.
 
     Only a device has a request that it refused, and only a device can refuse what was
     predicted to fit.
