@@ -337,3 +337,13 @@ def test_second_ctrl_c_ends_the_program(tmp_path):
     assert child.returncode != 0
     assert "KeyboardInterrupt" in err
     wait_for(lambda: not session_members(child.pid), timeout_s=10)
+
+
+def test_guided_search_ends_when_nothing_is_left_that_may_fit(local_ray):
+    predictions = {c.key: outcome_of(c).prediction for c in SPACE.configurations()}
+    fitting = [key for key, prediction in predictions.items() if prediction.fits]
+    result, _ = run(searcher="guided", predictions=predictions, trials=len(predictions))
+    assert result.stopped_by is StoppedBy.NOTHING_LEFT
+    assert set(fitting) <= set(keys(result.records))
+    assert len(result.records) < len(predictions)
+    assert result.counts[Status.OOM] <= 1

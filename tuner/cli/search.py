@@ -28,7 +28,8 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 def _search_options(function: _Decorated) -> _Decorated:
     """How to search; the options that no other command has."""
-    from tuner.tune.request import DEFAULT_TRIALS, SEARCHERS  # plain data, without Ray
+    # Plain data, without Ray.
+    from tuner.tune.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS
 
     for option in (
         click.option(
@@ -49,8 +50,9 @@ def _search_options(function: _Decorated) -> _Decorated:
             help="Trials at once. [default: GPUs, or CPUs]",
         ),
         click.option(
-            "--searcher", type=click.Choice(SEARCHERS), default="tpe", show_default=True,
-            help="How configurations are proposed.",
+            "--searcher", type=click.Choice(SEARCHERS), default=DEFAULT_SEARCHER, show_default=True,
+            help="How configurations are proposed: by predictions and what trials say of them, by "
+            "a sampler of Optuna, or evenly.",
         ),
         click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]"),
         click.option(

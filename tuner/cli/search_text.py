@@ -94,6 +94,7 @@ def print_answer(plan: Plan, result: SearchResult, view: View) -> None:
     ended = {
         "budget": "",
         "exhausted": "; every configuration has been tried",
+        "nothing_left": "; no configuration is left that may fit",
         "time_limit": "; the time limit was reached",
         "interrupted": "; interrupted, the same command goes on from here",
     }[str(result.stopped_by)]

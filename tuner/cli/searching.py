@@ -135,6 +135,7 @@ def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
         searcher=options.searcher,
         initial=initial,
         resume=known,
+        workload=space.workload,
         margin_bytes=plan.margin_bytes,
         address=options.address,
         versions=plan.versions,

@@ -102,6 +102,11 @@ class Candidates:
         """How many have been neither proposed nor taken over, and are not held back."""
         return int(self._open.sum())
 
+    @property
+    def remaining_count(self) -> int:
+        """How many are untried, those that are held back included."""
+        return int(self._untried.sum())
+
     def is_untried(self, configuration: Configuration) -> bool:
         """Whether it is a candidate that has not been taken and is not held back."""
         index = self._index.get(configuration.key)

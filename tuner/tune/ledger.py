@@ -95,7 +95,7 @@ class Ledger:
         self.stopped_by = StoppedBy.INTERRUPTED
 
     def propose(self, ray_id: str) -> Configuration | None:
-        """The configuration for a new trial; None when there is to be no more."""
+        """The configuration for a new trial; None when there is to be none, for now or any more."""
         if self.stopped_by is None:
             self.stopped_by = self._reason_to_stop()
         if self.stopped_by is not None or self.failure is not None:
@@ -103,7 +103,14 @@ class Ledger:
         configuration = self._proposer.propose()
         if configuration is not None:
             self._proposed[ray_id] = (len(self._proposed) + 1, configuration)
+        elif len(self._proposed) == len(self.records) - self.reused:
+            self.stopped_by = StoppedBy.NOTHING_LEFT
         return configuration
+
+    @property
+    def finished(self) -> bool:
+        """Whether no trial will be proposed any more. What runs can still change a verdict."""
+        return self.stopped_by is not None or self.failure is not None
 
     def start(self, ray_id: str) -> None:
         """A worker begins with the trial, maybe for the second time."""
@@ -154,7 +161,7 @@ class Ledger:
 
     def _reason_to_stop(self) -> StoppedBy | None:
         limit_s = self._request.time_limit_s
-        if not self._proposer.candidates.untried_count:
+        if not self._proposer.candidates.remaining_count:
             return StoppedBy.EXHAUSTED
         if self.reused + len(self._proposed) >= self._request.trials:
             return StoppedBy.BUDGET

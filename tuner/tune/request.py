@@ -15,6 +15,8 @@ from tuner.records import Configuration, Prediction, Source, Status, TrialRecord
 from tuner.runner.base import RunnerFactory, outcome_versions
 
 SEARCHERS = ("guided", "tpe", "nsga2", "gp", "random", "grid")
+DEFAULT_SEARCHER = "guided"
+"""Of the command; a request without predictions has to name another one."""
 DEFAULT_TRIALS = 40
 
 
@@ -42,6 +44,8 @@ class StoppedBy(StrEnum):
     BUDGET = "budget"
     EXHAUSTED = "exhausted"
     """Every valid configuration has been tried."""
+    NOTHING_LEFT = "nothing_left"
+    """No configuration is left that may fit."""
     TIME_LIMIT = "time_limit"
     INTERRUPTED = "interrupted"
 

@@ -27,11 +27,11 @@ class LedgerSearcher(Searcher):  # type: ignore[misc]
         super().__init__()
         self._ledger = ledger
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:
-        """The next configuration under one key, or `FINISHED`."""
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The next configuration under one key, `FINISHED`, or None while that is not known."""
         configuration = self._ledger.propose(trial_id)
         if configuration is None:
-            return str(Searcher.FINISHED)
+            return str(Searcher.FINISHED) if self._ledger.finished else None
         return {CONFIGURATION: configuration.to_dict()}
 
     def on_trial_complete(
