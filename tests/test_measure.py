@@ -151,7 +151,7 @@ def test_what_goes_wrong_is_raised_with_its_phase_reported(model, monkeypatch):
     with pytest.raises(RuntimeError, match="no more"):
         measure(job(model), knobs(), quick(), facts.update)
     assert facts["phase"] == "backward"
-    assert facts["phase_peak_bytes"]["forward"] > 0
+    assert "forward" in facts["phase_peak_bytes"]
     assert facts["loaded_bytes"] is not None
 
 
