@@ -27,10 +27,11 @@ from benchmarks.search.baselines import (
     shortlisted_searcher,
 )
 from benchmarks.search.guided import Guided
+from benchmarks.search.measured import measured_worlds
 from benchmarks.search.replay import Searcher, replay
 from benchmarks.search.report import Row, append, by_world, overview, read, row_of, verdicts
 from benchmarks.search.tables import Table, tables
-from benchmarks.search.worlds import WORLDS, make_world
+from benchmarks.search.worlds import WORLDS, World, make_world
 
 Maker = Callable[[Table, int, int], Searcher]
 """Makes a searcher from a table, a seed and the number of trials."""
@@ -67,7 +68,15 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if not arguments.report_only:
         known = {(r.table, r.world, r.searcher, r.seed) for r in read(arguments.csv)}
-        for table in tables(arguments.space, arguments.gpu, fresh=arguments.fresh):
+        if arguments.measured:
+            for world in measured_worlds(fresh=arguments.fresh):
+                for name in arguments.searcher or SEARCHERS:
+                    _run(world.table, world, name, arguments, known)
+        for table in (
+            []
+            if arguments.measured
+            else tables(arguments.space, arguments.gpu, fresh=arguments.fresh)
+        ):
             for world in arguments.world or WORLDS:
                 for name in arguments.searcher or SEARCHERS:
                     _run(table, world, name, arguments, known)
@@ -80,23 +89,25 @@ def main() -> None:
 
 def _run(
     table: Table,
-    world: str,
+    world: str | World,
     name: str,
     arguments: argparse.Namespace,
     known: set[tuple[str, str, str, int]],
 ) -> None:
     started = time.monotonic()
     trials = arguments.trials or TRIALS.get(name, OTHER_TRIALS)
+    world_name = world if isinstance(world, str) else world.name
     rows: list[Row] = []
     for seed in range(arguments.seeds):
-        if (table.name, world, name, seed) in known:
+        if (table.name, world_name, name, seed) in known:
             continue
         searcher = SEARCHERS[name](table, seed, trials)
-        found = replay(make_world(world, table, seed), searcher, trials=trials, seed=seed)
-        rows.append(row_of(table.name, world, name, seed, found))
+        truth = make_world(world, table, seed) if isinstance(world, str) else world
+        found = replay(truth, searcher, trials=trials, seed=seed)
+        rows.append(row_of(table.name, world_name, name, seed, found))
         append(arguments.csv, rows[-1:])
     if rows:
-        print(f"{table.name}, {world}, {name}: {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{table.name}, {world_name}, {name}: {time.monotonic() - started:.0f} s", flush=True)
 
 
 def _arguments() -> argparse.Namespace:
@@ -106,6 +117,7 @@ def _arguments() -> argparse.Namespace:
     several("--gpu", help="a GPU type; those of the space unless named")
     several("--world", choices=list(WORLDS))
     several("--searcher", choices=list(SEARCHERS))
+    parser.add_argument("--measured", action="store_true", help="published runs, not spaces")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trials", type=int, help="trials of each replay")
     parser.add_argument("--csv", type=Path, default=Path("search-benchmark.csv"))

@@ -82,7 +82,7 @@ def load_table(space: SearchSpace, gpu_id: str, *, fresh: bool = False) -> Table
     configurations = tuple(space.configurations())
     settings = [[c[name] for name in space.knobs] for c in configurations]
     digest = hashlib.sha256(json.dumps([space.model, settings]).encode())
-    path = _cache_folder() / f"{space.name}-{gpu_id}-{digest.hexdigest()[:16]}.npz"
+    path = cache_folder() / f"{space.name}-{gpu_id}-{digest.hexdigest()[:16]}.npz"
     if fresh or not path.exists():
         arrays = _predicted(space, configurations, gpu_id)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,6 +129,7 @@ def arrays_of(predictions: Sequence[Prediction]) -> dict[str, Floats]:
     return {name: np.array(column, dtype=float) for name, column in values.items()}
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where arrays of predictions are kept."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tuner" / "search-benchmark"
