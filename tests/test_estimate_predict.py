@@ -9,9 +9,15 @@ import pytest
 from estimate_samples import configuration, tiny_config
 
 from tuner.errors import EXIT_BAD_INPUT, InputError
-from tuner.estimate.predict import Subject, check_supported, predict, resolve_subject
+from tuner.estimate.predict import (
+    Subject,
+    check_supported,
+    method_text,
+    predict,
+    resolve_subject,
+)
 from tuner.gpus import get_gpu
-from tuner.records import Prediction, Source
+from tuner.records import Configuration, Prediction, Source
 from tuner.units import MIB
 from tuner.workloads import get_workload
 
@@ -127,3 +133,12 @@ def test_memory_of_a_gpu_does_not_change_what_is_needed(subject, prediction):
     small = predict(subject, configuration(), replace(A6000, memory_bytes=500 * MIB))
     assert small.memory == prediction.memory
     assert small.speed == prediction.speed
+
+
+def test_a_prediction_names_the_knobs_whose_effect_it_leaves_out():
+    plain = Configuration({"precision": "nf4", "num_workers": 0})
+    assert method_text("traced", "causal_lm", plain) == "traced"
+    compiled = plain.replace(torch_compile=True, num_workers=4)
+    text = method_text("traced", "causal_lm", compiled)
+    assert text.startswith("traced; without the effect of ")
+    assert {"torch_compile", "num_workers"} <= set(text.replace(",", "").split())

@@ -16,6 +16,7 @@ from tuner.estimate.work_arrays import WorkArrays, executions_of, optimizer_exec
 from tuner.gpus import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, Memory, Prediction, Speed
+from tuner.space.vocabulary import unmodelled
 from tuner.workloads import get_workload, tokens_per_sample
 
 if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
@@ -95,9 +96,15 @@ def predict(
         speed_of(times, 0, subject.workload.name, configuration, gpu),
         gpu,
         params=(traced.trainable_params, traced.total_params),
-        method=f"{METHOD}; {rates}",
+        method=method_text(f"{METHOD}; {rates}", subject.workload.name, configuration),
         margin_fraction=margin_fraction,
     )
+
+
+def method_text(how: str, workload: str, configuration: Configuration) -> str:
+    """How a prediction came about, and which of the configuration's knobs it knows nothing of."""
+    left_out = unmodelled(workload, configuration)
+    return f"{how}; without the effect of {', '.join(left_out)}" if left_out else how
 
 
 def require_supported(configuration: Configuration, gpu: Gpu) -> None:

@@ -27,6 +27,7 @@ from tuner.estimate.predict import (
     Subject,
     build_prediction,
     grad_accum_of,
+    method_text,
     predict,
     require_supported,
     resolve_subject,
@@ -230,7 +231,7 @@ class Predictor:
                 speed_of(times, index, self._job.workload, configuration, gpu),
                 gpu,
                 params=evaluation.params(index),
-                method=f"{METHOD}; {rates}",
+                method=method_text(f"{METHOD}; {rates}", self._job.workload, configuration),
                 margin_fraction=margin_fraction,
             )
             for index, (configuration, optimizer) in enumerate(
