@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from yaml.nodes import MappingNode, Node
 
@@ -52,6 +53,10 @@ KEYS = (
 REQUIRED = ("name", "workload", "model", "knobs")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _MAX_ITEMS = 100
+_STAGE_TERMS = {
+    "examples": Term("examples", "int", "training examples of the stage", default=1, minimum=1),
+    "epochs": Term("epochs", "float", "epochs of the stage", default=1.0, minimum=1e-6),
+}
 
 
 def read_space(text: str, file: str, *, path: Path | None = None) -> SearchSpace:
@@ -234,8 +239,8 @@ class _Reader:
         stages: list[Stage] = []
         for index, item in enumerate(self._items("stages")):
             at = f"stages[{index}]"
-            parts = mapping(item, self.problems, at, allowed=("name", "set"))
-            if isinstance(item, MappingNode) and set(parts) != {"name", "set"}:
+            parts = mapping(item, self.problems, at, allowed=("name", "set", *_STAGE_TERMS))
+            if isinstance(item, MappingNode) and not {"name", "set"} <= set(parts):
                 self.problems.add(item, "a stage needs a name and what it sets: {name, set}", at=at)
                 continue
             name = scalar(parts["name"].value, self.problems, at) if parts else None
@@ -246,5 +251,10 @@ class _Reader:
             )
             if any(name == stage.name for stage in stages):
                 self.problems.add(item, f"there are two stages {name!r}", at=at)
-            stages.append(Stage(name, self._read_values(values)))
+            read: dict[str, Any] = {
+                n: read_value(parts[n].value, term, self.problems, f"{at}.{n}")
+                for n, term in _STAGE_TERMS.items()
+                if n in parts
+            }
+            stages.append(Stage(name, self._read_values(values), **read))
         return tuple(stages)

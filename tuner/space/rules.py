@@ -113,11 +113,14 @@ class Rule:
 class Stage:
     """A part of the training that changes some values: `values` replace those of the rest.
 
-    One configuration is used for all stages, so it must be valid, and fit, in each.
+    One configuration is used for all stages, so it must be valid, and fit, in each. `examples`
+    and `epochs` are those of the stage; None where it has those of the space's data.
     """
 
     name: str
     values: Mapping[str, KnobValue]
+    examples: int | None = None
+    epochs: float | None = None
 
 
 def condition_rule(

@@ -1,0 +1,132 @@
+"""Stages of a training: one configuration for all of them, as hard as the hardest."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from encoder_samples import shallow_encoder
+
+from tuner.errors import InputError
+from tuner.estimate.predict import predict, resolve_subject
+from tuner.estimate.predictor import Job, Predictor
+from tuner.estimate.stages import Work, combine, predict_stages, stage_work
+from tuner.gpus import get_gpu
+from tuner.records import Memory, Prediction, Speed
+from tuner.space import load_space
+from tuner.space.format import read_space
+
+SPACES = Path(__file__).parents[1] / "search_spaces"
+GIB = 2**30
+
+
+def prediction(device_gib: float, step_s: float, *, limit_gib: float = 16) -> Prediction:
+    """A stage of 32 samples a step, in 2 micro-steps, at 10 tokens a sample."""
+    size = round(device_gib * GIB)
+    return Prediction(
+        fits=device_gib <= limit_gib,
+        limit_bytes=round(limit_gib * GIB),
+        margin_bytes=0,
+        memory=Memory(size, size, size, 0, {}, "backward", {}),
+        speed=Speed(step_s, 2 / step_s, 32 / step_s, 320 / step_s, 0.5, {"matmul": step_s}),
+        trainable_params=1,
+        total_params=2,
+        gpu="t4",
+        method="test",
+        intervals={"step_s": (step_s * 0.9, step_s * 1.2), "device_bytes": (size, size)},
+    )
+
+
+def test_memory_is_that_of_the_hardest_stage():
+    stages = {"easy": prediction(4, 1), "hard": prediction(12, 2), "last": prediction(5, 1)}
+    found = combine(stages, dict.fromkeys(stages))
+    assert found.limiting == "hard"
+    assert found.overall.memory.device_bytes == 12 * GIB
+    assert found.overall.fits
+    assert found.misfits == ()
+    assert "stage hard" in found.overall.method
+
+
+def test_a_configuration_fits_only_where_every_stage_fits():
+    stages = {"first": prediction(4, 1), "second": prediction(17, 1)}
+    found = combine(stages, dict.fromkeys(stages))
+    assert found.misfits == ("second",)
+    assert not found.overall.fits
+
+
+def test_time_is_the_sum_over_stages():
+    stages = {"slow": prediction(4, 2), "fast": prediction(4, 1)}
+    found = combine(stages, {"slow": Work(320, 1), "fast": Work(640, 3)})
+    # 10 steps of 2 s, and 20 steps of 1 s in an epoch, 60 in all three.
+    assert found.epoch_s == pytest.approx(20 + 20)
+    assert found.run_s == pytest.approx(20 + 60)
+    speed = found.overall.speed
+    assert speed.samples_per_s == pytest.approx((320 + 1920) / 80)
+    assert speed.step_s == pytest.approx(80 / 70)
+    assert speed.breakdown_s == pytest.approx({"matmul": 80 / 70})
+    assert speed.it_per_s == pytest.approx(140 / 80)
+    assert speed.tokens_per_s == pytest.approx(10 * speed.samples_per_s)
+    assert speed.mfu == pytest.approx(0.5)
+    low, high = found.overall.intervals["step_s"]
+    assert (low, high) == (pytest.approx(0.9 * speed.step_s), pytest.approx(1.2 * speed.step_s))
+
+
+def test_stages_of_unknown_size_count_alike_and_have_no_duration():
+    stages = {"slow": prediction(4, 3), "fast": prediction(4, 1)}
+    found = combine(stages, {"slow": Work(320, 1), "fast": None})
+    assert found.epoch_s is None
+    assert found.run_s is None
+    assert found.overall.speed.samples_per_s == pytest.approx(2 / (3 / 32 + 1 / 32))
+
+
+def test_each_distinct_stage_is_predicted_once():
+    space, asked = load_space(str(SPACES / "naics_embedder.yaml")), []
+
+    def record(configurations):
+        asked.extend(configurations)
+        return [prediction(int(c["n_negatives"]), 1, limit_gib=30) for c in configurations]
+
+    found = predict_stages(space, [space.configuration()], record)
+    assert sorted(int(c["n_negatives"]) for c in asked) == [8, 24]
+    assert found[0].limiting == "stage1"
+    assert list(found[0].stages) == [f"stage{n}" for n in range(1, 6)]
+    assert stage_work(space)["stage1"] == Work(2125 * 64, 1)
+
+
+def test_stages_say_how_much_they_train():
+    text = (SPACES / "dynamo_t4.yaml").read_text()
+    space = load_space(str(SPACES / "dynamo_t4.yaml"))
+    work = stage_work(space)
+    assert work["phase1_qa"] == Work(15_000, 1)
+    assert work["phase2"] == Work(47_000, 1)
+    with pytest.raises(InputError) as caught:
+        read_space(text.replace("examples: 8000", "examples: 0"), "dynamo_t4.yaml")
+    assert "examples cannot be '0'" in str(caught.value.problems)
+
+
+def test_the_phases_of_dynamo_are_limited_by_those_that_run_all_heads(tmp_path):
+    space = load_space(str(SPACES / "dynamo_t4.yaml"))
+    model = shallow_encoder(tmp_path, "roberta-base", layers=2)
+    gpu, predictor = get_gpu("t4"), Predictor(Job("multitask", model))
+    chosen = [space.configuration({"micro_batch": size}) for size in (8, 64)]
+    small, large = predict_stages(space, chosen, lambda c: predictor.predict(c, gpu))
+    assert small.overall.fits
+    assert large.limiting == "phase3"
+    assert large.misfits == ("phase2", "phase3")
+    assert all(large.stages[f"phase1_{t}"].fits for t in ("sentiment", "qa", "translation"))
+    assert small.run_s == small.epoch_s
+
+
+def test_the_first_stage_of_the_curriculum_limits_the_micro_batch(tmp_path):
+    space = load_space(str(SPACES / "naics_embedder.yaml"))
+    model = shallow_encoder(tmp_path, "all-minilm-l6-v2", layers=1)
+    subject, gpu = resolve_subject("contrastive", model), get_gpu("rtx6000")
+    values = space.configuration().replace(micro_batch=4, grad_accum=1, effective_batch=4)
+    one = dataclasses.replace(space, derived={}, fixed={**space.fixed, "grad_accum": 1})
+    found = predict_stages(one, [values], lambda cs: [predict(subject, c, gpu) for c in cs])[0]
+    sizes = {n: p.memory.peak_allocated_bytes for n, p in found.stages.items()}
+    assert found.limiting == "stage1"
+    # The activations of anchors, positives and negatives: 26 texts a sample against 10.
+    assert 1.8 < sizes["stage1"] / sizes["stage2"] < 2.6
+    assert found.overall.memory.device_bytes == found.stages["stage1"].memory.device_bytes
