@@ -130,7 +130,7 @@ def in_ray(trials: int) -> tuple[Timed, Timed, Timed]:
     import ray
     from ray import tune
 
-    from tuner.runner.base import MeasuredFactory
+    from tuner.runner.factories import MeasuredFactory
     from tuner.tune.trainable import CONFIGURATION, OUTCOME, TrialTrainable
 
     factory = MeasuredFactory(job(), options())

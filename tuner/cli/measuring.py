@@ -73,7 +73,7 @@ class Measuring:
 
     def factory(self, job: TrialJob, options: MeasureOptions) -> RunnerFactory:
         """What makes runners in the workers; it looks at the worker's GPU first."""
-        from tuner.runner.base import MeasuredFactory
+        from tuner.runner.factories import MeasuredFactory
         from tuner.tune.verified import VerifiedFactory
 
         make = MeasuredFactory(job, options)

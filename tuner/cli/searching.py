@@ -99,7 +99,8 @@ def _search(plan: Plan, writer: JournalWriter, known: tuple[TrialRecord, ...]) -
 
 
 def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
-    from tuner.runner.base import SimulatedFactory, TrialJob
+    from tuner.runner.base import TrialJob
+    from tuner.runner.factories import SimulatedFactory
     from tuner.tune.request import SearchRequest
 
     options, space = plan.options, plan.part.space

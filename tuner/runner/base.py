@@ -70,19 +70,6 @@ class RunnerFactory(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedFactory:
-    """Makes runners that trace instead of training; imports torch where it is called only."""
-
-    job: TrialJob
-
-    def __call__(self) -> TrialRunner:
-        """See `RunnerFactory`."""
-        from tuner.runner.simulated import SimulatedRunner
-
-        return SimulatedRunner(self.job)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
     """How real trials are run: where, for how long, under which limit. Plain data.
@@ -110,20 +97,6 @@ class MeasureOptions:
     weights: str = "synthetic"
     lengths: Literal["full", "data"] = "full"
     wait_for_device_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredFactory:
-    """Makes runners that train for real, each trial in a process of its own."""
-
-    job: TrialJob
-    options: MeasureOptions
-
-    def __call__(self) -> TrialRunner:
-        """See `RunnerFactory`."""
-        from tuner.runner.isolated import IsolatedRunner
-
-        return IsolatedRunner(self.job, self.options)
 
 
 def outcome_versions() -> dict[str, str]:

@@ -1,0 +1,34 @@
+"""Makes runners in the worker that runs them: small picklable objects, nothing imported before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.runner.base import MeasureOptions, TrialJob, TrialRunner
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFactory:
+    """Makes runners that trace instead of training; imports torch where it is called only."""
+
+    job: TrialJob
+
+    def __call__(self) -> TrialRunner:
+        """See `RunnerFactory`."""
+        from tuner.runner.simulated import SimulatedRunner
+
+        return SimulatedRunner(self.job)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFactory:
+    """Makes runners that train for real, each trial in a process of its own."""
+
+    job: TrialJob
+    options: MeasureOptions
+
+    def __call__(self) -> TrialRunner:
+        """See `RunnerFactory`."""
+        from tuner.runner.isolated import IsolatedRunner
+
+        return IsolatedRunner(self.job, self.options)
