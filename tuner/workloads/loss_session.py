@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tuner.errors import InputError
 from tuner.records import Phase
 from tuner.space.data import DataFacts
 from tuner.workloads.base import Counts, Environment, Machine
@@ -33,6 +34,7 @@ class LossSession:
 
     `sample_tokens` are the tokens of a sample that an encoder reads; fields may hold targets
     beside them. On a machine samples come from PyTorch's data loader, each at its full length.
+    Raises `InputError` for what a machine cannot do.
     """
 
     def __init__(
@@ -65,6 +67,13 @@ class LossSession:
 
     def _use_data(self, machine: Machine) -> None:
         settings = self._settings
+        if machine.checkpoint is not None:
+            raise InputError(
+                "only language models are trained from a checkpoint",
+                hint="synthetic weights are as fast and as large",
+            )
+        if settings.loader.persistent_workers and not settings.loader.num_workers:
+            raise InputError("persistent_workers true has no effect with num_workers 0")
         loader = build_loader(
             settings.loader,
             vocab_size=self._vocab_size,
