@@ -16,6 +16,7 @@ SHARES = (0.9, 0.99)
 AT_TRIALS = (12, 40, 150)
 AT_HOURS = (1.0, 3.0, 10.0)
 REGRET_AT = 12
+WRONG_PRIOR = "levels-30"
 NAN = math.nan
 OPTUNA = ("tpe", "nsga2", "gp", "random")
 """What Optuna has: the best of these is what `guided` is held against."""
@@ -147,13 +148,14 @@ def verdicts(rows: Sequence[Row]) -> str:
             f"{100 * _median(r.regret_at_12 for r in own):.2f} %, within 2 % in "
             f"{100 * np.mean([r.regret_at_12 <= 0.02 for r in own]):.0f} % of searches "
             f"({_met(_median(r.regret_at_12 for r in own) <= 0.02)}: median at most 2 %)",
-            _wrong_prior(table, own, others),
         ]
+        if any(row.world == WRONG_PRIOR for row in own):
+            lines.append(_wrong_prior(table, own, others))
     return "\n".join(f"- {line}" for line in lines)
 
 
 def _wrong_prior(table: str, own: Sequence[Row], others: Sequence[Row]) -> str:
-    world = "levels-30"
+    world = WRONG_PRIOR
     mine = _median(r.volume_at_40 for r in own if r.world == world)
     found = {
         name: _median(r.volume_at_40 for r in others if r.world == world and r.searcher == name)
