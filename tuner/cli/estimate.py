@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ from tuner.cli.options import (
 
 if TYPE_CHECKING:
     from tuner.estimate.profile import DeviceProfile
+    from tuner.estimate.stages import StagedPrediction
     from tuner.gpus import Gpu
     from tuner.records import Configuration, Prediction
     from tuner.space import SearchSpace
@@ -55,15 +57,26 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.cli.device import find_gpu, with_profile
     from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_fields, print_json, settings_text
+    from tuner.cli.stages import print_stages, staged_to_dict
 
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
     space, configuration = one_configuration(space_name, model, settings)
     with quiet_libraries():
         gpu, profile = with_profile(gpu, quiet=False, err=True)
-        prediction = predict_one(space, configuration, gpu, fraction, profile)
+        staged = (
+            predict_stages_of(space, configuration, gpu, fraction, profile)
+            if space.stages
+            else None
+        )
+        prediction = (
+            staged.overall
+            if staged is not None
+            else predict_one(space, configuration, gpu, fraction, profile)
+        )
     if as_json:
-        print_json(_to_dict(space, configuration, prediction))
+        stages = staged_to_dict(staged) if staged else {}
+        print_json({**_to_dict(space, configuration, prediction), **stages})
         return
     print_fields(
         [
@@ -75,6 +88,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.cli.evidence import print_evidence
 
     print_evidence(prediction, gpu, fits=prediction.fits)
+    if staged is not None:
+        print_stages(staged)
 
 
 def one_configuration(
@@ -111,6 +126,31 @@ def predict_one(
     return predictor.predict(
         [configuration], gpu, margin_fraction=margin_fraction, profile=profile
     )[0]
+
+
+def predict_stages_of(
+    space: SearchSpace,
+    configuration: Configuration,
+    gpu: Gpu,
+    margin_fraction: float | None,
+    profile: DeviceProfile | None,
+) -> StagedPrediction:
+    """One configuration in every stage of its space; see `predict_one`."""
+    from tuner.cli.support import require_supported
+    from tuner.estimate.predictor import Job, Predictor
+    from tuner.estimate.stages import predict_stages
+
+    for values in space.stage_configurations(configuration).values():
+        require_supported(values, gpu)
+    assert space.model is not None
+    predictor = Predictor(Job(space.workload, space.model))
+
+    def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
+        return predictor.predict(
+            configurations, gpu, margin_fraction=margin_fraction, profile=profile
+        )
+
+    return predict_stages(space, [configuration], predict)[0]
 
 
 def _to_dict(

@@ -1,0 +1,59 @@
+"""`tuner estimate` of a space with stages: all of them, and which one limits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from encoder_samples import TINY_ROBERTA
+
+from tuner.cli.main import run
+from tuner.estimate import cache
+
+SPACE = """\
+name: phases
+workload: multitask
+model: ./tiny-encoder
+knobs: {micro_batch: [2, 4]}
+fixed:
+  effective_batch: 4
+  backbone: frozen
+  max_length: 32
+  generation_tasks: [summary]
+  target_length: 16
+stages:
+  - {name: first, set: {phase: adapters, trained_tasks: [summary]}, examples: 100}
+  - {name: second, set: {phase: joint}, examples: 50, epochs: 4}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "timelines"))
+    TINY_ROBERTA.save_pretrained("tiny-encoder")
+    (tmp_path / "phases.yaml").write_text(SPACE)
+    return tmp_path
+
+
+def test_every_stage_is_predicted_and_the_hardest_named(folder, capfd):
+    asked = ["estimate", "--space", "phases.yaml", "--gpu", "t4"]
+    assert run([*asked, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    stages = found["stages"]
+    assert list(stages) == ["first", "second"]
+    sizes = {name: stage["memory"]["device_bytes"] for name, stage in stages.items()}
+    assert found["limiting_stage"] == max(sizes, key=sizes.__getitem__)
+    assert found["memory"]["device_bytes"] == max(sizes.values())
+    assert found["misfits"] == []
+    times = {name: stage["samples_per_s"] for name, stage in stages.items()}
+    assert found["epoch_s"] == pytest.approx(100 / times["first"] + 50 / times["second"])
+    assert found["run_s"] == pytest.approx(100 / times["first"] + 200 / times["second"])
+
+    assert run(asked) == 0
+    text = capfd.readouterr().out
+    assert "stages (predicted)" in text
+    assert "needs most" in text
+    assert "one epoch of each" in text
+    assert run([*asked, "--gpu-memory", "160MiB"]) == 0
+    assert "does not fit" in capfd.readouterr().out
