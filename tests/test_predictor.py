@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tuner.errors import InputError
-from tuner.estimate import cache, predictor
+from tuner.estimate import cache, compiling, predictor, stored
 from tuner.estimate.compile import CompileError
 from tuner.estimate.compiled import CompiledPasses
 from tuner.estimate.predict import predict, resolve_subject
@@ -82,13 +82,13 @@ def job(model) -> Job:
 def compiled(monkeypatch) -> list:
     """Every structure that is compiled in this process, in order."""
     seen = []
-    real = predictor._compile_one
+    real = compiling.compile_one
 
     def compile_one(subject, structure):
         seen.append(structure)
         return real(subject, structure)
 
-    monkeypatch.setattr(predictor, "_compile_one", compile_one)
+    monkeypatch.setattr(compiling, "compile_one", compile_one)
     return seen
 
 
@@ -96,13 +96,13 @@ def compiled(monkeypatch) -> list:
 def optimizers(monkeypatch) -> list:
     """Every optimizer step that is compiled, in order."""
     seen = []
-    real = predictor._build_optimizer
+    real = stored.build_optimizer
 
     def build(entry, name, sizes, clip):
         seen.append((name, clip))
         return real(entry, name, sizes, clip)
 
-    monkeypatch.setattr(predictor, "_build_optimizer", build)
+    monkeypatch.setattr(predictor, "build_optimizer", build)
     return seen
 
 

@@ -179,7 +179,8 @@ def _initial(plan: Plan, predictions: Sequence[Prediction]) -> list[Configuratio
 
 def _predictions(plan: Plan) -> list[Prediction]:
     """A prediction of every configuration that can be tried, in their order."""
-    from tuner.estimate.predictor import Job, Predictor, default_workers
+    from tuner.estimate.compiling import default_workers
+    from tuner.estimate.predictor import Job, Predictor
 
     space, options = plan.part.space, plan.options
     assert space.model is not None  # load_target sees to it
