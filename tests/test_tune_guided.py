@@ -86,6 +86,54 @@ def test_no_candidate_is_proposed_twice_and_nothing_hopeless_at_all():
     assert sampler.oom_probability()[list(left)].min() > sampler.allowed_risk()
 
 
+def test_optimize_ends_by_itself_when_nothing_is_left():
+    sampler = GuidedSampler(POOL, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    places = {tuple(sorted(p.items())): i for i, p in enumerate(POOL.parameters)}
+
+    def objective(trial):
+        for name, distribution in POOL.distributions.items():
+            trial._suggest(name, distribution)
+        place = places.get(tuple(sorted(trial.params.items())))
+        return (1.0, 2 * POOL.limit_bytes) if place is None else predicted(ALL[place])
+
+    study.optimize(objective, n_trials=len(ALL))
+    assert sampler.exhausted
+    assert len(study.trials) < len(ALL)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    told=st.lists(st.integers(0, len(ALL) - 1), min_size=1, max_size=8, unique=True),
+    speed_factor=st.floats(0.5, 2.0),
+    memory_factor=st.floats(0.7, 1.4),
+)
+def test_what_probably_fits_is_never_pruned(told, speed_factor, memory_factor):
+    """Every candidate with a risk that is allowed is still proposed, were it the last one."""
+    sampler = GuidedSampler(POOL, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    for place in told:
+        speed, size = predicted(ALL[place])
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=dict(POOL.parameters[place]),
+                distributions=dict(POOL.distributions),
+                values=(speed * speed_factor, size * memory_factor),
+            )
+        )
+    sampler.learn(study.get_trials(deepcopy=False))
+    risk, allowed = sampler.oom_probability(), sampler.allowed_risk()
+    for place in sorted(set(range(len(ALL))) - set(told)):
+        sampler.hold_back(np.arange(len(ALL)) != place)
+        spent = sampler._spent
+        proposed = sampler.best_candidate()
+        sampler._spent = spent
+        if risk[place] <= allowed:
+            assert proposed == place
+        elif any(predicted(ALL[p])[1] * memory_factor <= POOL.limit_bytes for p in told):
+            assert proposed is None
+
+
 def test_trials_that_run_are_not_proposed_again():
     sampler = GuidedSampler(POOL, seed=0)
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)

@@ -14,6 +14,7 @@ the limit says "at least the limit": the trial ran out of it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,13 +107,16 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """The parameters of the best candidate.
 
-        When nothing is left that is worth the risk, the study is stopped; what is asked for all
-        the same is drawn at random.
+        When nothing is left that is worth the risk, `exhausted` is set and `study.optimize` ends
+        after this trial, which is drawn at random and teaches nothing.
         """
         self.learn(study.get_trials(deepcopy=False), but=trial.number)
         index = self.best_candidate()
         self.exhausted = index is None
         if index is None:
+            self._told.add(trial.number)
+            with contextlib.suppress(RuntimeError):  # asked for outside of `study.optimize`
+                study.stop()
             return {}
         self._pending[trial.number] = index
         return dict(self.pool.parameters[index])
