@@ -44,6 +44,18 @@ def peak_memory(
     )
 
 
+def live_at_peak(timeline: Timeline) -> list[Block]:
+    """The blocks that are allocated when most is, those that are managed memory left out."""
+    sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
+    live = replay(timeline.events, sizes, keep_history=True).allocated_bytes
+    peak_at = max(range(len(live)), key=live.__getitem__)
+    return [b for b in timeline.blocks if not b.paged and _is_live(b, peak_at)]
+
+
+def _is_live(block: Block, event: int) -> bool:
+    return block.born_event <= event and not 0 <= block.died_event <= event
+
+
 def _phase_peaks(live: Sequence[int], marks: list[Mark]) -> dict[Phase, int]:
     peaks = dict.fromkeys(Phase, 0)
     ends = [mark.event for mark in marks[1:]] + [len(live)]
@@ -58,7 +70,7 @@ def _breakdown(blocks: list[Block], rounded: list[int], peak_at: int) -> dict[Me
     """Bytes live at the peak event, by what they are for, as rounded."""
     sizes = dict.fromkeys(MemoryCategory, 0)
     for block, size in zip(blocks, rounded, strict=True):
-        if block.born_event <= peak_at and not 0 <= block.died_event <= peak_at:
+        if _is_live(block, peak_at):
             sizes[category_of(block)] += size
     return sizes
 

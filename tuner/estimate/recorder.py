@@ -50,6 +50,13 @@ class Block:
     is_logits: bool = False
     paged: bool = False
     """Managed memory of a paged optimizer: no torch counter sees it."""
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    made_by: str = ""
+    """The operator whose result it holds ("aten::mm"); empty for what was there before."""
+    place: str = ""
+    """The parameter that it belongs to, or the module in whose forward it was made, by name;
+    empty where nobody named it."""
 
 
 class Work(NamedTuple):
@@ -127,6 +134,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
+        self.place = ""
+        """What new blocks are noted to have been made in; see `Block.place`."""
         self._padded = padded
         self._vocab_size = vocab_size
         self._workspace_bytes = workspace_bytes
@@ -164,9 +173,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._recomputing = before
             self._survivors_are_activations(first_block)
 
-    def label(self, tensor: torch.Tensor, category: MemoryCategory) -> None:
+    def label(self, tensor: torch.Tensor, category: MemoryCategory, place: str = "") -> None:
         """Say what a tensor's storage is; storages created before the recorder are added."""
-        self._block_of(tensor).category = category
+        block = self._block_of(tensor)
+        block.category = category
+        if place:
+            block.place = place
+        if block.dtype is None:
+            block.shape, block.dtype = tuple(tensor.shape), tensor.dtype
+
+    def name(self, tensor: torch.Tensor, place: str) -> None:
+        """Say which parameter a tensor is; storages that are not known stay so."""
+        index = self._live.get(tensor.untyped_storage()._cdata)
+        if index is not None:
+            self.timeline.blocks[index].place = place
 
     def mark_paged(self, tensor: torch.Tensor) -> None:
         """Say that a storage is managed memory, outside of torch's allocator."""
@@ -221,7 +241,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = args[0]
         else:
             out = func(*args, **kwargs)
-        fresh = self._note_outputs(out)
+        fresh = self._note_outputs(out, func)
         if seen is None:
             seen = self._learn(func, args, kwargs, out, fresh)
             if signature is not None:
@@ -253,7 +273,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.timeline.works.append(_work(name, func, args, kwargs, out))
         return _Seen(layouts, isinstance(out, tuple), len(self.timeline.works) - 1)
 
-    def _note_outputs(self, out: Any) -> bool:
+    def _note_outputs(self, out: Any, func: Any) -> bool:
         fresh = False
         for tensor in (out,) if isinstance(out, torch.Tensor) else _tensors(out):
             storage = tensor.untyped_storage()
@@ -263,6 +283,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             fresh = True
             block = self._add(storage)
             block.is_logits = bool(tensor.dim()) and tensor.shape[-1] == self._vocab_size
+            block.shape, block.dtype = tuple(tensor.shape), tensor.dtype
+            block.made_by, block.place = func._schema.name, self.place
         return fresh
 
     def _add(self, storage: torch.UntypedStorage) -> Block:

@@ -18,6 +18,7 @@ import torch
 
 from tuner.estimate.cuda_path import CudaPath
 from tuner.estimate.flash_attention import flash_attention_on_meta
+from tuner.estimate.places import named_modules
 from tuner.estimate.recorder import Recorder, Timeline
 from tuner.estimate.workspace import cublas_workspace_bytes
 from tuner.records import Configuration, MemoryCategory, Phase
@@ -65,7 +66,9 @@ class MetaEnvironment:
     def materialize(self, model: Any) -> None:
         """All weights are in memory as a checkpoint leaves them."""
         self._recorder.start()
-        for tensor in (*model.parameters(), *model.buffers(), *quantized_tensors(model)):
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._recorder.label(tensor, MemoryCategory.WEIGHTS, name)
+        for tensor in quantized_tensors(model):
             self._recorder.label(tensor, MemoryCategory.WEIGHTS)
 
     def enter(self, phase: Phase, micro_step: int) -> None:
@@ -88,21 +91,24 @@ def trace(
     configuration: Configuration,
     *,
     compute_capability: tuple[int, int],
+    name_modules: bool = False,
 ) -> Trace:
     """Trace two optimizer steps of `configuration`.
 
     `model_config` is a transformers configuration. Takes seconds of CPU for a model of
-    27 billion parameters and needs no more memory than its Python objects.
+    27 billion parameters and needs no more memory than its Python objects. With `name_modules`
+    each block says in which module's forward it was made.
     """
     recorder, path, environment = _setup(model_config, configuration, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
     with _packages_on_meta(recorder, path), recorder, path:
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
-        session.optimizer_step(1)
-        _label_optimizer_state(recorder, session.optimizer)
-        environment.optimizer_step = 1
-        session.optimizer_step(2 if accumulates else 1)
+        with named_modules(recorder, session.model) if name_modules else contextlib.nullcontext():
+            session.optimizer_step(1)
+            _label_optimizer_state(recorder, session.optimizer)
+            environment.optimizer_step = 1
+            session.optimizer_step(2 if accumulates else 1)
     return Trace(
         timeline=recorder.timeline,
         micro_steps=2 if accumulates else 1,
@@ -199,16 +205,16 @@ def _setup(
 
 
 def _label_trainable(recorder: Recorder, session: Any) -> None:
-    trainable = [p for p in session.model.parameters() if p.requires_grad]
+    trainable = {p: name for name, p in session.model.named_parameters() if p.requires_grad}
     is_full = session.trainable_params == session.total_params
     category = MemoryCategory.WEIGHTS if is_full else MemoryCategory.ADAPTERS
 
     def label_gradient(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
-        recorder.label(parameter.grad, MemoryCategory.GRADIENTS)
+        recorder.label(parameter.grad, MemoryCategory.GRADIENTS, trainable[parameter])
 
-    for parameter in trainable:
-        recorder.label(parameter, category)
+    for parameter, name in trainable.items():
+        recorder.label(parameter, category, name)
         parameter.register_post_accumulate_grad_hook(label_gradient)
 
 
