@@ -13,8 +13,8 @@ import pytest
 
 from tuner.errors import InputError
 from tuner.estimate import cache, compiling, predictor, stored
-from tuner.estimate.compile import CompileError
 from tuner.estimate.compiled import CompiledPasses
+from tuner.estimate.layouts import CompileError
 from tuner.estimate.predict import predict, resolve_subject
 from tuner.estimate.predictor import FALLBACK, METHOD, Job, Predictor
 from tuner.gpus import get_gpu

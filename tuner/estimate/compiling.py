@@ -75,7 +75,8 @@ def answers(
 
 def compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:
     """The compiled structure, or the reason why there is none."""
-    from tuner.estimate.compile import CompileError, compile_passes
+    from tuner.estimate.compile import compile_passes
+    from tuner.estimate.layouts import CompileError
 
     try:
         return compile_passes(subject.workload, subject.model_config, structure)
