@@ -72,13 +72,12 @@ def stage_work(space: SearchSpace) -> dict[str, Work | None]:
 
 def combine(stages: Mapping[str, Prediction], work: Mapping[str, Work | None]) -> StagedPrediction:
     """One prediction for all stages; see `StagedPrediction`."""
-    known = {name: done for name, done in work.items() if done is not None}
-    complete = len(known) == len(stages)
-    samples = {n: known[n].examples * known[n].epochs if complete else 1.0 for n in stages}
-    seconds = {n: samples[n] / p.speed.samples_per_s for n, p in stages.items()}
     limiting = max(stages, key=lambda name: stages[name].memory.device_bytes)
     hardest = stages[limiting]
-    speed = _mean_speed([(stages[n].speed, samples[n], seconds[n]) for n in stages])
+    speed = mean_speed({name: p.speed for name, p in stages.items()}, work)
+    epoch = {n: w.examples / stages[n].speed.samples_per_s for n, w in work.items() if w}
+    run = {n: epoch[n] * w.epochs for n, w in work.items() if w}
+    complete = len(epoch) == len(stages)
     return StagedPrediction(
         stages=dict(stages),
         limiting=limiting,
@@ -87,15 +86,21 @@ def combine(stages: Mapping[str, Prediction], work: Mapping[str, Work | None]) -
             fits=all(prediction.fits for prediction in stages.values()),
             speed=speed,
             method=f"{hardest.method}; memory of stage {limiting}, speed of {len(stages)} stages",
-            intervals=_intervals(stages, seconds, speed, limiting),
+            intervals=_intervals(stages, speed, limiting),
         ),
-        epoch_s=(
-            sum(known[n].examples / p.speed.samples_per_s for n, p in stages.items())
-            if complete
-            else None
-        ),
-        run_s=sum(seconds.values()) if complete else None,
+        epoch_s=sum(epoch.values()) if complete else None,
+        run_s=sum(run.values()) if complete else None,
     )
+
+
+def mean_speed(speeds: Mapping[str, Speed], work: Mapping[str, Work | None]) -> Speed:
+    """The speed of stages that are trained one after another.
+
+    Weighted by their samples; where those of a stage are not known, each counts alike.
+    """
+    known = {name: done.examples * done.epochs for name, done in work.items() if done is not None}
+    samples = known if len(known) == len(speeds) else dict.fromkeys(speeds, 1.0)
+    return _mean_speed([(s, samples[n], samples[n] / s.samples_per_s) for n, s in speeds.items()])
 
 
 def _mean_speed(parts: Sequence[tuple[Speed, float, float]]) -> Speed:
@@ -126,7 +131,7 @@ def _mean_speed(parts: Sequence[tuple[Speed, float, float]]) -> Speed:
 
 
 def _intervals(
-    stages: Mapping[str, Prediction], seconds: Mapping[str, float], speed: Speed, limiting: str
+    stages: Mapping[str, Prediction], speed: Speed, limiting: str
 ) -> dict[str, tuple[float, float]]:
     """Memory: those of the hardest stage. Time: the widest of the stages' relative errors.
 
@@ -136,8 +141,8 @@ def _intervals(
     for name in ("step_s", "tokens_per_s"):
         ratios = [
             (p.intervals[name][0] / centre, p.intervals[name][1] / centre)
-            for n, p in stages.items()
-            if name in p.intervals and seconds[n] > 0 and (centre := getattr(p.speed, name))
+            for p in stages.values()
+            if name in p.intervals and (centre := getattr(p.speed, name))
         ]
         if ratios:
             value = getattr(speed, name)
