@@ -22,6 +22,7 @@ COMMANDS = (
     "search",
     "best",
     "show",
+    "explain",
     "apply",
     "export",
     "estimate",

@@ -1,0 +1,140 @@
+"""Which changes of one knob, or of two, make a configuration fit, and what they cost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.advice.predicting import Predicted, SpacePredictor
+from tuner.errors import InputError
+from tuner.estimate.predict import check_supported
+from tuner.expressions import show
+from tuner.records import Configuration, KnobValue, Prediction
+from tuner.space import SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Other values of one knob or two, and what the configuration then comes to.
+
+    `lost` is the share of the samples/s that it costs, negative where it gains, and `saved_bytes`
+    the device memory that becomes free. `below` are the floors of the space that are no longer
+    met: less is then learnt. `truncated` is the share of the examples that is cut, as (low, high),
+    where the change is of the length and the lengths of the examples are known.
+    """
+
+    settings: Mapping[str, KnobValue]
+    configuration: Configuration
+    prediction: Prediction
+    lost: float
+    saved_bytes: int
+    below: tuple[str, ...] = ()
+    truncated: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        """As it can be typed after --set."""
+        return " ".join(f"{name}={show(value)}" for name, value in self.settings.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "set": {k: list(v) if isinstance(v, tuple) else v for k, v in self.settings.items()},
+            "fits": self.prediction.fits,
+            "device_bytes": self.prediction.memory.device_bytes,
+            "free_bytes": self.prediction.limit_bytes - self.prediction.memory.device_bytes,
+            "saved_bytes": self.saved_bytes,
+            "samples_per_s": self.prediction.speed.samples_per_s,
+            "throughput_lost": self.lost,
+            "below_floors": list(self.below),
+            "truncated_examples_share": list(self.truncated) if self.truncated else None,
+        }
+
+
+def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Change]:
+    """Every other value of every knob alone, by throughput lost, whether it fits or not.
+
+    What the space's rules exclude, and what the GPU cannot run, is left out.
+    """
+    space = predictor.space
+    settings = [
+        {name: value}
+        for name, values in space.choices.items()
+        for value in values
+        if value != current.configuration.get(name)
+    ]
+    return _predicted(predictor, current, settings)
+
+
+def paired_changes(
+    predictor: SpacePredictor, current: Predicted, singles: Sequence[Change]
+) -> list[Change]:
+    """Pairs of those of `singles` that save memory, of two knobs each, by throughput lost."""
+    saving = [change for change in singles if change.saved_bytes > 0]
+    settings = [
+        {**one.settings, **other.settings}
+        for one, other in itertools.combinations(saving, 2)
+        if not one.settings.keys() & other.settings.keys()
+    ]
+    return _predicted(predictor, current, settings)
+
+
+def _predicted(
+    predictor: SpacePredictor, current: Predicted, settings: Sequence[Mapping[str, KnobValue]]
+) -> list[Change]:
+    valid = list(_valid(predictor, current.configuration, settings))
+    found = predictor.predict([configuration for _, configuration in valid])
+    changes = [
+        _change(predictor.space, current, changed, each)
+        for (changed, _), each in zip(valid, found, strict=True)
+    ]
+    return sorted(changes, key=lambda c: (c.lost, c.prediction.memory.device_bytes, str(c)))
+
+
+def _valid(
+    predictor: SpacePredictor,
+    configuration: Configuration,
+    settings: Sequence[Mapping[str, KnobValue]],
+) -> Iterator[tuple[Mapping[str, KnobValue], Configuration]]:
+    space = predictor.space
+    held = {n: v for n, v in configuration.items() if n not in space.derived}
+    for changed in settings:
+        try:
+            found = space.configuration({**held, **changed}, strict=False)
+        except InputError:
+            continue  # excluded by a rule of the space
+        if not check_supported(found, predictor.gpu):
+            yield changed, found
+
+
+def _change(
+    space: SearchSpace, current: Predicted, changed: Mapping[str, KnobValue], found: Predicted
+) -> Change:
+    before, after = current.prediction, found.prediction
+    unmet = [
+        text
+        for text in space.floors
+        if not space.condition(text).holds(found.configuration)
+        and space.condition(text).names & changed.keys()
+    ]
+    return Change(
+        settings=dict(changed),
+        configuration=found.configuration,
+        prediction=after,
+        lost=1 - after.speed.samples_per_s / before.speed.samples_per_s,
+        saved_bytes=before.memory.device_bytes - after.memory.device_bytes,
+        below=tuple(unmet),
+        truncated=truncated(space, found.configuration) if "max_length" in changed else None,
+    )
+
+
+def truncated(space: SearchSpace, configuration: Configuration) -> tuple[float, float] | None:
+    """The share of the examples that is cut, as (low, high); None where no lengths are known."""
+    from tuner.data import LengthDistribution  # numpy
+
+    if space.data.token_lengths is None or "max_length" not in configuration:
+        return None
+    lengths = LengthDistribution.from_token_lengths(space.data.token_lengths)
+    share = lengths.truncation(int(str(configuration["max_length"]))).share_examples
+    return share.low, share.high

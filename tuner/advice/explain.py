@@ -1,0 +1,109 @@
+"""Why a configuration does not fit, or how close it is, what would change that, what slows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.advice.allocations import Allocation, largest_allocations
+from tuner.advice.changes import Change, paired_changes, single_changes
+from tuner.advice.predicting import Predicted, SpacePredictor
+from tuner.advice.speed import Note, speed_notes
+from tuner.records import Configuration, Measurement, Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything that is known of one configuration on one GPU, without running it.
+
+    `changes` are all single changes of a knob, by throughput lost, whether they fit or not;
+    `pairs` those of two knobs that fit, looked for only where no single one does.
+    """
+
+    current: Predicted
+    allocations: Sequence[Allocation]
+    changes: Sequence[Change]
+    pairs: Sequence[Change]
+    notes: Sequence[Note]
+
+    @property
+    def prediction(self) -> Prediction:
+        """The prediction of the configuration."""
+        return self.current.prediction
+
+    @property
+    def missing_bytes(self) -> int:
+        """Device memory that is missing, the margin counted; negative where it fits."""
+        p = self.prediction
+        return p.memory.device_bytes + p.margin_bytes - p.limit_bytes
+
+    @property
+    def fitting(self) -> list[Change]:
+        """The single changes that fit."""
+        return [change for change in self.changes if change.prediction.fits]
+
+    @property
+    def smallest(self) -> Change | None:
+        """The single change that needs least."""
+        return min(self.changes, key=lambda c: c.prediction.memory.device_bytes, default=None)
+
+    def shares(self) -> list[tuple[str, int, float]]:
+        """What the peak consists of: (category, bytes, share), the largest first."""
+        memory = self.prediction.memory
+        parts = sorted(memory.breakdown.items(), key=lambda part: -part[1])
+        return [(name, size, size / memory.device_bytes) for name, size in parts if size]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        prediction = self.prediction
+        return {
+            "configuration": self.current.configuration.to_dict(),
+            "stage": self.current.stage,
+            "fits": prediction.fits,
+            "missing_bytes": self.missing_bytes,
+            "peak_phase": prediction.memory.peak_phase,
+            "breakdown": [
+                {"category": name, "bytes": size, "share": share}
+                for name, size, share in self.shares()
+            ],
+            "largest_allocations": [a.to_dict() for a in self.allocations],
+            "changes_that_fit": [c.to_dict() for c in self.fitting],
+            "pairs_that_fit": [c.to_dict() for c in self.pairs],
+            "smallest_change": self.smallest.to_dict() if self.smallest else None,
+            "slowed_by": [note.to_dict() for note in self.notes],
+            "prediction": prediction.to_dict(),
+        }
+
+
+def explain(
+    predictor: SpacePredictor,
+    configuration: Configuration,
+    *,
+    measured: Mapping[Configuration, Measurement] | None = None,
+) -> Explanation:
+    """Explain `configuration`. `measured` has what trials of configurations came to.
+
+    Raises `InputError` where the GPU cannot run it at all.
+    """
+    space, gpu = predictor.space, predictor.gpu
+    (current,) = predictor.predict([configuration])
+    changes = single_changes(predictor, current)
+    pairs: list[Change] = []
+    if not current.prediction.fits and not any(c.prediction.fits for c in changes):
+        pairs = [c for c in paired_changes(predictor, current, changes) if c.prediction.fits]
+    assert space.model is not None  # a target has one
+    return Explanation(
+        current=current,
+        allocations=largest_allocations(space.workload, space.model, current.hardest, gpu),
+        changes=changes,
+        pairs=pairs,
+        notes=speed_notes(
+            space,
+            configuration,
+            current.prediction,
+            gpu,
+            changes=changes,
+            measured=(measured or {}).get(configuration),
+        ),
+    )

@@ -1,0 +1,80 @@
+"""Predictions of a space's configurations on one GPU, in all stages where the space has some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.estimate.predictor import Job, OnProgress, Predictor
+from tuner.estimate.profile import DeviceProfile
+from tuner.estimate.stages import predict_stages
+from tuner.gpus import Gpu
+from tuner.records import Configuration, Prediction
+from tuner.space import SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A configuration and what is predicted of it.
+
+    Where the space has stages, `prediction` is that of all of them, `stage` the one that needs
+    most memory, and `hardest` the configuration in it. `epoch_s` and `run_s` are the time of one
+    pass over the data of all stages, and of all passes; None where the data is not known.
+    """
+
+    configuration: Configuration
+    prediction: Prediction
+    hardest: Configuration
+    stage: str | None = None
+    epoch_s: float | None = None
+    run_s: float | None = None
+
+
+class SpacePredictor:
+    """Predicts configurations of one space on one GPU; compiles what it has to, once.
+
+    Raises `InputError` for a configuration that the GPU cannot run.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        gpu: Gpu,
+        *,
+        margin_fraction: float | None = None,
+        profile: DeviceProfile | None = None,
+        workers: int = 0,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        assert space.model is not None  # a target has one
+        self.space, self.gpu = space, gpu
+        self._predictor = Predictor(Job(space.workload, space.model), workers=workers)
+        self._margin_fraction, self._profile = margin_fraction, profile
+        self._on_progress = on_progress
+
+    def predict(self, configurations: Sequence[Configuration]) -> list[Predicted]:
+        """A prediction of each configuration, in their order."""
+        if not self.space.stages:
+            found = self._plain(configurations)
+            return [Predicted(c, p, c) for c, p in zip(configurations, found, strict=True)]
+        staged = predict_stages(self.space, configurations, self._plain)
+        return [
+            Predicted(
+                configuration=configuration,
+                prediction=each.overall,
+                hardest=self.space.stage_configurations(configuration)[each.limiting],
+                stage=each.limiting,
+                epoch_s=each.epoch_s,
+                run_s=each.run_s,
+            )
+            for configuration, each in zip(configurations, staged, strict=True)
+        ]
+
+    def _plain(self, configurations: Sequence[Configuration]) -> list[Prediction]:
+        return self._predictor.predict(
+            configurations,
+            self.gpu,
+            margin_fraction=self._margin_fraction,
+            profile=self._profile,
+            on_progress=self._on_progress,
+        )

@@ -1,0 +1,241 @@
+"""`tuner explain`: why a configuration does not fit, what would make it fit, and what slows it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.options import (
+    examples,
+    gpu_options,
+    json_option,
+    model_option,
+    parse_margin,
+    results_option,
+    set_option,
+    space_option,
+)
+
+if TYPE_CHECKING:
+    from tuner.advice.allocations import Allocation
+    from tuner.advice.changes import Change
+    from tuner.advice.explain import Explanation
+    from tuner.advice.predicting import SpacePredictor
+    from tuner.cli.target import Target
+    from tuner.records import Configuration, Measurement
+
+MAX_PAIRS = 12
+"""Pairs that are shown; --json has them all."""
+
+
+@click.command(
+    "explain",
+    short_help="Say why a configuration does not fit, and what would.",
+    epilog=examples(
+        "tuner explain --space qlora27b --gpu a6000 --set micro_batch=4 --set max_length=2048",
+        "tuner explain --space qlora27b --gpu a6000 --json",
+    ),
+)
+@space_option()
+@gpu_options
+@model_option("Model in place of the space's.")
+@set_option
+@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@results_option
+@json_option
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    space_name: str,
+    gpu_name: str,
+    gpu_memory: int | None,
+    price: float | None,
+    model: str | None,
+    settings: tuple[str, ...],
+    margin: str | None,
+    results: Path,
+    as_json: bool,
+) -> None:
+    """Say why a configuration does not fit, or how close it is, and what slows it.
+
+    Knobs that are not set have the value of the space's baseline. All changes of one knob within
+    the space are predicted; those that fit are listed by the throughput that they cost. Exit
+    code 0 whether it fits or not.
+    """
+    from tuner.cli.quiet import quiet_libraries
+    from tuner.cli.render import print_json
+    from tuner.cli.target import load_target
+    from tuner.space import parse_settings
+
+    target = load_target(
+        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+    )
+    configuration = target.space.configuration(parse_settings(settings), strict=False)
+    fraction = parse_margin(margin, target.gpu)
+    with quiet_libraries():
+        explanation = _explain(target, configuration, fraction)
+    if as_json:
+        print_json({"space": target.space.name, "gpu": target.gpu.id, **explanation.to_dict()})
+    else:
+        _print(target, explanation)
+
+
+def _explain(target: Target, configuration: Configuration, fraction: float | None) -> Explanation:
+    from tuner.advice.explain import explain
+    from tuner.cli.support import require_supported
+
+    require_supported(configuration, target.gpu)
+    with space_predictor(target, fraction) as predictor:
+        return explain(predictor, configuration, measured=measured_trials(target))
+
+
+def measured_trials(target: Target) -> dict[Configuration, Measurement]:
+    """What trials of the target came to on a device, by configuration; empty without results."""
+    from tuner.cli.target import comparable
+
+    records = comparable(target.folder.read().records, target)
+    return {
+        r.configuration: r.outcome.measurement for r in records if r.outcome.measurement is not None
+    }
+
+
+@contextlib.contextmanager
+def space_predictor(target: Target, fraction: float | None) -> Iterator[SpacePredictor]:
+    """What predicts configurations of the target; progress goes to stderr."""
+    from tuner.advice.predicting import SpacePredictor
+    from tuner.cli.device import with_profile
+    from tuner.cli.progress import compiling
+    from tuner.estimate.compiling import default_workers
+
+    gpu, profile = with_profile(target.gpu, quiet=False, err=True)
+    with compiling(err=True, quiet=False) as report:
+        yield SpacePredictor(
+            target.space,
+            gpu,
+            margin_fraction=fraction,
+            profile=profile,
+            workers=default_workers(),
+            on_progress=report,
+        )
+
+
+def _print(target: Target, explanation: Explanation) -> None:
+    from tuner.cli.evidence import print_evidence
+    from tuner.cli.render import print_fields, settings_text
+
+    prediction = explanation.prediction
+    settings = explanation.current.configuration
+    print_fields(
+        [
+            ("space", f"{target.space.name}: {target.space.model}"),
+            ("GPU", target.gpu.name),
+            ("settings", settings_text(settings, target.space.knobs or None)),
+            ("stage", _stage_text(explanation)),
+        ]
+    )
+    print_evidence(prediction, target.gpu, fits=prediction.fits)
+    _print_allocations(explanation)
+    _print_changes(explanation)
+    click.echo(f"\nWhat slows it ({prediction.source})")
+    notes = [note.text for note in explanation.notes] or ["nothing that takes 1 % of a step"]
+    print_fields([("-", text) for text in notes], indent=2)
+
+
+def _stage_text(explanation: Explanation) -> str:
+    stage = explanation.current.stage
+    return f"{stage} needs most memory of all stages; speed is that of all" if stage else ""
+
+
+def _print_allocations(explanation: Explanation) -> None:
+    from tuner.cli.render import print_rows
+    from tuner.units import format_size
+
+    phase = explanation.prediction.memory.peak_phase
+    click.echo(f"\nLargest allocations at the peak, in the {phase} phase (traced)")
+    print_rows(
+        ["each", "number", "for", "what"],
+        [
+            (format_size(a.size_bytes), str(a.count), a.category.replace("_", " "), _origin(a))
+            for a in explanation.allocations
+        ],
+        right=("each", "number"),
+    )
+
+
+def _origin(allocation: Allocation) -> str:
+    """The tensor, where and when it was made: "float32 [4, 1024] by mm in lm_head, forward"."""
+    shape = "x".join(map(str, allocation.shape))
+    parts = [f"{allocation.dtype} {shape}".strip()]
+    if allocation.made_by:
+        parts.append(f"by {allocation.made_by.partition('::')[2]}")
+    place = allocation.place.removeprefix("base_model.model.")  # peft's own
+    if place:
+        parts.append(f"in {place}" if allocation.made_by else place)
+    text = " ".join(part for part in parts if part)
+    if not text:
+        text = f"work space of {'cuBLAS' if 'workspace' in allocation.category else 'a kernel'}"
+    return f"{text}, {allocation.phase}"
+
+
+def _print_changes(explanation: Explanation) -> None:
+    fits, fitting = explanation.prediction.fits, explanation.fitting
+    if fits:
+        faster = [change for change in fitting if change.lost < 0]
+        if faster:
+            click.echo("\nSingle changes that are faster and still fit (predicted)")
+            _print_table(faster)
+        else:
+            click.echo("\nNo single change within the space is faster and still fits (predicted)")
+        return
+    if fitting:
+        click.echo("\nSingle changes that make it fit, by throughput lost (predicted)")
+        _print_table(fitting)
+        return
+    click.echo("\nNo single change within the space makes it fit (predicted)")
+    if explanation.pairs:
+        click.echo("\nPairs of changes that make it fit, by throughput lost (predicted)")
+        _print_table(explanation.pairs[:MAX_PAIRS])
+        if len(explanation.pairs) > MAX_PAIRS:
+            click.echo(f"{len(explanation.pairs) - MAX_PAIRS} more: see --json")
+    elif explanation.smallest is not None:
+        from tuner.units import format_size
+
+        least = explanation.smallest
+        click.echo(
+            f"nor does any pair; the smallest single change is {least}, which needs "
+            f"{format_size(least.prediction.memory.device_bytes)}"
+        )
+
+
+def _print_table(changes: Sequence[Change]) -> None:
+    from tuner.cli.render import print_rows
+    from tuner.units import format_size, significant
+
+    rows = []
+    for change in changes:
+        memory = change.prediction.memory.device_bytes
+        rows.append(
+            (
+                str(change),
+                format_size(memory),
+                format_size(change.prediction.limit_bytes - memory),
+                significant(change.prediction.speed.samples_per_s),
+                f"{-change.lost:+.1%}",
+                _remark(change),
+            )
+        )
+    numbers = ("memory", "free", "samples/s", "speed")
+    print_rows(["change", *numbers, ""], rows, right=numbers)
+
+
+def _remark(change: Change) -> str:
+    """What else the change does, with its number."""
+    remarks = [f"below the floor {text}" for text in change.below]
+    if change.truncated is not None and change.truncated[1] > 0:
+        low, high = change.truncated
+        share = f"{low:.1%}" if low == high else f"{low:.0%} to {high:.0%}"
+        remarks.append(f"cuts {share} of the examples")
+    return "; ".join(remarks)
