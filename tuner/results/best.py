@@ -182,13 +182,19 @@ def recommend(
 def run_cost(record: TrialRecord, space: SpaceFacts, gpu: GpuLike) -> RunCost | None:
     """Time and money of an epoch and a run; None without numbers or number of examples."""
     evidence = record.outcome.evidence
-    if evidence is None or space.examples is None or evidence.speed.samples_per_s <= 0:
+    return cost_of(evidence.speed, record.configuration, space, gpu) if evidence else None
+
+
+def cost_of(
+    speed: Speed, configuration: Configuration, space: SpaceFacts, gpu: GpuLike
+) -> RunCost | None:
+    """Time and money at a speed; None without a rate or the number of examples."""
+    if space.examples is None or speed.samples_per_s <= 0:
         return None
-    speed: Speed = evidence.speed
     epoch_s = space.examples / speed.samples_per_s
     run_s = epoch_s * space.epochs if space.epochs is not None else None
     price = gpu.price_usd_per_hour
-    batch = record.configuration.get("effective_batch")
+    batch = configuration.get("effective_batch")
     has_batch = isinstance(batch, int) and batch > 0
     return RunCost(
         examples=space.examples,
