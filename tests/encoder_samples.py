@@ -30,6 +30,9 @@ TINY_BERT = BertConfig(**_SHAPE, max_position_embeddings=64)
 TINY_ROBERTA = RobertaConfig(**_SHAPE, max_position_embeddings=66)
 
 ALLOWED = {"peak_allocated": 0.005, "step_s": 0.005, "loaded": 0.005, "backward_peak": 0.005}
+RESTS_BYTES = 4 * 2**20
+"""What rests inside of a few blocks may add: they depend on the step before, which compiled
+timelines do not replay. Of a peak below 800 MiB it is more than half a percent."""
 
 
 def configuration(workload: str, **values: Any) -> Configuration:
@@ -82,7 +85,9 @@ def assert_compiled_like_traced(
     ):
         full = predict(subject, values, gpu)
         apart = differences(ours, full)
-        wrong = {name: apart[name] for name, limit in ALLOWED.items() if apart[name] > limit}
+        rests = RESTS_BYTES / full.memory.peak_allocated_bytes
+        allowed = {n: limit if n == "step_s" else max(limit, rests) for n, limit in ALLOWED.items()}
+        wrong = {name: apart[name] for name, limit in allowed.items() if apart[name] > limit}
         assert not wrong, values.to_dict()
         assert ours.method.startswith(METHOD), ours.method
         assert (ours.trainable_params, ours.total_params) == (

@@ -187,15 +187,15 @@ def test_what_cannot_be_built_is_refused(changes, text):
     [
         {},
         {"gradient_checkpointing": False, "mixed_precision": "bf16", "padding": "none"},
-        {"attention": "eager", "experts": 0, "geometry": "cosine"},
+        {"attention": "eager", "padding": "none", "experts": 0, "micro_batch": 1},
     ],
-    ids=["checkpointing", "no padding", "eager"],
+    ids=["checkpointing", "no padding", "one sample"],
 )
 def test_compiled_predictions_are_those_of_full_traces(changes, tmp_path):
     model = shallow_encoder(tmp_path, "all-minilm-l6-v2", layers=3 if changes else 4)
     base = {**NAICS, "channels": ("title", "text"), "n_negatives": 2, "experts": 3}
     chosen = [
-        configuration("contrastive", **{**base, **changes, **sizes})
+        configuration("contrastive", **{**base, **sizes, **changes})
         for sizes in (
             {"micro_batch": 7, "max_length": 200, "lora_rank": 24, "effective_batch": 7},
             {"micro_batch": 16, "max_length": 512, "lora_rank": 8},

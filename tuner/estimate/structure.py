@@ -100,8 +100,9 @@ class Structure:
             while 7 * unit >= self.window and unit > 1:
                 unit //= 2
         elif self.positions is not None and 7 * unit > self.positions:
-            steps = (3, 4)
-            while 4 * unit > self.positions and unit > 1:
+            # Only flash attention rounds to 128; the others to 64.
+            steps = (3, 4) if self._may_run_flash_attention else (5, 7)
+            while steps[1] * unit > self.positions and unit > 1:
                 unit //= 2
         check_length = (11 if self.beyond_window else 3 if steps == (5, 7) else 1) * unit
         batches = (1, 1, 1) if self.single_sample else (11, 7, 5)
@@ -112,6 +113,14 @@ class Structure:
                 Probe(batches[1], steps[1] * unit, ranks[1]),
             ),
             Probe(batches[2], check_length, ranks[2]),
+        )
+
+    @property
+    def _may_run_flash_attention(self) -> bool:
+        return (
+            self.compute_capability >= _FLASH
+            and self.settings.get("attention") == "sdpa"
+            and self.settings.get("padding") != "max_length"
         )
 
     @property
