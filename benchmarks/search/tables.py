@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import TunerError
+from tuner.estimate.predict import check_supported
 from tuner.estimate.predictor import Job, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
@@ -79,7 +80,8 @@ def load_table(space: SearchSpace, gpu_id: str, *, fresh: bool = False) -> Table
     The cache is keyed by the knobs' values, the model and the GPU only: a table stays as good a
     world when the estimator has changed since. `fresh` predicts it anew.
     """
-    configurations = tuple(space.configurations())
+    gpu = get_gpu(gpu_id)
+    configurations = tuple(c for c in space.configurations() if not check_supported(c, gpu))
     settings = [[c[name] for name in space.knobs] for c in configurations]
     digest = hashlib.sha256(json.dumps([space.model, settings]).encode())
     path = cache_folder() / f"{space.name}-{gpu_id}-{digest.hexdigest()[:16]}.npz"

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+FAR = 4.0
+"""Standard deviations beyond which nothing is expected."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
@@ -83,8 +86,20 @@ class Front:
         The gain of a point is the integral over memory u from its own to the reference of
         max(0, its speed - the staircase at u). Its expectation is, on each step of the
         staircase, a product of two one-dimensional ones (after Emmerich, Deutz and
-        Klinkenberg 2011). A candidate that takes more than is usable adds nothing.
+        Klinkenberg 2011). A candidate that takes more than is usable adds nothing. Nor does
+        one that the staircase covers even if it turns out `FAR` standard deviations better.
         """
+        gain = np.zeros_like(speed.mean)
+        steps = np.searchsorted(self.size, np.exp(size.mean - FAR * size.sd), side="right")
+        covered = np.concatenate([[0.0], self.speed])[steps]
+        hopeful = np.flatnonzero(np.exp(speed.mean + FAR * speed.sd) > covered)
+        gain[hopeful] = self._integral(
+            LogNormal(speed.mean[hopeful], speed.sd[hopeful]),
+            LogNormal(size.mean[hopeful], size.sd[hopeful]),
+        )
+        return gain
+
+    def _integral(self, speed: LogNormal, size: LogNormal) -> Floats:
         edges = np.concatenate([[0.0], self.size, [self.usable_bytes]])
         heights = np.concatenate([[0.0], self.speed])
         gain = np.zeros_like(speed.mean)
