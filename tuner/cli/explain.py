@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MAX_PAIRS = 12
 """Pairs that are shown; --json has them all."""
 
+_WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
+
 
 @click.command(
     "explain",
@@ -171,7 +173,9 @@ def _origin(allocation: Allocation) -> str:
     parts = [f"{allocation.dtype} {shape}".strip()]
     if allocation.made_by:
         parts.append(f"by {allocation.made_by.partition('::')[2]}")
-    place = allocation.place.removeprefix("base_model.model.")  # peft's own
+    # What peft puts around the model says nothing of it.
+    place = "the model" if allocation.place in _WRAPPERS else allocation.place
+    place = place.removeprefix("base_model.model.")
     if place:
         parts.append(f"in {place}" if allocation.made_by else place)
     text = " ".join(part for part in parts if part)

@@ -23,6 +23,7 @@ COMMANDS = (
     "best",
     "show",
     "explain",
+    "compare",
     "apply",
     "export",
     "estimate",

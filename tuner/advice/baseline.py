@@ -1,0 +1,171 @@
+"""What people use now, read from a file of knobs or from their own configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.apply.assign import value_of
+from tuner.apply.place import Place
+from tuner.apply.source import Source, open_source
+from tuner.errors import InputError, Problem, nearest
+from tuner.expressions import show
+from tuner.records import Configuration, KnobValue
+from tuner.space import ApplyTarget, SearchSpace
+from tuner.space.keypath import read_key
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The configuration in use.
+
+    `assumed` are the knobs that nobody gave a value: they have the space's own. `notes` are what
+    a reader should know of how it was read.
+    """
+
+    configuration: Configuration
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A value of a name, and where it stands."""
+
+    name: str
+    value: KnobValue
+    where: str
+
+
+def read_baseline(
+    space: SearchSpace, paths: Sequence[Path], settings: Mapping[str, str] | None = None
+) -> Baseline:
+    """The configuration that the files at `paths` hold, `settings` (as typed) over them.
+
+    A file is either flat, `knob: value`, or one of the user's own, of which the keys that the
+    space names under `apply` are read. Without files it is the space's baseline. Raises
+    `InputError` with everything that is wrong.
+    """
+    problems: list[Problem] = []
+    found: dict[str, _Found] = {}
+    for path in paths:
+        for each in _read(space, open_source(path), problems):
+            first = found.setdefault(each.name, each)
+            if first.value != each.value:
+                text = f"{each.name} is {show(each.value)} here and {show(first.value)} in "
+                problems.append(Problem(text + first.where, each.where))
+    if problems:
+        raise InputError("the baseline cannot be read", problems=problems)
+    values: dict[str, KnobValue] = {name: each.value for name, each in found.items()}
+    return _complete(space, values, settings or {}, from_files=bool(paths))
+
+
+def _complete(
+    space: SearchSpace,
+    found: dict[str, KnobValue],
+    settings: Mapping[str, str],
+    *,
+    from_files: bool,
+) -> Baseline:
+    """The rest of the configuration: what the files say of derived values is compared."""
+    wanted = {**{n: v for n, v in found.items() if n not in space.derived}, **settings}
+    if "grad_accum" in space.derived and "effective_batch" not in settings:
+        # People write the accumulation down; the effective batch that they train with is theirs.
+        accumulation = settings.get("grad_accum", found.get("grad_accum"))
+        if accumulation is not None:
+            first = space.configuration(
+                {k: v for k, v in wanted.items() if k in space.knobs}, strict=False
+            )
+            rounds = space.terms["grad_accum"].read(accumulation)
+            wanted["effective_batch"] = int(str(first["micro_batch"])) * int(str(rounds))
+    configuration = space.configuration(wanted, strict=False)
+    notes = [
+        f"{name}={show(found[name])} in the file is compared as {show(configuration[name])}, "
+        f"which the space derives as {space.derived[name]}"
+        for name in found
+        if name in space.derived and name not in settings and configuration[name] != found[name]
+    ]
+    unset = [name for name in space.knobs if name not in found and name not in settings]
+    return Baseline(configuration, tuple(unset) if from_files else (), tuple(notes))
+
+
+def _read(space: SearchSpace, source: Source, problems: list[Problem]) -> list[_Found]:
+    top = {str(place.path[0]) for place in source.places if place.path}
+    if top and top <= space.terms.keys():
+        return list(_flat(space, source, problems))
+    found = [
+        each
+        for target in space.apply.values()
+        if _is_for(target, source.path)
+        for each in _mapped(space, source, target, problems)
+    ]
+    if not found and not problems:
+        problems.append(Problem(_nothing(space, top), str(source.path)))
+    return found
+
+
+def _nothing(space: SearchSpace, top: set[str]) -> str:
+    strange = sorted(top - space.terms.keys())
+    if strange and top & space.terms.keys():
+        close = nearest(strange[0], space.terms)
+        hint = f" (did you mean {close!r}?)" if close else ""
+        return f"{strange[0]!r} is no knob of this space{hint}"
+    return (
+        "it has neither knobs of this space (micro_batch: 4) nor any key that the space names "
+        "under apply"
+    )
+
+
+def _is_for(target: ApplyTarget, path: Path) -> bool:
+    return target.file is None or path.match(target.file)
+
+
+def _flat(space: SearchSpace, source: Source, problems: list[Problem]) -> Iterator[_Found]:
+    for place in source.places:
+        if len(place.path) != 1:
+            continue  # an item of a list that is a value itself
+        name = str(place.path[0])
+        if place.value is None:
+            problems.append(Problem(place.problem or "has no value", source.at(place)))
+            continue
+        yield from _term_value(space, name, place, source, problems)
+
+
+def _mapped(
+    space: SearchSpace, source: Source, target: ApplyTarget, problems: list[Problem]
+) -> Iterator[_Found]:
+    """The mapping of `apply` backwards: from keys to what their expressions say of knobs."""
+    staged = next((s.values for s in space.stages if s.name == target.stage), {})
+    for key, expression in target.keys.items():
+        places = [p for p in source.find(read_key(key)) if p.value is not None]
+        names = space.condition(expression).names
+        # A key that is there with two values says nothing; a stage's own values are the space's.
+        if len({p.raw for p in places}) != 1 or len(names) != 1 or names & staged.keys():
+            continue
+        (name,) = names
+        if expression == name:
+            yield from _term_value(space, name, places[0], source, problems)
+            continue
+        fitting = [
+            value
+            for value in _candidates(space, name)
+            if places[0].same(value_of(space, expression, {name: value}))
+        ]
+        if len(fitting) == 1:
+            yield _Found(name, fitting[0], source.at(places[0]))
+
+
+def _candidates(space: SearchSpace, name: str) -> list[KnobValue]:
+    term = space.terms[name]
+    booleans: tuple[KnobValue, ...] = (True, False) if term.kind == "bool" else ()
+    return list(dict.fromkeys((*space.choices.get(name, ()), *term.allowed, *booleans)))
+
+
+def _term_value(
+    space: SearchSpace, name: str, place: Place, source: Source, problems: list[Problem]
+) -> Iterator[_Found]:
+    try:
+        yield _Found(name, space.terms[name].read(place.value), source.at(place))
+    except InputError as error:
+        problems.append(Problem(error.message, source.at(place)))

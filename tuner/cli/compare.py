@@ -1,0 +1,203 @@
+"""`tuner compare`: what is used now against what is recommended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.options import (
+    examples,
+    gpu_options,
+    json_option,
+    model_option,
+    parse_margin,
+    results_option,
+    set_option,
+    space_option,
+    where_option,
+)
+from tuner.errors import NothingFitsError, UnavailableError
+
+if TYPE_CHECKING:
+    from tuner.advice.baseline import Baseline
+    from tuner.advice.compare import Comparison, Row
+    from tuner.advice.predicting import SpacePredictor
+    from tuner.cli.target import Target
+    from tuner.records import Configuration
+    from tuner.results.best import Recommendation
+
+
+@click.command(
+    "compare",
+    short_help="Compare what you use now with the recommendation.",
+    epilog=examples(
+        "tuner compare --space qlora27b --gpu a6000 --baseline current.yaml",
+        "tuner compare --space qlora27b --gpu a6000 --set max_length=2048 --format markdown",
+    ),
+)
+@space_option()
+@gpu_options
+@model_option("The model that --model of the search named.")
+@click.option(
+    "--baseline",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="What is used now: YAML of knobs and values, or your own configuration file with the "
+    "keys that the space names under apply; repeatable. [default: the space's baseline]",
+)
+@set_option
+@where_option
+@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "markdown"]),
+    default="table",
+    show_default=True,
+    help="How the table is written.",
+)
+@results_option
+@json_option
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    space_name: str,
+    gpu_name: str,
+    gpu_memory: int | None,
+    price: float | None,
+    model: str | None,
+    files: tuple[Path, ...],
+    settings: tuple[str, ...],
+    where: tuple[str, ...],
+    margin: str | None,
+    form: str,
+    results: Path,
+    as_json: bool,
+) -> None:
+    """Compare what you use now with the recommendation: memory, speed, time, cost, truncation.
+
+    The recommendation is that of a search, or without one the best of the predicted space. Both
+    sides are measured where both were, and otherwise both are predicted.
+    """
+    from tuner.advice.baseline import read_baseline
+    from tuner.cli.quiet import quiet_libraries
+    from tuner.cli.render import print_json
+    from tuner.cli.target import check_conditions, load_target
+    from tuner.space import parse_settings
+
+    target = load_target(
+        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+    )
+    check_conditions(target, where)
+    baseline = read_baseline(target.space, files, parse_settings(settings))
+    fraction = parse_margin(margin, target.gpu)
+    with quiet_libraries():
+        comparison = _compare(target, baseline, where, fraction)
+    if as_json:
+        print_json(comparison.to_dict())
+    else:
+        _print(comparison, markdown=form == "markdown")
+
+
+def _compare(
+    target: Target, baseline: Baseline, where: tuple[str, ...], fraction: float | None
+) -> Comparison:
+    from tuner.advice.compare import Comparison, side_of
+    from tuner.cli.explain import measured_trials, space_predictor
+    from tuner.cli.support import require_supported
+
+    require_supported(baseline.configuration, target.gpu)
+    best = _searched(target, where)
+    with space_predictor(target, fraction) as predictor:
+        if best is None:
+            chosen, chosen_from = _predicted(predictor, target, where)
+        else:
+            chosen = best.configuration
+            chosen_from = f"trial {best.record.trial_id}, best of {best.fitting} that fit"
+        both = predictor.predict([baseline.configuration, chosen])
+        measured = measured_trials(target)
+        seen = [measured.get(each.configuration) for each in both]
+        found = seen if None not in seen else [None, None]
+        current, recommended = (
+            side_of(each, target.space, predictor.gpu, measurement)
+            for each, measurement in zip(both, found, strict=True)
+        )
+    notes = list(baseline.notes)
+    if baseline.assumed:
+        notes.append(f"not in the file, so as in the space: {', '.join(baseline.assumed)}")
+    if seen != found:
+        notes.append("only one of the two was measured, so both are shown as predicted")
+    if baseline.configuration == chosen:
+        notes.append("what is used now is what is recommended")
+    return Comparison(target.space, predictor.gpu, current, recommended, chosen_from, tuple(notes))
+
+
+def _searched(target: Target, where: tuple[str, ...]) -> Recommendation | None:
+    """The recommendation of a search; None where there was no search."""
+    from tuner.cli.chosen import recommended
+
+    try:
+        return recommended(target, where)
+    except UnavailableError:
+        return None
+
+
+def _predicted(
+    predictor: SpacePredictor, target: Target, where: tuple[str, ...]
+) -> tuple[Configuration, str]:
+    """The best of the predicted space. Raises `NothingFitsError`."""
+    from tuner.advice.compare import predicted_best
+
+    target.space.require_configurations(where)
+    best, number = predicted_best(predictor, where)
+    if best is None:
+        raise NothingFitsError(
+            f"none of {number} configurations is predicted to fit {target.gpu.name}, so there is "
+            "nothing to compare with",
+            hint="set other floors with --where, or ask for a larger GPU",
+        )
+    return best.configuration, f"fastest of {number} predicted configurations; no search was run"
+
+
+def _print(comparison: Comparison, *, markdown: bool) -> None:
+    from tuner.cli.render import print_rows
+
+    source = comparison.current.evidence.source
+    title = f"{comparison.space.name} on {comparison.gpu.name} ({source})"
+    columns = ["", "current", "recommended", "change"]
+    rows = comparison.rows()
+    if markdown:
+        for line in _markdown(title, columns, rows):
+            click.echo(line)
+    else:
+        click.echo(title)
+        cells = [(r.label, r.current, r.recommended, r.change) for r in rows]
+        print_rows(columns, cells, right=columns[1:])
+    click.echo()
+    for text in (f"recommended: {comparison.chosen_from}", *_remarks(comparison)):
+        click.echo(f"- {text}" if markdown else text)
+
+
+def _remarks(comparison: Comparison) -> Iterable[str]:
+    yield "times are of training only, every example at full length"
+    gpu = comparison.gpu
+    if gpu.price_usd_per_hour is not None:
+        when = f" (price of {gpu.price_date})" if gpu.price_date else ""
+        yield f"costs at {gpu.price_usd_per_hour:g} USD an hour{when}"
+    if comparison.current.batch != comparison.recommended.batch:
+        yield "the effective batches differ: compare samples/s, not steps, and mind what is learnt"
+    yield from comparison.notes
+
+
+def _markdown(title: str, columns: list[str], rows: list[Row]) -> Iterable[str]:
+    yield f"**{title}**"
+    yield ""
+    yield "| " + " | ".join(columns) + " |"
+    yield "|---|---:|---:|---:|"
+    for row in rows:
+        cells = (row.label, row.current, row.recommended, row.change)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
