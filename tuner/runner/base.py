@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from tuner.estimate.profile import DeviceProfile
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Outcome, Source
+from tuner.space.command import Command
 from tuner.space.data import DataFacts
 
 OUTCOME_LIBRARIES = ("tuner", "torch", "transformers", "peft", "bitsandbytes")
@@ -30,15 +31,25 @@ class TrialJob:
     `gpu` may carry a memory size of the user's. `margin_fraction` is the part of the GPU's
     memory to keep free; None leaves it to the runner. `profile` is what was measured of the GPU
     on this machine, if it was. `data` describes the training data for trials that train on its
-    lengths.
+    lengths. `model` is None where code of the user's own brings its model: a workload
+    "package.module:object", found from `code_path` too, or the `command` that trials then run.
     """
 
     workload: str
-    model: str
+    model: str | None
     gpu: Gpu
     margin_fraction: float | None = None
     profile: DeviceProfile | None = None
     data: DataFacts | None = None
+    command: Command | None = None
+    code_path: str | None = None
+
+    @property
+    def body(self) -> str:
+        """What the processes of its trials do: a `tuner.runner.messages.TrialBody`, by name."""
+        if self.command is not None:
+            return "tuner.runner.command:COMMAND_TRIAL"
+        return "tuner.runner.training:TRAINING"
 
 
 class TrialRunner(Protocol):

@@ -52,8 +52,9 @@ class IsolatedRunner:
     (`start` does that earlier), and replaces it when it has died. Only `interrupt` may be called
     from another thread, or from a signal handler.
 
-    `body` names what the processes do ("package.module:object", a `TrialBody`), `preflight` is
-    called before each trial (`tuner.runner.preflight.wait_for_device`).
+    `body` names what the processes do ("package.module:object", a `TrialBody`; by default the
+    job says it), `preflight` is called before each trial
+    (`tuner.runner.preflight.wait_for_device`).
     """
 
     source = Source.MEASURED
@@ -63,12 +64,12 @@ class IsolatedRunner:
         job: TrialJob,
         options: MeasureOptions,
         *,
-        body: str = "tuner.runner.training:TRAINING",
+        body: str | None = None,
         preflight: Preflight = wait_for_device,
     ) -> None:
         self._job = job
         self._options = options
-        self._body = body
+        self._body = job.body if body is None else body
         self._preflight = preflight
         self._warm: _Warm | None = None
         self._interrupted, self._interrupt = Pipe(duplex=False)
@@ -169,6 +170,8 @@ class _Warm:
         name, _, value = self._mark.partition("=")
         ours, theirs = socket.socketpair()
         self._log = os.memfd_create("tuner-warm-log")  # in memory: a disk may be full
+        # A command gets the user's own environment, and imports nothing here.
+        threads = {} if start.job.command is not None else ONE_THREAD
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this program itself
                 [sys.executable, "-m", "tuner.runner.warm", str(theirs.fileno())],
@@ -178,7 +181,7 @@ class _Warm:
                 stderr=self._log,
                 # Ctrl-C in the terminal reaches the supervising process only, which decides.
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": _search_path(), name: value, **ONE_THREAD},
+                env={**os.environ, "PYTHONPATH": _search_path(), name: value, **threads},
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
         self._is_ready = False

@@ -64,7 +64,10 @@ def measure(
     )
     with _last_words(environment, report):
         session = open_session(
-            get_workload(job.workload), resolve_config(job.model), configuration, environment
+            get_workload(job.workload),
+            resolve_config(job.model) if job.model is not None else None,
+            configuration,
+            environment,
         )
         environment.synchronize()
         load_s = time.perf_counter() - started
@@ -145,7 +148,7 @@ class _Place:
             device_bytes=reserved + context,
             loaded_bytes=environment.loaded_bytes or 0,
             phase_peak_bytes=phases,
-            peak_phase=max(phases, key=lambda name: int(phases[name])),
+            peak_phase=max(phases, key=lambda name: int(phases[name]), default=""),
             breakdown={},
         )
         return memory, known
@@ -331,6 +334,8 @@ def _checkpoint(job: TrialJob, options: MeasureOptions) -> str | None:
     """Where real weights come from: a hub id or a path; None for synthetic ones."""
     if options.weights == "synthetic":
         return None
+    if job.model is None:
+        raise InputError(f"--weights {options.weights} is about a model, and the space names none")
     if options.weights != "hub":
         return options.weights
     from tuner.models.catalogue import get_entry

@@ -15,10 +15,12 @@ def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None
     The same precision as in a prediction: that of autocast, else of the weights, and bf16 for
     quantised ones. None where the FLOPs or the device's peak are not known.
     """
+    if flops_per_s is None:
+        return None
     mixed = str(configuration.get("mixed_precision", "no"))
-    precision = mixed if mixed != "no" else str(configuration["precision"])
+    precision = mixed if mixed != "no" else str(configuration.get("precision"))
     if precision in ("nf4", "int8"):
         precision = "bf16"
-    if flops_per_s is None or gpu is None or precision not in gpu.flops:
+    if gpu is None or precision not in gpu.flops:
         return None
     return flops_per_s / matmul_peak(gpu, _DTYPES[precision], precision == "tf32")

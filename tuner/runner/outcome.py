@@ -52,6 +52,7 @@ _TEXTS = re.compile(
     r"|std::bad_alloc"  # C++
     r"|Unable to allocate [0-9.]+ [KMGT]?i?B for an array"  # numpy
     r"|Cannot allocate memory"  # errno ENOMEM: mmap, fork
+    r"|(?m:^MemoryError\b)"  # the last line of Python's traceback
     r")|(?P<device>"
     r"out of memory"  # torch.OutOfMemoryError, CUDA runtime and driver, Triton, bitsandbytes
     r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"  # CUDA, by the names of the errors

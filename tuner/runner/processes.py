@@ -119,6 +119,14 @@ def children_of(parent: int) -> list[int]:
     return [pid for pid in _processes() if _parent_of(pid) == parent]
 
 
+def parents() -> Iterator[tuple[int, int]]:
+    """Every process of this machine, with the id of its parent."""
+    for pid in _processes():
+        parent = _parent_of(pid)
+        if parent is not None:
+            yield pid, parent
+
+
 def _processes() -> Iterator[int]:
     return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
 

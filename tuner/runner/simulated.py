@@ -21,6 +21,7 @@ class SimulatedRunner:
 
     def __init__(self, job: TrialJob) -> None:
         self._job = job
+        assert job.model is not None  # what has no model is measured only
         self._subject = resolve_subject(job.workload, job.model)
 
     def run(self, configuration: Configuration) -> Outcome:

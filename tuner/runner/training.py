@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from unittest import mock
 
 from tuner.records import Configuration, Measurement
@@ -21,8 +22,11 @@ class Training:
         from tuner.runner import measure  # noqa: F401
         from tuner.workloads import get_workload
 
+        if job.code_path is not None:
+            sys.path.insert(0, job.code_path)
         get_workload(job.workload)
-        _import_model(resolve_config(job.model))
+        if job.model is not None:
+            _import_model(resolve_config(job.model))
         _rehearse()
 
     def measure(

@@ -56,6 +56,8 @@ def check_expressions(space: SearchSpace, nodes: Nodes, problems: Problems) -> N
     texts = {f"derived.{name}": text for name, text in space.derived.items()}
     texts |= {f"constraints[{i}]": text for i, text in enumerate(space.constraints)}
     texts |= {f"floors[{i}]": text for i, text in enumerate(space.floors)}
+    if space.command is not None and space.command.samples_per_step is not None:
+        texts["samples_per_step"] = space.command.samples_per_step
     for at, text in texts.items():
         try:
             space.condition(text)

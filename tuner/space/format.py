@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from yaml.nodes import MappingNode, Node
+from yaml.nodes import MappingNode, Node, ScalarNode
 
 from tuner.records import KnobValue
 from tuner.space.apply import ApplyTarget, read_apply
 from tuner.space.check import check_expressions, check_meaning
+from tuner.space.command import COMMAND
+from tuner.space.command_format import read_command
 from tuner.space.data import DataFacts, read_data
 from tuner.space.document import (
     Entry,
@@ -23,6 +25,7 @@ from tuner.space.document import (
     suggestion,
 )
 from tuner.space.knobs import Knob, read_knob, read_value
+from tuner.space.own_terms import own_terms as terms_of_own_code
 from tuner.space.rules import Stage
 from tuner.space.searchspace import (
     DEFAULT_OBJECTIVES,
@@ -49,8 +52,15 @@ KEYS = (
     "stages",
     "baseline",
     "apply",
+    "command",
+    "cwd",
+    "env",
+    "samples_per_step",
+    "progress",
 )
 REQUIRED = ("name", "workload", "model", "knobs")
+_OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
+"""A workload of the user's own: package.module:object."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _MAX_ITEMS = 100
 _STAGE_TERMS = {
@@ -67,11 +77,13 @@ def read_space(text: str, file: str, *, path: Path | None = None) -> SearchSpace
     problems = Problems(file)
     root = compose(text, file)
     entries = mapping(root, problems, allowed=KEYS)
-    for name in REQUIRED:
-        if name not in entries:
-            problems.add(root, f"{name} is missing")
     reader = _Reader(entries, problems)
     space = reader.space(path)
+    # Code of the user's own brings its model itself, and a command is a workload.
+    optional = {"workload": space.command, "model": not space.predictable}
+    for name in REQUIRED:
+        if name not in entries and not optional.get(name):
+            problems.add(root, f"{name} is missing")
     check_expressions(space, reader.nodes, problems)
     problems.check()
     check_meaning(space, reader.nodes, problems)
@@ -91,8 +103,11 @@ class _Reader:
 
     def space(self, path: Path | None) -> SearchSpace:
         """The space with what could be read; the problems say what could not."""
-        workload = self._word("workload", allowed=VOCABULARIES) or "causal_lm"
-        self.terms = VOCABULARIES[workload].terms
+        workload = self._workload()
+        own = workload not in VOCABULARIES
+        own_terms = self.terms = (
+            terms_of_own_code(self.entries, self.problems) if own else VOCABULARIES[workload].terms
+        )
         knobs, fixed, derived = self._knobs(), self._values("fixed"), self._derived()
         return complete_space(
             SearchSpace(
@@ -112,8 +127,29 @@ class _Reader:
                 baseline=self._values("baseline") if "baseline" in self.entries else None,
                 apply=self._apply(),
                 path=path,
+                command=read_command(self.entries, frozenset(own_terms), self.problems, path),
+                own_terms=own_terms if own else {},
             )
         )
+
+    def _workload(self) -> str:
+        """The workload's name; that of a space with a command need not be written."""
+        entry = self.entries.get("workload")
+        text = entry.value.value if entry and isinstance(entry.value, ScalarNode) else ""
+        if "command" in self.entries:
+            if entry and text != COMMAND:
+                hint = f"leave one of them out, or write workload: {COMMAND}"
+                self.problems.add(entry.value, "there is a command too", at="workload", hint=hint)
+            return COMMAND
+        if _OBJECT.fullmatch(text):
+            return text
+        if ":" in text:
+            hint = "write package.module:object"
+            self.problems.add(
+                self.nodes["workload"], f"{text[:60]!r} names no object", at="workload", hint=hint
+            )
+            return "causal_lm"
+        return self._word("workload", allowed=VOCABULARIES) or "causal_lm"
 
     def _text(self, name: str) -> str | None:
         entry = self.entries.get(name)

@@ -13,6 +13,7 @@ from tuner.errors import InputError, Problem, nearest
 from tuner.expressions import Expression, compile_expression
 from tuner.records import Configuration, KnobValue
 from tuner.space.apply import ApplyTarget
+from tuner.space.command import Command
 from tuner.space.data import DataFacts
 from tuner.space.knobs import Knob
 from tuner.space.rules import (
@@ -61,6 +62,9 @@ class SearchSpace:
     user sets others on the same knobs. `baseline` holds knob values that people used before;
     knobs that are not set take them (or their first value where there is no baseline). `apply`
     names the keys of the user's own files that the values belong to.
+
+    Where the user's own code trains (`command`, or a workload "package.module:object"), the
+    names are those of the file, and `own_terms` says of which kind each is.
     """
 
     name: str
@@ -80,11 +84,18 @@ class SearchSpace:
     apply: Mapping[str, ApplyTarget] = field(default_factory=dict)
     defaulted: frozenset[str] = frozenset()
     path: Path | None = None
+    command: Command | None = None
+    own_terms: Mapping[str, Term] = field(default_factory=dict)
+
+    @property
+    def predictable(self) -> bool:
+        """Whether predictions know the workload; of the user's own code nobody knows anything."""
+        return self.workload in VOCABULARIES
 
     @property
     def terms(self) -> Mapping[str, Term]:
         """The workload's vocabulary: every name of a configuration."""
-        return VOCABULARIES[self.workload].terms
+        return VOCABULARIES[self.workload].terms if self.predictable else self.own_terms
 
     @property
     def names(self) -> frozenset[str]:
@@ -165,6 +176,7 @@ class SearchSpace:
     def to_dict(self) -> dict[str, Any]:
         """The space as JSON types, for `tuner spaces --json`."""
         plain = dataclasses.asdict(self)
+        del plain["own_terms"]  # they follow from the values
         return {
             **plain,
             "knobs": {name: list(values) for name, values in self.choices.items()},
@@ -207,7 +219,8 @@ class SearchSpace:
     def rules(self) -> list[Rule]:
         """Everything that a configuration must meet, in every stage."""
         texts = [(text, f"constraints[{i}]") for i, text in enumerate(self.constraints)]
-        texts += [(text, "") for text in VOCABULARIES[self.workload].always]
+        always = VOCABULARIES[self.workload].always if self.predictable else ()
+        texts += [(text, "") for text in always]
         rules: list[Rule] = []
         for stage in (None, *self.stages):
             kinds = [kind_rule(self.terms[n], self.derivations, stage) for n in self.derived]
@@ -252,7 +265,7 @@ def complete_space(space: SearchSpace) -> SearchSpace:
     missing = [term for name, term in space.terms.items() if name in unset]
     values = {term.name: term.default for term in missing if term.default_rule is None}
     rules = {term.name: term.default_rule for term in missing if term.default_rule is not None}
-    if "grad_accum" in mentioned and "effective_batch" not in mentioned:
+    if "grad_accum" in mentioned and "effective_batch" in unset:
         # The default derives the accumulation from the effective batch; here it is the other
         # way round.
         del values["effective_batch"]

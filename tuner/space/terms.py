@@ -12,13 +12,18 @@ from tuner.errors import InputError, nearest
 from tuner.expressions import show
 from tuner.records import KnobValue
 
-Kind = Literal["int", "float", "bool", "word", "names", "text"]
+Kind = Literal["int", "float", "bool", "word", "names", "text", "any"]
 
 _INT = re.compile(r"[+-]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _OPTION = re.compile(r"[a-z][a-z0-9_]*:([A-Za-z0-9_.]+|\[[A-Za-z0-9_.,:>]+\])")
 _BETWEEN_OPTIONS = re.compile(r",(?![^\[]*\])")
 """A comma that is not inside brackets."""
+_EXPECTS = {
+    "bool": "true or false",
+    "names": "a list of module names such as [q_proj, v_proj], or all-linear",
+    "any": "a number, a word, a list of names, true or false",
+}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _MAX_INT = 10**12
 
@@ -55,10 +60,8 @@ class Term:
         """What is allowed, for people: "a whole number of at least 1"."""
         if self.kind == "word":
             return f"one of {', '.join(self.allowed)}"
-        if self.kind == "bool":
-            return "true or false"
-        if self.kind == "names":
-            return "a list of module names such as [q_proj, v_proj], or all-linear"
+        if self.kind in _EXPECTS:
+            return _EXPECTS[self.kind]
         if self.kind == "text":
             options = ", ".join(self.allowed)
             return f"options as name:value with commas between them; names are {options}"
@@ -146,6 +149,13 @@ def _read_text(value: Any) -> str | None:
     return ",".join(parts) if all(map(_OPTION.fullmatch, parts)) else None
 
 
+def _read_any(value: Any) -> KnobValue | None:
+    """What an expression gave."""
+    if isinstance(value, list):
+        value = tuple(value)
+    return value if isinstance(value, bool | int | float | str | tuple) else None
+
+
 def _option_names(text: str) -> list[str]:
     return [part.partition(":")[0] for part in _BETWEEN_OPTIONS.split(text)]
 
@@ -157,6 +167,7 @@ _READERS = {
     "word": _read_word,
     "names": _read_names,
     "text": _read_text,
+    "any": _read_any,
 }
 
 

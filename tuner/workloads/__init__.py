@@ -17,7 +17,8 @@ NAMES = ("causal_lm", "contrastive", "multitask")
 def get_workload(name: str) -> Workload:
     """The workload with this name. Imports torch. Raises `InputError` for other names.
 
-    "package.module:object" names a `Workload` of the user's own.
+    "package.module:object" names one of the user's own: a `Workload`, a class of which one can be
+    made without arguments, or a function that opens a session as `Workload.open` does.
     """
     if name == "causal_lm":
         # Imported here, because it loads torch: commands that only read results stay quick.
@@ -33,9 +34,26 @@ def get_workload(name: str) -> Workload:
 
         return MultiTask()
     if ":" in name:
-        workload: Workload = load_object(name, "workload")
-        return workload
+        return _own_workload(name)
     raise unknown("workload", name, NAMES)
+
+
+def _own_workload(name: str) -> Workload:
+    """The user's own. Raises `InputError` for an object that opens no session."""
+    found = load_object(name, "workload")
+    if isinstance(found, type):
+        found = found()
+    if callable(getattr(found, "open", None)):
+        workload: Workload = found
+        return workload
+    if not callable(found):
+        raise InputError(
+            f"workload {name!r} is of type {type(found).__name__}, which opens no session",
+            hint="write a function or a class with open(model_config, configuration, environment)",
+        )
+    from tuner.workloads.own import FunctionWorkload
+
+    return FunctionWorkload(name, found)
 
 
 def tokens_per_sample(workload: str, configuration: Configuration) -> int:

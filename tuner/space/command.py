@@ -1,0 +1,132 @@
+"""A command of the user's own that trains: how it is written in a space, and filled in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tuner.errors import InputError, nearest
+from tuner.expressions import compile_expression, show
+from tuner.records import Configuration, KnobValue
+
+COMMAND = "command"
+"""The workload of a space that has a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program with its arguments, in which "{micro_batch}" stands for the value of a knob.
+
+    - `cwd` is the absolute path of the folder that it runs in.
+    - `env` is set beside the environment that the search itself has; values may have
+      placeholders too.
+    - `samples_per_step` is an expression over the names of the configuration: how many samples a
+      step of its progress bar trains. None where it says so itself.
+    - `progress` is what the line of the right progress bar begins with, where it has several.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    samples_per_step: str | None = None
+    progress: str | None = None
+
+    def arguments(self, configuration: Mapping[str, KnobValue]) -> list[str]:
+        """Program and arguments with the values of `configuration`.
+
+        An argument that is nothing but a placeholder is left out where the value is empty.
+        """
+        filled = [(text, fill(text, configuration)) for text in self.argv]
+        return [value for text, value in filled if value or not text]
+
+    def environment(self, configuration: Configuration) -> dict[str, str]:
+        """What is set in its environment: `env`, and the configuration as JSON (TUNER_CONFIG)."""
+        own = {name: fill(text, configuration) for name, text in self.env.items()}
+        return {"TUNER_CONFIG": json.dumps(configuration.to_dict()), **own}
+
+    def samples(self, configuration: Mapping[str, KnobValue]) -> float | None:
+        """Samples of one step; None where the space does not say.
+
+        Raises `InputError` where the expression is not a number above 0.
+        """
+        if self.samples_per_step is None:
+            return None
+        expression = compile_expression(self.samples_per_step, configuration.keys())
+        value = expression.evaluate(dict(configuration))
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise InputError(
+                f"samples_per_step {self.samples_per_step!r} is {show(value)}, and must be a "
+                "number above 0"
+            )
+        return float(value)
+
+    @property
+    def digest(self) -> str:
+        """12 hexadecimal digits that change with the command and with the files that it names.
+
+        Files that those import are not looked at.
+        """
+        told = [list(self.argv), self.cwd, sorted(self.env.items()), self.samples_per_step]
+        sha = hashlib.sha256(json.dumps(told).encode())
+        for word in self.argv:
+            path = Path(self.cwd, word)
+            if word and "{" not in word and path.is_file():
+                sha.update(path.read_bytes())
+        return sha.hexdigest()[:12]
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+def placeholders(text: str) -> Iterator[str]:
+    """The names in braces. Raises `InputError` for braces that are no placeholder."""
+    try:
+        parts = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise InputError(
+            f"{text[:60]!r} has braces that are no placeholder: {error}", hint=_BRACES
+        ) from error
+    for _, name, style, conversion in parts:
+        if name is None:
+            continue
+        if not name.isidentifier() or style or conversion:
+            raise InputError(f"{text[:60]!r} has braces that are no placeholder", hint=_BRACES)
+        yield name
+
+
+_BRACES = "write {micro_batch} for the value of a knob, and {{ }} for braces themselves"
+
+
+def check_placeholders(text: str, names: frozenset[str]) -> None:
+    """Raise `InputError` for a placeholder that is not one of `names`."""
+    for name in placeholders(text):
+        if name not in names:
+            close = nearest(name, names)
+            raise InputError(
+                f"{{{name}}} is no knob, fixed or derived value of this space",
+                hint=f"did you mean {close!r}?"
+                if close
+                else f"there are {', '.join(sorted(names))}",
+            )
+
+
+def fill(text: str, values: Mapping[str, KnobValue]) -> str:
+    """`text` with the values in place of their names: true, 0.0002, q_proj,v_proj."""
+    shown = {
+        name: ",".join(value) if isinstance(value, tuple) else show(value)
+        for name, value in values.items()
+    }
+    return text.format_map(shown)
+
+
+def split(text: str) -> tuple[str, ...]:
+    """The words of a command in one line, quoted as in a shell. Raises `InputError`."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise InputError(f"the command cannot be split into words: {error}") from error
