@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import NamedTuple
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 _MEMORY_FACTS = Path("/proc/meminfo")
@@ -12,6 +13,18 @@ _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),  # version 2
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1
 )
+
+_CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
+_CGROUP_FACTS = Path("/sys/fs/cgroup/memory.stat")
+_CPU_TIMES = Path("/proc/stat")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, and nothing is put there
+
+
+class CpuTimes(NamedTuple):
+    """Ticks since the machine started, of all its processors: not idle, and in all."""
+
+    busy: int
+    total: int
 
 
 def cpu_name() -> str:
@@ -35,9 +48,53 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def available_memory_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not tell.
+
+    The kernel's estimate (proc(5), MemAvailable), and in a container no more than is left of its
+    limit, file caches not counted as used.
+    """
+    available = _memory_fact("MemAvailable:")
+    limit, used = usable_memory_bytes(), _cgroup_used_bytes()
+    if available is None or used is None:
+        return available
+    return max(0, min(available, limit - used))
+
+
+def cpu_times() -> CpuTimes | None:
+    """The processors' ticks until now; the share between two readings is how busy they were."""
+    if not _CPU_TIMES.is_file():
+        return None
+    # proc(5): user nice system idle iowait irq softirq steal guest guest_nice; guests are in user.
+    ticks = [int(text) for text in _CPU_TIMES.read_text().split("\n", 1)[0].split()[1:9]]
+    return CpuTimes(sum(ticks) - ticks[3] - ticks[4], sum(ticks))
+
+
+def shared_memory_bytes() -> int | None:
+    """Size of the shared memory through which data loaders hand batches over; None without."""
+    if not _SHARED_MEMORY.is_dir():
+        return None
+    facts = os.statvfs(_SHARED_MEMORY)
+    return facts.f_blocks * facts.f_frsize
+
+
+def _cgroup_used_bytes() -> int | None:
+    if not (_CGROUP_USE.is_file() and _CGROUP_FACTS.is_file()):
+        return None
+    pairs = (line.split() for line in _CGROUP_FACTS.read_text().splitlines())
+    facts = {name: int(value) for name, value in pairs}
+    return int(_CGROUP_USE.read_text()) - facts.get("inactive_file", 0)
+
+
 def _memory_bytes() -> int:
+    found = _memory_fact("MemTotal:")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if found is None else found
+
+
+def _memory_fact(name: str) -> int | None:
+    """A line of the kernel's memory facts in bytes."""
     if _MEMORY_FACTS.is_file():
         for line in _MEMORY_FACTS.read_text().splitlines():
-            if line.startswith("MemTotal:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_CHIP = 0  # NVML_TEMPERATURE_GPU
+_MULTIPROCESSORS = 1  # NVML_CLOCK_SM
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +57,7 @@ def device_processes(index: int = 0) -> tuple[DeviceProcess, ...] | None:
     with _handle(index) as found:
         if found is None:
             return None
-        nvml, handle = found
-        try:
-            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except nvml.NVMLError:
-            return None
-        return tuple(
-            DeviceProcess(
-                pid=int(process.pid),
-                name=_process_name(nvml, int(process.pid)),
-                used_bytes=None if process.usedGpuMemory is None else int(process.usedGpuMemory),
-            )
-            for process in processes
-        )
+        return _processes(*found)
 
 
 def device_use(index: int = 0, *, pid: int | None = None) -> DeviceUse | None:
@@ -98,6 +89,37 @@ def device_identity(index: int = 0) -> DeviceIdentity | None:
         )
 
 
+def driver_cuda_version() -> tuple[int, int] | None:
+    """The newest CUDA that the driver can run, (12, 8); None without an NVIDIA driver."""
+    try:
+        import pynvml  # from the package nvidia-ml-py
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        version = int(pynvml.nvmlSystemGetCudaDriverVersion())
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return version // 1000, version % 1000 // 10
+
+
+SLOWDOWNS: Mapping[int, str] = {
+    0x4: "power limit",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "temperature (driver)",
+    0x40: "temperature (hardware)",
+    0x80: "power brake",
+}
+"""Why clocks are lower than they could be (nvml.h, nvmlClocksEventReasons). Not among them: an
+idle GPU (0x1), and clocks that somebody set (0x2, 0x100)."""
+
+
 class DeviceReader:
     """Quick readings of one device; None where the device does not have what is asked for."""
 
@@ -119,13 +141,49 @@ class DeviceReader:
         rates = self._read("nvmlDeviceGetUtilizationRates")
         return None if rates is None else rates.gpu / 100
 
+    def name(self) -> str:
+        """The device's exact name."""
+        return _text(self._read("nvmlDeviceGetName") or "unknown device")
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes in use, whoever holds them, and bytes in all."""
+        memory = self._read("nvmlDeviceGetMemoryInfo")
+        return None if memory is None else (int(memory.used), int(memory.total))
+
+    def power_limit_w(self) -> float | None:
+        """Watts that the board may draw."""
+        milliwatts = self._read("nvmlDeviceGetEnforcedPowerLimit")
+        return None if milliwatts is None else milliwatts / 1e3
+
+    def temperature_c(self) -> int | None:
+        """Degrees Celsius of the chip."""
+        degrees = self._read("nvmlDeviceGetTemperature", _CHIP)
+        return None if degrees is None else int(degrees)
+
+    def clocks_hz(self) -> tuple[float, float] | None:
+        """The multiprocessors' clock now, and the highest that it can be."""
+        now = self._read("nvmlDeviceGetClockInfo", _MULTIPROCESSORS)
+        most = self._read("nvmlDeviceGetMaxClockInfo", _MULTIPROCESSORS)
+        return None if now is None or most is None else (now * 1e6, most * 1e6)
+
+    def slowdowns(self) -> tuple[str, ...] | None:
+        """What holds the clocks down, in the words of `SLOWDOWNS`."""
+        reasons = self._read("nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:
+            return None
+        return tuple(text for bit, text in SLOWDOWNS.items() if reasons & bit)
+
+    def processes(self) -> tuple[DeviceProcess, ...] | None:
+        """The processes that compute on the device."""
+        return _processes(self._nvml, self._handle)
+
     def close(self) -> None:
         """Let the driver's library go; the reader cannot be used after it."""
         self._nvml.nvmlShutdown()
 
-    def _read(self, function: str) -> Any:
+    def _read(self, function: str, *arguments: int) -> Any:
         try:
-            return getattr(self._nvml, function)(self._handle)
+            return getattr(self._nvml, function)(self._handle, *arguments)
         except self._nvml.NVMLError:
             return None
 
@@ -175,6 +233,21 @@ def _visible_handle(nvml: Any, index: int) -> Any:
     if named.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(named))
     return nvml.nvmlDeviceGetHandleByUUID(named)
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...] | None:
+    try:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return None
+    return tuple(
+        DeviceProcess(
+            pid=int(process.pid),
+            name=_process_name(nvml, int(process.pid)),
+            used_bytes=None if process.usedGpuMemory is None else int(process.usedGpuMemory),
+        )
+        for process in processes
+    )
 
 
 def _process_name(nvml: Any, pid: int) -> str:

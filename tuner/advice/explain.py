@@ -92,10 +92,11 @@ def explain(
     pairs: list[Change] = []
     if not current.prediction.fits and not any(c.prediction.fits for c in changes):
         pairs = [c for c in paired_changes(predictor, current, changes) if c.prediction.fits]
-    assert space.model is not None  # a target has one
     return Explanation(
         current=current,
-        allocations=largest_allocations(space.workload, space.model, current.hardest, gpu),
+        allocations=largest_allocations(
+            space.workload, space.predicted_model(), current.hardest, gpu
+        ),
         changes=changes,
         pairs=pairs,
         notes=speed_notes(

@@ -46,9 +46,8 @@ class SpacePredictor:
         workers: int = 0,
         on_progress: OnProgress | None = None,
     ) -> None:
-        assert space.model is not None  # a target has one
         self.space, self.gpu = space, gpu
-        self._predictor = Predictor(Job(space.workload, space.model), workers=workers)
+        self._predictor = Predictor(Job(space.workload, space.predicted_model()), workers=workers)
         self._margin_fraction, self._profile = margin_fraction, profile
         self._on_progress = on_progress
 

@@ -29,6 +29,7 @@ COMMANDS = (
     "estimate",
     "trial",
     "calibrate",
+    "monitor",
     "data",
     "gpus",
     "models",

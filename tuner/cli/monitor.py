@@ -1,0 +1,188 @@
+"""`tuner monitor`: this machine's GPUs and processors while something trains."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.options import DurationType, examples, json_option
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tuner.advice.watch import DeviceReading, HostReading, Reading, Watcher
+
+REMEMBERED = 30
+"""Readings on which advice is based."""
+FIRST_S = 0.2
+"""The processors' share of the first reading is of this long."""
+NO_GPU = (
+    "no NVIDIA GPU that a driver answers for: only the host is shown (`tuner doctor` says more)"
+)
+
+
+@click.command(
+    "monitor",
+    short_help="Watch this machine's GPUs, processors and memory.",
+    epilog=examples("tuner monitor", "tuner monitor --once --json", "tuner monitor --interval 10s"),
+)
+@click.option(
+    "--interval",
+    type=DurationType(),
+    default=1.0,
+    metavar="TIME",
+    help="Time between two readings.  [default: 1s]",
+)
+@click.option("--once", is_flag=True, help="Read once, and end.")
+@json_option
+def command(*, interval: float, once: bool, as_json: bool) -> None:
+    """Watch memory, utilisation, power, temperature, clocks and processes of this machine's GPUs.
+
+    Beside them the processors and the memory of the host, and what all this advises. Live in a
+    terminal, lines in a pipe, a JSON object a line with --json; Ctrl-C ends it.
+    """
+    from tuner.advice.watch import Watcher
+    from tuner.cli.device import local_gpus
+
+    watcher = Watcher([device.index for device in local_gpus()])
+    try:
+        if as_json:
+            _print_json(_readings(watcher, interval, once=once), indent=once)
+        elif once or not sys.stdout.isatty():
+            _print_lines(_readings(watcher, interval, once=once), once=once)
+        else:
+            _live(_readings(watcher, interval, once=False))
+    finally:
+        watcher.close()
+
+
+def _readings(
+    watcher: Watcher,
+    interval: float,
+    *,
+    once: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Sequence[Reading]]:
+    """The last readings, with each new one."""
+    known: deque[Reading] = deque(maxlen=REMEMBERED)
+    sleep(min(FIRST_S, interval))
+    while True:
+        known.append(watcher.read())
+        yield list(known)
+        if once:
+            return
+        sleep(interval)
+
+
+def _print_json(readings: Iterator[Sequence[Reading]], *, indent: bool) -> None:
+    import json
+
+    from tuner.advice.watch import advice
+
+    for known in readings:
+        document = {**known[-1].to_dict(), "advice": advice(known)}
+        click.echo(json.dumps(document, indent=2 if indent else None, allow_nan=False))
+
+
+def _print_lines(readings: Iterator[Sequence[Reading]], *, once: bool) -> None:
+    """A line for each device and the host, and advice when it is new."""
+    from tuner.advice.watch import advice
+
+    said: list[str] = []
+    for number, known in enumerate(readings):
+        reading = known[-1]
+        if number == 0 and not reading.devices:
+            click.echo(NO_GPU, err=not once)
+        stamp = "" if once else time.strftime("%H:%M:%S ")
+        for device in reading.devices:
+            click.echo(f"{stamp}GPU {device.index} {device.name}: {device_text(device)}")
+            if once:
+                _print_processes(device)
+        click.echo(f"{stamp}host: {host_text(reading.host)}")
+        texts = advice(known)
+        for text in texts:
+            if text.partition(":")[2][:30] not in {s.partition(":")[2][:30] for s in said}:
+                click.echo(f"{stamp}advice: {text}")
+        said = texts
+
+
+def _print_processes(device: DeviceReading) -> None:
+    from tuner.units import format_gib
+
+    for process in device.processes:
+        size = "" if process.used_bytes is None else f" {format_gib(process.used_bytes)}"
+        click.echo(f"  process {process.pid} {process.name}{size}")
+
+
+def _live(readings: Iterator[Sequence[Reading]]) -> None:
+    """Draw over and over on the terminal, until Ctrl-C."""
+    from rich.live import Live  # with the console
+
+    from tuner.cli.render import console
+
+    with Live(console=console(), auto_refresh=False, transient=False) as live:
+        for known in readings:
+            live.update(drawn(known), refresh=True)
+
+
+def drawn(known: Sequence[Reading]) -> RenderableType:
+    """The last reading as a table, with the advice of all below it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from tuner.advice.watch import advice
+    from tuner.cli.render import table
+
+    reading = known[-1]
+    parts: list[RenderableType] = []
+    for device in reading.devices:
+        rows = table([f"GPU {device.index}", device.name])
+        for text in device_text(device).split(", "):
+            name, _, value = text.partition(" ")
+            rows.add_row(name, value)
+        for process in device.processes:
+            rows.add_row("process", f"{process.pid} {process.name}")
+        parts += [rows, Text()]
+    if not reading.devices:
+        parts.append(Text(NO_GPU))
+    parts.append(Text(f"host  {host_text(reading.host)}"))
+    parts += [Text(f"- {text}") for text in advice(known)]
+    return Group(*parts)
+
+
+def device_text(device: DeviceReading) -> str:
+    """What is known of a device, on one line."""
+    from tuner.units import format_gib
+
+    parts = []
+    if device.used_bytes is not None and device.total_bytes is not None:
+        used = device.used_bytes / device.total_bytes
+        sizes = f"{format_gib(device.used_bytes)} of {format_gib(device.total_bytes)}"
+        parts.append(f"memory {sizes} ({used:.0%})")
+    if device.utilization is not None:
+        parts.append(f"utilisation {device.utilization:.0%}")
+    if device.power_w is not None:
+        limit = f" of {device.power_limit_w:.0f} W" if device.power_limit_w is not None else " W"
+        parts.append(f"power {device.power_w:.0f}{limit}")
+    if device.temperature_c is not None:
+        parts.append(f"temperature {device.temperature_c} C")
+    if device.clock_hz is not None and device.max_clock_hz is not None:
+        parts.append(f"clock {device.clock_hz / 1e6:.0f} of {device.max_clock_hz / 1e6:.0f} MHz")
+    if device.slowdowns:
+        parts.append(f"slowed by {' and '.join(device.slowdowns)}")
+    parts.append(f"processes {len(device.processes)}")
+    return ", ".join(parts)
+
+
+def host_text(host: HostReading) -> str:
+    """What is known of the host, on one line."""
+    from tuner.units import format_gib
+
+    share = "?" if host.cpu_share is None else f"{host.cpu_share:.0%}"
+    used = "?" if host.used_bytes is None else format_gib(host.used_bytes)
+    return f"{host.cpus} processors {share} busy, memory {used} of {format_gib(host.total_bytes)}"
