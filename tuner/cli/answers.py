@@ -90,11 +90,13 @@ def print_recommendation(best: Recommendation) -> None:
     free = f"{format_size(best.free_bytes)} stay free"
     margin = margin_bytes(best.record)
     mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""
+    # Code of the user's own need not count tokens.
+    tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
     names = best.space.knobs or tuple(best.configuration)
     print_fields(
         [
             ("set", settings_text(best.configuration, names)),
-            ("rest", settings_text(best.configuration, _others(best, names))),
+            ("rest", settings_text({n: best.configuration[n] for n in _others(best, names)})),
             (
                 "memory",
                 f"{format_size(memory.device_bytes)} of {format_size(best.gpu.memory_bytes)}: "
@@ -102,8 +104,8 @@ def print_recommendation(best: Recommendation) -> None:
             ),
             (
                 "speed",
-                f"{significant(speed.samples_per_s)} samples/s, {significant(speed.tokens_per_s)} "
-                f"tokens/s, {format_duration(speed.step_s)} an optimizer step{mfu}",
+                f"{significant(speed.samples_per_s)} samples/s, {tokens}"
+                f"{format_duration(speed.step_s)} an optimizer step{mfu}",
             ),
             ("time", _time_text(best.cost)),
             ("cost", _cost_text(best.cost)),

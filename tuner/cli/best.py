@@ -66,5 +66,5 @@ def command(  # noqa: PLR0913 - one argument for each option
     if as_json:
         print_json(best.to_dict())
         return
-    click.echo(f"{target.space.name} on {target.gpu.name}: {target.space.model}")
+    click.echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject}")
     print_recommendation(best)

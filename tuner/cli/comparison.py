@@ -21,6 +21,16 @@ def print_comparison(predicted: Prediction, measured: Measurement | None) -> Non
     )
 
 
+def print_measured(measured: Measurement) -> None:
+    """A table of every number that is measured, where nothing was predicted."""
+    rows = [
+        [label, text(value(measured) or 0)]
+        for label, value, text in _numbers(None, measured)
+        if value(measured)
+    ]
+    print_rows(["", "measured"], rows, right=("measured",))
+
+
 def _rows(predicted: Prediction, measured: Measurement | None) -> Iterator[list[str]]:
     for label, value, text in _numbers(predicted, measured):
         said, seen = value(predicted), value(measured) if measured else None
@@ -35,14 +45,14 @@ def _text(number: float | None, text: Callable[[float], str]) -> str:
 
 
 def _numbers(
-    predicted: Prediction, measured: Measurement | None
+    predicted: Prediction | None, measured: Measurement | None
 ) -> Iterator[tuple[str, Callable[[Evidence], float | None], Callable[[float], str]]]:
     """Each number: its label, where it is found, and how it is written."""
     yield "device memory", lambda e: e.memory.device_bytes, format_size
     yield "peak reserved", lambda e: e.memory.peak_reserved_bytes, format_size
     yield "peak allocated", lambda e: e.memory.peak_allocated_bytes, format_size
     yield "loaded", lambda e: e.memory.loaded_bytes, format_size
-    phases = [*predicted.memory.phase_peak_bytes]
+    phases = [*predicted.memory.phase_peak_bytes] if predicted else []
     phases += [p for p in (measured.memory.phase_peak_bytes if measured else ()) if p not in phases]
     for phase in phases:
 
@@ -59,7 +69,9 @@ def _numbers(
 
 
 def params_text(measured: Measurement) -> str:
-    """How many parameters are trained."""
+    """How many parameters are trained; empty where code of the user's own does not tell."""
+    if not measured.total_params:
+        return ""
     return f"{count(measured.trainable_params)} trainable of {count(measured.total_params)}"
 
 

@@ -120,9 +120,9 @@ def predict_one(
     from tuner.cli.support import require_supported
     from tuner.estimate.predictor import Job, Predictor
 
+    model = space.predicted_model()
     require_supported(configuration, gpu)
-    assert space.model is not None  # with_model and default_space see to it
-    predictor = Predictor(Job(space.workload, space.model))
+    predictor = Predictor(Job(space.workload, model))
     return predictor.predict(
         [configuration], gpu, margin_fraction=margin_fraction, profile=profile
     )[0]
@@ -140,10 +140,10 @@ def predict_stages_of(
     from tuner.estimate.predictor import Job, Predictor
     from tuner.estimate.stages import predict_stages
 
+    model = space.predicted_model()
     for values in space.stage_configurations(configuration).values():
         require_supported(values, gpu)
-    assert space.model is not None
-    predictor = Predictor(Job(space.workload, space.model))
+    predictor = Predictor(Job(space.workload, model))
 
     def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
         return predictor.predict(

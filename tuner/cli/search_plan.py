@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tuner.cli.device import with_profile
 from tuner.cli.measuring import Measuring, Mode, Simulating, decide
 from tuner.cli.options import parse_margin
+from tuner.cli.own_code import model_version, require_trials, searcher_of
 from tuner.cli.target import Target, check_conditions
 from tuner.records import Configuration, KnobValue, Source, TrialRecord
 
@@ -100,21 +101,21 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
         address=options.address,
         workers=options.workers,
     )
+    require_trials(space, trials_on)
+    options = dataclasses.replace(options, searcher=searcher_of(space, options.searcher))
     space.require_configurations(options.where)
     target.folder.check_writable()
     target.folder.read()  # a journal that cannot be read is found now
-    gpu, profile = with_profile(target.gpu, quiet=options.quiet, err=options.as_json)
+    gpu, profile = target.gpu, None
+    if space.predictable:
+        gpu, profile = with_profile(gpu, quiet=options.quiet, err=options.as_json)
     # Seconds to import from here on.
     from tuner.cli.support import supported_part
     from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION
-    from tuner.models.catalogue import architecture
     from tuner.runner.base import outcome_versions
 
     narrowed = dataclasses.replace(narrowed, gpu=gpu)
     part = supported_part(space, gpu, options.where)
-    assert space.model is not None  # load_target sees to it
-    # The architecture is a version too: a trial of another one under the same name says nothing.
-    model = f"{space.model} {architecture(space.model).digest}"
     return Plan(
         target=narrowed,
         options=options,
@@ -122,7 +123,8 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
         conditions=conditions,
         pinned={name: space.terms[name].read(value) for name, value in settings.items()},
         margin_fraction=DEFAULT_MARGIN_FRACTION if margin is None else margin,
-        versions={**outcome_versions(), "model": model},
+        # The architecture too: a trial of another one under the same name says nothing.
+        versions={**outcome_versions(), "model": model_version(space)},
         trials_on=trials_on,
         profile=profile,
     )

@@ -33,10 +33,12 @@ def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
     gpu = target.gpu
     wanted = f"{options.trials} of {count(len(part.supported))} configurations"
     searcher = f"{options.searcher}, seed {options.seed}"
+    if not target.space.predictable:
+        searcher += "; guided needs predictions, and there are none of your own code"
     print_fields(
         [
             ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
-            ("model", str(target.space.model)),
+            ("model" if target.space.model else "trains", target.space.subject),
             ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {_price_text(plan)}"),
             ("to try", f"{wanted} ({searcher})"),
             ("where", _where_text(plan)),

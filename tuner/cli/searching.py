@@ -17,6 +17,7 @@ import click
 
 from tuner.cli.device import CPU
 from tuner.cli.measuring import Measuring
+from tuner.cli.own_code import trial_job
 from tuner.cli.progress import compiling, reporting
 from tuner.cli.quiet import quiet_libraries
 from tuner.cli.render import count
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tuner.results.journal import JournalWriter
     from tuner.results.view import View
     from tuner.runner.base import MeasureOptions
+    from tuner.space import SearchSpace
     from tuner.tune.request import SearchRequest, SearchResult
 
 
@@ -99,14 +101,12 @@ def _search(plan: Plan, writer: JournalWriter, known: tuple[TrialRecord, ...]) -
 
 
 def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
-    from tuner.runner.base import TrialJob
     from tuner.runner.factories import SimulatedFactory
     from tuner.tune.request import SearchRequest
 
     options, space = plan.options, plan.part.space
-    assert space.model is not None  # load_target sees to it
     gpu, trials_on = plan.target.gpu, plan.trials_on
-    job = TrialJob(space.workload, space.model, gpu, plan.margin_fraction, plan.profile)
+    job = trial_job(space, gpu, plan.margin_fraction, plan.profile)
     how: dict[str, Any] = {"runner_factory": SimulatedFactory(job)}
     if isinstance(trials_on, Measuring):
         how = {
@@ -117,7 +117,9 @@ def _request(plan: Plan, known: tuple[TrialRecord, ...]) -> SearchRequest:
         }
     initial: list[Configuration] = []
     # Where the budget is spent already, nothing is tried and nothing need be predicted.
-    if sum(map(plan.is_alike, known)) < options.trials:
+    if not space.predictable:
+        initial = _baseline(space)
+    elif sum(map(plan.is_alike, known)) < options.trials:
         predictions = _predictions(plan)
         initial = _initial(plan, predictions)
         if isinstance(trials_on, Measuring) or options.searcher == "guided":
@@ -170,11 +172,15 @@ def _initial(plan: Plan, predictions: Sequence[Prediction]) -> list[Configuratio
     from tuner.estimate.shortlist import shortlist
 
     space = plan.part.space
-    baseline = [space.configuration(space.baseline)] if space.baseline else []
+    baseline = _baseline(space)
     if plan.options.searcher == "guided":  # it starts from the predicted front by itself
         return baseline
     number = round(plan.options.trials * SHORTLIST_SHARE)
     return [*baseline, *shortlist(plan.part.supported, predictions, number)]
+
+
+def _baseline(space: SearchSpace) -> list[Configuration]:
+    return [space.configuration(space.baseline)] if space.baseline else []
 
 
 def _predictions(plan: Plan) -> list[Prediction]:
@@ -183,8 +189,7 @@ def _predictions(plan: Plan) -> list[Prediction]:
     from tuner.estimate.predictor import Job, Predictor
 
     space, options = plan.part.space, plan.options
-    assert space.model is not None  # load_target sees to it
-    predictor = Predictor(Job(space.workload, space.model), workers=default_workers())
+    predictor = Predictor(Job(space.workload, space.predicted_model()), workers=default_workers())
     started = time.monotonic()
     with compiling(err=options.as_json, quiet=options.quiet) as report:
         predictions = predictor.predict(

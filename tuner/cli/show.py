@@ -100,7 +100,7 @@ def _show_front(
         return
     print_fields(
         [
-            ("space", f"{target.space.name}: {target.space.model}"),
+            ("space", f"{target.space.name}: {target.space.subject}"),
             ("GPU", target.gpu.name),
             ("where", conditions_text(conditions)),
             ("tried", counts_text(view.records)),
@@ -126,7 +126,7 @@ def _show_trial(target: Target, record: TrialRecord, *, as_json: bool) -> None:
     print_fields(
         [
             ("trial", f"{record.trial_id} of {record.started_at}"),
-            ("space", f"{target.space.name}: {target.space.model}"),
+            ("space", f"{target.space.name}: {target.space.subject}"),
             ("GPU", target.gpu.name),
             ("ran on", record.device or ""),
             ("status", f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"),

@@ -71,8 +71,10 @@ def with_model(space: SearchSpace, model: str | None) -> SearchSpace:
     """
     from tuner.models.catalogue import get_entry  # loads the catalogue
 
+    if space.command is not None and model is not None:
+        raise InputError(f"--model {model} has no meaning here: the space runs a command")
     if model is None:
-        if space.model is None:
+        if space.model is None and space.predictable:
             raise InputError(
                 f"search space {space.name!r} names no model",
                 hint="say which with --model; `tuner models` lists those that work offline",

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.comparison import more_text, params_text, print_comparison
+from tuner.cli.comparison import more_text, params_text, print_comparison, print_measured
 from tuner.cli.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.cli.estimate import one_configuration, predict_one
 from tuner.cli.evidence import fits_text
 from tuner.cli.measuring import Measuring, limit_of
+from tuner.cli.own_code import trial_job
 from tuner.cli.render import print_fields, settings_text
 from tuner.errors import (
     EXIT_BAD_INPUT,
@@ -121,13 +122,13 @@ def run_trial(
 ) -> Trial:
     """Predict, then run. Raises `InputError` for what cannot be run on this GPU at all."""
     from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION
-    from tuner.runner.base import TrialJob
 
     space, configuration = one_configuration(question.space_name, question.model, question.settings)
-    gpu, profile = with_profile(gpu, quiet=False, err=True)
-    prediction = predict_one(space, configuration, gpu, margin_fraction, profile)
-    assert space.model is not None  # one_configuration sees to it
-    job = TrialJob(space.workload, space.model, gpu, margin_fraction, profile)
+    prediction, profile = None, None
+    if space.predictable:
+        gpu, profile = with_profile(gpu, quiet=False, err=True)
+        prediction = predict_one(space, configuration, gpu, margin_fraction, profile)
+    job = trial_job(space, gpu, margin_fraction, profile)
     options = trials_on.options(
         budget_s=question.budget,
         timeout_s=question.timeout,
@@ -152,7 +153,7 @@ def _record(
     gpu: Gpu,
     trials_on: Measuring,
     configuration: Configuration,
-    ended: tuple[Outcome, Prediction],
+    ended: tuple[Outcome, Prediction | None],
     margin_fraction: float,
 ) -> TrialRecord:
     from datetime import UTC, datetime
@@ -199,7 +200,8 @@ def print_trial(trial: Trial) -> None:
     measured = outcome.measurement
     print_fields(
         [
-            ("model", str(trial.space.model)),
+            ("model", trial.space.model or ""),
+            ("command", str(trial.space.command or "")),
             ("GPU", trial.gpu.name),
             ("settings", settings_text(record.configuration)),
             ("numbers", trial.trials_on.text(trial.gpu)),
@@ -211,9 +213,12 @@ def print_trial(trial: Trial) -> None:
             ("notes", "; ".join(getattr(measured, "notes", ()))),
         ]
     )
-    assert outcome.prediction is not None  # run_trial puts it there
-    click.echo()
-    print_comparison(outcome.prediction, measured)
+    if outcome.prediction is not None:
+        click.echo()
+        print_comparison(outcome.prediction, measured)
+    elif measured is not None:
+        click.echo()
+        print_measured(measured)
 
 
 def _fits_text(trial: Trial) -> str:

@@ -189,9 +189,9 @@ def _header(view: View) -> list[str]:
     if best is not None:
         speed, size = best.evidence.speed, best.evidence.memory.device_bytes
         samples = f"{significant(speed.samples_per_s)} samples/s"
-        tokens = f"{significant(speed.tokens_per_s)} tokens/s"
+        tokens = f" ({significant(speed.tokens_per_s)} tokens/s)" if speed.tokens_per_s else ""
         settings = [f"{name} {value_text(best.configuration.get(name))}" for name in view.knobs]
-        text = f"\N{BLACK STAR} {samples} ({tokens}) in {format_size(size)}: {', '.join(settings)}"
+        text = f"\N{BLACK STAR} {samples}{tokens} in {format_size(size)}: {', '.join(settings)}"
         lines += textwrap.wrap(text, HEADER_WIDTH, max_lines=3, placeholder=" ...")
     return lines
 

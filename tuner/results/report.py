@@ -96,8 +96,8 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
     """The facts at the top: what, the number, and one line about it."""
     memory, speed, limit = best.evidence.memory, best.evidence.speed, best.gpu.memory_bytes
     share = memory.device_bytes / limit
-    tokens = f"{significant(speed.tokens_per_s)} tokens/s"
-    per_step = f"{tokens}, {format_duration(speed.step_s)} per optimizer step"
+    tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
+    per_step = f"{tokens}{format_duration(speed.step_s)} per optimizer step"
     tiles = [
         ("Throughput", f"{significant(speed.samples_per_s)} samples/s", per_step),
         (

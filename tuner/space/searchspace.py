@@ -93,6 +93,24 @@ class SearchSpace:
         return self.workload in VOCABULARIES
 
     @property
+    def subject(self) -> str:
+        """What is trained, for people: the model, else the command or code of the user's own."""
+        return self.model or str(self.command or self.workload)
+
+    def predicted_model(self) -> str:
+        """The model, for predictions. Raises `InputError` where nothing can be predicted."""
+        if not self.predictable:
+            raise InputError(
+                f"search space {self.name!r} runs code of your own, of which nothing is predicted",
+                hint="`tuner trial` runs one configuration, `tuner search` measures many",
+            )
+        if self.model is None:
+            raise InputError(
+                f"search space {self.name!r} names no model", hint="say which with --model"
+            )
+        return self.model
+
+    @property
     def terms(self) -> Mapping[str, Term]:
         """The workload's vocabulary: every name of a configuration."""
         return VOCABULARIES[self.workload].terms if self.predictable else self.own_terms

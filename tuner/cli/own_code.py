@@ -1,0 +1,83 @@
+"""Spaces whose code is the user's own: what a search or trial of them is given, and lacks."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.cli.measuring import Measuring, Simulating
+from tuner.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from tuner.estimate.profile import DeviceProfile
+    from tuner.gpus import Gpu
+    from tuner.runner.base import TrialJob
+    from tuner.space import SearchSpace
+
+GUIDED, MEASURED_ONLY = "guided", "tpe"
+
+
+def searcher_of(space: SearchSpace, asked: str) -> str:
+    """The searcher that can search `space`: guided needs predictions."""
+    return MEASURED_ONLY if asked == GUIDED and not space.predictable else asked
+
+
+def require_trials(space: SearchSpace, trials_on: Measuring | Simulating) -> None:
+    """Raise `UnavailableError` where the space can be measured only, and nothing measures."""
+    if space.predictable or isinstance(trials_on, Measuring):
+        return
+    raise UnavailableError(
+        f"search space {space.name!r} runs code of your own, which can be measured and not "
+        f"predicted: {trials_on.why}",
+        hint="--gpu auto takes this machine's GPU, --gpu cpu its processor",
+    )
+
+
+def trial_job(
+    space: SearchSpace, gpu: Gpu, margin_fraction: float | None, profile: DeviceProfile | None
+) -> TrialJob:
+    """What is the same for all trials of `space`."""
+    from tuner.runner.base import TrialJob
+
+    own = not space.predictable
+    return TrialJob(
+        space.workload,
+        space.model,
+        gpu,
+        margin_fraction,
+        profile,
+        command=space.command,
+        code_path=str(_folder(space)) if own and space.command is None else None,
+    )
+
+
+def model_version(space: SearchSpace) -> str:
+    """What a trial trained, as a version: trials of something else say nothing of this.
+
+    Of code of the user's own it is the file that is named, not what that imports.
+    """
+    if space.command is not None:
+        return f"command {space.command.digest}"
+    parts = [] if space.predictable else [f"{space.workload} {_source_digest(space)}"]
+    if space.model is not None:
+        from tuner.models.catalogue import architecture  # seconds to import
+
+        parts.append(f"{space.model} {architecture(space.model).digest}")
+    return " ".join(parts)
+
+
+def _folder(space: SearchSpace) -> Path:
+    """Where the user's code is looked for first: beside the space."""
+    return space.path.parent.resolve() if space.path is not None else Path.cwd()
+
+
+def _source_digest(space: SearchSpace) -> str:
+    """12 hexadecimal digits of the workload's file; empty where it is no plain file."""
+    module = Path(*space.workload.partition(":")[0].split("."))
+    for folder in (_folder(space), *map(Path, sys.path)):
+        for path in (folder / module.with_suffix(".py"), folder / module / "__init__.py"):
+            if path.is_file():
+                return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return ""
