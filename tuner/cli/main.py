@@ -29,6 +29,7 @@ COMMANDS = (
     "estimate",
     "trial",
     "calibrate",
+    "doctor",
     "monitor",
     "data",
     "gpus",

@@ -57,6 +57,8 @@ def command(*, interval: float, once: bool, as_json: bool) -> None:
             _print_lines(_readings(watcher, interval, once=once), once=once)
         else:
             _live(_readings(watcher, interval, once=False))
+    except KeyboardInterrupt:
+        pass  # how watching ends
     finally:
         watcher.close()
 
