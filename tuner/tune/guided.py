@@ -198,9 +198,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
 
     def best_candidate(self) -> int | None:
         """The place in the pool of what to run next; None when nothing is left that may fit."""
-        open_ = ~self._held_back
-        open_[[*self._taken, *self._pending.values()]] = False
-        places = np.flatnonzero(open_)
+        places = self._open()
         if not places.size:
             return None
         risk = self.oom_probability()[places]
@@ -216,6 +214,28 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         _, size = self._quantities(places[best : best + 1])
         self._promised[int(places[best])] = float(size.mean[0]), float(size.sd[0]) / self._caution()
         return int(places[best])
+
+    def largest_gain(self) -> float | None:
+        """The largest gain that is expected of any candidate left, as a share.
+
+        Of the hypervolume, or of the best throughput where that is more. 0 where nothing is left
+        that is worth its risk; None while nothing is known to fit.
+        """
+        front, places = self.front(), self._open()
+        if not self._known or not front.speed.size:
+            return None
+        places = places[self.oom_probability()[places] <= self.allowed_risk()]
+        speed, size = self._quantities(places)
+        volume = front.expected_gain(speed, size) / max(front.hypervolume, 1e-12)
+        fits = size.probability_below(self.pool.usable_bytes)
+        faster = fits * speed.expected_above(front.fastest) / front.fastest
+        return float(np.maximum(volume, faster).max(initial=0.0))
+
+    def _open(self) -> NDArray[np.intp]:
+        """Places of the candidates that were not tried yet and are not held back."""
+        open_ = ~self._held_back
+        open_[[*self._taken, *self._pending.values()]] = False
+        return np.flatnonzero(open_)
 
     def hold_back(self, mask: NDArray[np.bool_]) -> None:
         """These candidates, and no others, are not to be proposed for now."""

@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 
 from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Status, TrialRecord
+from tuner.tune.budget import StoppedBy, spent
 from tuner.tune.progress import Progress, ProgressTracker
 from tuner.tune.proposer import Proposer
-from tuner.tune.request import SearchRequest, StoppedBy
+from tuner.tune.request import SearchRequest
 
 PROGRESS_PERIOD_S = 1.0
 
@@ -42,6 +43,7 @@ class Ledger:
         self._on_progress = on_progress
         self._proposed: dict[str, tuple[int, Configuration]] = {}
         self._started_at: dict[str, str] = {}
+        self._budget = request.budget
         self._lost = 0
         self._reported_s = -math.inf
         self._tracker = ProgressTracker(
@@ -96,14 +98,18 @@ class Ledger:
 
     def propose(self, ray_id: str) -> Configuration | None:
         """The configuration for a new trial; None when there is to be none, for now or any more."""
-        if self.stopped_by is None:
-            self.stopped_by = self._reason_to_stop()
-        if self.stopped_by is not None or self.failure is not None:
+        if self.finished:
+            return None
+        reason = self._reason_to_stop()
+        if reason is StoppedBy.MIN_GAIN and self._running_count:
+            return None  # what runs may yet show that there is something to gain
+        if reason is not None:
+            self.stopped_by = self.stopped_by or reason  # an interrupt may come in between
             return None
         configuration = self._proposer.propose()
         if configuration is not None:
             self._proposed[ray_id] = (len(self._proposed) + 1, configuration)
-        elif len(self._proposed) == len(self.records) - self.reused:
+        elif not self._running_count:
             self.stopped_by = StoppedBy.NOTHING_LEFT
         return configuration
 
@@ -160,14 +166,20 @@ class Ledger:
             self._on_progress(self._tracker.at(now_s))
 
     def _reason_to_stop(self) -> StoppedBy | None:
-        limit_s = self._request.time_limit_s
         if not self._proposer.candidates.remaining_count:
             return StoppedBy.EXHAUSTED
-        if self.reused + len(self._proposed) >= self._request.trials:
-            return StoppedBy.BUDGET
-        if limit_s is not None and self.elapsed_s >= limit_s:
-            return StoppedBy.TIME_LIMIT
-        return None
+        so_far = spent(
+            self.records,
+            trials=self.reused + len(self._proposed),
+            elapsed_s=self.elapsed_s,
+            running=self._running_count,
+            gpus_per_trial=self._request.gpus_per_trial,
+        )
+        return self._budget.used_up(so_far, expected_gain=self._proposer.expected_gain)
+
+    @property
+    def _running_count(self) -> int:
+        return len(self._proposed) - (len(self.records) - self.reused)
 
     def _record(self, ray_id: str, outcome: Outcome) -> TrialRecord:
         request, bench = self._request, self._request.bench

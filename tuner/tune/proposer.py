@@ -144,6 +144,16 @@ class Proposer:
         self._begin(configuration)
         return configuration
 
+    def expected_gain(self) -> float | None:
+        """The largest gain, as a share, that is expected of a trial; see `GuidedSampler`.
+
+        None where the sampler does not say, or nothing that fits is known to gain upon.
+        """
+        if self.guide is None:
+            return None
+        self.guide.learn(self.study.get_trials(deepcopy=False))
+        return self.guide.largest_gain()
+
     def tell(self, record: TrialRecord) -> None:
         """Learn from a trial, whether it was proposed here or in an earlier run.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ from tuner.errors import InputError, unknown
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Prediction, Source, Status, TrialRecord
 from tuner.runner.base import RunnerFactory, outcome_versions
+from tuner.tune.budget import Budget, StoppedBy
 
 SEARCHERS = ("guided", "tpe", "nsga2", "gp", "random", "grid")
 DEFAULT_SEARCHER = "guided"
@@ -38,18 +38,6 @@ class Space(Protocol):
         ...
 
 
-class StoppedBy(StrEnum):
-    """Why a search ended."""
-
-    BUDGET = "budget"
-    EXHAUSTED = "exhausted"
-    """Every valid configuration has been tried."""
-    NOTHING_LEFT = "nothing_left"
-    """No configuration is left that may fit."""
-    TIME_LIMIT = "time_limit"
-    INTERRUPTED = "interrupted"
-
-
 @dataclass(frozen=True, slots=True)
 class Bench:
     """The device on which the trials of a search really run.
@@ -72,6 +60,8 @@ class SearchRequest:
 
     - `trials` counts those taken over from `resume` too, so that the same request repeated
       after an interruption ends where an undisturbed one would have.
+    - `gpu_hours` and `max_cost_usd` limit the time on GPUs and its price, of those records too;
+      `min_gain` ends the search "guided" once less is expected of every trial. See `Budget`.
     - `initial` is run first, in its order; what is not a valid configuration is passed over.
     - `resume` holds the journal; records of this space, GPU, memory and library versions are
       not run again but told to the searcher, where they come from the same bench or, without
@@ -96,6 +86,9 @@ class SearchRequest:
     trials: int = DEFAULT_TRIALS
     seed: int = 0
     time_limit_s: float | None = None
+    gpu_hours: float | None = None
+    max_cost_usd: float | None = None
+    min_gain: float | None = None
     max_concurrent: int | None = None
     where: Sequence[str] = ()
     searcher: str = "tpe"
@@ -116,11 +109,31 @@ class SearchRequest:
         """Raise `InputError` for a value that no search can be made of."""
         if self.searcher not in SEARCHERS:
             raise unknown("searcher", self.searcher, SEARCHERS)
-        for name, value in (("trials", self.trials), ("max_concurrent", self.max_concurrent)):
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}, and must be at least 1")
-        if self.time_limit_s is not None and self.time_limit_s <= 0:
-            raise InputError(f"the time limit is {self.time_limit_s} s, and must be more than 0")
+        if self.max_concurrent is not None and self.max_concurrent < 1:
+            raise InputError(f"max_concurrent is {self.max_concurrent}, and must be at least 1")
+        if self.min_gain is not None and self.searcher != DEFAULT_SEARCHER:
+            raise InputError(
+                f"searcher {self.searcher!r} does not say what it expects to gain",
+                hint=f"search with {DEFAULT_SEARCHER!r}, or without a smallest gain",
+            )
+        _ = self.budget
+
+    @property
+    def budget(self) -> Budget:
+        """What the search may spend. Raises `InputError` for what is none."""
+        return Budget(
+            trials=self.trials,
+            time_limit_s=self.time_limit_s,
+            gpu_hours=self.gpu_hours,
+            max_cost_usd=self.max_cost_usd,
+            usd_per_hour=self.gpu.price_usd_per_hour,
+            min_gain=self.min_gain,
+        )
+
+    @property
+    def gpus_per_trial(self) -> float:
+        """Devices that one trial has for itself; a processor is one, a simulation has none."""
+        return self.resources_per_trial.get("GPU", 1.0) if self.bench is not None else 0.0
 
     def is_known(self, record: TrialRecord) -> bool:
         """Whether running the record's configuration again would come to the same."""
