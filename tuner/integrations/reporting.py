@@ -1,0 +1,97 @@
+"""Tagged lines from training code: a step has ended, with so many samples.
+
+They go to standard output, which the runner of the trial reads (tuner.runner.command_output).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import sys
+import time
+from typing import Any
+
+from tuner.runner.base import MeasureOptions
+from tuner.runner.command_output import TAG
+from tuner.runner.step_timer import StepTimer
+
+_TRIAL = "TUNER_TRIAL"
+_STDOUT = 1
+
+
+def in_trial() -> bool:
+    """Whether this process was started by a trial."""
+    return _TRIAL in os.environ
+
+
+def report_step(samples: float, *, tokens: float = 0, loss: float | None = None) -> bool:
+    """Tell the trial that an optimizer step has ended; whether that was the last that it needs.
+
+    `samples` and `tokens` are those of the step, over all processes. Only the first process of
+    distributed training (RANK) tells. Does nothing, and is False, outside a trial.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return False
+    return _process_reporter().step(samples, tokens=tokens, loss=loss)
+
+
+@functools.cache
+def _process_reporter() -> Reporter:
+    return Reporter()
+
+
+class Reporter:
+    """Reports steps to the trial, and knows when there were enough, by the trial's own rule."""
+
+    def __init__(self) -> None:
+        text = os.environ.get(_TRIAL)
+        self._options = None if text is None else MeasureOptions(**json.loads(text))
+        self._timer = StepTimer(self._options.warmup_steps if self._options else 0)
+        self._steps = 0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is a trial to report to."""
+        return self._options is not None
+
+    def parameters(self, model: Any) -> None:
+        """Tell how many parameters a torch module has, and how many are trained."""
+        if self.is_active and model is not None:
+            counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
+            trainable = sum(number for number, is_trained in counts if is_trained)
+            _say({"trainable_params": trainable, "total_params": sum(n for n, _ in counts)})
+
+    def step(self, samples: float, *, tokens: float = 0, loss: float | None = None) -> bool:
+        """See `report_step`."""
+        if self._options is None:
+            return False
+        peaks = _device_peaks()  # waits for the device: the step has ended then
+        line = {"samples": samples, "tokens": tokens, "time_s": time.monotonic(), **peaks}
+        if loss is not None:
+            # JSON has no word for a number that is not finite; Python reads and writes NaN.
+            line["loss"] = float(loss)
+        _say(line)
+        self._steps += 1
+        self._timer.report(self._steps, line["time_s"])
+        is_finite = loss is None or math.isfinite(loss)
+        return not is_finite or self._timer.reason_to_stop(self._options) is not None
+
+
+def _say(values: dict[str, Any]) -> None:
+    """One write: lines of several processes do not mix (pipe(7), PIPE_BUF)."""
+    sys.stdout.flush()
+    os.write(_STDOUT, f"{TAG} {json.dumps(values)}\n".encode())
+
+
+def _device_peaks() -> dict[str, int]:
+    """PyTorch's peaks on the current GPU; nothing where it uses none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return {}
+    torch.cuda.synchronize()
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
