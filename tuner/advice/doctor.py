@@ -19,10 +19,10 @@ IDLE_BYTES = 1 * GIB
 SMALL_SHARED_BYTES = 1 * GIB
 """A container has 64 MiB unless it is told otherwise (docker run --shm-size), and workers of a
 data loader end with a bus error once their batches fill it."""
-SMALL_HOST_BYTES = 8 * GIB
-"""Importing torch, transformers and bitsandbytes takes about 1 GiB in each process, and tracing a
-model of 27 billion parameters 2 GiB more."""
-
+SMALL_HOST_BYTES = 4 * GIB
+"""A process that has imported torch, transformers, peft and bitsandbytes holds 0.4 GiB, and 0.6 GiB
+once it has traced a model of 27 billion parameters (CPU build of torch 2.13); a search has several
+of them and Ray's own."""
 
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-z]?")
 

@@ -60,8 +60,8 @@ def look() -> dict[str, Any]:
 def _quantise(device: str) -> str:
     """What is wrong with four bits of bitsandbytes; empty where they come back as they should."""
     try:
-        from bitsandbytes import functional
         import torch
+        from bitsandbytes import functional
 
         values = torch.linspace(-1, 1, 4096, device=device)
         packed, state = functional.quantize_4bit(values, quant_type="nf4")

@@ -1,0 +1,295 @@
+"""What `tuner explain` claims: breakdown, allocations, changes that fit, and what slows a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from cli_samples import CONFIG, make_trial, write_samples
+from device_fakes import measured
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from results_samples import make_memory, make_speed
+
+from tuner.advice.changes import paired_changes, single_changes
+from tuner.advice.explain import explain
+from tuner.advice.predicting import SpacePredictor
+from tuner.advice.speed import compute_precision, speed_notes
+from tuner.cli.main import run
+from tuner.errors import InputError
+from tuner.estimate.predictor import Job, Predictor
+from tuner.gpus import get_gpu
+from tuner.records import Configuration, Prediction
+from tuner.results.store import ResultsFolder
+from tuner.space import load_space
+from tuner.units import GIB, MIB
+
+SPACE = """\
+name: small
+workload: causal_lm
+model: {model}
+knobs:
+  micro_batch: [1, 2, 8, 16]
+  max_length: [64, 128, 256]
+  lora_rank: [4, 64]
+fixed:
+  effective_batch: 16
+  precision: fp16
+  gradient_checkpointing: true
+derived:
+  grad_accum: effective_batch // micro_batch
+constraints:
+  - micro_batch * max_length <= 2048
+floors:
+  - max_length >= 128
+data: {{examples: 1000, epochs: 2, token_lengths: {{quantiles: {{0.5: 64, 1: 256}}}}}}
+"""
+STAGES = """\
+stages:
+  - {name: easy, set: {max_length: 64}}
+  - {name: hard, set: {max_length: 256}}
+"""
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "small.yaml").write_text(SPACE.format(model=folder / "model"))
+    return load_space(str(folder / "small.yaml"))
+
+
+def predictor_of(space, memory_mib: float) -> SpacePredictor:
+    return SpacePredictor(space, get_gpu("t4", memory_bytes=round(memory_mib * MIB)))
+
+
+def differing(space, one: Configuration, other: Configuration) -> list[str]:
+    return [name for name in space.knobs if one[name] != other[name]]
+
+
+@given(data=st.data(), memory_mib=st.floats(165, 330))
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_each_change_that_is_claimed_to_fit_does_and_no_other_does(space, data, memory_mib):
+    everything = list(space.configurations(use_floors=False))
+    current = data.draw(st.sampled_from(everything))
+    predictor = predictor_of(space, memory_mib)
+    (now,) = predictor.predict([current])
+    changes = single_changes(predictor, now)
+    # Said again by a predictor that knows nothing of changes, for the whole space.
+    others = [c for c in everything if len(differing(space, current, c)) == 1]
+    again = Predictor(Job(space.workload, space.model)).predict(others, predictor.gpu)
+    fit = {c for c, p in zip(others, again, strict=True) if p.fits}
+    assert {c.configuration for c in changes if c.prediction.fits} == fit
+    assert [c.lost for c in changes] == sorted(c.lost for c in changes)
+    speed = {c: p.speed.samples_per_s for c, p in zip(others, again, strict=True)}
+    for change in changes:
+        assert change.configuration == current.replace(
+            **{**change.settings, "grad_accum": 16 // change.configuration["micro_batch"]},
+            lora_alpha=change.configuration["lora_alpha"],
+        )
+        lost = 1 - speed[change.configuration] / now.prediction.speed.samples_per_s
+        assert change.lost == pytest.approx(lost)
+        assert bool(change.below) == (change.settings.get("max_length") == 64)
+
+
+def test_pairs_only_where_no_single_change_helps(space):
+    current = space.configuration({"micro_batch": 8, "max_length": 256, "lora_rank": 64})
+    sizes = {}
+    predictor = predictor_of(space, 4000)
+    (now,) = predictor.predict([current])
+    singles = single_changes(predictor, now)
+    sizes = {str(c): c.prediction.memory.device_bytes for c in singles}
+    pairs = paired_changes(predictor, now, singles)
+    smallest = min(c.prediction.memory.device_bytes for c in pairs)
+    assert smallest < min(sizes.values())
+    margin = 1.04
+    between = (smallest * margin + min(sizes.values())) / 2 / MIB
+    found = explain(predictor_of(space, between), current)
+    assert not found.prediction.fits
+    assert found.missing_bytes > 0
+    assert found.fitting == []
+    assert found.pairs
+    assert all(c.prediction.fits and len(c.settings) == 2 for c in found.pairs)
+    roomy = explain(predictor_of(space, min(sizes.values()) / MIB * 1.04), current)
+    assert roomy.fitting
+    assert roomy.pairs == []
+
+
+def test_breakdown_has_shares_of_everything_and_allocations_say_where_they_are_from(space):
+    found = explain(
+        predictor_of(space, 4000), space.configuration({"micro_batch": 16, "max_length": 64})
+    )
+    assert sum(size for _, size, _ in found.shares()) == found.prediction.memory.device_bytes
+    assert sum(share for _, _, share in found.shares()) == pytest.approx(1)
+    sizes = [a.size_bytes for a in found.allocations]
+    assert sizes == sorted(sizes, reverse=True)
+    logits = next(a for a in found.allocations if a.category == "logits_and_loss")
+    assert logits.shape[-1] == CONFIG["vocab_size"]
+    assert logits.size_bytes == 16 * 64 * CONFIG["vocab_size"] * 4
+    assert (logits.dtype, logits.made_by != "") == ("float32", True)
+
+
+def test_truncation_stands_beside_a_change_of_the_length(space):
+    predictor = predictor_of(space, 4000)
+    (now,) = predictor.predict([space.configuration({"micro_batch": 2, "max_length": 256})])
+    by_name = {str(c): c for c in single_changes(predictor, now)}
+    assert by_name["max_length=64"].truncated == pytest.approx((0.5, 0.5))
+    assert by_name["micro_batch=1"].truncated is None
+
+
+def test_the_hardest_stage_is_explained(space, tmp_path):
+    path = tmp_path / "staged.yaml"
+    text = space.path.read_text().replace("name: small", "name: staged")
+    text = text.replace("fixed:\n", "fixed:\n  max_length: 64\n")
+    path.write_text(text.replace("  max_length: [64, 128, 256]\n", "") + STAGES)
+    path.write_text(path.read_text().replace("floors:\n  - max_length >= 128\n", ""))
+    staged = load_space(str(path))
+    found = explain(predictor_of(staged, 4000), staged.configuration({"micro_batch": 8}))
+    assert found.current.stage == "hard"
+    assert any(256 in a.shape for a in found.allocations)
+    whole = explain(
+        predictor_of(space, 4000),
+        space.configuration({"micro_batch": 8, "max_length": 256}),
+    )
+    assert found.shares() == whole.shares()
+
+
+def prediction(**breakdown_s: float) -> Prediction:
+    speed = dataclasses.replace(make_speed(300), breakdown_s=breakdown_s)
+    return Prediction(
+        fits=True,
+        limit_bytes=48 * GIB,
+        margin_bytes=GIB,
+        memory=make_memory(30 * GIB),
+        speed=speed,
+        trainable_params=1,
+        total_params=2,
+        gpu="a6000",
+        method="made up",
+    )
+
+
+def notes(space, gpu="a6000", *, settings=None, measurement=None, **breakdown_s):
+    configuration = space.configuration().replace(**(settings or {}))
+    found = speed_notes(
+        space, configuration, prediction(**breakdown_s), get_gpu(gpu), measured=measurement
+    )
+    return {note.kind: note for note in found}
+
+
+class TestWhatSlows:
+    def test_shares_are_those_of_the_breakdown_and_small_ones_are_not_said(self, space):
+        found = notes(space, matmul=6.0, launch=3.0, recompute=0.95, dequantise=0.05)
+        assert found["launch"].share == pytest.approx(0.3)
+        assert "30.0% of the step" in found["launch"].text
+        assert found["recompute"].share == pytest.approx(0.095)
+        assert "dequantise" not in found
+
+    @pytest.mark.parametrize(
+        ("gpu", "values", "said"),
+        [
+            ("a6000", {"precision": "fp32", "mixed_precision": "no"}, "fp32"),
+            ("a6000", {"precision": "fp32", "mixed_precision": "bf16"}, None),
+            ("a6000", {"precision": "fp16"}, None),
+            ("t4", {"precision": "nf4", "mixed_precision": "no"}, "bf16"),
+            ("t4", {"precision": "fp32", "mixed_precision": "no"}, "fp32"),
+        ],
+    )
+    def test_products_without_tensor_cores(self, space, gpu, values, said):
+        found = notes(space, gpu, settings=values, matmul=8.0, elementwise=2.0)
+        assert ("no_tensor_cores" in found) == (said is not None)
+        if said:
+            note = found["no_tensor_cores"]
+            assert f"80.0% of the step are matrix products in {said}" in note.text
+            card = get_gpu(gpu)
+            best = max(card.flops[p] for p in ("tf32", "fp16", "bf16") if p in card.flops)
+            assert f"({best / card.flops['fp32']:.1f} x)" in note.text
+
+    def test_padding_is_that_of_the_batch(self, space):
+        one = notes(space, settings={"micro_batch": 1}, matmul=1.0)
+        many = notes(space, settings={"micro_batch": 16, "max_length": 128}, matmul=1.0)
+        assert "padding" not in one
+        assert 0.1 < many["padding"].share < 0.9
+        assert f"{many['padding'].share:.1%} of the tokens are padding" in many["padding"].text
+
+    def test_the_wait_for_data_is_said_where_it_was_measured(self, space, tmp_path):
+        write_samples(tmp_path)
+        trial = measured(make_trial(tmp_path, 20, 100), device="NVIDIA RTX A6000")
+        found = trial.outcome.measurement
+        waits = dataclasses.replace(found, data_wait_fraction=0.25)
+        assert "data_loader" not in notes(space, matmul=1.0, measurement=found)
+        note = notes(space, matmul=1.0, measurement=waits)["data_loader"]
+        assert "25.0% of the measured steps waited for data" in note.text
+
+    def test_every_sentence_has_a_number(self, space):
+        found = notes(
+            space,
+            settings={"precision": "fp32", "mixed_precision": "no", "micro_batch": 16},
+            **dict.fromkeys(("matmul", "launch", "recompute", "dequantise", "optimizer"), 1.0),
+        )
+        assert len(found) >= 6
+        assert all(any(c.isdigit() for c in note.text) for note in found.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "precision"),
+    [
+        ({"precision": "nf4", "mixed_precision": "fp16"}, "fp16"),
+        ({"precision": "nf4", "mixed_precision": "no", "compute_dtype": "fp32"}, "fp32"),
+        ({"precision": "nf4", "mixed_precision": "no", "compute_dtype": "auto"}, "bf16"),
+        ({"precision": "int8", "mixed_precision": "bf16"}, "int8"),
+        ({"precision": "tf32", "mixed_precision": "no"}, "tf32"),
+    ],
+)
+def test_precision_of_products(values, precision):
+    assert compute_precision(Configuration(values)) == precision
+
+
+class TestCommand:
+    ARGUMENTS = ("explain", "--space", "tiny.yaml", "--gpu", "a6000", "--set", "micro_batch=4")
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path, monkeypatch):
+        write_samples(tmp_path)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("COLUMNS", "100")
+        return tmp_path
+
+    def test_text_has_verdict_allocations_changes_and_reasons(self, capfd):
+        assert run([*self.ARGUMENTS, "--gpu-memory", "345MiB"]) == 0
+        text = capfd.readouterr().out
+        assert "fits        no" in text
+        assert "Largest allocations at the peak, in the backward phase (traced)" in text
+        assert "What slows it (predicted)" in text
+        assert "make" in text
+
+    def test_json_has_the_same(self, capfd):
+        assert run([*self.ARGUMENTS, "--json"]) == 0
+        found = json.loads(capfd.readouterr().out)
+        assert found["fits"] is True
+        assert found["missing_bytes"] < 0
+        assert found["configuration"]["micro_batch"] == 4
+        assert found["peak_phase"] == found["prediction"]["memory"]["peak_phase"]
+        total = sum(part["bytes"] for part in found["breakdown"])
+        assert total == found["prediction"]["memory"]["device_bytes"]
+        assert found["largest_allocations"][0]["total_bytes"] > 0
+
+    def test_the_measured_wait_is_taken_from_the_results(self, folder, capfd):
+        trial = measured(make_trial(folder, 20, 100, micro_batch=4), device="NVIDIA RTX A6000")
+        outcome = dataclasses.replace(
+            trial.outcome,
+            measurement=dataclasses.replace(trial.outcome.measurement, data_wait_fraction=0.5),
+        )
+        with ResultsFolder(folder / "results", "tiny", "a6000").writer() as writer:
+            writer.append(dataclasses.replace(trial, outcome=outcome))
+        assert run([*self.ARGUMENTS]) == 0
+        assert "50.0% of the measured steps waited for data" in capfd.readouterr().out
+
+    def test_what_the_gpu_cannot_run_is_said(self, capfd):
+        arguments = ["explain", "--space", "tiny.yaml", "--gpu", "t4", "--set", "precision=bf16"]
+        assert run(arguments) == InputError.exit_code
+        assert "bf16" in capfd.readouterr().err
