@@ -83,7 +83,7 @@ class TestBudget:
     def test_refuses_all_that_is_no_limit_at_once(self):
         with pytest.raises(InputError) as error:
             Budget(trials=0, time_limit_s=-1.0, gpu_hours=0.0, min_gain=float("nan"))
-        assert len(error.value.problems) == 4
+        assert str(error.value).count("must be") == 4
 
     def test_refuses_a_cost_without_a_price(self):
         with pytest.raises(InputError, match="price of the GPU, which is not known"):

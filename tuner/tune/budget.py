@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tuner.errors import InputError, Problem
+from tuner.errors import InputError
 from tuner.records import Source, TrialRecord
 
 SECONDS_PER_HOUR = 3600.0
@@ -86,7 +86,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         problems = [
-            Problem(f"{name} is {value:g}, and must be more than 0")
+            f"{name} is {value}, and must be more than 0"
             for name, value in (
                 ("the time limit in seconds", self.time_limit_s),
                 ("the limit of GPU hours", self.gpu_hours),
@@ -96,9 +96,9 @@ class Budget:
             if value is not None and not value > 0
         ]
         if self.trials < 1:
-            problems.append(Problem(f"trials is {self.trials}, and must be at least 1"))
+            problems.append(f"trials is {self.trials}, and must be at least 1")
         if problems:
-            raise InputError("no search can have this budget", problems=problems)
+            raise InputError("; ".join(problems))
         if self.max_cost_usd is not None and self.usd_per_hour is None:
             raise InputError(
                 "a maximal cost needs the price of the GPU, which is not known",
