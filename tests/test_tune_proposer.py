@@ -221,3 +221,14 @@ def test_what_cannot_fit_is_held_back_with_the_reason_and_revived_when_that_was_
     assert not larger & {c.key for c in proposed if c}
     proposer.tell(record_of(middle))  # something else took the memory of the small one
     assert "micro_batch=2" not in proposer.held_back().get(large.key, "")
+
+
+@pytest.mark.parametrize("sampler", [*THOROUGH, "guided"])
+@pytest.mark.parametrize("broken_off_after", [1, 13])
+def test_who_is_told_what_ended_goes_on_as_if_never_broken_off(sampler, broken_off_after):
+    initial = [ALL[40], ALL[3]]
+    undisturbed = run(make(sampler, seed=5, initial=initial), 18)
+    again = make(sampler, seed=5, initial=initial)
+    for configuration in undisturbed[:broken_off_after]:
+        again.tell(record_of(configuration))
+    assert run(again, 18 - broken_off_after) == undisturbed[broken_off_after:]

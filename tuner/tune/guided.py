@@ -85,7 +85,6 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         self._told: set[int] = set()
         self._taken: set[int] = set()
         self._pending: dict[int, int] = {}
-        self._promised: dict[int, tuple[float, float]] = {}
         self._surprises: list[float] = []
         self._spent = 0.0
         self._held_back = np.zeros(len(pool.parameters), dtype=bool)
@@ -108,8 +107,11 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         """The parameters of the best candidate.
 
         When nothing is left that is worth the risk, `exhausted` is set and `study.optimize` ends
-        after this trial, which is drawn at random and teaches nothing.
+        after this trial, which is drawn at random and teaches nothing. A trial whose parameters
+        were settled in advance (`study.enqueue_trial`) needs no decision.
         """
+        if "fixed_params" in trial.system_attrs:
+            return {}
         self.learn(study.get_trials(deepcopy=False), but=trial.number)
         index = self.best_candidate()
         self.exhausted = index is None
@@ -159,16 +161,27 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         if trial.state is not TrialState.COMPLETE:
             return
         speed, size = trial.values
-        if index in self._promised and size > 0:
-            mean, sd = self._promised.pop(index)
-            ran_out = size > self.pool.limit_bytes
-            least = np.log(self.pool.limit_bytes if ran_out else size)
-            # How far it was beyond the limit is not known; what counts is that it was.
-            self._surprises.append(float(least - mean) / sd + (1.0 if ran_out else 0.0))
-        if size > self.pool.limit_bytes:
+        ran_out = size > self.pool.limit_bytes
+        if size > 0 and index not in self._known and index not in self._oom:
+            self._compare(index, float(self.pool.limit_bytes if ran_out else size), ran_out)
+        if ran_out:
             self._oom.add(index)
         elif speed > 0 and size > 0 and not _failed(trial):
             self._known[index] = (speed, size)
+
+    def _compare(self, index: int, device_bytes: float, ran_out: bool) -> None:
+        """Note what all trials before this one said of its memory, and what it came to.
+
+        Done when it is told and not when it is proposed, so that trials that an earlier search
+        left behind, told again in their order, lead to the same decisions.
+        """
+        place = np.array([index], dtype=np.intp)
+        self._spent += float(self._risk(place)[0])
+        _, size = self._quantities(place)
+        sd = float(size.sd[0]) / self._caution()
+        # How far it was beyond the limit is not known; what counts is that it was.
+        surprise = (np.log(device_bytes) - float(size.mean[0])) / sd + (1.0 if ran_out else 0.0)
+        self._surprises.append(float(surprise))
 
     def beliefs(self) -> tuple[Belief, Belief]:
         """What is expected of log(measured / predicted) throughput and memory, of every candidate.
@@ -209,11 +222,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         places, risk = places[safe], risk[safe]
         pool = self.pool
         seconds = (1 - risk) * pool.trial_s[places] + risk * pool.oom_s[places]
-        best = int(np.argmax(self.expected_gain(places) / seconds))
-        self._spent += float(risk[best])
-        _, size = self._quantities(places[best : best + 1])
-        self._promised[int(places[best])] = float(size.mean[0]), float(size.sd[0]) / self._caution()
-        return int(places[best])
+        return int(places[np.argmax(self.expected_gain(places) / seconds)])
 
     def largest_gain(self) -> float | None:
         """The largest gain that is expected of any candidate left, as a share.
@@ -247,14 +256,19 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         Most proposals have none worth mentioning, which saves up for the few close to the limit.
         """
         trials = len(self._taken) + len(self._pending) + 1
-        left = self._oom_share * trials - max(self._spent, float(len(self._oom)))
+        running = float(self._risk(self._running()).sum())
+        spent = max(self._spent, float(len(self._oom))) + running
+        left = self._oom_share * trials - spent
         return min(max(left, LOWEST_RISK), HIGHEST_RISK)
 
     def oom_probability(self) -> Floats:
         """The probability that each candidate runs out of memory."""
+        return self._risk(slice(None))
+
+    def _risk(self, places: Any) -> Floats:
         from scipy.special import stdtr
 
-        _, size = self._quantities(slice(None))
+        _, size = self._quantities(places)
         # Student's t: how far trials scatter is known no better than from this many of them.
         degrees = DEGREES + len(self._known)
         short = stdtr(degrees, (size.mean - np.log(self.pool.limit_bytes)) / size.sd)
@@ -275,8 +289,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
 
     def front(self) -> Front:
         """What was measured to fit, and what is expected of the trials that run."""
-        running = np.array(sorted(set(self._pending.values())), dtype=np.intp)
-        speed, size = self._quantities(running)
+        speed, size = self._quantities(self._running())
         _, known_speed, known_size = self._estimates()
         return Front.of(
             np.concatenate([known_speed, speed.expected]),
@@ -284,6 +297,9 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
             usable_bytes=self.pool.usable_bytes,
             reference_bytes=self.pool.limit_bytes,
         )
+
+    def _running(self) -> NDArray[np.intp]:
+        return np.array(sorted(set(self._pending.values())), dtype=np.intp)
 
     def recommend(self) -> int | None:
         """The place of the fastest candidate that was measured to fit; None without one."""

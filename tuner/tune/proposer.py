@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,8 +93,9 @@ class Proposer:
     `initial` comes first. `sampler` is "guided", "tpe", "nsga2", "gp", "random" or "grid";
     `trials`, the budget, is what the population of nsga2 and the spacing of the grid are chosen
     by. "guided" needs predictions, and ends when nothing is left that may fit; it can be told
-    without them, but not propose. The same seed, told the
-    same records in the same order, proposes the same configurations.
+    without them, but not propose. What is proposed depends on the seed and on the records told,
+    in their order, and on nothing else: who is told the records of a search that was broken off
+    goes on as it would have done.
 
     By the order of memory, what cannot fit after the trials that ran out of memory is held back;
     `held_back` says what and why. A later trial can prove that wrong, and revives it.
@@ -120,17 +121,19 @@ class Proposer:
         self.guide: GuidedSampler | None = None
         if sampler == "guided" and knowledge.predictions:
             self.guide = GuidedSampler(Pool.of(candidates, knowledge.predictions), seed=seed)
-        self.study = optuna.create_study(
-            directions=DIRECTIONS,
-            sampler=self.guide or _sampler(sampler, seed=seed, trials=trials),
-        )
+        self.study = optuna.create_study(directions=DIRECTIONS)
+        self._sampler, self._seed, self._trials = sampler, seed, trials
+        # Optuna asks a sampler also for trials that are settled. Only nsga2 notes something of
+        # them, their generation; for the others that would be time spent on nothing.
+        self._bookkeeper = _sampler(sampler if sampler == "nsga2" else "", seed=0, trials=trials)
         self._mirror = mirror
-        self._rng = random.Random(seed)  # noqa: S311 - a search, not a secret
-        self._initial: Iterator[Configuration] = iter(initial)
+        self._rng = random.Random()  # noqa: S311 - a search, not a secret
+        self._initial = tuple(initial)
+        self._told = 0
         self._pending: dict[str, optuna.Trial] = {}
         self._draw: Callable[[], Configuration | None] = {
             "random": self._draw_random,
-            "grid": self._grid(trials).__next__,
+            "grid": self._draw_even,
             "guided": self._draw_guided,
         }.get(sampler, self._draw_sampled)
 
@@ -138,6 +141,7 @@ class Proposer:
         """The next configuration to run; None when no candidate is left that is worth a trial."""
         if not self.candidates.untried_count:
             return None
+        self._begin_decision()
         configuration = self._next_initial() or self._draw()
         if configuration is None:
             return None
@@ -163,6 +167,7 @@ class Proposer:
         if configuration.key not in self._pending:
             self._begin(configuration)
         trial = self._pending.pop(configuration.key)
+        self._told += 1
         trial.set_user_attr("trial_id", record.trial_id)
         trial.set_user_attr("status", str(record.outcome.status))
         scored = score(record)
@@ -210,8 +215,20 @@ class Proposer:
         """Open an Optuna trial for exactly this configuration."""
         self.candidates.take(configuration)
         if configuration.key not in self._pending:
+            self.study.sampler = self._bookkeeper
             self.study.enqueue_trial(self.candidates.parameters(configuration))
             self._pending[configuration.key] = self.study.ask(self.candidates.distributions)
+
+    def _begin_decision(self) -> None:
+        """Chance begins anew, from the seed and the number of trials so far.
+
+        Otherwise a decision would depend on how many this process has taken before.
+        """
+        number = self._told + len(self._pending)
+        self._rng.seed(f"{self._seed} {number}")
+        self.study.sampler = self.guide or _sampler(
+            self._sampler, seed=self._rng.getrandbits(32), trials=self._trials
+        )
 
     def _next_initial(self) -> Configuration | None:
         return next((c for c in self._initial if self.candidates.is_untried(c)), None)
@@ -241,12 +258,9 @@ class Proposer:
         # would favour those at the edge of the valid set.
         return self._rng.choice(self.candidates.untried())
 
-    def _grid(self, trials: int) -> Iterator[Configuration | None]:
-        for configuration in _spread(self.candidates.configurations, trials):
-            if self.candidates.is_untried(configuration):
-                yield configuration
-        while self.candidates.untried_count:
-            yield self.candidates.untried()[0]
+    def _draw_even(self) -> Configuration:
+        even = _spread(self.candidates.configurations, self._trials)
+        return next(filter(self.candidates.is_untried, even), None) or self.candidates.untried()[0]
 
 
 def open_mirror(path: Path, name: str) -> optuna.Study:
