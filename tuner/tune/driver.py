@@ -48,7 +48,7 @@ def search(
     """
     request = dataclasses.replace(request, run_id=request.run_id or uuid.uuid4().hex[:8])
     with _quiet_optuna():
-        ledger = Ledger(request, _proposer(request), on_record=on_record, on_progress=on_progress)
+        ledger = Ledger(request, make_proposer(request), on_record=on_record, on_progress=on_progress)
         ledger.reuse()
         ledger.report()
         if ledger.stopped_by is None and ledger.failure is None:
@@ -65,7 +65,8 @@ def search(
     )
 
 
-def _proposer(request: SearchRequest) -> Proposer:
+def make_proposer(request: SearchRequest) -> Proposer:
+    """What proposes the trials of `request`. Raises `InputError` when nothing can be tried."""
     configurations = list(request.space.configurations(request.where))
     if not configurations:
         conditions = " and ".join(request.where)
