@@ -147,19 +147,26 @@ def _mapped(
         if expression == name:
             yield from _term_value(space, name, places[0], source, problems)
             continue
-        fitting = [
-            value
-            for value in _candidates(space, name)
-            if places[0].same(value_of(space, expression, {name: value}))
-        ]
-        if len(fitting) == 1:
-            yield _Found(name, fitting[0], source.at(places[0]))
+        value = _value_behind(space, name, expression, places[0])
+        if value is not None:
+            yield _Found(name, value, source.at(places[0]))
 
 
-def _candidates(space: SearchSpace, name: str) -> list[KnobValue]:
+def _value_behind(space: SearchSpace, name: str, expression: str, place: Place) -> KnobValue | None:
+    """The only value of `name` for which the expression is what stands at `place`.
+
+    The space's own values are tried first, then all that the name can have. None where several
+    values would do.
+    """
     term = space.terms[name]
     booleans: tuple[KnobValue, ...] = (True, False) if term.kind == "bool" else ()
-    return list(dict.fromkeys((*space.choices.get(name, ()), *term.allowed, *booleans)))
+    for candidates in (space.choices.get(name, ()), (*term.allowed, *booleans)):
+        fitting = [
+            value for value in candidates if place.same(value_of(space, expression, {name: value}))
+        ]
+        if fitting:
+            return fitting[0] if len(fitting) == 1 else None
+    return None
 
 
 def _term_value(
