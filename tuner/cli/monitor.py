@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -63,22 +63,16 @@ def command(*, interval: float, once: bool, as_json: bool) -> None:
         watcher.close()
 
 
-def _readings(
-    watcher: Watcher,
-    interval: float,
-    *,
-    once: bool,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Sequence[Reading]]:
+def _readings(watcher: Watcher, interval: float, *, once: bool) -> Iterator[Sequence[Reading]]:
     """The last readings, with each new one."""
     known: deque[Reading] = deque(maxlen=REMEMBERED)
-    sleep(min(FIRST_S, interval))
+    time.sleep(min(FIRST_S, interval))
     while True:
         known.append(watcher.read())
         yield list(known)
         if once:
             return
-        sleep(interval)
+        time.sleep(interval)
 
 
 def _print_json(readings: Iterator[Sequence[Reading]], *, indent: bool) -> None:
