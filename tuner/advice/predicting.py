@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tuner.estimate.predict import predict, resolve_subject
 from tuner.estimate.predictor import Job, OnProgress, Predictor
 from tuner.estimate.profile import DeviceProfile
-from tuner.estimate.stages import predict_stages
+from tuner.estimate.stages import Predict, predict_stages
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Prediction
 from tuner.space import SearchSpace
@@ -52,11 +53,18 @@ class SpacePredictor:
         self._on_progress = on_progress
 
     def predict(self, configurations: Sequence[Configuration]) -> list[Predicted]:
-        """A prediction of each configuration, in their order."""
+        """A prediction of each configuration, in their order, from compiled timelines."""
+        return self._predict(configurations, self._compiled)
+
+    def trace(self, configurations: Sequence[Configuration]) -> list[Predicted]:
+        """The same from traces at full depth, as simulated trials are: seconds for each."""
+        return self._predict(configurations, self._traced)
+
+    def _predict(self, configurations: Sequence[Configuration], how: Predict) -> list[Predicted]:
         if not self.space.stages:
-            found = self._plain(configurations)
+            found = how(configurations)
             return [Predicted(c, p, c) for c, p in zip(configurations, found, strict=True)]
-        staged = predict_stages(self.space, configurations, self._plain)
+        staged = predict_stages(self.space, configurations, how)
         return [
             Predicted(
                 configuration=configuration,
@@ -69,7 +77,21 @@ class SpacePredictor:
             for configuration, each in zip(configurations, staged, strict=True)
         ]
 
-    def _plain(self, configurations: Sequence[Configuration]) -> list[Prediction]:
+    def _traced(self, configurations: Sequence[Configuration]) -> list[Prediction]:
+        assert self.space.model is not None  # a target has one
+        subject = resolve_subject(self.space.workload, self.space.model)
+        return [
+            predict(
+                subject,
+                configuration,
+                self.gpu,
+                margin_fraction=self._margin_fraction,
+                profile=self._profile,
+            )
+            for configuration in configurations
+        ]
+
+    def _compiled(self, configurations: Sequence[Configuration]) -> list[Prediction]:
         return self._predictor.predict(
             configurations,
             self.gpu,

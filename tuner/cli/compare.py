@@ -118,7 +118,8 @@ def _compare(
         else:
             chosen = best.configuration
             chosen_from = f"trial {best.record.trial_id}, best of {best.fitting} that fit"
-        both = predictor.predict([baseline.configuration, chosen])
+        # As the trials of a simulated search were predicted, so that `tuner best` says the same.
+        both = predictor.trace([baseline.configuration, chosen])
         measured = measured_trials(target)
         seen = [measured.get(each.configuration) for each in both]
         found = seen if None not in seen else [None, None]
