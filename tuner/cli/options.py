@@ -97,6 +97,39 @@ def parse_margin(text: str | None, gpu: Gpu, *, what: str = "margin") -> float |
     return fraction
 
 
+class ShareType(click.ParamType[float]):
+    """A share above 0 and below 1, typed as 1%."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
+        """The fraction. Raises `InputError` for a number without % (1 may be meant as 100 %)."""
+        if isinstance(value, float):
+            return value
+        percent = _PERCENT.fullmatch(value)
+        if not percent or not 0 < float(percent.group(1)) < 100:
+            name = param.opts[0] if param else "share"
+            raise InputError(f"{name} {value!r} is not a share", hint="write for example 1%")
+        return float(percent.group(1)) / 100
+
+
+class AmountType(click.ParamType[float]):
+    """A number above 0."""
+
+    name = "amount"
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
+        """The number. Raises `InputError` for anything else."""
+        try:
+            amount = float(value)
+        except ValueError:
+            amount = math.nan
+        if not (math.isfinite(amount) and amount > 0):
+            name = param.opts[0] if param else "amount"
+            raise InputError(f"{name} {value!r} is not a number above 0")
+        return amount
+
+
 class PriceType(click.ParamType[float]):
     """An amount of money per hour."""
 

@@ -10,8 +10,10 @@ import click
 
 from tuner.cli.measuring import Mode
 from tuner.cli.options import (
+    AmountType,
     DurationType,
     MemoryLimitType,
+    ShareType,
     examples,
     gpu_options,
     json_option,
@@ -54,7 +56,29 @@ def _search_options(function: _Decorated) -> _Decorated:
             help="How configurations are proposed: by predictions and what trials say of them, by "
             "a sampler of Optuna, or evenly.",
         ),
+        click.option(
+            "--study", type=click.Path(path_type=Path, dir_okay=True), metavar="FILE",
+            help="Keep the Optuna study in a file too, for optuna-dashboard and other tools.",
+        ),
+        click.option(
+            "--dry-run", is_flag=True,
+            help="Say what would run, how long it would take and what it would cost; run nothing "
+            "and write no results.",
+        ),
         click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]"),
+        click.option(
+            "--min-gain", type=ShareType(), metavar="SHARE",
+            help="Stop when no trial is expected to add this share of hypervolume or throughput, "
+            "such as 1%.",
+        ),
+        click.option(
+            "--max-cost", type=AmountType(), metavar="USD",
+            help="What the GPU time of trials may cost; simulated ones cost nothing.",
+        ),
+        click.option(
+            "--gpu-hours", type=AmountType(), metavar="HOURS",
+            help="GPU time of trials, in hours, known ones included.",
+        ),
         click.option(
             "--time-limit", type=DurationType(), metavar="TIME", help="Such as 90s, 5min or 1h."
         ),
@@ -76,6 +100,7 @@ def _search_options(function: _Decorated) -> _Decorated:
         "tuner search --space qlora27b --gpu l40s --set precision=nf4 --where 'lora_rank >= 64'",
         "tuner search --space tiny_cpu --gpu cpu        (real trials on this machine's processor)",
         "tuner search --space qlora27b --gpu auto       (real trials on this machine's GPU)",
+        "tuner search --space qlora27b --gpu auto --max-cost 2 --min-gain 1% --dry-run",
     ),
 )
 @space_option()

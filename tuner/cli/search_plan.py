@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.cli.device import with_profile
@@ -12,6 +13,7 @@ from tuner.cli.measuring import Measuring, Mode, Simulating, decide
 from tuner.cli.options import parse_margin
 from tuner.cli.own_code import model_version, require_trials, searcher_of
 from tuner.cli.target import Target, check_conditions
+from tuner.errors import InputError
 from tuner.records import Configuration, KnobValue, Source, TrialRecord
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ class SearchOptions:
     timeout: float | None = None
     weights: str | None = None
     wait: float | None = None
+    gpu_hours: float | None = None
+    max_cost: float | None = None
+    min_gain: float | None = None
+    dry_run: bool = False
+    study: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,7 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
     settings = parse_settings(options.settings)
     space = target.space.with_settings(settings) if settings else target.space
     narrowed = dataclasses.replace(target, space=space)
+    check_study(options.study)
     conditions = check_conditions(narrowed, options.where)
     margin = parse_margin(options.margin, target.gpu)
     trials_on = decide(
@@ -103,6 +111,7 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
     )
     require_trials(space, trials_on)
     options = dataclasses.replace(options, searcher=searcher_of(space, options.searcher))
+    _check_budget(options, target)
     space.require_configurations(options.where)
     target.folder.check_writable()
     target.folder.read()  # a journal that cannot be read is found now
@@ -128,3 +137,38 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
         trials_on=trials_on,
         profile=profile,
     )
+
+
+def _check_budget(options: SearchOptions, target: Target) -> None:
+    """Raise `InputError` for limits that no search can have."""
+    from tuner.tune.budget import Budget  # plain data, without Ray
+    from tuner.tune.request import check_min_gain
+
+    check_min_gain(options.min_gain, options.searcher)
+    Budget(
+        trials=options.trials,
+        time_limit_s=options.time_limit,
+        gpu_hours=options.gpu_hours,
+        max_cost_usd=options.max_cost,
+        usd_per_hour=target.gpu.price_usd_per_hour,
+        min_gain=options.min_gain,
+    )
+
+
+def check_study(path: Path | None) -> None:
+    """Raise `InputError` unless an Optuna study can be kept at `path`. Creates nothing."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise InputError(f"--study {str(path)!r} is in a folder that does not exist")
+    if path.is_dir():
+        raise InputError(f"--study {str(path)!r} is a folder", hint="name a file in it")
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        start = file.readline(1000)
+    if start and b'"op_code"' not in start:  # in each line of Optuna's journal files
+        raise InputError(
+            f"--study {str(path)!r} is another file, and no Optuna study",
+            hint="it stays as it is; name a new one",
+        )

@@ -17,7 +17,7 @@ from tuner.cli.answers import (
 )
 from tuner.cli.measuring import Simulating
 from tuner.cli.render import count, print_fields, print_json
-from tuner.cli.search_plan import Plan
+from tuner.cli.search_plan import Plan, SearchOptions
 from tuner.records import TrialRecord
 from tuner.units import format_duration, format_gib
 
@@ -41,6 +41,7 @@ def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
             ("model" if target.space.model else "trains", target.space.subject),
             ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {_price_text(plan)}"),
             ("to try", f"{wanted} ({searcher})"),
+            ("at most", _limits_text(plan)),
             ("where", _where_text(plan)),
             ("left out", _left_out_text(part)),
             ("margin", f"{format_gib(plan.margin_bytes)} of memory are to stay free (--margin)"),
@@ -50,6 +51,18 @@ def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
         err=options.as_json,
     )
     click.echo(err=options.as_json)
+
+
+def _limits_text(plan: Plan) -> str:
+    options = plan.options
+    limits = {
+        "{:g} GPU hours": options.gpu_hours,
+        "{:g} USD": options.max_cost,
+    }
+    texts = [text.format(value) for text, value in limits.items() if value is not None]
+    if texts and plan.bench is None:
+        texts.append("of which simulated trials take nothing")
+    return ", ".join(texts)
 
 
 def _price_text(plan: Plan) -> str:
@@ -87,19 +100,33 @@ def _left_out_text(part: SupportedSpace) -> str:
     return f"{count(part.left_out)} configurations that the GPU cannot run: {reasons}"
 
 
+def stopped_text(options: SearchOptions, stopped_by: str) -> str:
+    """Why a search ended, where that is not the number of trials."""
+    limits = {
+        "gpu_hours": options.gpu_hours,
+        "max_cost": options.max_cost,
+        "min_gain": options.min_gain and 100 * options.min_gain,
+    }
+    text = {
+        "budget": "",
+        "exhausted": "every configuration has been tried",
+        "nothing_left": "no configuration is left that may fit",
+        "time_limit": "the time limit was reached",
+        "gpu_hours": "one more may go beyond {:g} GPU hours",
+        "max_cost": "one more may cost more than {:g} USD",
+        "min_gain": "of none is more expected than {:g}% of hypervolume or throughput",
+        "interrupted": "interrupted, the same command goes on from here",
+    }[stopped_by].format(limits.get(stopped_by))
+    return f"; {text}" if text else ""
+
+
 def print_answer(plan: Plan, result: SearchResult, view: View) -> None:
     """The front, the recommendation and how good predictions were; JSON where asked for."""
     if plan.options.as_json:
         print_json(_answer_dict(plan, result, view))
         return
     new = len(result.records) - result.reused
-    ended = {
-        "budget": "",
-        "exhausted": "; every configuration has been tried",
-        "nothing_left": "; no configuration is left that may fit",
-        "time_limit": "; the time limit was reached",
-        "interrupted": "; interrupted, the same command goes on from here",
-    }[str(result.stopped_by)]
+    ended = stopped_text(plan.options, str(result.stopped_by))
     click.echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
     click.echo(sources_text(view.records))
     click.echo()
@@ -113,14 +140,24 @@ def print_answer(plan: Plan, result: SearchResult, view: View) -> None:
         print_recommendation(view.best)
     print_agreement(view.records)
     click.echo()
+    for note in view.notes:
+        print_fields([("note", note)])
     folder = plan.target.folder
     print_fields(
         [
             ("files", f"{folder.path}/: best.yaml, pareto.csv, pareto.png, report.html, "
              f"{folder.journal.name}"),
+            ("study", _study_text(plan)),
             ("more", plan.target.command("show")),
         ]
     )  # fmt: skip
+
+
+def _study_text(plan: Plan) -> str:
+    import shlex
+
+    path = plan.options.study
+    return shlex.join(["optuna-dashboard", str(path)]) if path is not None else ""
 
 
 def _answer_dict(plan: Plan, result: SearchResult, view: View) -> dict[str, Any]:
@@ -135,6 +172,7 @@ def _answer_dict(plan: Plan, result: SearchResult, view: View) -> dict[str, Any]
         "conditions": list(plan.all_conditions),
         "candidates": result.candidates,
         "left_out": plan.part.left_out,
+        "notes": list(view.notes),
         "trials": len(result.records),
         "reused": result.reused,
         "statuses": {str(status): number for status, number in result.counts.items()},

@@ -84,6 +84,7 @@ class ResultsFolder:
         where: Callable[[Configuration], bool] | None = None,
         conditions: Sequence[str] = (),
         command: str = "",
+        notes: Sequence[str] = (),
     ) -> View:
         """Write table, best, picture and report of `records`; returns what they show.
 
@@ -95,7 +96,15 @@ class ResultsFolder:
         from tuner.results.plot import pareto_png
         from tuner.results.report import report_html
 
-        view = build_view(records, space, gpu, where=where, conditions=conditions, command=command)
+        view = build_view(
+            records,
+            space,
+            gpu,
+            where=where,
+            conditions=conditions,
+            command=command,
+            notes=notes,
+        )
         write_tables(self, view)
         write_atomically(self.pareto_png, pareto_png(view))
         write_atomically(self.report_html, _utf8(report_html(view)))

@@ -54,6 +54,8 @@ class View:
     """The names of configuration values to show: the space's knobs, then what else varies."""
     fixed: Mapping[str, KnobValue]
     """The other configuration values: the same in every trial."""
+    notes: tuple[str, ...] = ()
+    """Sentences about the search that people should read."""
 
     @property
     def margin_bytes(self) -> int:
@@ -71,6 +73,7 @@ def build_view(
     where: Callable[[Configuration], bool] | None = None,
     conditions: Sequence[str] = (),
     command: str = "",
+    notes: Sequence[str] = (),
 ) -> View:
     """The results of the records of this space and GPU; others are left out.
 
@@ -111,6 +114,7 @@ def build_view(
         drawn_source=source_label(own),
         knobs=knobs,
         fixed={k: v for k, v in own[0].configuration.items() if k not in knobs} if own else {},
+        notes=tuple(notes),
     )
 
 

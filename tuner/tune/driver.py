@@ -47,8 +47,10 @@ def search(
     Ray at the address, and the `TunerError` of a runner that cannot work.
     """
     request = dataclasses.replace(request, run_id=request.run_id or uuid.uuid4().hex[:8])
-    with _quiet_optuna():
-        ledger = Ledger(request, make_proposer(request), on_record=on_record, on_progress=on_progress)
+    with quiet_optuna():
+        ledger = Ledger(
+            request, make_proposer(request), on_record=on_record, on_progress=on_progress
+        )
         ledger.reuse()
         ledger.report()
         if ledger.stopped_by is None and ledger.failure is None:
@@ -145,7 +147,8 @@ def _run_trials(request: SearchRequest, ledger: Ledger, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_optuna() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
+    """Optuna says nothing but errors meanwhile."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

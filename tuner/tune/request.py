@@ -111,11 +111,7 @@ class SearchRequest:
             raise unknown("searcher", self.searcher, SEARCHERS)
         if self.max_concurrent is not None and self.max_concurrent < 1:
             raise InputError(f"max_concurrent is {self.max_concurrent}, and must be at least 1")
-        if self.min_gain is not None and self.searcher != DEFAULT_SEARCHER:
-            raise InputError(
-                f"searcher {self.searcher!r} does not say what it expects to gain",
-                hint=f"search with {DEFAULT_SEARCHER!r}, or without a smallest gain",
-            )
+        check_min_gain(self.min_gain, self.searcher)
         _ = self.budget
 
     @property
@@ -151,6 +147,15 @@ class SearchRequest:
         if self.bench is None:
             return record.source is Source.PREDICTED
         return self.bench.ran(record)
+
+
+def check_min_gain(min_gain: float | None, searcher: str) -> None:
+    """Raise `InputError` for a smallest gain where `searcher` does not say what it expects."""
+    if min_gain is not None and searcher != DEFAULT_SEARCHER:
+        raise InputError(
+            f"searcher {searcher!r} does not say what it expects to gain",
+            hint=f"search with {DEFAULT_SEARCHER!r}, or without a smallest gain",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""What `tuner search --dry-run` prints: which trials would run, how long, and at what cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.measuring import Measuring, Simulating
+from tuner.cli.render import console, print_fields, print_json, settings_text, table
+from tuner.cli.search_plan import Plan
+from tuner.cli.search_request import Prepared, measure_options, prepare
+from tuner.cli.search_text import print_plan, stopped_text
+from tuner.cli.target import comparable, with_margin
+from tuner.errors import EXIT_FOUND, InputError
+from tuner.units import format_duration, format_size, significant
+
+if TYPE_CHECKING:
+    from tuner.tune.preview import PlannedTrial, Preview
+
+SHOWN = 12
+"""Trials in the table; what comes later depends on what these come to. JSON has all."""
+
+
+def dry_run(plan: Plan) -> int:
+    """Print the trials that would run; writes nothing but the cache of predictions.
+
+    Exit code 0 whatever they are expected to come to. Raises `InputError` for code of the
+    user's own, of which nothing is predicted.
+    """
+    options = plan.options
+    if not plan.part.space.predictable:
+        raise InputError(
+            "a dry run says what is predicted, and of your own code nothing is",
+            hint="tuner search --trials 1 tries one configuration",
+        )
+    known = () if options.fresh else comparable(plan.target.folder.read().records, plan.target)
+    known = tuple(with_margin(record, plan.margin_bytes) for record in known)
+    if not options.quiet:
+        print_plan(plan, known)
+    prepared = prepare(plan, known)
+    from tuner.tune.preview import preview  # Ray and Optuna: seconds to import
+
+    trials_on = plan.trials_on
+    how = measure_options(trials_on, options) if isinstance(trials_on, Measuring) else None
+    found = preview(prepared.request, how)
+    if options.as_json:
+        print_json(_to_dict(plan, prepared, found))
+    else:
+        _print(plan, found)
+    return EXIT_FOUND
+
+
+def _print(plan: Plan, found: Preview) -> None:
+    click.echo("\nDry run: nothing was run, and no results were written.")
+    if not found.trials:
+        click.echo(f"No trial would run{stopped_text(plan.options, str(found.stopped_by))}.")
+        return
+    names = plan.target.facts.knobs
+    first = found.trials[:SHOWN]
+    differing = [n for n in names if len({t.configuration.get(n) for t in first}) > 1]
+    same = [n for n in names if n not in differing]
+    head = f"Would run, in this order if all goes as predicted (the first {len(first)})"
+    click.echo(head if len(found.trials) > len(first) else head.rpartition(" (")[0])
+    print_fields([("all with", settings_text(first[0].configuration, same))])
+    click.echo()
+    rows = table(
+        ["", "memory", "fits", "samples/s", "time", "settings"],
+        right=("", "memory", "fits", "samples/s", "time"),
+    )
+    for number, trial in enumerate(first, start=1):
+        rows.add_row(
+            str(number),
+            format_size(trial.prediction.memory.device_bytes),
+            _percent_text(trial.fit_probability),
+            significant(trial.prediction.speed.samples_per_s),
+            format_duration(trial.device_s),
+            settings_text(trial.configuration, differing),
+        )
+    console().print(rows)
+    click.echo("fits: the probability of not running out of memory; all numbers are predicted")
+    click.echo()
+    print_fields([("in all", _total_text(plan, found)), ("here", _here_text(plan))])
+
+
+def _percent_text(share: float) -> str:
+    """No certainty is claimed that a model of the GPU cannot have."""
+    return ">99%" if share > 0.99 else f"{share:.0%}"
+
+
+def _total_text(plan: Plan, found: Preview) -> str:
+    cost = _cost_usd(plan, found)
+    price = plan.target.gpu.price_usd_per_hour
+    text = f"{len(found.trials)} trials, about {format_duration(found.device_s)} of GPU time"
+    text += f", {cost:.2f} USD at {price:g} USD per hour" if cost is not None else ""
+    return text + stopped_text(plan.options, str(found.stopped_by))
+
+
+def _here_text(plan: Plan) -> str:
+    trials_on = plan.trials_on
+    if isinstance(trials_on, Simulating):
+        return f"{trials_on.why}: trials are simulated, which takes no GPU time and costs nothing"
+    at_once = plan.options.workers or len(trials_on.local)
+    return f"{at_once} trials at once" if at_once > 1 else ""
+
+
+def _cost_usd(plan: Plan, found: Preview) -> float | None:
+    price = plan.target.gpu.price_usd_per_hour
+    return found.device_s / 3600 * price if price is not None else None
+
+
+def _to_dict(plan: Plan, prepared: Prepared, found: Preview) -> dict[str, Any]:
+    return {
+        "dry_run": True,
+        "space": plan.target.space.name,
+        "gpu": plan.target.gpu.id,
+        "simulated": isinstance(plan.trials_on, Simulating),
+        "notes": list(prepared.notes),
+        "reused": found.reused,
+        "stopped_by": str(found.stopped_by),
+        "gpu_s": round(found.device_s, 1),
+        "cost_usd": _cost_usd(plan, found),
+        "trials": [_trial_dict(trial) for trial in found.trials],
+    }
+
+
+def _trial_dict(trial: PlannedTrial) -> dict[str, Any]:
+    return {
+        "configuration": trial.configuration.to_dict(),
+        "fit_probability": round(trial.fit_probability, 4),
+        "gpu_s": round(trial.device_s, 1),
+        "predicted": trial.prediction.to_dict(),
+    }

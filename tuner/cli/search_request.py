@@ -1,0 +1,169 @@
+"""From a checked plan to the request of a search: predictions, what is tried first, the bench."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.device import CPU
+from tuner.cli.measuring import Measuring
+from tuner.cli.own_code import trial_job
+from tuner.cli.progress import compiling
+from tuner.cli.render import count, print_fields
+from tuner.cli.search_plan import Plan, SearchOptions
+from tuner.records import Configuration, Prediction, TrialRecord
+from tuner.units import format_duration
+
+if TYPE_CHECKING:
+    from tuner.runner.base import MeasureOptions
+    from tuner.space import SearchSpace
+    from tuner.tune.request import SearchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A search that is ready to run.
+
+    `predictions` are those of the supported configurations, in their order; empty where nothing
+    had to be predicted. `notes` are sentences about the space for people.
+    """
+
+    request: SearchRequest
+    predictions: tuple[Prediction, ...]
+    notes: tuple[str, ...]
+
+
+def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
+    """Predict what is to be searched, and say all that a search needs to know.
+
+    Where the budget is spent already, nothing is tried and nothing is predicted.
+    """
+    from tuner.runner.factories import SimulatedFactory
+    from tuner.tune.request import SearchRequest
+
+    options, space = plan.options, plan.part.space
+    gpu, trials_on = plan.target.gpu, plan.trials_on
+    job = trial_job(space, gpu, plan.margin_fraction, plan.profile)
+    how: dict[str, Any] = {"runner_factory": SimulatedFactory(job)}
+    if isinstance(trials_on, Measuring):
+        how = {
+            "runner_factory": trials_on.factory(job, measure_options(trials_on, options)),
+            "bench": trials_on.bench,
+            "resources_per_trial": trials_on.resources,
+            "local_gpus": trials_on.local,
+        }
+    initial: list[Configuration] = []
+    predictions: list[Prediction] = []
+    if not space.predictable:
+        initial = _baseline(space)
+    elif sum(map(plan.is_alike, known)) < options.trials:
+        predictions = _predictions(plan)
+        initial = _initial(plan, predictions)
+        if isinstance(trials_on, Measuring) or options.searcher == "guided" or options.dry_run:
+            how["predictions"] = {
+                configuration.key: prediction
+                for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
+            }
+    request = SearchRequest(
+        space=plan.part,
+        gpu=gpu,
+        trials=options.trials,
+        seed=options.seed,
+        time_limit_s=options.time_limit,
+        gpu_hours=options.gpu_hours,
+        max_cost_usd=options.max_cost,
+        min_gain=options.min_gain,
+        study_path=options.study,
+        max_concurrent=options.workers,
+        where=options.where,
+        searcher=options.searcher,
+        initial=initial,
+        resume=known,
+        workload=space.workload,
+        margin_bytes=plan.margin_bytes,
+        address=options.address,
+        versions=plan.versions,
+        **how,
+    )
+    return Prepared(request, tuple(predictions), _inert(plan, predictions))
+
+
+PROCESSOR_BUDGET_S = 0.5
+"""Time for the timed steps of a trial on a processor: tiny models, and steps of milliseconds."""
+
+
+def measure_options(trials_on: Measuring, options: SearchOptions) -> MeasureOptions:
+    """How each real trial of a search runs."""
+    budget = options.budget
+    if budget is None and trials_on.device == CPU:
+        budget = PROCESSOR_BUDGET_S
+    return trials_on.options(
+        budget_s=budget,
+        timeout_s=options.timeout,
+        weights=options.weights,
+        wait_for_device_s=options.wait,
+    )
+
+
+SHORTLIST_SHARE = 0.75
+"""Part of the budget that goes to the predicted short list; Optuna proposes the rest."""
+
+
+def _initial(plan: Plan, predictions: Sequence[Prediction]) -> list[Configuration]:
+    """What is tried first: the space's baseline, and the short list of the predicted space."""
+    from tuner.estimate.shortlist import shortlist
+
+    space = plan.part.space
+    baseline = _baseline(space)
+    if plan.options.searcher == "guided":  # it starts from the predicted front by itself
+        return baseline
+    number = round(plan.options.trials * SHORTLIST_SHARE)
+    return [*baseline, *shortlist(plan.part.supported, predictions, number)]
+
+
+def _baseline(space: SearchSpace) -> list[Configuration]:
+    return [space.configuration(space.baseline)] if space.baseline else []
+
+
+def _predictions(plan: Plan) -> list[Prediction]:
+    """A prediction of every configuration that can be tried, in their order."""
+    from tuner.estimate.compiling import default_workers
+    from tuner.estimate.predictor import Job, Predictor
+
+    space, options = plan.part.space, plan.options
+    predictor = Predictor(Job(space.workload, space.predicted_model()), workers=default_workers())
+    started = time.monotonic()
+    with compiling(err=options.as_json, quiet=options.quiet) as report:
+        predictions = predictor.predict(
+            plan.part.supported,
+            plan.target.gpu,
+            margin_fraction=plan.margin_fraction,
+            profile=plan.profile,
+            on_progress=report,
+        )
+    if not options.quiet:
+        fitting = sum(prediction.fits for prediction in predictions)
+        click.echo(
+            f"predicted all {count(len(predictions))} configurations in "
+            f"{format_duration(time.monotonic() - started)}: {count(fitting)} fit",
+            err=options.as_json,
+        )
+    return predictions
+
+
+def _inert(plan: Plan, predictions: Sequence[Prediction]) -> tuple[str, ...]:
+    """What is to be said of knobs that change nothing; said once here, and in the report."""
+    from tuner.estimate.inert import inert_knobs
+
+    if not predictions:
+        return ()
+    found = inert_knobs(plan.part.supported, predictions, tuple(plan.part.knobs))
+    notes = tuple(f"{inert} (predicted)" for inert in found)
+    if not plan.options.quiet:
+        for note in notes:
+            print_fields([("note", note)], err=plan.options.as_json)
+    return notes
