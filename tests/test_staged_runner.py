@@ -9,6 +9,7 @@ import pytest
 from test_stages import prediction
 
 from tuner.records import Measurement, Outcome, Source, Status
+from tuner.runner.base import PLAIN
 from tuner.runner.staged import StagedFactory, StagedRunner
 from tuner.space import load_space
 
@@ -24,7 +25,7 @@ class Recorded:
         self.outcomes = outcomes or {}
         self.asked = []
 
-    def run(self, configuration):
+    def run(self, configuration, instructions=PLAIN):
         negatives = configuration["n_negatives"]
         self.asked.append(negatives)
         known = Outcome(Status.OK, prediction=prediction(negatives / 2, 1.0), duration_s=2.0)

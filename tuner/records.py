@@ -123,6 +123,8 @@ class Phase(enum.StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"
+    """Of a verification: evaluating and saving a checkpoint, after the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,12 @@ class Measurement:
     samples_per_s_interval: tuple[float, float] | None = None
     """95 % confidence interval of the mean rate over the timed steps."""
     stopped_by: str | None = None
-    """What ended the timed steps: "interval" (narrow enough), "budget", or "loss"."""
+    """What ended the timed steps: "interval" (narrow enough), "budget", "loss", or, before
+    that, "memory" (beyond what may be recommended) or "dominated" (surely slower than a trial
+    that takes no more memory)."""
+    evaluation_peak_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    """Of a verification: the peak allocated while it evaluated and saved, and the size saved."""
     padded_tokens_per_s: float | None = None
     """Tokens a second with padding counted; `speed.tokens_per_s` counts none."""
     data_wait_fraction: float | None = None
@@ -353,6 +360,13 @@ class TrialRecord:
     """Memory that the trial was allowed on `device`; None where it was allowed all of it."""
     margin_bytes: int | None = None
     """Memory that is to stay free; None where only the prediction says it."""
+    verification: bool = False
+    """Whether the trial was a verification: longest lengths, more steps, an evaluation, a save."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether the configuration passed its verification with the margin."""
+        return self.verification and self.fits
 
     @property
     def source(self) -> Source:
@@ -402,6 +416,7 @@ class TrialRecord:
             "device": self.device,
             "memory_limit_bytes": self.memory_limit_bytes,
             "margin_bytes": self.margin_bytes,
+            "verification": self.verification,
             "versions": dict(self.versions),
         }
 
@@ -435,6 +450,7 @@ class TrialRecord:
             device=data.get("device"),
             memory_limit_bytes=data.get("memory_limit_bytes"),
             margin_bytes=data.get("margin_bytes"),
+            verification=data.get("verification", False),
         )
 
 

@@ -52,6 +52,44 @@ class TrialJob:
         return "tuner.runner.training:TRAINING"
 
 
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """When a trial that runs cannot win any more; settled before it starts, and frozen.
+
+    - `usable_bytes` is the device memory that a configuration may take to be recommended. Peaks
+      only grow, so that one step beyond it says enough.
+    - `front` holds device memory in bytes and samples per second of trials that fitted: a trial
+      that takes no less memory than one of them, and is surely slower, is dominated.
+    """
+
+    usable_bytes: int | None = None
+    front: tuple[tuple[int, float], ...] = ()
+
+    def is_too_large(self, device_bytes: int) -> bool:
+        """Whether a trial that took `device_bytes` so far cannot be recommended."""
+        return self.usable_bytes is not None and device_bytes > self.usable_bytes
+
+    def is_dominated(self, device_bytes: int, at_most_samples_per_s: float) -> bool:
+        """Whether a trial of this memory so far and at most this throughput is dominated."""
+        return any(
+            size <= device_bytes and rate > at_most_samples_per_s for size, rate in self.front
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """What is particular to one trial beside its configuration.
+
+    `verify` asks for the longest lengths, more steps, an evaluation and a checkpoint.
+    """
+
+    give_up: GiveUp | None = None
+    verify: bool = False
+
+
+PLAIN = Instructions()
+
+
 class TrialRunner(Protocol):
     """Runs one configuration at a time, in the process that built it.
 
@@ -61,9 +99,10 @@ class TrialRunner(Protocol):
 
     source: Source
 
-    def run(self, configuration: Configuration) -> Outcome:
+    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
         """What came of the trial. Out of memory, a crash or a hang of the trial are outcomes.
 
+        A runner that cannot give up a trial early, or cannot verify one, runs it in full.
         Raises only for what is not the trial's doing, and then a `TunerError`.
         """
         ...
@@ -96,6 +135,7 @@ class MeasureOptions:
       (the job's lengths in the timed steps; the warm-up has the longest all the same, so that
       the peak is that of the worst batch).
     - `wait_for_device_s` is how long a device that others use is waited for.
+    - `instructions` are those of the trial that runs.
     """
 
     device: str = "cuda:0"
@@ -108,6 +148,7 @@ class MeasureOptions:
     weights: str = "synthetic"
     lengths: Literal["full", "data"] = "full"
     wait_for_device_s: float = 0.0
+    instructions: Instructions = PLAIN
 
 
 def outcome_versions() -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Source
-from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.runner.messages import Ended, Facts, Ready, Refused, Run, Start, Stop
 from tuner.runner.outcome import Ending, classify, unavailable
 from tuner.runner.preflight import wait_for_device
@@ -109,7 +109,13 @@ class IsolatedRunner:
             self._drop_warm()
             raise
 
-    def run(self, configuration: Configuration, *, on_progress: Progress | None = None) -> Outcome:
+    def run(
+        self,
+        configuration: Configuration,
+        instructions: Instructions = PLAIN,
+        *,
+        on_progress: Progress | None = None,
+    ) -> Outcome:
         """What came of the trial, whatever happened to it; see `TrialRunner.run`.
 
         `on_progress` gets the facts that the trial reports, soon after it does. Raises
@@ -124,7 +130,7 @@ class IsolatedRunner:
         assert self._warm is not None
         try:
             ending = self._warm.run(
-                configuration,
+                Run(configuration.to_dict(), instructions),
                 self._interrupted,
                 self._options,
                 _ignore if on_progress is None else on_progress,
@@ -219,7 +225,7 @@ class _Warm:
 
     def run(
         self,
-        configuration: Configuration,
+        trial: Run,
         interrupted: Connection[Any, Any],
         options: MeasureOptions,
         on_progress: Progress,
@@ -234,7 +240,7 @@ class _Warm:
 
         is_silent = False
         try:
-            self._connection.send(Run(configuration.to_dict()))
+            self._connection.send(trial)
             ending = self._listen(interrupted, options.timeout_s + ANSWER_WITHIN_S, note)
             if ending is not None:
                 return ending

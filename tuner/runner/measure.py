@@ -26,6 +26,8 @@ from tuner.runner.gpu_watch import GpuActivity, GpuWatch
 from tuner.runner.mfu import mfu
 from tuner.runner.rate import MeanInterval, RunningMean
 from tuner.runner.settings import apply_settings
+from tuner.runner.stop_rule import StopRule, thorough
+from tuner.runner.verification import LastCall, evaluate_and_save
 from tuner.units import format_gib
 from tuner.workloads import get_workload
 from tuner.workloads.base import TrainingSession
@@ -50,6 +52,8 @@ def measure(
     The process must be a fresh one that has imported what training needs (`Training.prepare`):
     limits and settings stay in force, and the memory of an import would be taken for the trial's.
     """
+    if options.instructions.verify:
+        options = thorough(options)
     torch.manual_seed(SEED)
     started = time.perf_counter()
     notes = apply_settings(configuration, options.device)
@@ -73,9 +77,14 @@ def measure(
         load_s = time.perf_counter() - started
         report(_loaded(session, load_s))
         micro_steps = int(str(configuration.get("grad_accum", 1)))
-        first_step_s = _warm_up(session, environment, micro_steps, options.warmup_steps)
+        call = LastCall(session, environment) if options.instructions.verify else None
+        rule = StopRule(options, lambda: place.device_bytes(environment))
+        first_step_s = _warm_up(session, environment, micro_steps, rule)
         report({"first_step_s": first_step_s, **_peaks(environment), "phase": None})
-        timed = _timed_steps(session, environment, micro_steps, options)
+        timed = _timed_steps(session, environment, micro_steps, rule)
+        evaluation_peak, checkpoint = None, None
+        if call is not None:
+            evaluation_peak, checkpoint = evaluate_and_save(session, call, environment)
         memory, device_memory = place.memory(environment)
         session.close()
     return Measurement(
@@ -86,13 +95,15 @@ def measure(
         device=place.name,
         steps=timed.interval.count,
         loss_finite=timed.loss_finite,
-        warmup_steps=options.warmup_steps,
+        warmup_steps=rule.warmup_steps,
         load_s=load_s,
         first_step_s=first_step_s,
         samples_per_s_interval=timed.interval.rates(timed.samples / timed.interval.count),
         stopped_by=timed.stopped_by,
         padded_tokens_per_s=timed.padded_tokens / timed.total_s,
         data_wait_fraction=timed.data_wait_s / timed.total_s,
+        evaluation_peak_bytes=evaluation_peak,
+        checkpoint_bytes=checkpoint,
         num_alloc_retries=place.alloc_retries(),
         timed_alloc_retries=timed.alloc_retries,
         nvml_process_bytes=device_memory.process_bytes,
@@ -153,6 +164,11 @@ class _Place:
         )
         return memory, known
 
+    def device_bytes(self, environment: RealEnvironment) -> int:
+        """The highest device memory so far; reads the driver once a call."""
+        context = self._context_bytes() if self._footprint else 0
+        return int(_peaks(environment)["peak_reserved_bytes"]) + context
+
     def alloc_retries(self) -> int | None:
         """How often the allocator gave cached blocks back; None on the processor."""
         return alloc_retries(self._device)
@@ -206,16 +222,19 @@ class _Timed:
 
 
 def _warm_up(
-    session: TrainingSession, environment: RealEnvironment, micro_steps: int, steps: int
+    session: TrainingSession, environment: RealEnvironment, micro_steps: int, rule: StopRule
 ) -> float:
     """Steps that are not timed; the seconds of the first. Peaks are noted by phase."""
-    first_step_s = 0.0
-    for step in range(max(1, steps)):
-        started = time.perf_counter()
+    first_step_s: float | None = None
+    ended = False
+    while not ended:
+        before, started = session.counts.samples, time.perf_counter()
         session.optimizer_step(micro_steps)
         environment.synchronize()
-        if step == 0:
-            first_step_s = time.perf_counter() - started
+        step_s = time.perf_counter() - started
+        first_step_s = step_s if first_step_s is None else first_step_s
+        ended = rule.ends_warm_up(session.counts.samples - before, step_s)
+    assert first_step_s is not None
     environment.note_peak()
     environment.recording = False
     return first_step_s
@@ -225,12 +244,13 @@ def _timed_steps(
     session: TrainingSession,
     environment: RealEnvironment,
     micro_steps: int,
-    options: MeasureOptions,
+    rule: StopRule,
 ) -> _Timed:
     """Time steps until their mean is known well enough, or the budget is spent."""
-    device = parse_device(options.device)
+    device = parse_device(environment.device)
     before = session.counts
-    start = (before.samples, before.tokens, before.padded_tokens, before.data_wait_s)
+    before_samples = before.samples
+    start = (before_samples, before.tokens, before.padded_tokens, before.data_wait_s)
     start_flops, retries = before.model_flops, alloc_retries(device)
     mean, stopped_by = RunningMean(), None
     with GpuWatch(device.index if device.type == "cuda" else None) as watch:
@@ -241,7 +261,8 @@ def _timed_steps(
             mean.add(time.perf_counter() - started)
             # Asked between the steps: the answer waits for the device.
             finite = math.isfinite(float(session.loss))
-            stopped_by = _reason_to_stop(mean, options) if finite else "loss"
+            step_samples = (session.counts.samples - before_samples) // mean.interval().count
+            stopped_by = rule.reason_to_stop(mean, step_samples) if finite else "loss"
     after = session.counts
     samples, tokens, padded, waited_s = (
         now - then
@@ -265,15 +286,6 @@ def _timed_steps(
         alloc_retries=None if end_retries is None else end_retries - (retries or 0),
         activity=watch.activity,
     )
-
-
-def _reason_to_stop(mean: RunningMean, options: MeasureOptions) -> str | None:
-    interval = mean.interval()
-    if interval.count < options.min_steps:
-        return None
-    if interval.relative_error <= options.relative_error:
-        return "interval"
-    return "budget" if mean.total_s >= options.budget_s else None
 
 
 def _difference(after: float | None, before: float | None) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tuner.errors import TunerError
 from tuner.records import Configuration, Measurement
-from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.runner.outcome import Ending
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -65,6 +65,7 @@ class Run:
     """Run one trial. Answered by `Facts`, any number of them, and one `Ended`."""
 
     configuration: Mapping[str, Any]
+    instructions: Instructions = PLAIN
 
 
 @dataclass(frozen=True, slots=True)

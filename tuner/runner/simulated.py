@@ -11,7 +11,7 @@ import time
 from tuner.errors import InputError
 from tuner.estimate.predict import predict, resolve_subject
 from tuner.records import Configuration, Outcome, Prediction, Source, Status
-from tuner.runner.base import TrialJob
+from tuner.runner.base import PLAIN, Instructions, TrialJob
 
 
 class SimulatedRunner:
@@ -24,7 +24,7 @@ class SimulatedRunner:
         assert job.model is not None  # what has no model is measured only
         self._subject = resolve_subject(job.workload, job.model)
 
-    def run(self, configuration: Configuration) -> Outcome:
+    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
         """Trace `configuration`; see `TrialRunner.run`."""
         started = time.perf_counter()
         try:

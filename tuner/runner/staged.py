@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tuner.estimate.stages import Work, combine, mean_speed, stage_work
 from tuner.records import Configuration, Measurement, Outcome, Status
-from tuner.runner.base import RunnerFactory, TrialRunner
+from tuner.runner.base import PLAIN, Instructions, RunnerFactory, TrialRunner
 from tuner.space.searchspace import SearchSpace
 
 
@@ -24,13 +24,17 @@ class StagedRunner:
         self._runner = runner
         self._space = space
 
-    def run(self, configuration: Configuration) -> Outcome:
-        """See `TrialRunner.run`. `duration_s` is that of all stages."""
+    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
+        """See `TrialRunner.run`. `duration_s` is that of all stages.
+
+        No stage is given up early: its speed is not that of all stages together.
+        """
+        instructions = replace(instructions, give_up=None)
         found: dict[Configuration, Outcome] = {}
         stages = self._space.stage_configurations(configuration)
         for name, values in stages.items():
             if values not in found:
-                found[values] = self._runner.run(values)
+                found[values] = self._runner.run(values, instructions)
             outcome = found[values]
             if outcome.status is not Status.OK:
                 message = f"in stage {name}: {outcome.message}".removesuffix(": ")

@@ -17,11 +17,13 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tuner.errors import TunerError, UnavailableError
 from tuner.records import Configuration
+from tuner.runner.base import Instructions, MeasureOptions
 from tuner.runner.child import ChildTask, child_main
 from tuner.runner.heard import Heard, Read
 from tuner.runner.messages import (
@@ -70,7 +72,8 @@ def main() -> int:
         while True:
             message = connection.recv()
             if isinstance(message, Run):
-                connection.send(Ended(warm.run(Configuration(message.configuration))))
+                configuration = Configuration(message.configuration)
+                connection.send(Ended(warm.run(configuration, message.instructions)))
     except (EOFError, ConnectionError):
         return 0
     finally:
@@ -126,11 +129,12 @@ class WarmProcess:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
-    def run(self, configuration: Configuration) -> Ending:
+    def run(self, configuration: Configuration, instructions: Instructions) -> Ending:
         """Run one trial to its end. Raises EOFError when the supervising process is gone."""
         kills_before = oom_kills()
         started_s = time.monotonic()
-        child, heard = self._fork(configuration)
+        options = replace(self._start.options, instructions=instructions)
+        child, heard = self._fork(configuration, options)
         try:
             stopped = self._watch(child, heard, started_s + self._start.options.timeout_s)
         finally:
@@ -154,14 +158,14 @@ class WarmProcess:
             duration_s=time.monotonic() - started_s,
         )
 
-    def _fork(self, configuration: Configuration) -> tuple[int, Heard]:
+    def _fork(self, configuration: Configuration, options: MeasureOptions) -> tuple[int, Heard]:
         """The new child, and what will be heard of it."""
         lines_read, lines_write = os.pipe()
         log_read, log_write = os.pipe()
         task = ChildTask(
             body=self._body,
             job=self._start.job,
-            options=self._start.options,
+            options=options,
             configuration=configuration,
             parent=os.getpid(),
             lines=lines_write,
