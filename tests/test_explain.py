@@ -293,3 +293,12 @@ class TestCommand:
         arguments = ["explain", "--space", "tiny.yaml", "--gpu", "t4", "--set", "precision=bf16"]
         assert run(arguments) == InputError.exit_code
         assert "bf16" in capfd.readouterr().err
+
+    @pytest.mark.parametrize("name", ["explain", "compare"])
+    def test_code_of_ones_own_is_not_predicted(self, folder, capfd, name):
+        (folder / "own.yaml").write_text(
+            "name: own\ncommand: [python, train.py, --batch, '{batch}']\n"
+            "knobs: {batch: [1, 2]}\nsamples_per_step: batch\n"
+        )
+        assert run([name, "--space", "own.yaml", "--gpu", "a6000"]) == 3
+        assert "can be measured and not predicted" in capfd.readouterr().err.replace("\n", " ")

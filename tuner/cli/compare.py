@@ -84,6 +84,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     sides are measured where both were, and otherwise both are predicted.
     """
     from tuner.advice.baseline import read_baseline
+    from tuner.cli.explain import require_predictable
     from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_json
     from tuner.cli.target import check_conditions, load_target
@@ -92,6 +93,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
+    require_predictable(target)
     check_conditions(target, where)
     baseline = read_baseline(target.space, files, parse_settings(settings))
     fraction = parse_margin(margin, target.gpu)

@@ -19,6 +19,7 @@ from tuner.cli.options import (
     set_option,
     space_option,
 )
+from tuner.errors import UnavailableError
 
 if TYPE_CHECKING:
     from tuner.advice.allocations import Allocation
@@ -75,6 +76,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
+    require_predictable(target)
     configuration = target.space.configuration(parse_settings(settings), strict=False)
     fraction = parse_margin(margin, target.gpu)
     with quiet_libraries():
@@ -83,6 +85,16 @@ def command(  # noqa: PLR0913 - one argument for each option
         print_json({"space": target.space.name, "gpu": target.gpu.id, **explanation.to_dict()})
     else:
         _print(target, explanation)
+
+
+def require_predictable(target: Target) -> None:
+    """Raise `UnavailableError` for code of the user's own, of which nothing can be predicted."""
+    if not target.space.predictable:
+        raise UnavailableError(
+            f"search space {target.space.name!r} runs code of your own, which can be measured and "
+            "not predicted",
+            hint=f"`{target.command('show')}` shows what trials of it came to",
+        )
 
 
 def _explain(target: Target, configuration: Configuration, fraction: float | None) -> Explanation:
