@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from typing import Any
 
 from tuner.errors import InputError, Problem, UnavailableError
 from tuner.records import JOURNAL_SCHEMA, Source, Status, TrialRecord
+from tuner.results.repeats import pooled
 
 MAX_PROBLEMS = 20
 """How many malformed lines one error lists; a wrong file would otherwise fill the screen."""
@@ -92,15 +93,22 @@ def read_journal(path: Path) -> JournalContents:
 def latest(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """One record per configuration and GPU, in the order of first appearance.
 
-    Of several, a measured one beats a predicted one, one that ran to its end beats an
-    interrupted one, and among equals the last written wins.
+    Of several, a measured one beats a predicted one and one that ran to its end beats an
+    interrupted one; measured ones are pooled (see `pooled`), and of predicted ones the last
+    written wins.
     """
-    chosen: dict[tuple[str, str, int, str], TrialRecord] = {}
+    found: dict[tuple[str, str, int, str], list[TrialRecord]] = {}
     for record in records:
         key = (record.space, record.gpu, record.gpu_memory_bytes, record.configuration.key)
-        if key not in chosen or _standing(record) >= _standing(chosen[key]):
-            chosen[key] = record
-    return tuple(chosen.values())
+        found.setdefault(key, []).append(record)
+    return tuple(_one_of(trials) for trials in found.values())
+
+
+def _one_of(records: Sequence[TrialRecord]) -> TrialRecord:
+    """The record that stands for all trials of one configuration."""
+    highest = max(map(_standing, records))
+    equals = [record for record in records if _standing(record) == highest]
+    return pooled(equals) if equals[0].source is Source.MEASURED else equals[-1]
 
 
 class JournalWriter:
