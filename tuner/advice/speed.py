@@ -113,6 +113,8 @@ def _fix(kind: str, changes: Sequence[Change]) -> str:
 
 def _tensor_cores(configuration: Configuration, prediction: Prediction, gpu: Gpu) -> Iterator[Note]:
     """Products that run at the plain rate although the GPU has tensor cores for others."""
+    if gpu.compute_capability < (7, 0):
+        return  # a processor, or a GPU before there were any
     precision = compute_precision(configuration)
     share = _share(prediction, "matmul")
     rates = {p: gpu.flops[p] for p in ("tf32", "fp16", "bf16") if p in gpu.flops}
