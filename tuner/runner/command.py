@@ -200,9 +200,14 @@ def _started(
 def _environment(
     command: Command, configuration: Configuration, options: MeasureOptions
 ) -> dict[str, str]:
-    """What a line of its prints is worth depends on when it is printed: Python does not wait."""
-    told = {TRIAL: json.dumps(trial_facts(options)), "PYTHONUNBUFFERED": "1"}
-    return {**told, **os.environ, **told, **command.environment(configuration)}
+    """The environment of this process, with what makes progress heard as it is made."""
+    told = {
+        TRIAL: json.dumps(trial_facts(options)),
+        "PYTHONUNBUFFERED": "1",
+        # Its own default. This program is quieter, and Trainer shows no progress bar then.
+        "TRANSFORMERS_VERBOSITY": "warning",
+    }
+    return {**os.environ, **told, **command.environment(configuration)}
 
 
 def _end_like(exit_code: int) -> NoReturn:

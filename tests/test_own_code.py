@@ -1,0 +1,219 @@
+"""Code of the user's own, searched end to end on the processor; the examples of the documents."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.main import run
+from tuner.errors import InputError
+from tuner.records import Source, Status
+from tuner.results.journal import read_journal
+from tuner.testing import WorkloadContract
+from tuner.workloads import get_workload
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+
+TRAINER = """
+import argparse
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--per_device_train_batch_size", type=int)
+options = parser.parse_args()
+sizes = dict(hidden_size=16, intermediate_size=16, vocab_size=32, num_hidden_layers=1)
+model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
+rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 64
+arguments = TrainingArguments(
+    output_dir="out", max_steps=100_000, use_cpu=True, report_to=[], save_strategy="no",
+    per_device_train_batch_size=options.per_device_train_batch_size,
+)
+Trainer(model, arguments, train_dataset=rows).train()
+"""
+TRAINER_SPACE = """
+name: hf
+command: [python, hf.py, --per_device_train_batch_size, "{micro_batch}"]
+samples_per_step: micro_batch
+env: {OMP_NUM_THREADS: "1"}
+knobs:
+  micro_batch: [1, 4]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder; `python` is this one, and finds tuner."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def tuner(*arguments: str) -> str:
+    command = [sys.executable, "-m", "tuner", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout
+
+
+def search(space: str, trials: int) -> list:
+    """Search on the processor; the records, all of which must be measurements."""
+    text = tuner("search", "--space", space, "--gpu", "cpu", "--trials", str(trials))
+    assert "guided needs predictions" in text
+    assert "Recommended (measured)" in text
+    records = read_journal(next(Path("results").rglob("trials.jsonl"))).records
+    assert len(records) == trials
+    for record in records:
+        assert record.outcome.status is Status.OK, record.outcome.message
+        assert record.source is Source.MEASURED
+        assert record.outcome.prediction is None
+        assert record.outcome.measurement.speed.samples_per_s > 0
+    return records
+
+
+@pytest.mark.slow
+def test_a_loop_that_knows_nothing_of_tuner_is_tuned(folder):
+    shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
+    records = search("own_loop.yaml", 3)
+    # Torch is imported by the command: its memory is part of it.
+    assert all(r.outcome.measurement.memory.device_bytes > 50 * 2**20 for r in records)
+    again = tuner("search", "--space", "own_loop.yaml", "--gpu", "cpu", "--trials", "3")
+    assert "0 new trials" in again
+    (folder / "train.py").write_text("raise SystemExit('another script')")
+    assert run(["search", "--space", "own_loop.yaml", "--gpu", "cpu", "--trials", "1"]) == 1
+
+
+@pytest.mark.slow
+def test_a_trainer_script_that_knows_nothing_of_tuner_is_tuned(folder):
+    (folder / "hf.py").write_text(TRAINER)
+    (folder / "hf.yaml").write_text(TRAINER_SPACE)
+    records = search("hf.yaml", 2)
+    speeds = {r.configuration["micro_batch"]: r.outcome.measurement.speed for r in records}
+    for batch, speed in speeds.items():
+        assert speed.samples_per_s == pytest.approx(batch / speed.step_s)
+
+
+@pytest.mark.slow
+def test_a_trainer_with_the_callback_says_more(folder):
+    line = "from tuner.integrations.transformers import TunerCallback\n"
+    told = TRAINER.replace("train_dataset=rows", "train_dataset=rows, callbacks=[TunerCallback()]")
+    (folder / "hf.py").write_text(line + told)
+    (folder / "hf.yaml").write_text(TRAINER_SPACE.replace("samples_per_step: micro_batch\n", ""))
+    text = tuner("trial", "--space", "hf.yaml", "--set", "micro_batch=4", "--device", "cpu",
+                 "--budget", "0.5s", "--json")  # fmt: skip
+    measured = json.loads(text)["measured"]
+    assert measured["total_params"] == measured["trainable_params"] > 1000
+    assert measured["samples_per_s"] == pytest.approx(4 / measured["step_s"])
+
+
+@pytest.mark.slow
+def test_the_example_workload_is_searched(folder):
+    shutil.copytree(EXAMPLES / "own_workload", folder, dirs_exist_ok=True)
+    records = search("toy.yaml", 2)
+    for record in records:
+        assert record.outcome.measurement.total_params > 0
+        assert set(record.outcome.measurement.memory.phase_peak_bytes) == {
+            "load", "forward", "backward", "optimizer"}  # fmt: skip
+
+
+class TestExampleWorkload(WorkloadContract):
+    """The contract, inherited as the example does."""
+
+    workload = "toy_workload:Toy"
+    configuration = {"micro_batch": 4, "width": 16, "grad_accum": 2}  # noqa: RUF012
+
+    @pytest.fixture(autouse=True)
+    def _beside_the_example(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(EXAMPLES / "own_workload"))
+
+
+class TestContractFinds:
+    """Each mistake that the contract is there for, in a workload that makes it."""
+
+    MISTAKES = {  # noqa: RUF012
+        "test_samples_are_counted": ("self.counts.samples += self.micro_batch", "pass"),
+        "test_gradients_are_gone_after_a_step": (
+            "self.optimizer.zero_grad(set_to_none=True)", "pass"),
+        "test_a_step_changes_what_is_trained_and_nothing_else": ("self.optimizer.step()", "pass"),
+        "test_session_has_what_it_says": (
+            "self.trainable_params = self.total_params", "self.trainable_params = 7"),
+        "test_phases_are_announced": ("environment.enter(Phase.BACKWARD, micro_step)", "device"),
+        "test_loss_is_a_finite_number": ("loss.detach()", "loss.detach() / 0"),
+        "test_optimizer_has_exactly_what_is_trained": (
+            "AdamW(self.model.parameters()", "AdamW(list(self.model.parameters())[:1]"),
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("name", MISTAKES)
+    def test_a_mistake(self, tmp_path, monkeypatch, name):
+        right, wrong = self.MISTAKES[name]
+        text = (EXAMPLES / "own_workload" / "toy_workload.py").read_text()
+        assert right in text
+        module = f"mistaken_{name}"
+        (tmp_path / f"{module}.py").write_text(text.replace(right, wrong))
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+        class Contract(WorkloadContract):
+            workload = f"{module}:Toy"
+            configuration = {"micro_batch": 4, "width": 16, "grad_accum": 2}  # noqa: RUF012
+
+        with pytest.raises(AssertionError):
+            getattr(Contract(), name)()
+
+
+def test_a_function_is_a_workload_too(tmp_path, monkeypatch):
+    (tmp_path / "as_function.py").write_text(
+        "def train(model_config, configuration, environment):\n"
+        "    return (model_config, configuration, environment)\n"
+        "NOTHING = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    workload = get_workload("as_function:train")
+    assert workload.open(1, 2, 3) == (1, 2, 3)
+    with pytest.raises(InputError, match="opens no session"):
+        get_workload("as_function:NOTHING")
+
+
+class TestWithoutPrediction:
+    def test_commands_that_predict_say_that_they_cannot(self, folder, capsys):
+        shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
+        assert run(["estimate", "--space", "own_loop.yaml", "--gpu", "a6000"]) == 2
+        assert "nothing is predicted" in capsys.readouterr().err
+
+    def test_a_gpu_that_is_not_here_cannot_be_searched(self, folder, capsys):
+        shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
+        assert run(["search", "--space", "own_loop.yaml", "--gpu", "cpu", "--mode", "predict"]) == 3
+        assert "can be measured and not predicted" in " ".join(capsys.readouterr().err.split())
+
+    def test_a_model_has_no_meaning_for_a_command(self, folder, capsys):
+        shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
+        assert run(["search", "--space", "own_loop.yaml", "--gpu", "cpu", "--model", "x"]) == 2
+        assert "has no meaning" in capsys.readouterr().err
+
+    def test_spaces_shows_it(self, folder, capsys):
+        shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
+        assert run(["spaces", "own_loop.yaml"]) == 0
+        assert "train.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "after"),
+    [
+        ("own_loop/own_loop.yaml", ""),
+        ("own_workload/toy.yaml", ""),
+        ("own_workload/toy_workload.py", "class ToySession"),
+        ("own_workload/test_toy.py", "from tuner.testing"),
+    ],
+)
+def test_the_document_shows_the_examples_as_they_are(file, after):
+    text = (EXAMPLES / file).read_text()
+    assert text[text.index(after) :].strip() in (ROOT / "docs" / "your-code.md").read_text()
