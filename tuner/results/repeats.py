@@ -5,47 +5,60 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import fmean, median, stdev
 
 from tuner.records import Measurement, Speed, Status, TrialRecord
-from tuner.runner.rate import student_t
 
 SAYS_NOTHING = (Status.CRASHED, Status.TIMEOUT, Status.INVALID, Status.INTERRUPTED)
 """A verification that ended like this takes nothing from what was measured before it."""
 
 
-def combined(trials: Sequence[TrialRecord]) -> TrialRecord:
-    """One record of trials of one configuration under the same circumstances.
+def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
+    """One record of the runs of one configuration, in the order in which they ended.
 
-    Speed is the median, memory the largest, the interval of the rate that of Student over the
-    trials; the rest is the last one's. A trial that did not end well stands for all: what once
-    ran out of memory is no safe choice. Only a verification that failed for a reason which says
-    nothing of the configuration does not. What passed a verification once is verified.
+    The last one counts, as it tells of the longest history: a verification that ran out of
+    memory outweighs the trial before it. Where the last one ended well, times are those of all
+    runs of the same circumstances together, memory is the largest, and what passed a verification
+    once is verified. A lone run is unchanged.
     """
-    telling = [t for t in trials if not (t.verification and t.outcome.status in SAYS_NOTHING)]
-    telling = telling or list(trials)
-    ended_badly = [t for t in telling if t.outcome.status is not Status.OK]
-    if ended_badly:
-        return ended_badly[-1]
-    last = telling[-1]
-    measured = [m for t in telling if (m := t.outcome.measurement) is not None]
-    if len(measured) < 2:
+    distinct: dict[str, TrialRecord] = {}
+    for run in runs:  # a line is written again where another margin is asked for
+        distinct.pop(run.trial_id, None)
+        distinct[run.trial_id] = run
+    every = list(distinct.values())
+    telling = [r for r in every if not (r.verification and r.outcome.status in SAYS_NOTHING)]
+    last = (telling or every)[-1]
+    alike = [
+        run
+        for run in telling
+        if run.outcome.status is Status.OK and _circumstances(run) == _circumstances(last)
+    ]
+    measured = [m for run in alike if (m := run.outcome.measurement) is not None]
+    if last.outcome.status is not Status.OK or len(measured) < 2:
         return last
-    outcome = replace(last.outcome, measurement=_together(measured))
-    return replace(last, outcome=outcome, verification=any(t.verification for t in telling))
-
-
-def _together(trials: Sequence[Measurement]) -> Measurement:
-    last = trials[-1]
-    rates = [trial.speed.samples_per_s for trial in trials]
     return replace(
         last,
-        memory=max((trial.memory for trial in trials), key=lambda memory: memory.device_bytes),
-        speed=_sped_up(last.speed, median(rates) / last.speed.samples_per_s),
-        samples_per_s_interval=_interval(rates),
-        evaluation_peak_bytes=_largest(trial.evaluation_peak_bytes for trial in trials),
-        checkpoint_bytes=_largest(trial.checkpoint_bytes for trial in trials),
-        notes=(*last.notes, f"median of {len(trials)} trials"),
+        outcome=replace(last.outcome, measurement=_together(measured)),
+        verification=any(run.verification for run in alike),
+    )
+
+
+def _circumstances(run: TrialRecord) -> object:
+    return dict(run.versions), run.device, run.memory_limit_bytes, run.gpu_memory_bytes
+
+
+def _together(runs: Sequence[Measurement]) -> Measurement:
+    steps = sum(run.steps for run in runs)
+    step_s = sum(run.steps * run.speed.step_s for run in runs) / steps
+    last = runs[-1]
+    speed = _at(last.speed, step_s)
+    return replace(
+        last,
+        memory=max((run.memory for run in runs), key=lambda memory: memory.device_bytes),
+        speed=speed,
+        steps=steps,
+        samples_per_s_interval=_interval(runs, speed.samples_per_s),
+        evaluation_peak_bytes=_largest(run.evaluation_peak_bytes for run in runs),
+        checkpoint_bytes=_largest(run.checkpoint_bytes for run in runs),
     )
 
 
@@ -53,17 +66,25 @@ def _largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _sped_up(speed: Speed, factor: float) -> Speed:
+def _at(speed: Speed, step_s: float) -> Speed:
+    """The speed with another time of a step."""
+    factor = step_s / speed.step_s
     return Speed(
-        step_s=speed.step_s / factor,
-        it_per_s=speed.it_per_s * factor,
-        samples_per_s=speed.samples_per_s * factor,
-        tokens_per_s=speed.tokens_per_s * factor,
-        mfu=None if speed.mfu is None else speed.mfu * factor,
-        breakdown_s={kind: seconds / factor for kind, seconds in speed.breakdown_s.items()},
+        step_s=step_s,
+        it_per_s=speed.it_per_s / factor,
+        samples_per_s=speed.samples_per_s / factor,
+        tokens_per_s=speed.tokens_per_s / factor,
+        mfu=None if speed.mfu is None else speed.mfu / factor,
+        breakdown_s={kind: factor * seconds for kind, seconds in speed.breakdown_s.items()},
     )
 
 
-def _interval(rates: Sequence[float]) -> tuple[float, float]:
-    half = student_t(len(rates) - 1) * stdev(rates) / math.sqrt(len(rates))
-    return fmean(rates) - half, fmean(rates) + half
+def _interval(runs: Sequence[Measurement], rate: float) -> tuple[float, float] | None:
+    """The interval of the mean: of the steps within runs, and at least what runs differ by."""
+    known = [run.samples_per_s_interval for run in runs if run.samples_per_s_interval]
+    if not known:
+        return None
+    within = math.sqrt(sum(((high - low) / 2) ** 2 for low, high in known)) / len(known)
+    rates = [run.speed.samples_per_s for run in runs]
+    half = max(within, (max(rates) - min(rates)) / 2)
+    return rate - half, rate + half
