@@ -98,7 +98,7 @@ class TestQuickCommands:
         assert run([name, "--help"]) == 0
         text = capsys.readouterr().out
         assert f"tuner {name}" in text.partition("Examples:")[2]
-        assert len(text.splitlines()) <= 50
+        assert len(text.splitlines()) <= 60
         assert max(map(len, text.splitlines())) <= 100
 
     def test_reader_that_goes_away_is_no_error(self, folder):

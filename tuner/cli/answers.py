@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tuner.results.view import View
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
+_SHOWN_OBJECTIVES = ("device_bytes", "samples_per_s", "tokens_per_s", "step_s", "epoch_usd")
 _MAIN_NUMBERS = _NUMBERS[:3]
 """Those for which there is room in 80 columns beside the settings."""
 
@@ -39,26 +40,63 @@ def print_front(view: View) -> None:
     # Derived values follow from the knobs and would only take their room.
     names = view.space.knobs or view.knobs
     differing = [n for n in names if len({r.configuration.get(n) for r in view.front}) > 1]
-    title = f"Front ({view.source}): nothing tried is both faster and smaller"
-    click.echo(title)
+    click.echo(f"Front ({view.source}): {_front_text(view)}")
     same = [n for n in names if n not in differing]
     print_fields([("all with", settings_text(view.front[0].configuration, same))])
     click.echo()
     out = console()
-    wide = table(["", *_NUMBERS, *differing], right=_NUMBERS)
-    narrow = table(["", *_MAIN_NUMBERS, "settings"], right=_MAIN_NUMBERS)
+    # Those objectives that no column shows already.
+    more = [o for o in view.objectives if o.name not in (*_SHOWN_OBJECTIVES, *differing)]
+    labels = [o.name for o in more]
+    wide = table(["", *_NUMBERS, *labels, *differing], right=(*_NUMBERS, *labels))
+    narrow = table(["", *_MAIN_NUMBERS, *labels, "settings"], right=(*_MAIN_NUMBERS, *labels))
     for record in view.front:
         mark = "*" if view.best and view.best.configuration == record.configuration else ""
         numbers = _numbers(record, view)
         values = [_cell(record.configuration.get(name)) for name in differing]
-        wide.add_row(mark, *numbers, *values)
+        others = [significant(o.value(record) or 0.0) for o in more]
+        wide.add_row(mark, *numbers, *others, *values)
         settings = settings_text(record.configuration, differing)
-        narrow.add_row(mark, *numbers[: len(_MAIN_NUMBERS)], settings)
+        narrow.add_row(mark, *numbers[: len(_MAIN_NUMBERS)], *others, settings)
     unbounded = out.options.update(width=10_000)
     needed = out.measure(wide, options=unbounded).maximum
     out.print(wide if needed <= out.width else narrow)
     if view.best is not None:
         click.echo("* recommended")
+
+
+def print_levels(view: View) -> None:
+    """One front for each level of rank and length, as one table; says so where there is none."""
+    from tuner.results.levels import levels
+
+    found = levels(view)
+    if not found:
+        click.echo("There are no levels: no capacity knob (rank, length) has two values here.")
+        return
+    names = list(dict.fromkeys(name for level in found for name in level.values))
+    click.echo(f"Fronts by level of {' and '.join(names)} ({view.source}): in each level")
+    click.echo(f"{_front_text(view)}; floors do not apply")
+    click.echo()
+    rows = table([*names, *_MAIN_NUMBERS, "settings"], right=(*names, *_MAIN_NUMBERS))
+    knobs = [name for name in view.space.knobs or view.knobs if name not in names]
+    on_front = [record for level in found for record in level.front]
+    differing = [n for n in knobs if len({r.configuration.get(n) for r in on_front}) > 1]
+    for level in found:
+        values = [_cell(level.values.get(name)) for name in names]
+        if not level.front:
+            rows.add_row(*values, *[""] * len(_MAIN_NUMBERS), f"none of {level.trials} fits")
+        for record in level.front:
+            numbers = _numbers(record, view)[: len(_MAIN_NUMBERS)]
+            rows.add_row(*values, *numbers, settings_text(record.configuration, differing))
+            values = [""] * len(names)
+    console().print(rows)
+
+
+def _front_text(view: View) -> str:
+    if view.is_default:
+        return "nothing tried is both faster and smaller"
+    labels = " and ".join(objective.label for objective in view.objectives)
+    return f"nothing tried is better in {labels}"
 
 
 def _cell(value: KnobValue | None) -> str:
@@ -86,7 +124,7 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
 def print_recommendation(best: Recommendation) -> None:
     """The recommended configuration with what it needs and what follows from it."""
     speed, memory = best.evidence.speed, best.evidence.memory
-    click.echo(f"Recommended ({best.source}): the fastest that fits with its margin")
+    click.echo(f"Recommended ({best.source}): {best.title}")
     free = f"{format_size(best.free_bytes)} stay free"
     margin = margin_bytes(best.record)
     mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""

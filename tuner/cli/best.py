@@ -12,6 +12,7 @@ from tuner.cli.options import (
     gpu_options,
     json_option,
     model_option,
+    objective_option,
     results_option,
     space_option,
     where_option,
@@ -35,6 +36,7 @@ from tuner.cli.options import (
     metavar="SHARE",
     help="Memory to keep free, such as 10% or 4GiB, in place of the search's margin.",
 )
+@objective_option
 @results_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
@@ -47,6 +49,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     where: tuple[str, ...],
     max_memory: int | None,
     headroom: str | None,
+    objectives: tuple[str, ...],
     results: Path,
     as_json: bool,
 ) -> None:
@@ -62,7 +65,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
-    best = recommended(target, where, headroom=headroom, max_memory=max_memory)
+    best = recommended(
+        target, where, headroom=headroom, max_memory=max_memory, objectives=objectives
+    )
     if as_json:
         print_json(best.to_dict())
         return

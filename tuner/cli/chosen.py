@@ -16,11 +16,13 @@ def recommended(
     *,
     headroom: str | None = None,
     max_memory: int | None = None,
+    objectives: tuple[str, ...] = (),
 ) -> Recommendation:
     """The recommendation from the journal of `target`.
 
     `headroom` ("10%") takes the place of the margin of the search, and `max_memory` (bytes) of
-    the GPU's memory where it is less. Raises `UnavailableError` where nothing was searched yet,
+    the GPU's memory where it is less; the first of `objectives` takes the place of the space's.
+    Raises `UnavailableError` where nothing was searched yet,
     and `NothingFitsError`.
     """
     from tuner.cli.answers import nothing_fits_error
@@ -28,6 +30,7 @@ def recommended(
     from tuner.cli.target import check_conditions, require_records, with_margin
     from tuner.results.best import recommend
     from tuner.results.journal import latest
+    from tuner.results.objectives import objectives_of, require_known
 
     conditions = check_conditions(target, where)
     share = parse_margin(headroom, target.gpu, what="headroom")
@@ -40,12 +43,16 @@ def recommended(
         allowed = dataclasses.replace(
             allowed, memory_bytes=min(max_memory, target.gpu.memory_bytes)
         )
+    facts = target.facts
+    chosen = objectives_of(objectives or facts.objectives, facts, allowed)
+    require_known(records, chosen)
     best = recommend(
         records,
-        target.facts,
+        facts,
         allowed,
         where=lambda configuration: target.space.matches(configuration, where),
         conditions=conditions,
+        objective=chosen[0],
     )
     if best is None:
         met = [r for r in records if target.space.matches(r.configuration, where)]

@@ -232,6 +232,15 @@ where_option = click.option(
     "on the same knobs.",
 )
 
+objective_option = click.option(
+    "--objective",
+    "objectives",
+    multiple=True,
+    metavar="NAME",
+    help="What a front is over, such as epoch_usd or energy_j_per_sample, repeatable; the first "
+    "decides what is recommended. [default: the space's]",
+)
+
 set_option = click.option(
     "--set",
     "settings",

@@ -58,22 +58,20 @@ def _search_options(function: _Decorated) -> _Decorated:
         ),
         click.option(
             "--study", type=click.Path(path_type=Path, dir_okay=True), metavar="FILE",
-            help="Keep the Optuna study in a file too, for optuna-dashboard and other tools.",
+            help="Keep the Optuna study in a file too, for optuna-dashboard.",
         ),
         click.option(
             "--dry-run", is_flag=True,
-            help="Say what would run, how long it would take and what it would cost; run nothing "
-            "and write no results.",
+            help="Say what would run, how long and at what cost; run nothing.",
         ),
         click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]"),
         click.option(
             "--min-gain", type=ShareType(), metavar="SHARE",
-            help="Stop when no trial is expected to add this share of hypervolume or throughput, "
-            "such as 1%.",
+            help="Stop when no trial is expected to gain this much, such as 1%.",
         ),
         click.option(
             "--max-cost", type=AmountType(), metavar="USD",
-            help="What the GPU time of trials may cost; simulated ones cost nothing.",
+            help="What the GPU time of trials may cost.",
         ),
         click.option(
             "--gpu-hours", type=AmountType(), metavar="HOURS",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +14,7 @@ from tuner.cli.options import (
     gpu_options,
     json_option,
     model_option,
+    objective_option,
     results_option,
     space_option,
     where_option,
@@ -21,6 +23,7 @@ from tuner.cli.options import (
 if TYPE_CHECKING:
     from tuner.cli.target import Target
     from tuner.records import TrialRecord
+    from tuner.results.view import View
 
 
 @click.command(
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     epilog=examples(
         "tuner show --space qlora27b --gpu a6000",
         "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
+        "tuner show --space qlora27b --gpu a6000 --levels",
+        "tuner show --space qlora27b --gpu a6000 --objective epoch_usd --objective lora_rank",
     ),
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False)
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 @gpu_options
 @model_option("The model that --model of the search named.")
 @where_option
+@objective_option
+@click.option("--levels", "by_level", is_flag=True, help="One front per level of rank and length.")
 @results_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
@@ -47,6 +54,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     price: float | None,
     model: str | None,
     where: tuple[str, ...],
+    objectives: tuple[str, ...],
+    by_level: bool,
     results: Path,
     as_json: bool,
 ) -> None:
@@ -58,25 +67,37 @@ def command(  # noqa: PLR0913 - one argument for each option
     )
     records = require_records(target)
     if trial_id is None:
-        _show_front(target, records, where, as_json=as_json)
+        show = Shown(where, objectives, by_level=by_level, as_json=as_json)
+        _show_front(target, records, show)
     else:
         _show_trial(target, _find(records, trial_id), as_json=as_json)
 
 
-def _show_front(
-    target: Target, records: Sequence[TrialRecord], where: tuple[str, ...], *, as_json: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a search is shown, and how."""
+
+    where: tuple[str, ...]
+    objectives: tuple[str, ...]
+    by_level: bool
+    as_json: bool
+
+
+def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> None:
     from tuner.cli.answers import (
         conditions_text,
         counts_text,
         nothing_fits_error,
         print_front,
+        print_levels,
         record_dict,
     )
     from tuner.cli.render import print_fields, print_json
     from tuner.cli.target import check_conditions
+    from tuner.results.objectives import require_known
     from tuner.results.view import build_view
 
+    where = show.where
     conditions = check_conditions(target, where)
     view = build_view(
         records,
@@ -84,8 +105,10 @@ def _show_front(
         target.gpu,
         where=lambda configuration: target.space.matches(configuration, where),
         conditions=conditions,
+        objectives=show.objectives,
     )
-    if as_json:
+    require_known(view.records, view.objectives)
+    if show.as_json:
         print_json(
             {
                 "space": target.space.name,
@@ -93,7 +116,9 @@ def _show_front(
                 "source": view.source,
                 "conditions": list(conditions),
                 "trials": len(view.records),
+                "objectives": [objective.name for objective in view.objectives],
                 "front": [record_dict(record) for record in view.front],
+                **({"levels": _levels_dict(view)} if show.by_level else {}),
                 "best": view.best.to_dict() if view.best else None,
             }
         )
@@ -106,11 +131,28 @@ def _show_front(
             ("tried", counts_text(view.records)),
         ]
     )
+    if show.by_level:
+        click.echo()
+        print_levels(view)
+        return
     if not view.front:
         met = [r for r in view.records if target.space.matches(r.configuration, where)]
         raise nothing_fits_error(target, met, conditions)
     click.echo()
     print_front(view)
+
+
+def _levels_dict(view: View) -> list[dict[str, Any]]:
+    from tuner.results.levels import levels
+
+    return [
+        {
+            "level": dict(level.values),
+            "trials": level.trials,
+            "front": [record.trial_id for record in level.front],
+        }
+        for level in levels(view)
+    ]
 
 
 def _show_trial(target: Target, record: TrialRecord, *, as_json: bool) -> None:

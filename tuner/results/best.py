@@ -10,6 +10,8 @@ from typing import Any
 from tuner.records import Configuration, Measurement, Prediction, Source, Speed, TrialRecord
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.front import (
+    THROUGHPUT,
+    Objective,
     device_bytes,
     fits_within,
     margin_bytes,
@@ -69,6 +71,14 @@ class Recommendation:
     trials: int
     fitting: int
     conditions: tuple[str, ...] = ()
+    objective: Objective = THROUGHPUT
+
+    @property
+    def title(self) -> str:
+        """What it is the best in, for people."""
+        if self.objective.name == THROUGHPUT.name:
+            return "the fastest that fits with its margin"
+        return f"the best in {self.objective.label} that fits with its margin"
 
     @property
     def configuration(self) -> Configuration:
@@ -103,6 +113,7 @@ class Recommendation:
                 "trials": self.trials,
                 "fitting": self.fitting,
                 "conditions": list(self.conditions),
+                "objective": self.objective.name,
             },
             "trial": {
                 "id": self.record.trial_id,
@@ -150,8 +161,11 @@ def recommend(
     *,
     where: Callable[[Configuration], bool] | None = None,
     conditions: Sequence[str] = (),
+    objective: Objective = THROUGHPUT,
 ) -> Recommendation | None:
     """The fastest of `records` that fits `gpu` with its margin; None when none does.
+
+    With another `objective` the best in that, of those of which it is known.
 
     Where one that was measured fits, only measured ones are chosen from.
     `where` keeps a configuration or drops it, and `conditions` are its texts, for people.
@@ -161,9 +175,10 @@ def recommend(
     meeting = (r for r in records if where is None or where(r.configuration))
     allowed = trusted(meeting, gpu.memory_bytes)
     fitting = [r for r in allowed if fits_within(r, gpu.memory_bytes)]
-    if not fitting:
+    ranked = [(gain, r) for r in fitting if (gain := objective.gain(r)) is not None]
+    if not ranked:
         return None
-    best = min(fitting, key=_fastest_first)
+    best = min(ranked, key=lambda pair: (-pair[0], *_fastest_first(pair[1])))[1]
     evidence = best.outcome.evidence
     assert evidence is not None  # without numbers a trial does not fit
     return Recommendation(
@@ -176,6 +191,7 @@ def recommend(
         trials=len(allowed),
         fitting=len(fitting),
         conditions=tuple(conditions),
+        objective=objective,
     )
 
 

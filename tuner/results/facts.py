@@ -6,7 +6,7 @@ load them. `SpaceFacts` is the frozen extract that every output is written from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +53,43 @@ class DataLike(Protocol):
         """Passes over the data in one run."""
         ...
 
+    @property
+    def token_lengths(self) -> LengthsLike | None:
+        """How long the examples are; None when unknown."""
+        ...
+
+
+class LengthsLike(Protocol):
+    """The facts about token lengths that results use."""
+
+    @property
+    def max(self) -> int:
+        """Tokens of the longest example."""
+        ...
+
+    @property
+    def points(self) -> Sequence[tuple[float, float]]:
+        """(length, share of examples up to it); empty where that is not known."""
+        ...
+
+
+class TermLike(Protocol):
+    """What results use of what is said of a knob."""
+
+    @property
+    def capacity(self) -> bool:
+        """Whether more of it makes a better model."""
+        ...
+
+
+class ObjectiveLike(Protocol):
+    """What results use of an objective of a space."""
+
+    @property
+    def metric(self) -> str:
+        """Its name."""
+        ...
+
 
 class SpaceLike(Protocol):
     """The attributes of a `SearchSpace` that results use."""
@@ -80,6 +117,16 @@ class SpaceLike(Protocol):
     @property
     def data(self) -> DataLike:
         """Facts about the training data."""
+        ...
+
+    @property
+    def terms(self) -> Mapping[str, TermLike]:
+        """What is known of each knob."""
+        ...
+
+    @property
+    def objectives(self) -> Sequence[ObjectiveLike]:
+        """What is to be large or small."""
         ...
 
     @property
@@ -116,10 +163,18 @@ class SpaceFacts:
     epochs: float | None = None
     baseline: Mapping[str, Any] | None = None
     defaults: frozenset[str] = frozenset()
+    capacity: tuple[str, ...] = ()
+    """Knobs of which more makes a better model, and never a faster or smaller one."""
+    objectives: tuple[str, ...] = ()
+    """What its front is over, by name; the first one decides. Empty: throughput and memory."""
+    longest_tokens: int | None = None
+    length_points: tuple[tuple[float, float], ...] = ()
+    """Cumulative distribution of token lengths: (length, share of examples up to it)."""
 
     @classmethod
     def of(cls, space: SpaceLike) -> SpaceFacts:
         """The extract of a loaded search space."""
+        lengths = space.data.token_lengths
         return cls(
             name=space.name,
             description=space.description,
@@ -129,4 +184,8 @@ class SpaceFacts:
             epochs=space.data.epochs,
             baseline=space.baseline or None,
             defaults=space.defaulted & space.fixed.keys(),
+            capacity=tuple(name for name in space.knobs if space.terms[name].capacity),
+            objectives=tuple(objective.metric for objective in space.objectives),
+            longest_tokens=lengths.max if lengths is not None else None,
+            length_points=tuple(lengths.points) if lengths is not None else (),
         )

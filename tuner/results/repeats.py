@@ -20,6 +20,8 @@ def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
     runs of the same circumstances together, memory is the largest, and what passed a verification
     once is verified. A lone run is unchanged.
     """
+    if len(runs) == 1:
+        return runs[0]
     distinct: dict[str, TrialRecord] = {}
     for run in runs:  # a line is written again where another margin is asked for
         distinct.pop(run.trial_id, None)

@@ -11,6 +11,7 @@ from tuner.records import MemoryCategory, TrialRecord
 from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
 from tuner.results.best import Recommendation
 from tuner.results.figures import agreement_figure, front_figure, knob_figures
+from tuner.results.levels import levels
 from tuner.results.plot import LABELS, subtitle
 from tuner.results.table import value_text
 from tuner.results.view import View
@@ -78,6 +79,7 @@ def report_html(view: View) -> str:
         memory_parts=_memory_parts(view.best) if view.best else [],
         time_parts=_time_parts(view.best) if view.best else [],
         front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
+        levels=_levels(view),
         knobs=knobs,
         agreement_rows=agreement_rows(pairs(view.records)),
         verdicts=verdict_text(verdicts(view.records)),
@@ -209,6 +211,17 @@ def _front_row(view: View, record: TrialRecord) -> dict[str, Any]:
         "samples": significant(evidence.speed.samples_per_s),
         "tokens": significant(evidence.speed.tokens_per_s),
     }
+
+
+def _levels(view: View) -> list[dict[str, Any]]:
+    return [
+        {
+            "text": ", ".join(f"{k} {value_text(v)}" for k, v in level.values.items()),
+            "trials": level.trials,
+            "rows": [_front_row(view, record) for record in level.front],
+        }
+        for level in levels(view)
+    ]
 
 
 def _estimate_command(view: View) -> str:

@@ -34,13 +34,15 @@ def pareto_csv(view: View) -> str:
     numbers with their units in the name, and the trial's id in the journal.
     """
     names = [*view.knobs, *view.fixed]
-    columns = ["recommended", "source", *names, *_NUMBERS, "trial_id"]
+    more = [o for o in view.objectives if o.name not in (*_NUMBERS, *names)]
+    columns = ["recommended", "source", *names, *_NUMBERS, *(o.name for o in more), "trial_id"]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for record in view.front:
         values = {name: value_text(record.configuration.get(name)) for name in names}
-        writer.writerow({**values, **_row(record, view)})
+        numbers = {o.name: f"{o.value(record):.6g}" for o in more}
+        writer.writerow({**values, **_row(record, view), **numbers})
     return text.getvalue()
 
 

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from tuner.records import Configuration, KnobValue, Source, Status, TrialRecord
 from tuner.results.best import Recommendation, recommend
 from tuner.results.facts import GpuLike, SpaceFacts
-from tuner.results.front import fits_within, margin_bytes, pareto_front, trusted
+from tuner.results.front import (
+    DEFAULT_OBJECTIVES,
+    Objective,
+    fits_within,
+    margin_bytes,
+    pareto_front,
+    trusted,
+)
 from tuner.results.journal import latest
+from tuner.results.objectives import objectives_of
 
 
 class Kind(enum.StrEnum):
@@ -35,7 +43,8 @@ class View:
     """One search's results on one GPU.
 
     `records` holds one record per configuration, `kinds` says of each, by position, how it
-    is drawn; `front` is sorted from the least memory to the most.
+    is drawn; `front` is sorted from the worst in the first objective to the best: by default
+    from the least memory to the most. `objectives` are names; empty, those of the space count.
     """
 
     space: SpaceFacts
@@ -56,6 +65,13 @@ class View:
     """The other configuration values: the same in every trial."""
     notes: tuple[str, ...] = ()
     """Sentences about the search that people should read."""
+    objectives: tuple[Objective, ...] = DEFAULT_OBJECTIVES
+    """What the front is over; the first one decides what is recommended."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the front is over throughput and device memory."""
+        return [o.name for o in self.objectives] == [o.name for o in DEFAULT_OBJECTIVES]
 
     @property
     def margin_bytes(self) -> int:
@@ -65,7 +81,7 @@ class View:
         return max(map(margin_bytes, self.records), default=0)
 
 
-def build_view(
+def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
     records: Sequence[TrialRecord],
     space: SpaceFacts,
     gpu: GpuLike,
@@ -74,6 +90,7 @@ def build_view(
     conditions: Sequence[str] = (),
     command: str = "",
     notes: Sequence[str] = (),
+    objectives: Sequence[str] = (),
 ) -> View:
     """The results of the records of this space and GPU; others are left out.
 
@@ -88,9 +105,10 @@ def build_view(
     ]
     meets = [where is None or where(r.configuration) for r in own]
     meeting = (r for r, ok in zip(own, meets, strict=True) if ok)
-    front = pareto_front(trusted(meeting, gpu.memory_bytes))
+    chosen = objectives_of(objectives or space.objectives, space, gpu) or DEFAULT_OBJECTIVES
+    front = pareto_front(trusted(meeting, gpu.memory_bytes), objectives=chosen)
     measured = any(r.source is Source.MEASURED for r in front)
-    best = recommend(own, space, gpu, where=where, conditions=conditions)
+    best = recommend(own, space, gpu, where=where, conditions=conditions, objective=chosen[0])
     on_front = {r.configuration.key for r in front}
     best_key = best.configuration.key if best else ""
     kinds = tuple(
@@ -115,6 +133,7 @@ def build_view(
         knobs=knobs,
         fixed={k: v for k, v in own[0].configuration.items() if k not in knobs} if own else {},
         notes=tuple(notes),
+        objectives=chosen,
     )
 
 

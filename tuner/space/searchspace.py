@@ -45,6 +45,10 @@ METRICS: Mapping[str, Objective] = {
         Objective("device_bytes", "minimize"),
         Objective("peak_allocated_bytes", "minimize"),
         Objective("peak_reserved_bytes", "minimize"),
+        Objective("energy_j_per_sample", "minimize"),
+        Objective("epoch_usd", "minimize"),
+        Objective("lora_rank", "maximize"),
+        Objective("length_coverage", "maximize"),
     )
 }
 """What can be an objective. The direction is the metric's own, so it cannot be set wrongly."""

@@ -1,0 +1,130 @@
+"""Fronts over other numbers than throughput and memory, and fronts per level of capacity."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from results_samples import GPU, SPACE, make_record, make_search
+
+from tuner.errors import InputError, UnavailableError
+from tuner.results.levels import levels
+from tuner.results.objectives import NAMES, coverage, objectives_of, require_known
+from tuner.results.table import pareto_csv
+from tuner.results.view import build_view
+from tuner.space import load_space
+from tuner.space.searchspace import METRICS
+from tuner.units import GIB
+
+CAPACITY = dataclasses.replace(
+    SPACE,
+    capacity=("lora_rank", "max_length"),
+    longest_tokens=1000,
+    length_points=((0.0, 0.0), (200.0, 0.5), (1000.0, 1.0)),
+)
+
+
+def energetic(tokens_per_s: float, joules: float | None, **settings):
+    record = make_record(tokens_per_s, 30 * GIB, measured=True, settings=settings)
+    measurement = dataclasses.replace(record.outcome.measurement, energy_j_per_sample=joules)
+    outcome = dataclasses.replace(record.outcome, measurement=measurement)
+    return dataclasses.replace(record, outcome=outcome)
+
+
+def test_a_space_can_name_every_objective_and_both_know_its_direction():
+    found = objectives_of(NAMES, SPACE, GPU)
+    assert {o.name: str(o.direction) for o in found} == {m: o.direction for m, o in METRICS.items()}
+
+
+def test_unknown_objective_is_refused():
+    with pytest.raises(InputError, match="'energy'"):
+        objectives_of(["energy"], SPACE, GPU)
+
+
+class TestEnergy:
+    NAMES = ("energy_j_per_sample", "samples_per_s")
+
+    def test_front_is_of_trials_that_measured_it(self):
+        records = [
+            energetic(300, 50.0, micro_batch=1),
+            energetic(330, 60.0, micro_batch=2),
+            energetic(320, 70.0, micro_batch=4),  # slower and hungrier than the one before
+            energetic(900, None, micro_batch=8),
+        ]
+        view = build_view(records, SPACE, GPU, objectives=self.NAMES)
+        assert [r.configuration["micro_batch"] for r in view.front] == [2, 1]
+        assert view.best.configuration["micro_batch"] == 1
+        assert "energy per sample" in view.best.title
+        rows = list(csv.DictReader(io.StringIO(pareto_csv(view))))
+        assert [row["energy_j_per_sample"] for row in rows] == ["60", "50"]
+
+    def test_predictions_have_none(self):
+        view = build_view(make_search(20), SPACE, GPU, objectives=self.NAMES)
+        assert (view.front, view.best) == ((), None)
+        with pytest.raises(UnavailableError, match="energy"):
+            require_known(view.records, view.objectives)
+
+
+def test_cost_and_speed_have_the_same_order():
+    view = build_view(make_search(60), SPACE, GPU, objectives=("epoch_usd", "samples_per_s"))
+    assert len(view.front) == 1
+    assert view.front == (build_view(make_search(60), SPACE, GPU).best.record,)
+
+
+def test_cost_is_unknown_without_a_price():
+    free = dataclasses.replace(GPU, price_usd_per_hour=None)
+    assert objectives_of(["epoch_usd"], SPACE, free)[0].value(make_record()) is None
+
+
+class TestCoverage:
+    @pytest.mark.parametrize(
+        ("length", "share"), [(0, 0.0), (100, 0.25), (200, 0.5), (600, 0.75), (1000, 1.0), (9e9, 1)]
+    )
+    def test_is_linear_between_known_lengths(self, length, share):
+        assert coverage(CAPACITY, length) == pytest.approx(share)
+
+    @given(st.floats(0, 2000), st.floats(0, 2000))
+    def test_never_falls(self, one, other):
+        low, high = sorted((one, other))
+        assert coverage(CAPACITY, low) <= coverage(CAPACITY, high)
+
+    def test_from_the_longest_alone_only_all_is_known(self):
+        space = dataclasses.replace(CAPACITY, length_points=())
+        assert (coverage(space, 999), coverage(space, 1000)) == (None, 1.0)
+
+    def test_front_keeps_what_truncates_less(self):
+        records = [
+            make_record(400, settings={"micro_batch": 1, "max_length": 200}),
+            make_record(300, settings={"micro_batch": 1, "max_length": 1000}),
+            make_record(250, settings={"micro_batch": 2, "max_length": 1000}),
+        ]
+        view = build_view(records, CAPACITY, GPU, objectives=("samples_per_s", "length_coverage"))
+        assert [r.configuration["max_length"] for r in view.front] == [1000, 200]
+
+
+class TestLevels:
+    def test_each_level_has_a_front_of_its_own(self):
+        view = build_view(make_search(200), CAPACITY, GPU)
+        found = levels(view)
+        values = [tuple(level.values.values()) for level in found]
+        assert values == sorted(set(values))
+        assert sum(level.trials for level in found) == 200
+        for level in found:
+            alone = [
+                r for r in view.records if level.values.items() <= r.configuration.to_dict().items()
+            ]
+            assert level.front == build_view(alone, CAPACITY, GPU).front
+
+    def test_space_without_capacity_has_none(self):
+        assert levels(build_view(make_search(20), SPACE, GPU)) == ()
+
+    def test_shipped_space_has_rank_and_length(self):
+        from tuner.results.facts import SpaceFacts
+
+        facts = SpaceFacts.of(load_space("qlora27b"))
+        assert facts.capacity == ("lora_rank", "max_length")
+        assert facts.objectives == ("samples_per_s", "device_bytes")

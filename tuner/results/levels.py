@@ -1,0 +1,62 @@
+"""One front for each level of the capacity knobs: more rank and length cost memory and time.
+
+Less of them is always faster and smaller, so that a front over all levels says more of the model
+that one gives up than of how it is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tuner.records import KnobValue, TrialRecord
+from tuner.results.front import fits_within, pareto_front, trusted
+from tuner.results.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The trials of one level: its front, least memory first; empty where none of them fits."""
+
+    values: Mapping[str, KnobValue]
+    front: tuple[TrialRecord, ...]
+    trials: int
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The one that is best in the first objective."""
+        return self.front[-1] if self.front else None
+
+
+def levels(view: View) -> tuple[Level, ...]:
+    """The levels that were tried, in the order of their values.
+
+    Floors and conditions do not apply: each level stands for itself. Empty for a space without
+    a capacity knob that varies.
+    """
+    names = [name for name in view.space.capacity if name in view.knobs]
+    grouped: dict[tuple[KnobValue | None, ...], list[TrialRecord]] = {}
+    for record in view.records:
+        grouped.setdefault(tuple(record.configuration.get(n) for n in names), []).append(record)
+    if len(grouped) < 2:
+        return ()
+    return tuple(
+        Level(
+            values={n: v for n, v in zip(names, values, strict=True) if v is not None},
+            front=_front(grouped[values], view),
+            trials=len(grouped[values]),
+        )
+        for values in sorted(grouped, key=lambda values: [_order(value) for value in values])
+    )
+
+
+def _front(records: list[TrialRecord], view: View) -> tuple[TrialRecord, ...]:
+    chosen = trusted(records, view.gpu.memory_bytes)
+    fitting = [r for r in chosen if fits_within(r, view.gpu.memory_bytes)]
+    return tuple(reversed(pareto_front(fitting, objectives=view.objectives)))
+
+
+def _order(value: KnobValue | None) -> tuple[bool, float, str]:
+    """Numbers by size, then words."""
+    is_number = isinstance(value, int | float)
+    return (not is_number, float(value) if is_number else 0.0, str(value))  # type: ignore[arg-type]
