@@ -25,7 +25,7 @@ LAYERS = (
     {"workloads"},
     {"estimate"},
     {"runner", "results", "apply", "export"},
-    {"tune", "advice"},
+    {"tune", "advice", "integrations", "testing"},
     {"cli", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

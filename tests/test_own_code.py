@@ -84,10 +84,10 @@ def search(space: str, trials: int) -> list:
 @pytest.mark.slow
 def test_a_loop_that_knows_nothing_of_tuner_is_tuned(folder):
     shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
-    records = search("own_loop.yaml", 3)
+    records = search("own_loop.yaml", 2)
     # Torch is imported by the command: its memory is part of it.
     assert all(r.outcome.measurement.memory.device_bytes > 50 * 2**20 for r in records)
-    again = tuner("search", "--space", "own_loop.yaml", "--gpu", "cpu", "--trials", "3")
+    again = tuner("search", "--space", "own_loop.yaml", "--gpu", "cpu", "--trials", "2")
     assert "0 new trials" in again
     (folder / "train.py").write_text("raise SystemExit('another script')")
     assert run(["search", "--space", "own_loop.yaml", "--gpu", "cpu", "--trials", "1"]) == 1
