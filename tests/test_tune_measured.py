@@ -17,6 +17,7 @@ from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 from tuner.errors import UnavailableError
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Outcome, Source, Status, TrialRecord
+from tuner.runner.base import PLAIN, Instructions
 from tuner.tune.driver import search
 from tuner.tune.request import Bench, SearchRequest, SearchResult
 from tuner.tune.verified import VerifiedFactory
@@ -48,7 +49,7 @@ class MeasuredFakes:
     def __call__(self) -> MeasuredFakes:
         return self
 
-    def run(self, configuration: Configuration) -> Outcome:
+    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
         if self.log is not None:
             before = len([p for p in self.log.iterdir() if p.name.startswith(configuration.key)])
             (self.log / f"{configuration.key}-{before}-{os.getpid()}").touch()

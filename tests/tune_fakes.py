@@ -25,6 +25,7 @@ from tuner.records import (
     Status,
     TrialRecord,
 )
+from tuner.runner.base import PLAIN, Instructions
 from tuner.units import GIB
 
 GPU: Gpu = get_gpu("a6000")
@@ -133,7 +134,7 @@ class FakeRunner:
     factory: FakeFactory
     source: Source = Source.PREDICTED
 
-    def run(self, configuration: Configuration) -> Outcome:
+    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
         number = len(list(self.factory.log.iterdir())) if self.factory.log else 0
         if self.factory.log:
             note = self.factory.log / f"{time.time_ns()}-{os.getpid()}"

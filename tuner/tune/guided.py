@@ -49,6 +49,9 @@ that suit one shape better than the next. The rest of the regression's noise is 
 THROUGHPUT_WEIGHT = 1.0
 """Worth of a share of the best throughput, against the same share of the hypervolume."""
 
+STALE_WEIGHT = 0.25
+"""Of a trial by other versions of libraries: as one with twice the standard deviation."""
+
 REFIT_GROWTH = 0.02
 """The regression is repeated when the trials are this share more than the last time."""
 
@@ -81,6 +84,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
             scale=0.2 + 1.6 * moving,
         )
         self._known: dict[int, tuple[float, float]] = {}
+        self._stale: dict[int, tuple[float, float]] = {}
         self._oom: set[int] = set()
         self._told: set[int] = set()
         self._taken: set[int] = set()
@@ -137,6 +141,14 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         """Only parameters outside the pool are random."""
         self._independent.reseed_rng()
 
+    def remember(self, index: int, values: tuple[float, float]) -> None:
+        """Throughput and memory of a candidate under other circumstances (older libraries).
+
+        They count for the regression, with a wider error, until the candidate is measured
+        anew, and for nothing else. To be called before the first trial.
+        """
+        self._stale[index] = values
+
     # -- learning ---------------------------------------------------------------------------
 
     def learn(self, trials: Sequence[FrozenTrial], *, but: int | None = None) -> None:
@@ -190,19 +202,27 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         """
         count = len(self._known) + len(self._oom)
         if count > self._fitted * (1 + REFIT_GROWTH):
-            seen = np.array(sorted(self._known), dtype=np.intp)
+            hints = {i: v for i, v in self._stale.items() if i not in self._known}
+            every = {**self._known, **hints}
+            seen = np.array(sorted(every), dtype=np.intp)
+            trust = np.array([STALE_WEIGHT if i in hints else 1.0 for i in seen])
             oom = np.array(sorted(self._oom), dtype=np.intp)
             none = np.array([], dtype=np.intp)
             pool = self.pool
-            known = np.array([self._known[i] for i in seen]).reshape(-1, 2)
+            known = np.array([every[i] for i in seen]).reshape(-1, 2)
             self._speed = self._speed_model.believe(
-                seen, np.log(known[:, 0] / pool.samples_per_s[seen]), none, np.array([])
+                seen,
+                np.log(known[:, 0] / pool.samples_per_s[seen]),
+                none,
+                np.array([]),
+                trust=trust,
             )
             self._memory = self._memory_model.believe(
                 seen,
                 np.log(known[:, 1] / pool.device_bytes[seen]),
                 oom,
                 np.log(pool.limit_bytes / pool.device_bytes[oom]),
+                trust=trust,
             )
             self._fitted = count
         return self._speed, self._memory

@@ -117,20 +117,29 @@ class ResidualModel:
         return Belief(np.zeros(len(self._design)), np.sqrt(variance), self._prior.noise)
 
     def believe(
-        self, seen: NDArray[np.intp], values: Floats, above: NDArray[np.intp], bounds: Floats
+        self,
+        seen: NDArray[np.intp],
+        values: Floats,
+        above: NDArray[np.intp],
+        bounds: Floats,
+        *,
+        trust: Floats | None = None,
     ) -> Belief:
         """What is expected after trials.
 
-        `seen` and `values` are candidates and their log ratios; `above` are candidates whose
-        log ratio is known to exceed `bounds`: they ran out of memory.
+        `seen` and `values` are candidates and their log ratios, `trust` the weight of each, 1
+        where it is not given; `above` are candidates whose log ratio is known to exceed
+        `bounds`: they ran out of memory.
         """
         belief = self.prior_belief()
-        weights = np.ones(len(seen))
+        trust = np.ones(len(seen)) if trust is None else trust
+        weights = trust
         if len(seen):
             belief = self._fit(seen, values, weights)
             residuals = (values - belief.mean[seen]) / (belief.noise * self._scale[seen])
-            weights = (DEGREES + 1) / (DEGREES + residuals**2)
-            if weights.min() < 0.5:  # an outlier
+            pulls = (DEGREES + 1) / (DEGREES + trust * residuals**2)
+            weights = trust * pulls
+            if pulls.min() < 0.5:  # an outlier
                 belief = self._fit(seen, values, weights)
         if not len(above):
             return belief

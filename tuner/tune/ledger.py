@@ -7,11 +7,15 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Status, TrialRecord
+from tuner.results.repeats import pooled
+from tuner.runner.base import PLAIN, Instructions
 from tuner.tune.budget import StoppedBy, spent
+from tuner.tune.contenders import REPEAT_SHARE, give_up_rule, near_tie, to_verify
 from tuner.tune.progress import Progress, ProgressTracker
 from tuner.tune.proposer import Proposer
 from tuner.tune.request import SearchRequest
@@ -20,6 +24,19 @@ PROGRESS_PERIOD_S = 1.0
 
 LOSSES_THAT_END_A_SEARCH = 3
 """This many lost workers before anything else has come of a search are no accident."""
+
+
+STOPPED_BY_WHAT_IS_LEFT = (StoppedBy.EXHAUSTED, StoppedBy.NOTHING_LEFT, StoppedBy.MIN_GAIN)
+"""Ends of a search at which budget is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposed:
+    """A trial that was handed out. `number` counts them from 1."""
+
+    configuration: Configuration
+    instructions: Instructions
+    number: int = 0
 
 
 class Ledger:
@@ -41,7 +58,7 @@ class Ledger:
         self._proposer = proposer
         self._on_record = on_record
         self._on_progress = on_progress
-        self._proposed: dict[str, tuple[int, Configuration]] = {}
+        self._proposed: dict[str, _Proposed] = {}
         self._started_at: dict[str, str] = {}
         self._budget = request.budget
         self._lost = 0
@@ -53,6 +70,7 @@ class Ledger:
         )
         self.stopped_by: StoppedBy | None = None
         self.failure: Exception | None = None
+        self.stale = 0
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
@@ -80,17 +98,24 @@ class Ledger:
         return time.monotonic() - self._tracker.started_s
 
     def reuse(self) -> None:
-        """Take over what the journal knows; the last record of a configuration counts."""
-        known = {
-            record.configuration.key: record
-            for record in self._request.resume
-            if record.configuration in self._proposer.candidates and self._request.is_known(record)
-        }
+        """Take over what the journal knows, in its order; of a trial the last line counts."""
+        candidates, request = self._proposer.candidates, self._request
+        known: dict[str, TrialRecord] = {}
+        for record in request.resume:
+            if record.configuration not in candidates:
+                continue
+            if request.is_known(record):
+                known[record.trial_id] = record
+            elif request.is_stale(record) and not record.verification:
+                self._proposer.remember(record)
+                self.stale += 1
         for record in known.values():
-            self._proposer.tell(record)
             self._tracker.reuse(record)
+            self._learn(record)
         # What is known may already be all that was asked for.
-        self.stopped_by = self._reason_to_stop()
+        reason = self._reason_to_stop()
+        if reason is not None and self._next_run(reason) is None:
+            self.stopped_by = reason
 
     def interrupt(self) -> None:
         """Give up what runs and propose nothing more. Safe in a signal handler."""
@@ -101,17 +126,58 @@ class Ledger:
         if self.finished:
             return None
         reason = self._reason_to_stop()
-        if reason is StoppedBy.MIN_GAIN and self._running_count:
-            return None  # what runs may yet show that there is something to gain
-        if reason is not None:
-            self.stopped_by = self.stopped_by or reason  # an interrupt may come in between
+        proposed = self._next_run(reason)
+        if proposed is None and reason is None:
+            configuration = self._proposer.propose()
+            if configuration is not None:
+                proposed = _Proposed(configuration, self._rule_for(configuration))
+            else:
+                reason = StoppedBy.NOTHING_LEFT
+                proposed = self._next_run(reason)
+        if proposed is None:
+            waits = self._request.verify or reason in STOPPED_BY_WHAT_IS_LEFT
+            if not (waits and self._running_count):  # what runs may yet change the verdict
+                self.stopped_by = self.stopped_by or reason  # an interrupt may come in between
             return None
-        configuration = self._proposer.propose()
-        if configuration is not None:
-            self._proposed[ray_id] = (len(self._proposed) + 1, configuration)
-        elif not self._running_count:
-            self.stopped_by = StoppedBy.NOTHING_LEFT
-        return configuration
+        self._proposed[ray_id] = dataclasses.replace(proposed, number=len(self._proposed) + 1)
+        self._tracker.total = max(self._tracker.total, self.reused + len(self._proposed))
+        return proposed.configuration
+
+    def instructions(self, ray_id: str) -> Instructions:
+        """What is particular to the trial that was proposed under this id."""
+        return self._proposed[ray_id].instructions
+
+    def _next_run(self, reason: StoppedBy | None) -> _Proposed | None:
+        """A run of a configuration that has run before: a near-tie, or a verification.
+
+        `reason` is why no other configuration is to be tried, if that is so. Near-ties are part
+        of the budget and come last in it; the verification comes after it, when nothing runs.
+        """
+        if self._request.bench is None:
+            return None
+        last = (1 - REPEAT_SHARE) * self._request.trials <= self._trial_count
+        if (reason is None and last) or reason in STOPPED_BY_WHAT_IS_LEFT:
+            tied = near_tie(self.records) if self._trial_count < self._request.trials else None
+            if tied is not None and not self._runs_now(tied):
+                return _Proposed(tied, PLAIN)
+        ended = reason not in (None, StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPTED)
+        if not (self._request.verify and ended) or self._running_count:
+            return None
+        best = to_verify(self.records)
+        return None if best is None else _Proposed(best, Instructions(verify=True))
+
+    def _runs_now(self, configuration: Configuration) -> bool:
+        begun = sum(p.configuration == configuration for p in self._proposed.values())
+        new = self.records[self.reused :]
+        return begun > sum(record.configuration == configuration for record in new)
+
+    def _rule_for(self, configuration: Configuration) -> Instructions:
+        """When to give the trial up. What the user asked for, the baseline, runs in full."""
+        request = self._request
+        if request.bench is None or configuration in request.initial:
+            return PLAIN
+        usable_bytes = request.gpu.memory_bytes - (request.margin_bytes or 0)
+        return Instructions(give_up=give_up_rule(self.records, usable_bytes))
 
     @property
     def finished(self) -> bool:
@@ -132,7 +198,7 @@ class Ledger:
         self._tracker.end(ray_id, record)
         with self._keeping_failure():
             self._on_record(record)
-            self._proposer.tell(record)
+            self._learn(record)
         self.report()
 
     def lose(self, ray_id: str, message: str, *, retried: bool) -> None:
@@ -156,6 +222,20 @@ class Ledger:
         """The search cannot go on."""
         self.failure = error
 
+    def _learn(self, record: TrialRecord) -> None:
+        """Tell the sampler, of a configuration that ran again what all its runs say together.
+
+        A verification evaluates too, and so tells of other memory than predictions do.
+        """
+        if record.verification:
+            return
+        runs = [
+            run
+            for run in self.records
+            if run.configuration == record.configuration and not run.verification
+        ]
+        self._proposer.tell(pooled(runs))
+
     def report(self, *, periodic: bool = False) -> None:
         """Tell the progress; when `periodic`, only if it is time."""
         now_s = time.monotonic()
@@ -170,7 +250,7 @@ class Ledger:
             return StoppedBy.EXHAUSTED
         so_far = spent(
             self.records,
-            trials=self.reused + len(self._proposed),
+            trials=self._trial_count,
             elapsed_s=self.elapsed_s,
             running=self._running_count,
             gpus_per_trial=self._request.gpus_per_trial,
@@ -178,17 +258,26 @@ class Ledger:
         return self._budget.used_up(so_far, expected_gain=self._proposer.expected_gain)
 
     @property
+    def _trial_count(self) -> int:
+        """Trials begun that count for the budget; verifications do not."""
+        reused = self.records[: self.reused]
+        return sum(not record.verification for record in reused) + sum(
+            not proposed.instructions.verify for proposed in self._proposed.values()
+        )
+
+    @property
     def _running_count(self) -> int:
         return len(self._proposed) - (len(self.records) - self.reused)
 
     def _record(self, ray_id: str, outcome: Outcome) -> TrialRecord:
         request, bench = self._request, self._request.bench
-        number, configuration = self._proposed[ray_id]
+        proposed = self._proposed[ray_id]
+        configuration = proposed.configuration
         if outcome.prediction is None:
             known = request.predictions.get(configuration.key)
             outcome = dataclasses.replace(outcome, prediction=known)
         return TrialRecord(
-            trial_id=f"{request.run_id}-{number:03d}",
+            trial_id=f"{request.run_id}-{proposed.number:03d}",
             space=request.space.name,
             gpu=request.gpu.id,
             gpu_memory_bytes=request.gpu.memory_bytes,
@@ -202,6 +291,7 @@ class Ledger:
             device=bench.device if bench else None,
             memory_limit_bytes=bench.memory_limit_bytes if bench else None,
             margin_bytes=request.margin_bytes if bench else None,
+            verification=proposed.instructions.verify,
         )
 
     @contextlib.contextmanager

@@ -181,6 +181,15 @@ class Proposer:
             self._mirror.add_trial(ended)
         self._mark(record)
 
+    def remember(self, record: TrialRecord) -> None:
+        """Take a trial by other versions of libraries as a hint. Call it before any `tell`.
+
+        Only "guided" can weigh it; a study of Optuna's has no trials that count less.
+        """
+        scored = score(record)
+        if self.guide is not None and scored is not None and record.fits:
+            self.guide.remember(self.candidates.place(record.configuration), scored.values)
+
     def held_back(self) -> dict[str, str]:
         """What is not proposed at present, by key, with the reason for people."""
         reasons = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,7 @@ class SearchRequest:
       one of every valid configuration.
     - `workload` is its name; what it declares of its knobs keeps the searcher from what cannot fit.
     - `margin_bytes` is the memory to keep free, noted in the records of measured trials.
+    - `verify` asks for a verification of what is to be recommended, beyond the budget of trials.
     - `max_concurrent` trials run at once; None means as many as the cluster has room for.
     - `resources_per_trial` are Ray resources by name. A trial gets as many threads as CPUs.
     - `address` of a running Ray cluster; None starts one here and stops it afterwards, with
@@ -99,6 +101,7 @@ class SearchRequest:
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
     workload: str = ""
     margin_bytes: int | None = None
+    verify: bool = False
     address: str | None = None
     local_gpus: Sequence[int] = ()
     resources_per_trial: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
@@ -142,6 +145,19 @@ class SearchRequest:
             and self._same_source(record)
         )
 
+    def is_stale(self, record: TrialRecord) -> bool:
+        """Whether it would be known but for the versions of libraries: a hint, and no more.
+
+        A model of another architecture under the same name is no hint.
+        """
+        then = {**record.versions, **self.versions}
+        then["model"] = record.versions.get("model", "")
+        return (
+            not self.is_known(record)
+            and then["model"] == self.versions.get("model", "")
+            and self.is_known(dataclasses.replace(record, versions=then))
+        )
+
     def _same_source(self, record: TrialRecord) -> bool:
         """A simulated trial says nothing to who measures, and the other way round."""
         if self.bench is None:
@@ -168,6 +184,8 @@ class SearchResult:
     """Number of valid configurations there were to choose from."""
     stopped_by: StoppedBy
     duration_s: float
+    stale: int = 0
+    """Number of trials by other versions of libraries that were hints, and are not in `records`."""
 
     @property
     def interrupted(self) -> bool:

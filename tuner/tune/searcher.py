@@ -13,7 +13,7 @@ from ray.tune.search import Searcher
 
 from tuner.records import Outcome
 from tuner.tune.ledger import Ledger
-from tuner.tune.trainable import CONFIGURATION, FAILURE, OUTCOME
+from tuner.tune.trainable import CONFIGURATION, FAILURE, INSTRUCTIONS, OUTCOME
 
 
 class LedgerSearcher(Searcher):  # type: ignore[misc]
@@ -32,7 +32,10 @@ class LedgerSearcher(Searcher):  # type: ignore[misc]
         configuration = self._ledger.propose(trial_id)
         if configuration is None:
             return str(Searcher.FINISHED) if self._ledger.finished else None
-        return {CONFIGURATION: configuration.to_dict()}
+        return {
+            CONFIGURATION: configuration.to_dict(),
+            INSTRUCTIONS: self._ledger.instructions(trial_id),
+        }
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

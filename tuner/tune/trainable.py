@@ -11,10 +11,12 @@ from ray import tune
 
 from tuner.errors import TunerError
 from tuner.records import Configuration, Outcome
-from tuner.runner.base import RunnerFactory, TrialRunner
+from tuner.runner.base import PLAIN, Instructions, RunnerFactory, TrialRunner
 
 CONFIGURATION = "configuration"
 """Key under which a trial's configuration travels to the worker."""
+INSTRUCTIONS = "instructions"
+"""Key under which its `Instructions` travel, where there are any."""
 OUTCOME = "outcome"
 """Key under which a trial's `Outcome` comes back."""
 FAILURE = "failure"
@@ -39,12 +41,16 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
         self._runner_factory = runner_factory
         self._runner: TrialRunner | None = None
-        self._configuration = Configuration(config[CONFIGURATION])
+        self._take(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next configuration. Always possible; False would fail the trial."""
-        self._configuration = Configuration(new_config[CONFIGURATION])
+        self._take(new_config)
         return True
+
+    def _take(self, config: dict[str, Any]) -> None:
+        self._configuration = Configuration(config[CONFIGURATION])
+        self._instructions: Instructions = config.get(INSTRUCTIONS, PLAIN)
 
     def step(self) -> dict[str, Any]:
         """Run the trial; reports its outcome, or the error because of which none can run."""
@@ -64,7 +70,7 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
     def _timed(self, runner: TrialRunner) -> Outcome:
         """The outcome of the trial, with the time it took where the runner gives none."""
         started_s = time.perf_counter()
-        outcome = runner.run(self._configuration)
+        outcome = runner.run(self._configuration, self._instructions)
         if outcome.duration_s:
             return outcome
         return dataclasses.replace(outcome, duration_s=time.perf_counter() - started_s)
