@@ -13,9 +13,11 @@ from results_samples import GPU, SPACE, make_record, make_search
 
 from tuner.errors import InputError, UnavailableError
 from tuner.results.levels import levels
+from tuner.results.objective_plot import axes_of, points_of
 from tuner.results.objectives import NAMES, coverage, objectives_of, require_known
+from tuner.results.store import ResultsFolder
 from tuner.results.table import pareto_csv
-from tuner.results.view import build_view
+from tuner.results.view import Kind, build_view
 from tuner.space import load_space
 from tuner.space.searchspace import METRICS
 from tuner.units import GIB
@@ -104,6 +106,30 @@ class TestCoverage:
         ]
         view = build_view(records, CAPACITY, GPU, objectives=("samples_per_s", "length_coverage"))
         assert [r.configuration["max_length"] for r in view.front] == [1000, 200]
+
+
+class TestFiles:
+    def test_table_picture_and_report_are_of_the_objectives_of_the_space(self, tmp_path):
+        space = dataclasses.replace(CAPACITY, objectives=("length_coverage", "epoch_usd"))
+        folder = ResultsFolder(tmp_path, "qlora27b", "a6000")
+        view = folder.write_all(make_search(80), space, GPU)
+        rows = list(csv.DictReader(folder.pareto_csv.open()))
+        assert [float(row["length_coverage"]) for row in rows] == sorted(
+            float(row["length_coverage"]) for row in rows
+        )
+        assert folder.pareto_png.read_bytes().startswith(b"\x89PNG")
+        page = folder.report_html.read_text()
+        assert "Examples not truncated (share) against cost per epoch (USD)" in page
+        assert "Fronts by level" in page
+        drawn = {i for points in points_of(view) for i in points.indices}
+        assert drawn == set(range(80))
+
+    def test_one_objective_is_drawn_against_memory(self):
+        view = build_view(make_search(30), SPACE, GPU, objectives=("tokens_per_s",))
+        across, up = axes_of(view)
+        assert (across.objective.name, up.objective.name) == ("device_bytes", "tokens_per_s")
+        best = next(p for p in points_of(view) if p.kind is Kind.BEST)
+        assert best.xs == [view.best.evidence.memory.device_bytes / GIB]
 
 
 class TestLevels:

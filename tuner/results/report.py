@@ -12,6 +12,7 @@ from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdict
 from tuner.results.best import Recommendation
 from tuner.results.figures import agreement_figure, front_figure, knob_figures
 from tuner.results.levels import levels
+from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.plot import LABELS, subtitle
 from tuner.results.table import value_text
 from tuner.results.view import View
@@ -64,7 +65,7 @@ def report_html(view: View) -> str:
     page = {
         "trials": _trials(view),
         "figures": {
-            "front": front_figure(view),
+            "front": front_figure(view) if view.is_default else objective_figure(view),
             **({"agreement": agreement} if agreement else {}),
             **{f"knob-{index}": knob.figure for index, knob in enumerate(knobs)},
         },
@@ -80,6 +81,7 @@ def report_html(view: View) -> str:
         time_parts=_time_parts(view.best) if view.best else [],
         front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
         levels=_levels(view),
+        front_title=_front_title(view),
         knobs=knobs,
         agreement_rows=agreement_rows(pairs(view.records)),
         verdicts=verdict_text(verdicts(view.records)),
@@ -211,6 +213,13 @@ def _front_row(view: View, record: TrialRecord) -> dict[str, Any]:
         "samples": significant(evidence.speed.samples_per_s),
         "tokens": significant(evidence.speed.tokens_per_s),
     }
+
+
+def _front_title(view: View) -> str:
+    if view.is_default:
+        return "Throughput against memory"
+    across, up = axes_of(view)
+    return f"{up.title[:1].upper()}{up.title[1:]} against {across.title}"
 
 
 def _levels(view: View) -> list[dict[str, Any]]:

@@ -93,6 +93,7 @@ class ResultsFolder:
         disk refuses one.
         """
         # Half a second of imports that reading results does not need.
+        from tuner.results.objective_plot import objective_png
         from tuner.results.plot import pareto_png
         from tuner.results.report import report_html
 
@@ -106,7 +107,8 @@ class ResultsFolder:
             notes=notes,
         )
         write_tables(self, view)
-        write_atomically(self.pareto_png, pareto_png(view))
+        draw = pareto_png if view.is_default else objective_png
+        write_atomically(self.pareto_png, draw(view))
         write_atomically(self.report_html, _utf8(report_html(view)))
         return view
 
