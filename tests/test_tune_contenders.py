@@ -1,0 +1,250 @@
+"""Who cannot win, who is tied and who is verified; and what a search makes of that."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+
+import pytest
+from device_fakes import measured, measurement_of
+from tune_fakes import GPU, FakeSpace, outcome_of, record_of
+
+from tuner.records import Configuration, Outcome, Source, Status, TrialRecord
+from tuner.results.journal import latest
+from tuner.runner.base import PLAIN, GiveUp, Instructions
+from tuner.tune.candidates import Candidates
+from tuner.tune.contenders import MOST_RUNS, give_up_rule, near_tie, to_verify
+from tuner.tune.driver import search
+from tuner.tune.ledger import Ledger
+from tuner.tune.proposer import Knowledge, Proposer
+from tuner.tune.request import Bench, SearchRequest
+
+SPACE = FakeSpace()
+NF4 = [c for c in SPACE.configurations() if c["precision"] == "nf4" and c["lora_rank"] == 16]
+FITTING = [c for c in NF4 if outcome_of(c).prediction.fits]
+FASTEST = max(FITTING, key=lambda c: outcome_of(c).prediction.speed.samples_per_s)
+
+
+def trial(configuration: Configuration, *, width: float = 0.0, name: str = "", **changes):
+    """A measured record; the interval of its rate has this relative half width."""
+    record = measured(record_of(configuration), device="Testium 9")
+    measurement = record.outcome.measurement
+    rate = measurement.speed.samples_per_s
+    ends = (rate * (1 - width), rate * (1 + width)) if width else None
+    measurement = dataclasses.replace(measurement, samples_per_s_interval=ends)
+    outcome = dataclasses.replace(record.outcome, measurement=measurement)
+    trial_id = name or record.trial_id
+    return dataclasses.replace(record, outcome=outcome, trial_id=trial_id, **changes)
+
+
+class TestRule:
+    def test_it_holds_the_front_at_the_slow_end_of_its_intervals(self):
+        records = [trial(c, width=0.1) for c in FITTING]
+        rule = give_up_rule(records, usable_bytes=77)
+        assert rule.usable_bytes == 77
+        for size, rate in rule.front:
+            (record,) = (r for r in records if r.outcome.measurement.memory.device_bytes == size)
+            assert rate == pytest.approx(0.9 * record.outcome.measurement.speed.samples_per_s)
+
+    def test_it_would_have_ended_what_is_dominated_and_nothing_on_the_front(self):
+        records = [trial(c) for c in FITTING]
+        rule = give_up_rule(records, usable_bytes=GPU.memory_bytes)
+        sizes = [size for size, _ in rule.front]
+        for record in records:
+            memory, speed = (getattr(record.outcome.measurement, n) for n in ("memory", "speed"))
+            on_front = memory.device_bytes in sizes
+            # Off the front some are as fast as one on it, which is no reason to end them.
+            rate = speed.samples_per_s * (1.0 if on_front else 0.999)
+            assert rule.is_dominated(memory.device_bytes, rate) is not on_front
+
+    def test_predicted_trials_are_no_reason_to_give_up(self):
+        assert give_up_rule([record_of(c) for c in FITTING], 5) == GiveUp(5, ())
+
+
+class TestTies:
+    def test_no_tie_where_intervals_are_apart_or_unknown(self):
+        assert near_tie([trial(c, width=1e-6) for c in FITTING]) is None
+        assert near_tie([trial(c) for c in FITTING]) is None
+        assert near_tie([]) is None
+
+    def test_the_fastest_and_who_may_be_as_fast_run_again_until_three_runs(self):
+        records = [trial(FITTING[0], width=0.9), trial(FASTEST, width=0.9)]
+        again = []
+        while (configuration := near_tie(records)) is not None:
+            again.append(configuration)
+            records.append(trial(configuration, width=0.9, name=f"again-{len(again)}"))
+        assert again == [FASTEST, FITTING[0]] * (MOST_RUNS - 1)
+
+
+class TestVerification:
+    def test_the_fastest_that_fits_is_verified_once(self):
+        records = [trial(c) for c in NF4]
+        assert to_verify(records) == FASTEST
+        passed = trial(FASTEST, name="v", verification=True)
+        assert passed.verified
+        assert to_verify([*records, passed]) is None
+        assert next(r for r in latest([*records, passed]) if r.configuration == FASTEST).verified
+
+    def test_what_fails_is_not_recommended_and_the_next_one_is_verified(self):
+        records = [trial(c) for c in NF4]
+        failed = trial(FASTEST, name="v", verification=True)
+        oom = Outcome(Status.OOM, phase="evaluation")
+        records.append(dataclasses.replace(failed, outcome=oom))
+        second = to_verify(records)
+        assert second not in (None, FASTEST)
+        assert second in FITTING
+
+    def test_a_crash_of_a_verification_takes_nothing_from_the_trial(self):
+        records = [trial(c) for c in NF4]
+        failed = trial(FASTEST, name="v", verification=True)
+        records.append(dataclasses.replace(failed, outcome=Outcome(Status.CRASHED)))
+        best = next(r for r in latest(records) if r.configuration == FASTEST)
+        assert best.fits
+        assert not best.verified
+        assert to_verify(records) is None
+
+    def test_a_simulated_search_verifies_nothing(self):
+        assert to_verify([record_of(c) for c in NF4]) is None
+
+    def test_verification_survives_the_journal(self):
+        passed = trial(FASTEST, verification=True)
+        assert TrialRecord.from_dict(passed.to_dict()).verified
+        old = passed.to_dict()
+        del old["verification"]
+        assert not TrialRecord.from_dict(old).verified
+
+
+def request(**changes) -> SearchRequest:
+    values = {"space": SPACE, "gpu": GPU, "runner_factory": Verifying(), "run_id": "r",
+              "versions": {"tuner": "1"}, "bench": Bench("Testium 9"), "margin_bytes": 7,
+              "searcher": "random", "trials": 6}  # fmt: skip
+    return SearchRequest(**{**values, **changes})
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """Measures what is predicted; a verification of `fails` runs out of memory."""
+
+    fails: str = ""
+    source = Source.MEASURED
+
+    def __call__(self) -> Verifying:
+        return self
+
+    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
+        if instructions.verify and configuration.key == self.fails:
+            return Outcome(Status.OOM, phase="evaluation", message="in the evaluation")
+        outcome = outcome_of(configuration)
+        if outcome.status is not Status.OK:
+            return Outcome(Status.OOM, phase="forward", requested_bytes=1)
+        note = f"{instructions.give_up is not None}"
+        return Outcome(
+            Status.OK,
+            measurement=measurement_of(outcome.prediction, device="Testium 9"),
+            message=note,
+            duration_s=1.0,
+        )
+
+
+def ledger_of(**changes) -> Ledger:
+    asked = request(**changes)
+    candidates = Candidates(list(SPACE.configurations()), tuple(SPACE.knobs))
+    proposer = Proposer(candidates, sampler="random", seed=0, trials=asked.trials)
+    return Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
+
+
+def drive(ledger: Ledger, runner: Verifying) -> None:
+    number = 0
+    while (configuration := ledger.propose(f"t{number}")) is not None:
+        ledger.start(f"t{number}")
+        ledger.end(f"t{number}", runner.run(configuration, ledger.instructions(f"t{number}")))
+        number += 1
+
+
+def test_a_search_ends_with_a_verification_and_takes_the_next_best_where_it_fails():
+    plain = ledger_of()
+    drive(plain, Verifying())
+    assert len(plain.records) == 6
+    fitting = sorted((r for r in plain.records if r.fits), key=lambda r: (
+        r.outcome.measurement.speed.samples_per_s))  # fmt: skip
+    best, second = fitting[-1].configuration, fitting[-2].configuration
+    ledger = ledger_of(verify=True)
+    drive(ledger, Verifying(fails=best.key))
+    assert [r.configuration for r in ledger.records[:6]] == [r.configuration for r in plain.records]
+    first_try, passed = ledger.records[6:]
+    assert (first_try.configuration, first_try.verified) == (best, False)
+    assert (passed.configuration, passed.verified) == (second, True)
+    assert max((r for r in latest(ledger.records) if r.fits), key=lambda r: (
+        r.outcome.measurement.speed.samples_per_s)).verified  # fmt: skip
+    again = ledger_of(verify=True, resume=ledger.records)
+    again.reuse()
+    assert again.finished
+    assert again.reused == 8
+
+
+def test_a_search_verifies_in_its_workers(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    result = search(request(verify=True, trials=4, max_concurrent=1, initial=FITTING[:1]))
+    assert [r.verification for r in result.records] == [False] * 4 + [True]
+    assert result.records[-1].verified
+    # What the user's space starts from runs in full, whatever it is compared with.
+    told = {r.configuration: r.outcome.message for r in result.records if r.fits}
+    assert told.pop(FITTING[0]) == "False" or result.records[-1].configuration == FITTING[0]
+
+
+def test_near_ties_are_repeated_in_the_last_tenth_of_the_budget():
+    ledger = ledger_of(trials=20)
+
+    class Noisy(Verifying):
+        def run(self, configuration, instructions=PLAIN):
+            found = super().run(configuration, instructions)
+            if found.measurement is None:
+                return found
+            rate = found.measurement.speed.samples_per_s
+            wide = dataclasses.replace(
+                found.measurement, samples_per_s_interval=(rate / 2, rate * 2)
+            )
+            return dataclasses.replace(found, measurement=wide)
+
+    drive(ledger, Noisy())
+    assert len(ledger.records) == 20
+    first = [r.configuration for r in ledger.records[:18]]
+    assert len(set(first)) == 18
+    assert {r.configuration for r in ledger.records[18:]} <= set(first)
+
+
+def test_trials_of_other_versions_are_hints_and_are_run_again():
+    predictions = [outcome_of(c).prediction for c in NF4]
+    candidates = Candidates(NF4, tuple(SPACE.knobs))
+    old = [dataclasses.replace(trial(c), versions={"tuner": "0"}) for c in FITTING[:6]]
+    asked = request(resume=old, searcher="guided")
+    assert not any(map(asked.is_known, old))
+    assert all(map(asked.is_stale, old))
+    other_model = dataclasses.replace(old[0], versions={"tuner": "0", "model": "another"})
+    assert not asked.is_stale(other_model)
+    proposer = Proposer(
+        candidates, sampler="guided", seed=0, trials=9, knowledge=Knowledge(predictions)
+    )
+    ledger = Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
+    before = proposer.guide.beliefs()[1].sd.copy()
+    ledger.reuse()
+    assert (ledger.stale, ledger.reused, len(ledger.records)) == (6, 0, 0)
+    assert candidates.untried_count == len(NF4)
+    fresh = Proposer(
+        candidates, sampler="guided", seed=0, trials=9, knowledge=Knowledge(predictions)
+    )
+    for record in old:
+        fresh.remember(record)
+    hinted = fresh.guide.beliefs()[1].sd
+    sure = Proposer(
+        Candidates(NF4, tuple(SPACE.knobs)), sampler="guided", seed=0, trials=9,
+        knowledge=Knowledge(predictions),
+    )  # fmt: skip
+    for record in old:
+        sure.tell(record)
+    sure.guide.learn(sure.study.get_trials(deepcopy=False))
+    known = sure.guide.beliefs()[1].sd
+    place = candidates.place(FITTING[0])
+    assert known[place] < hinted[place] < before[place]
