@@ -9,7 +9,7 @@ import pytest
 from device_fakes import measured
 from results_samples import GPU, SPACE, make_record
 
-from tuner.cli.target import comparable, with_margin
+from tuner.cli.target import comparable, stale, stale_text, with_margin
 from tuner.records import Source
 from tuner.units import GIB
 
@@ -40,6 +40,23 @@ def test_measurements_of_another_device_limit_or_model_go(changes):
     newest = measured(record(1), device="A")
     older = dataclasses.replace(measured(record(2), device="A"), **changes)
     assert comparable((older, newest), TARGET) == (newest,)
+
+
+def test_measurements_of_other_versions_are_stale():
+    old = measured(record(1, versions={"torch": "1.0"}), device="A")
+    elsewhere = measured(record(2, versions={"torch": "1.0"}), device="B")
+    new = measured(record(3), device="A")
+    records = (old, elsewhere, new)
+    assert comparable(records, TARGET) == (new,)
+    assert stale(records, TARGET) == (old,)
+    assert stale_text((old,), (new,)) == "1 trial of other versions (torch 1.0)"
+    assert stale_text((), (new,)) == ""
+
+
+def test_nothing_is_stale_and_comparable_at_once():
+    records = tuple(record(i, versions={"torch": str(i % 3)}) for i in range(9))
+    assert set(map(id, comparable(records, TARGET))).isdisjoint(map(id, stale(records, TARGET)))
+    assert len(comparable(records, TARGET)) + len(stale(records, TARGET)) == 9
 
 
 def test_other_memory_is_another_gpu():

@@ -30,10 +30,11 @@ def conditions_text(conditions: Sequence[str]) -> str:
     return " and ".join(conditions)
 
 
-def print_front(view: View) -> None:
+def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     """The front as a table: what differs between its configurations, and their numbers.
 
-    The knobs are columns where the screen is wide enough, else one column of settings.
+    The knobs are columns where the screen is wide enough, else one column of settings. `stale`
+    are ids of trials to mark as those of other library versions.
     """
     if not view.front:
         return
@@ -52,6 +53,7 @@ def print_front(view: View) -> None:
     narrow = table(["", *_MAIN_NUMBERS, *labels, "settings"], right=(*_MAIN_NUMBERS, *labels))
     for record in view.front:
         mark = "*" if view.best and view.best.configuration == record.configuration else ""
+        mark += "~" if record.trial_id in stale else ""
         numbers = _numbers(record, view)
         values = [_cell(record.configuration.get(name)) for name in differing]
         others = [significant(o.value(record) or 0.0) for o in more]
@@ -63,6 +65,8 @@ def print_front(view: View) -> None:
     out.print(wide if needed <= out.width else narrow)
     if view.best is not None:
         click.echo("* recommended")
+    if any(record.trial_id in stale for record in view.front):
+        click.echo("~ stale: of other library versions than the newest trials")
 
 
 def print_levels(view: View) -> None:

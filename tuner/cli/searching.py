@@ -20,7 +20,7 @@ from tuner.cli.quiet import quiet_libraries
 from tuner.cli.search_plan import Plan, SearchOptions, make_plan
 from tuner.cli.search_request import Prepared, prepare
 from tuner.cli.search_text import print_answer, print_plan
-from tuner.cli.target import Target, comparable, with_margin
+from tuner.cli.target import Target, comparable, stale, stale_text, with_margin
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from tuner.records import TrialRecord
 
@@ -102,7 +102,10 @@ def _search(
 def _write(plan: Plan, prepared: Prepared, result: SearchResult) -> View:
     """Write every file of the results folder, and return what they show."""
     target = plan.target
-    records = comparable(target.folder.read().records, target) or result.records
+    found = target.folder.read().records
+    records = comparable(found, target) or result.records
+    old = stale_text(stale(found, target), records)
+    notes = [*prepared.notes, *([f"{old} left out"] if old else [])]
     return target.folder.write_all(
         [with_margin(record, plan.margin_bytes) for record in records],
         target.facts,
@@ -110,7 +113,7 @@ def _write(plan: Plan, prepared: Prepared, result: SearchResult) -> View:
         where=plan.meets,
         conditions=plan.all_conditions,
         command=_command_line(),
-        notes=prepared.notes,
+        notes=notes,
     )
 
 

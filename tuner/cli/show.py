@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 @where_option
 @objective_option
 @click.option("--levels", "by_level", is_flag=True, help="One front per level of rank and length.")
+@click.option("--stale", "with_stale", is_flag=True, help="Trials of other library versions too.")
 @results_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
@@ -56,21 +57,28 @@ def command(  # noqa: PLR0913 - one argument for each option
     where: tuple[str, ...],
     objectives: tuple[str, ...],
     by_level: bool,
+    with_stale: bool,
     results: Path,
     as_json: bool,
 ) -> None:
     """Print the front of a search, or all that is known of one TRIAL of it."""
-    from tuner.cli.target import load_target, require_records
+    from tuner.cli.target import load_target, require_records, stale, stale_text
 
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
     records = require_records(target)
+    old = stale(target.folder.read().records, target)
     if trial_id is None:
         show = Shown(where, objectives, by_level=by_level, as_json=as_json)
+        if with_stale:
+            show = replace(show, stale=frozenset(record.trial_id for record in old))
+            records = (*old, *records)
+        elif old:
+            show = replace(show, note=f"{stale_text(old, records)} left out; --stale shows them")
         _show_front(target, records, show)
     else:
-        _show_trial(target, _find(records, trial_id), as_json=as_json)
+        _show_trial(target, _find((*old, *records), trial_id), old, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,9 @@ class Shown:
     objectives: tuple[str, ...]
     by_level: bool
     as_json: bool
+    stale: frozenset[str] = frozenset()
+    """Ids of trials of other library versions that are among those shown."""
+    note: str = ""
 
 
 def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> None:
@@ -116,6 +127,7 @@ def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> 
                 "source": view.source,
                 "conditions": list(conditions),
                 "trials": len(view.records),
+                "stale": sorted(r.trial_id for r in view.records if r.trial_id in show.stale),
                 "objectives": [objective.name for objective in view.objectives],
                 "front": [record_dict(record) for record in view.front],
                 **({"levels": _levels_dict(view)} if show.by_level else {}),
@@ -129,6 +141,7 @@ def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> 
             ("GPU", target.gpu.name),
             ("where", conditions_text(conditions)),
             ("tried", counts_text(view.records)),
+            ("stale", show.note),
         ]
     )
     if show.by_level:
@@ -139,7 +152,7 @@ def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> 
         met = [r for r in view.records if target.space.matches(r.configuration, where)]
         raise nothing_fits_error(target, met, conditions)
     click.echo()
-    print_front(view)
+    print_front(view, stale=show.stale)
 
 
 def _levels_dict(view: View) -> list[dict[str, Any]]:
@@ -155,7 +168,9 @@ def _levels_dict(view: View) -> list[dict[str, Any]]:
     ]
 
 
-def _show_trial(target: Target, record: TrialRecord, *, as_json: bool) -> None:
+def _show_trial(
+    target: Target, record: TrialRecord, old: Sequence[TrialRecord], *, as_json: bool
+) -> None:
     from tuner.cli.answers import record_dict
     from tuner.cli.comparison import more_text, print_comparison
     from tuner.cli.evidence import print_evidence
@@ -172,6 +187,7 @@ def _show_trial(target: Target, record: TrialRecord, *, as_json: bool) -> None:
             ("GPU", target.gpu.name),
             ("ran on", record.device or ""),
             ("status", f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"),
+            ("stale", "other versions than the newest trials" if record in old else ""),
             ("message", outcome.message),
             ("settings", settings_text(record.configuration)),
             ("versions", ", ".join(f"{k} {v}" for k, v in record.versions.items())),

@@ -90,26 +90,53 @@ def with_model(space: SearchSpace, model: str | None) -> SearchSpace:
 def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialRecord, ...]:
     """The records of `target` that tell of the same: this GPU memory, the newest versions.
 
-    A prediction by other versions of the libraries, or for a model that the space no longer
-    names, is not comparable with the newest one. Measurements are what they are, but those of
-    another device, under another limit or of another model are not comparable with the newest.
+    Trials with other versions of the libraries, on another device, under another limit or of a
+    model that the space no longer names are not comparable with the newest one of their source.
     """
+    own, newest = _own_and_newest(records, target)
+    return tuple(r for r in own if _circumstances(r) == _circumstances(newest[r.source]))
+
+
+def stale(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialRecord, ...]:
+    """The records that would be comparable but for the versions of the libraries."""
+    own, newest = _own_and_newest(records, target)
+    return tuple(
+        r
+        for r in own
+        if _place(r) == _place(newest[r.source]) and r.versions != newest[r.source].versions
+    )
+
+
+def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> str:
+    """How many trials are stale and which versions they are of; empty where none is."""
+    if not old:
+        return ""
+    now = kept[-1].versions if kept else {}
+    changed = sorted({f"{k} {v}" for r in old for k, v in r.versions.items() if now.get(k) != v})
+    plural = "s" if len(old) > 1 else ""
+    return f"{len(old)} trial{plural} of other versions ({', '.join(changed)})"
+
+
+def _own_and_newest(
+    records: tuple[TrialRecord, ...], target: Target
+) -> tuple[list[TrialRecord], dict[Source, TrialRecord]]:
+    """The records of this space, GPU and memory, and the last one of each source."""
     own = [
         r
         for r in records
         if (r.space, r.gpu, r.gpu_memory_bytes)
         == (target.space.name, target.gpu.id, target.gpu.memory_bytes)
     ]
-    newest: dict[Source, object] = {}
-    for record in reversed(own):
-        newest.setdefault(record.source, _circumstances(record))
-    return tuple(r for r in own if _circumstances(r) == newest[r.source])
+    return own, {record.source: record for record in own}
 
 
 def _circumstances(record: TrialRecord) -> object:
     """What must be the same in two records of one source for them to be comparable."""
-    if record.source is Source.PREDICTED:
-        return record.versions
+    return (_place(record), record.versions)
+
+
+def _place(record: TrialRecord) -> object:
+    """Where a trial ran, and what of."""
     return (record.device, record.memory_limit_bytes, record.versions.get("model"))
 
 
