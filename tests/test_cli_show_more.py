@@ -1,0 +1,99 @@
+"""`tuner show` and `best` over other objectives, per level, and with stale trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from cli_samples import make_trial, write_samples
+
+from tuner.cli.main import run
+from tuner.results.journal import JournalWriter
+
+TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    old = make_trial(tmp_path, 12, 950, micro_batch=4, precision="bf16", max_length=16)
+    old = dataclasses.replace(old, trial_id="older-1", versions={**old.versions, "torch": "1.0"})
+    trials = [
+        old,
+        make_trial(tmp_path, 20, 100, micro_batch=1, max_length=16),
+        make_trial(tmp_path, 25, 200, micro_batch=2, max_length=16),
+        make_trial(tmp_path, 30, 90, micro_batch=1, max_length=32),
+        make_trial(tmp_path, 99, 70, micro_batch=4, max_length=64),
+    ]
+    with JournalWriter(tmp_path / "results" / "tiny" / "a6000" / "trials.jsonl") as writer:
+        for trial in trials:
+            writer.append(trial)
+    return tmp_path
+
+
+def shown(capsys, *arguments: str) -> dict:
+    assert run(["show", *TARGET, "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+class TestStale:
+    def test_is_left_out_and_said(self, folder, capsys):
+        assert run(["show", *TARGET]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "1 trial of other versions (torch 1.0) left out; --stale shows them" in text
+        assert "950" not in text
+        assert shown(capsys)["stale"] == []
+
+    def test_is_among_the_others_and_marked_on_request(self, folder, capsys):
+        assert run(["show", *TARGET, "--stale"]) == 0
+        out = capsys.readouterr().out
+        assert "*~ " in out
+        assert "~ stale: of other library versions" in out
+        answer = shown(capsys, "--stale")
+        assert answer["stale"] == ["older-1"]
+        assert [r["trial_id"] for r in answer["front"]] == ["older-1"]
+
+    def test_is_never_recommended(self, folder, capsys):
+        assert run(["best", *TARGET, "--json"]) == 0
+        best = json.loads(capsys.readouterr().out)
+        assert best["configuration"]["micro_batch"] == 2
+
+    def test_can_be_shown_alone(self, folder, capsys):
+        assert run(["show", *TARGET, "older-1"]) == 0
+        assert "other versions than the newest trials" in capsys.readouterr().out
+
+
+def test_levels_have_fronts_of_their_own(folder, capsys):
+    assert run(["show", *TARGET, "--levels"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "none of 1 fits" in out
+    found = shown(capsys, "--levels")["levels"]
+    lengths = [(level["level"]["max_length"], len(level["front"])) for level in found]
+    assert lengths == [(16, 2), (32, 1), (64, 0)]
+
+
+class TestObjectives:
+    def test_front_is_over_those_that_were_asked_for(self, folder, capsys):
+        answer = shown(capsys, "--objective", "length_coverage", "--objective", "device_bytes")
+        assert answer["objectives"] == ["length_coverage", "device_bytes"]
+        # The distribution of lengths is not known: all that is known is what truncates nothing.
+        assert [r["configuration"]["max_length"] for r in answer["front"]] == [32]
+
+    def test_first_one_decides_what_is_best(self, folder, capsys):
+        assert run(["best", *TARGET, "--objective", "device_bytes"]) == 0
+        out = capsys.readouterr().out
+        assert "the best in peak device memory" in out
+        assert "micro_batch=1" in out
+
+    def test_unknown_one_is_refused(self, folder, capsys):
+        assert run(["best", *TARGET, "--objective", "speed"]) == 2
+        assert "unknown objective 'speed'" in capsys.readouterr().err
+
+    def test_one_without_numbers_says_why(self, folder, capsys):
+        for command in ("best", "show"):
+            assert run([command, *TARGET, "--objective", "energy_j_per_sample"]) == 3
+            assert "never predicted" in capsys.readouterr().err
