@@ -57,6 +57,12 @@ class TestDryRun:
         assert 1 <= len(answer["trials"]) <= 5
         assert answer["cost_usd"] <= 100
 
+    def test_says_which_trials_would_be_given_up(self, folder, capsys):
+        assert run([*SEARCH, "--trials", "3", "--timeout", "20s"]) == 0
+        assert "3 of them would on a GPU be given up after 20.0 s" in " ".join(
+            capsys.readouterr().out.split()
+        )
+
     def test_names_knobs_that_change_nothing(self, folder, capsys):
         notes = planned(capsys, "--trials", "1")["notes"]
         assert "precision changes neither memory nor time (predicted)" in notes

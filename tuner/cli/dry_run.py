@@ -80,7 +80,13 @@ def _print(plan: Plan, found: Preview) -> None:
     console().print(rows)
     click.echo("fits: the probability of not running out of memory; all numbers are predicted")
     click.echo()
-    print_fields([("in all", _total_text(plan, found)), ("here", _here_text(plan))])
+    print_fields(
+        [
+            ("in all", _total_text(plan, found)),
+            ("too long", _too_long_text(plan, found)),
+            ("here", _here_text(plan)),
+        ]
+    )
 
 
 def _percent_text(share: float) -> str:
@@ -94,6 +100,20 @@ def _total_text(plan: Plan, found: Preview) -> str:
     text = f"{len(found.trials)} trials, about {format_duration(found.device_s)} of GPU time"
     text += f", {cost:.2f} USD at {price:g} USD per hour" if cost is not None else ""
     return text + stopped_text(plan.options, str(found.stopped_by))
+
+
+def _too_long_text(plan: Plan, found: Preview) -> str:
+    """Trials that a device would be at when their time is over."""
+    from tuner.runner.base import MeasureOptions
+
+    timeout_s = plan.options.timeout or MeasureOptions().timeout_s
+    long = sum(trial.device_s > timeout_s for trial in found.trials)
+    if not long:
+        return ""
+    return (
+        f"{long} of them would on a GPU be given up after {format_duration(timeout_s)}; "
+        "--timeout sets another limit"
+    )
 
 
 def _here_text(plan: Plan) -> str:
