@@ -64,7 +64,7 @@ def test_search_then_best_then_show_then_again(folder, capsys):
         assert part in text, part
 
     results = folder / "results" / "tiny" / "t4"
-    names = ["best.yaml", "pareto.csv", "pareto.png", "report.html", "trials.jsonl"]
+    names = ["best.yaml", "pareto.csv", "pareto.png", "pruned.jsonl", "report.html", "trials.jsonl"]
     assert sorted(path.name for path in results.iterdir()) == names
     records = read_journal(results / "trials.jsonl").records
     assert len(records) == 4

@@ -75,7 +75,11 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
 
     results = folder / "results" / "tiny_cpu" / "cpu"
     records = read_journal(results / "trials.jsonl").records
-    assert [r.outcome.status for r in records] == [Status.OK] * 3
+    assert [r.outcome.status for r in records] == [Status.OK] * 4
+    assert [r.verified for r in records] == [False] * 3 + [True]
+    assert records[-1].configuration in [r.configuration for r in records[:3]]
+    assert records[-1].outcome.measurement.checkpoint_bytes > 0
+    assert "longest sequences, an evaluation, a checkpoint of" in text
     for record in records:
         measurement, prediction = record.outcome.measurement, record.outcome.prediction
         assert measurement is not None
@@ -101,7 +105,8 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
     # The same again: all is known. A simulated search in the same folder knows none of it.
     again = start(*SEARCH, "--trials", "3", "--json")
     answer = json.loads(again.communicate(timeout=60)[0])
-    assert (answer["reused"], answer["trials"], answer["source"]) == (3, 3, "measured")
+    assert (answer["reused"], answer["trials"], answer["source"]) == (4, 4, "measured")
+    assert answer["best"]["verified"] is True
     simulated = start(*SEARCH, "--trials", "1", "--mode", "predict", "--json")
     answer = json.loads(simulated.communicate(timeout=120)[0])
     assert (answer["reused"], answer["trials"]) == (0, 1)

@@ -149,6 +149,7 @@ def print_recommendation(best: Recommendation) -> None:
                 f"{significant(speed.samples_per_s)} samples/s, {tokens}"
                 f"{format_duration(speed.step_s)} an optimizer step{mfu}",
             ),
+            ("verified", best.verified_text),
             ("time", _time_text(best.cost)),
             ("cost", _cost_text(best.cost)),
             ("against", _gain_text(best)),

@@ -15,6 +15,7 @@ from tuner.cli.own_code import trial_job
 from tuner.cli.progress import compiling
 from tuner.cli.render import count, print_fields
 from tuner.cli.search_plan import Plan, SearchOptions
+from tuner.cli.target import stale
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.units import format_duration
 
@@ -55,12 +56,14 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
             "bench": trials_on.bench,
             "resources_per_trial": trials_on.resources,
             "local_gpus": trials_on.local,
+            # What a command does at worst is what it does in any trial of its own.
+            "verify": job.command is None,
         }
     initial: list[Configuration] = []
     predictions: list[Prediction] = []
     if not space.predictable:
         initial = _baseline(space)
-    elif sum(map(plan.is_alike, known)) < options.trials:
+    elif sum(plan.is_alike(r) and not r.verification for r in known) < options.trials:
         predictions = _predictions(plan)
         initial = _initial(plan, predictions)
         if isinstance(trials_on, Measuring) or options.searcher == "guided" or options.dry_run:
@@ -82,7 +85,7 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
         where=options.where,
         searcher=options.searcher,
         initial=initial,
-        resume=known,
+        resume=(*stale(plan.target.folder.read().records, plan.target), *known),
         workload=space.workload,
         margin_bytes=plan.margin_bytes,
         address=options.address,

@@ -105,7 +105,11 @@ def _write(plan: Plan, prepared: Prepared, result: SearchResult) -> View:
     found = target.folder.read().records
     records = comparable(found, target) or result.records
     old = stale_text(stale(found, target), records)
-    notes = [*prepared.notes, *([f"{old} left out"] if old else [])]
+    used = f" (hints for this search: {result.stale})" if result.stale else ""
+    notes = [*prepared.notes, *([f"{old} left out{used}"] if old else [])]
+    from tuner.results.pruned import write_pruned
+
+    write_pruned(target.folder, result.pruned)
     return target.folder.write_all(
         [with_margin(record, plan.margin_bytes) for record in records],
         target.facts,

@@ -95,6 +95,20 @@ class Recommendation:
         """Memory of the GPU that stays free at the peak, the margin included."""
         return self.gpu.memory_bytes - self.evidence.memory.device_bytes
 
+    @property
+    def verified_text(self) -> str:
+        """What was done to make sure, and how much memory was left; for people."""
+        found = self.record.outcome.measurement
+        if found is None:
+            return "no: predicted only"
+        if not self.record.verified:
+            return "no: measured in a short trial"
+        text = f"{found.steps} steps, the longest sequences"
+        text += ", an evaluation" if found.evaluation_peak_bytes is not None else ""
+        if found.checkpoint_bytes is not None:
+            text += f", a checkpoint of {format_size(found.checkpoint_bytes)} saved"
+        return f"{text}: {format_size(self.free_bytes)} stay free"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON types: what `best.yaml` holds and `tuner best --json` prints."""
         return {
@@ -102,6 +116,8 @@ class Recommendation:
             "model": self.space.model,
             "gpu": _gpu_dict(self.gpu),
             "source": str(self.source),
+            "verified": self.record.verified,
+            "verification": self.verified_text,
             "configuration": self.configuration.to_dict(),
             "memory": self._memory_dict(),
             "speed": self._speed_dict(),

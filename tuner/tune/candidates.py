@@ -112,6 +112,10 @@ class Candidates:
         index = self._index.get(configuration.key)
         return index is not None and bool(self._open[index])
 
+    def is_left(self, place: int) -> bool:
+        """Whether the candidate at `place` has not been taken, held back or not."""
+        return bool(self._untried[place])
+
     def place(self, configuration: Configuration) -> int:
         """Where the configuration is among `configurations`. Raises KeyError for a stranger."""
         return self._index[configuration.key]

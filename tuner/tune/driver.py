@@ -64,6 +64,7 @@ def search(
         candidates=ledger.candidate_count,
         stopped_by=ledger.stopped_by,
         duration_s=ledger.elapsed_s,
+        pruned=ledger.pruned,
         stale=ledger.stale,
     )
 

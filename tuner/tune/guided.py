@@ -148,6 +148,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         anew, and for nothing else. To be called before the first trial.
         """
         self._stale[index] = values
+        self._fitted = -1  # what was believed without them no longer holds
 
     # -- learning ---------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Status, TrialRecord
+from tuner.results.pruned import Pruned
 from tuner.results.repeats import pooled
 from tuner.runner.base import PLAIN, Instructions
 from tuner.tune.budget import StoppedBy, spent
@@ -86,6 +87,11 @@ class Ledger:
     def candidate_count(self) -> int:
         """How many valid configurations there were to choose from."""
         return len(self._proposer.candidates)
+
+    @property
+    def pruned(self) -> tuple[Pruned, ...]:
+        """What was not tried because it cannot fit, with what was revived."""
+        return self._proposer.pruned
 
     @property
     def halted(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
@@ -20,10 +21,12 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from tuner.records import Configuration, Prediction, Status, TrialRecord
+from tuner.results.pruned import Pruned
 from tuner.tune.candidates import Candidates
-from tuner.tune.guided import MEMORY_CONSTRAINT, GuidedSampler
+from tuner.tune.guided import HIGHEST_RISK, MEMORY_CONSTRAINT, GuidedSampler
 from tuner.tune.guided_pool import Pool
 from tuner.tune.oom_frontier import OomFrontier
+from tuner.tune.pruning import MOST_RISK, CalibratedRisk, PruningLog
 from tuner.workloads.memory_order import MemoryOrder
 
 METRICS = ["samples_per_s", "device_bytes"]
@@ -97,8 +100,9 @@ class Proposer:
     in their order, and on nothing else: who is told the records of a search that was broken off
     goes on as it would have done.
 
-    By the order of memory, what cannot fit after the trials that ran out of memory is held back;
-    `held_back` says what and why. A later trial can prove that wrong, and revives it.
+    What cannot fit is held back: by the order of memory after the trials that ran out of memory,
+    and by predictions, corrected by all trials, where there are any. `held_back` says what and
+    why, `pruned` since when. A later trial can prove that wrong, and revives it.
 
     The study holds also what a sampler proposed before it was moved to a valid configuration,
     as failed trials, which samplers pass over. `mirror`, when given, gets the trials that
@@ -126,6 +130,10 @@ class Proposer:
         # Optuna asks a sampler also for trials that are settled. Only nsga2 notes something of
         # them, their generation; for the others that would be time spent on nothing.
         self._bookkeeper = _sampler(sampler if sampler == "nsga2" else "", seed=0, trials=trials)
+        self._pruning = PruningLog(candidates, self._frontier)
+        self._risk: CalibratedRisk | None = None
+        if self.guide is None and sampler != "guided" and knowledge.predictions:
+            self._risk = CalibratedRisk(knowledge.predictions)
         self._mirror = mirror
         self._rng = random.Random()  # noqa: S311 - a search, not a secret
         self._initial = tuple(initial)
@@ -136,6 +144,7 @@ class Proposer:
             "grid": self._draw_even,
             "guided": self._draw_guided,
         }.get(sampler, self._draw_sampled)
+        self._prune(None)
 
     def propose(self) -> Configuration | None:
         """The next configuration to run; None when no candidate is left that is worth a trial."""
@@ -192,33 +201,40 @@ class Proposer:
 
     def held_back(self) -> dict[str, str]:
         """What is not proposed at present, by key, with the reason for people."""
-        reasons = {}
-        allowed = 1.0 if self.guide is None else self.guide.allowed_risk()
-        risk = None if self.guide is None else self.guide.oom_probability()
-        for place, configuration in enumerate(self.candidates.configurations):
-            witness = self._frontier.witness(place)
-            if witness is not None and witness != place:
-                reasons[configuration.key] = (
-                    f"takes no less memory than {self.candidates.describe(witness)}, which ran out"
-                )
-            elif risk is not None and risk[place] > allowed:
-                reasons[configuration.key] = (
-                    f"runs out of memory with a probability of {100 * risk[place]:.0f} %"
-                )
-        return reasons
+        return self._pruning.reasons()
+
+    @property
+    def pruned(self) -> tuple[Pruned, ...]:
+        """What is and what was held back, with the trials that decided it."""
+        return self._pruning.entries
 
     def _mark(self, record: TrialRecord) -> None:
         """Note on the frontier how memory went, and hold back what cannot fit any more."""
-        place, known = self.candidates.place(record.configuration), self._frontier.known
-        if record.outcome.status is Status.OOM:
+        place = self.candidates.place(record.configuration)
+        if record.outcome.device_ran_out:
             self._frontier.ran_out(place)
         elif record.outcome.status is Status.OK:
             self._frontier.fitted(place)
-        if self._frontier.known != known:
+        if self._risk is not None:
+            self._risk.tell(record)
+        self._prune(record.trial_id)
+
+    def _prune(self, trial_id: str | None) -> None:
+        """Judge anew which candidates may fit, once for each outcome."""
+        if self.guide is not None:
+            self.guide.learn(self.study.get_trials(deepcopy=False))
+            self._pruning.update(self.guide.oom_probability(), HIGHEST_RISK, trial_id)
             covered = self._frontier.covered()
             self.candidates.hold_back(covered)
-            if self.guide is not None:
-                self.guide.hold_back(covered)
+            self.guide.hold_back(covered)  # and weighs the risk of the others by itself
+            return
+        risk = None if self._risk is None else self._risk.risk()
+        held_back = self._pruning.update(risk, MOST_RISK, trial_id)
+        self.candidates.hold_back(held_back)
+        if risk is not None and not self._told and not self.candidates.untried_count:
+            # Predictions may be wrong altogether, and something has to be the first.
+            held_back[int(np.argmin(risk))] = False
+            self.candidates.hold_back(held_back)
 
     def _begin(self, configuration: Configuration) -> None:
         """Open an Optuna trial for exactly this configuration."""

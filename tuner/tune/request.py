@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from tuner.errors import InputError, unknown
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Prediction, Source, Status, TrialRecord
+from tuner.results.pruned import Pruned
 from tuner.runner.base import RunnerFactory, outcome_versions
 from tuner.tune.budget import Budget, StoppedBy
 
@@ -184,6 +185,8 @@ class SearchResult:
     """Number of valid configurations there were to choose from."""
     stopped_by: StoppedBy
     duration_s: float
+    pruned: tuple[Pruned, ...] = ()
+    """What was not tried because it cannot fit, with what was revived."""
     stale: int = 0
     """Number of trials by other versions of libraries that were hints, and are not in `records`."""
 
