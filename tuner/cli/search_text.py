@@ -114,7 +114,7 @@ def stopped_text(options: SearchOptions, stopped_by: str) -> str:
         "time_limit": "the time limit was reached",
         "gpu_hours": "one more may go beyond {:g} GPU hours",
         "max_cost": "one more may cost more than {:g} USD",
-        "min_gain": "of none is more expected than {:g}% of hypervolume or throughput",
+        "min_gain": "no trial is expected to gain {:g}% of hypervolume or throughput",
         "interrupted": "interrupted, the same command goes on from here",
     }[stopped_by].format(limits.get(stopped_by))
     return f"; {text}" if text else ""
