@@ -15,7 +15,7 @@ from tuner.records import Configuration, Outcome, Source, Status, TrialRecord
 from tuner.results.journal import latest
 from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.tune.candidates import Candidates
-from tuner.tune.contenders import MOST_RUNS, give_up_rule, near_tie, to_verify
+from tuner.tune.contenders import MOST_RUNS, Standing, give_up_rule, near_tie, to_verify
 from tuner.tune.driver import search
 from tuner.tune.ledger import Ledger
 from tuner.tune.proposer import Knowledge, Proposer
@@ -42,7 +42,7 @@ def trial(configuration: Configuration, *, width: float = 0.0, name: str = "", *
 class TestRule:
     def test_it_holds_the_front_at_the_slow_end_of_its_intervals(self):
         records = [trial(c, width=0.1) for c in FITTING]
-        rule = give_up_rule(records, usable_bytes=77)
+        rule = give_up_rule(Standing(records), usable_bytes=77)
         assert rule.usable_bytes == 77
         for size, rate in rule.front:
             (record,) = (r for r in records if r.outcome.measurement.memory.device_bytes == size)
@@ -50,7 +50,7 @@ class TestRule:
 
     def test_it_would_have_ended_what_is_dominated_and_nothing_on_the_front(self):
         records = [trial(c) for c in FITTING]
-        rule = give_up_rule(records, usable_bytes=GPU.memory_bytes)
+        rule = give_up_rule(Standing(records), usable_bytes=GPU.memory_bytes)
         sizes = [size for size, _ in rule.front]
         for record in records:
             memory, speed = (getattr(record.outcome.measurement, n) for n in ("memory", "speed"))
@@ -60,19 +60,19 @@ class TestRule:
             assert rule.is_dominated(memory.device_bytes, rate) is not on_front
 
     def test_predicted_trials_are_no_reason_to_give_up(self):
-        assert give_up_rule([record_of(c) for c in FITTING], 5) == GiveUp(5, ())
+        assert give_up_rule(Standing([record_of(c) for c in FITTING]), 5) == GiveUp(5, ())
 
 
 class TestTies:
     def test_no_tie_where_intervals_are_apart_or_unknown(self):
-        assert near_tie([trial(c, width=1e-6) for c in FITTING]) is None
-        assert near_tie([trial(c) for c in FITTING]) is None
-        assert near_tie([]) is None
+        assert near_tie(Standing([trial(c, width=1e-6) for c in FITTING])) is None
+        assert near_tie(Standing([trial(c) for c in FITTING])) is None
+        assert near_tie(Standing([])) is None
 
     def test_the_fastest_and_who_may_be_as_fast_run_again_until_three_runs(self):
         records = [trial(FITTING[0], width=0.9), trial(FASTEST, width=0.9)]
         again = []
-        while (configuration := near_tie(records)) is not None:
+        while (configuration := near_tie(Standing(records))) is not None:
             again.append(configuration)
             records.append(trial(configuration, width=0.9, name=f"again-{len(again)}"))
         assert again == [FASTEST, FITTING[0]] * (MOST_RUNS - 1)
@@ -81,10 +81,10 @@ class TestTies:
 class TestVerification:
     def test_the_fastest_that_fits_is_verified_once(self):
         records = [trial(c) for c in NF4]
-        assert to_verify(records) == FASTEST
+        assert to_verify(Standing(records)) == FASTEST
         passed = trial(FASTEST, name="v", verification=True)
         assert passed.verified
-        assert to_verify([*records, passed]) is None
+        assert to_verify(Standing([*records, passed])) is None
         assert next(r for r in latest([*records, passed]) if r.configuration == FASTEST).verified
 
     def test_what_fails_is_not_recommended_and_the_next_one_is_verified(self):
@@ -92,7 +92,7 @@ class TestVerification:
         failed = trial(FASTEST, name="v", verification=True)
         oom = Outcome(Status.OOM, phase="evaluation")
         records.append(dataclasses.replace(failed, outcome=oom))
-        second = to_verify(records)
+        second = to_verify(Standing(records))
         assert second not in (None, FASTEST)
         assert second in FITTING
 
@@ -103,10 +103,10 @@ class TestVerification:
         best = next(r for r in latest(records) if r.configuration == FASTEST)
         assert best.fits
         assert not best.verified
-        assert to_verify(records) is None
+        assert to_verify(Standing(records)) is None
 
     def test_a_simulated_search_verifies_nothing(self):
-        assert to_verify([record_of(c) for c in NF4]) is None
+        assert to_verify(Standing([record_of(c) for c in NF4])) is None
 
     def test_verification_survives_the_journal(self):
         passed = trial(FASTEST, verification=True)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tuner.records import Configuration, Measurement, TrialRecord
-from tuner.results.front import pareto_front
 from tuner.results.journal import latest
 from tuner.runner.base import GiveUp
 
@@ -25,24 +24,40 @@ MOST_FAILED_VERIFICATIONS = 5
 """When so many of the best fail, another reason than the configuration is likely."""
 
 
-def give_up_rule(records: Iterable[TrialRecord], usable_bytes: int) -> GiveUp:
+class Standing:
+    """The records, and what they say of each configuration together, worked out once."""
+
+    def __init__(self, records: Sequence[TrialRecord]) -> None:
+        self.records = records
+        self.fitting = [r for r in latest(records) if r.fits and _measurement(r) is not None]
+
+    def front(self) -> list[TrialRecord]:
+        """The measured ones that fit and are not dominated, the smallest first."""
+        found: list[TrialRecord] = []
+        for record in sorted(self.fitting, key=lambda r: (_size(r), -_rate(r))):
+            if not found or _rate(record) > _rate(found[-1]):
+                found.append(record)
+        return found
+
+
+def give_up_rule(standing: Standing, usable_bytes: int) -> GiveUp:
     """When a trial that starts now is to be given up: the measured front, at its slowest."""
-    front = pareto_front(record for record in latest(records) if _measurement(record))
-    return GiveUp(usable_bytes, tuple((_size(record), _ends(record)[0]) for record in front))
+    front = tuple((_size(record), _ends(record)[0]) for record in standing.front())
+    return GiveUp(usable_bytes, front)
 
 
-def near_tie(records: Sequence[TrialRecord]) -> Configuration | None:
+def near_tie(standing: Standing) -> Configuration | None:
     """What is to run again, because the front is not decided; None when it is.
 
     Two are tied when the intervals of their measured throughput overlap: neighbours on the
     front, of which the larger may not be faster at all, and whatever may be as fast as the
     fastest. The one with fewer runs goes first, then the faster one.
     """
-    runs = Counter(record.configuration for record in records)
-    fitting = [r for r in latest(records) if r.fits and _interval(r) is not None]
-    front = sorted(pareto_front(fitting), key=_size)
+    front = [record for record in standing.front() if _interval(record) is not None]
     if not front:
         return None
+    runs = Counter(record.configuration for record in standing.records)
+    fitting = [record for record in standing.fitting if _interval(record) is not None]
     pairs = list(itertools.pairwise(front))
     pairs += [(other, front[-1]) for other in fitting if other is not front[-1]]
     tied = {
@@ -55,13 +70,12 @@ def near_tie(records: Sequence[TrialRecord]) -> Configuration | None:
     return min(tied, key=lambda c: (runs[c], -_rate(tied[c]), c.key), default=None)
 
 
-def to_verify(records: Sequence[TrialRecord]) -> Configuration | None:
+def to_verify(standing: Standing) -> Configuration | None:
     """The fastest that fits, unless it is verified; None also when there is nothing to verify."""
-    fitting = [r for r in latest(records) if r.fits and _measurement(r)]
-    if not fitting:
+    if not standing.fitting:
         return None
-    best = max(fitting, key=_rate).configuration
-    tried = [record for record in records if record.verification]
+    best = max(standing.fitting, key=_rate).configuration
+    tried = [record for record in standing.records if record.verification]
     failed = sum(not record.verified for record in tried)
     was_tried = any(record.configuration == best for record in tried)
     return None if was_tried or failed >= MOST_FAILED_VERIFICATIONS else best

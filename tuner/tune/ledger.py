@@ -16,7 +16,7 @@ from tuner.results.pruned import Pruned
 from tuner.results.repeats import pooled
 from tuner.runner.base import PLAIN, Instructions
 from tuner.tune.budget import StoppedBy, spent
-from tuner.tune.contenders import REPEAT_SHARE, give_up_rule, near_tie, to_verify
+from tuner.tune.contenders import REPEAT_SHARE, Standing, give_up_rule, near_tie, to_verify
 from tuner.tune.progress import Progress, ProgressTracker
 from tuner.tune.proposer import Proposer
 from tuner.tune.request import SearchRequest
@@ -72,6 +72,7 @@ class Ledger:
         self.stopped_by: StoppedBy | None = None
         self.failure: Exception | None = None
         self.stale = 0
+        self._stood: Standing | None = None
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
@@ -163,13 +164,13 @@ class Ledger:
             return None
         last = (1 - REPEAT_SHARE) * self._request.trials <= self._trial_count
         if (reason is None and last) or reason in STOPPED_BY_WHAT_IS_LEFT:
-            tied = near_tie(self.records) if self._trial_count < self._request.trials else None
+            tied = near_tie(self._standing) if self._trial_count < self._request.trials else None
             if tied is not None and not self._runs_now(tied):
                 return _Proposed(tied, PLAIN)
         ended = reason not in (None, StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPTED)
         if not (self._request.verify and ended) or self._running_count:
             return None
-        best = to_verify(self.records)
+        best = to_verify(self._standing)
         return None if best is None else _Proposed(best, Instructions(verify=True))
 
     def _runs_now(self, configuration: Configuration) -> bool:
@@ -183,7 +184,7 @@ class Ledger:
         if request.bench is None or configuration in request.initial:
             return PLAIN
         usable_bytes = request.gpu.memory_bytes - (request.margin_bytes or 0)
-        return Instructions(give_up=give_up_rule(self.records, usable_bytes))
+        return Instructions(give_up=give_up_rule(self._standing, usable_bytes))
 
     @property
     def finished(self) -> bool:
@@ -262,6 +263,13 @@ class Ledger:
             gpus_per_trial=self._request.gpus_per_trial,
         )
         return self._budget.used_up(so_far, expected_gain=self._proposer.expected_gain)
+
+    @property
+    def _standing(self) -> Standing:
+        """What the records say, worked out once for each outcome."""
+        if self._stood is None or len(self._stood.records) != len(self._tracker.records):
+            self._stood = Standing(self.records)
+        return self._stood
 
     @property
     def _trial_count(self) -> int:
