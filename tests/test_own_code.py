@@ -72,7 +72,8 @@ def search(space: str, trials: int) -> list:
     assert "guided needs predictions" in text
     assert "Recommended (measured)" in text
     records = read_journal(next(Path("results").rglob("trials.jsonl"))).records
-    assert len(records) == trials
+    # A workload's recommended configuration is run once more, to verify it.
+    assert sum(not record.verification for record in records) == trials
     for record in records:
         assert record.outcome.status is Status.OK, record.outcome.message
         assert record.source is Source.MEASURED
