@@ -57,7 +57,7 @@ def _is_live(block: Block, event: int) -> bool:
 
 
 def _phase_peaks(live: Sequence[int], marks: list[Mark]) -> dict[Phase, int]:
-    peaks = {phase: 0 for phase in Phase if phase is not Phase.EVALUATION}
+    peaks: dict[Phase, int] = {phase: 0 for phase in Phase if phase is not Phase.EVALUATION}
     ends = [mark.event for mark in marks[1:]] + [len(live)]
     for mark, end in zip(marks, ends, strict=True):
         # What a phase inherits is live when it begins, even if it allocates nothing.
