@@ -165,6 +165,7 @@ def _assemble(
     ]
     traces = moments.base.trace, second
     groups = _parameters(plan, traces, moments.deeper, lambda traced: traced.trainable)
+    idle = _parameters(plan, traces, moments.deeper, lambda traced: traced.idle)
     frozen = _parameters(plan, traces, moments.deeper, lambda traced: traced.frozen)
     return CompiledPasses(
         sizes=terms,
@@ -186,6 +187,8 @@ def _assemble(
         trainable=Terms.of([polynomial for polynomial, _ in groups]),
         trainable_counts=np.array(list(groups.values()), dtype=np.int64),
         trainable_dtypes=tuple(dtype for _, dtype in groups),
+        idle=Terms.of([polynomial for polynomial, _ in idle]),
+        idle_counts=np.array(list(idle.values()), dtype=np.int64),
         frozen=Terms.of([polynomial for polynomial, _ in frozen]),
         frozen_counts=np.array(list(frozen.values()), dtype=np.int64),
     )

@@ -143,7 +143,7 @@ class _History(NamedTuple):
 _WORDS = ("kinds", "dtypes", "trainable_dtypes")
 """The fields of `CompiledPasses` that are text."""
 
-_TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable", "frozen")
+_TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable", "idle", "frozen")
 """The fields of `CompiledPasses` that are polynomials."""
 
 
@@ -170,6 +170,9 @@ class CompiledPasses:
 
     `shallow` and `deep` are the events of the base model and of one with some more layers, for
     replaying the allocator. The full model has `depth_ratio` times as many more.
+
+    `trainable`, `idle` and `frozen` are sizes of parameters, with how many there are of each:
+    those that the optimizer updates, those that it has and that get no gradient, and the others.
     """
 
     sizes: Terms
@@ -191,6 +194,8 @@ class CompiledPasses:
     trainable: Terms
     trainable_counts: NDArray[np.int64]
     trainable_dtypes: tuple[str, ...]
+    idle: Terms
+    idle_counts: NDArray[np.int64]
     frozen: Terms
     frozen_counts: NDArray[np.int64]
 
@@ -213,8 +218,9 @@ class CompiledPasses:
         return live
 
     def trainable_params(self, points: Floats) -> Floats:
-        """Number of trainable parameters; shape (points,)."""
+        """Number of trainable parameters, idle ones included; shape (points,)."""
         total: Floats = self.trainable_counts @ self.trainable.at(points)
+        total += self.idle_counts @ self.idle.at(points)
         return total
 
     def frozen_params(self, points: Floats) -> Floats:
@@ -310,6 +316,7 @@ class CompiledPasses:
             self.has_shape.shape == (operators,),
             self.executions.shape == (len(SEGMENTS), 2, operators),
             self.trainable_counts.shape == (groups,) and len(self.trainable_dtypes) == groups,
+            self.idle_counts.shape == (len(self.idle.coefficients),),
             self.frozen_counts.shape == (len(self.frozen.coefficients),),
             *(events.is_consistent(sizes) for events in (self.shallow, self.deep)),
             *(getattr(self, name).is_consistent() for name in _TERMS),

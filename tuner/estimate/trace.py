@@ -121,12 +121,14 @@ def trace(
 class PassTrace:
     """Two micro-steps without an optimizer step: gradients appear in the first.
 
-    `trainable` lists size and dtype of every trainable parameter, in the optimizer's order,
-    `frozen` of the others, counted as the weights that they stand for.
+    `trainable` lists size and dtype of every parameter that gets a gradient, in the optimizer's
+    order, `idle` of those that the optimizer has and no pass reaches: adapters in a vision tower
+    that runs on no image. `frozen` are the others, counted as the weights that they stand for.
     """
 
     timeline: Timeline
     trainable: tuple[tuple[int, torch.dtype], ...]
+    idle: tuple[tuple[int, torch.dtype], ...]
     frozen: tuple[tuple[int, torch.dtype], ...]
 
 
@@ -155,9 +157,11 @@ def trace_passes(
             session.micro_step(micro_step)
         recorder.enter(Phase.OPTIMIZER, 1, 2)
     parameters = list(session.model.parameters())
+    trainable = [p for p in parameters if p.requires_grad]
     return PassTrace(
         timeline=recorder.timeline,
-        trainable=tuple((p.numel(), p.dtype) for p in parameters if p.requires_grad),
+        trainable=tuple((p.numel(), p.dtype) for p in trainable if p.grad is not None),
+        idle=tuple((p.numel(), p.dtype) for p in trainable if p.grad is None),
         frozen=tuple((logical_numel(p), p.dtype) for p in parameters if not p.requires_grad),
     )
 
