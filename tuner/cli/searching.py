@@ -6,6 +6,7 @@ Nothing is written, and Ray is not started, before all that can be checked has b
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner.cli.course import course_of
 from tuner.cli.dry_run import dry_run
 from tuner.cli.progress import reporting
 from tuner.cli.quiet import quiet_libraries
@@ -118,6 +120,7 @@ def _write(plan: Plan, prepared: Prepared, result: SearchResult) -> View:
         conditions=plan.all_conditions,
         command=_command_line(),
         notes=notes,
+        course_of=functools.partial(course_of, plan),
     )
 
 

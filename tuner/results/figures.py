@@ -182,6 +182,7 @@ def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigu
     shown = _thinned(range(len(values)), MAX_TICKS)
     ticks = {"tickvals": shown, "ticktext": [_as_text(values[i]) for i in shown]}
     figure.update_xaxes(range=[-0.6, len(values) - 0.4], zeroline=False, **ticks)
+    figure.update_xaxes(automargin=True, row=2, col=1)  # long names stand aslant
     speeds = {"range": list(throughput_range(view)), **_PLAIN_TICKS}
     figure.update_yaxes(title="samples/s", row=1, col=1, **speeds)
     figure.update_yaxes(range=list(memory_range_gib(view)), title="GiB", row=2, col=1)

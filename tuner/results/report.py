@@ -5,18 +5,23 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.records import MemoryCategory, TrialRecord
 from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
 from tuner.results.best import Recommendation
+from tuner.results.course_figure import course_figure
 from tuner.results.figures import agreement_figure, front_figure, knob_figures
 from tuner.results.levels import levels
 from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.plot import LABELS, subtitle
+from tuner.results.progress_figure import progress_figure, progress_text
 from tuner.results.table import value_text
 from tuner.results.view import View
 from tuner.units import GIB, format_duration, format_gib, format_size, significant
+
+if TYPE_CHECKING:
+    from tuner.estimate.course import MemoryCourse
 
 MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",
@@ -43,10 +48,11 @@ class Part:
     color: str | None
 
 
-def report_html(view: View) -> str:
+def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
     """The report as HTML text. Every name in it is shown as text, whatever it contains.
 
-    The page asks nothing of the network, and its content security policy forbids it to.
+    `course` is the memory of the recommended configuration over a step, where it is known. The
+    page asks nothing of the network, and its content security policy forbids it to.
     """
     # Only where a report is written: both take longer to import than `tuner best` may run.
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -61,12 +67,16 @@ def report_html(view: View) -> str:
         lstrip_blocks=True,
     )
     knobs = knob_figures(view)
-    agreement = agreement_figure(view)
+    more = {
+        "course": course_figure(course, view.gpu.memory_bytes, MEMORY_COLORS) if course else None,
+        "agreement": agreement_figure(view),
+        "progress": progress_figure(view),
+    }
     page = {
         "trials": _trials(view),
         "figures": {
             "front": front_figure(view) if view.is_default else objective_figure(view),
-            **({"agreement": agreement} if agreement else {}),
+            **{name: figure for name, figure in more.items() if figure},
             **{f"knob-{index}": knob.figure for index, knob in enumerate(knobs)},
         },
     }
@@ -86,6 +96,7 @@ def report_html(view: View) -> str:
         agreement_rows=agreement_rows(pairs(view.records)),
         verdicts=verdict_text(verdicts(view.records)),
         page=page,
+        progress_text=progress_text(view) if more["progress"] else "",
         estimate_command=_estimate_command(view),
         runs=_runs(view),
         versions=_versions(view),

@@ -13,6 +13,7 @@ from pathlib import Path
 from tuner.errors import UnavailableError
 from tuner.records import Configuration, TrialRecord
 from tuner.results.best import Recommendation, best_yaml
+from tuner.results.course_file import CourseOf, course_json, load_or_trace
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.journal import JournalContents, JournalWriter, check_writable, read_journal
 from tuner.results.table import pareto_csv
@@ -63,6 +64,11 @@ class ResultsFolder:
         """The report."""
         return self.path / "report.html"
 
+    @property
+    def memory_course(self) -> Path:
+        """The memory of the recommended configuration over a step."""
+        return self.path / "memory_course.json"
+
     def check_writable(self) -> None:
         """Raise `InputError` unless the files can be written. Creates nothing."""
         check_writable(self.path)
@@ -75,7 +81,7 @@ class ResultsFolder:
         """The journal to append to, as a context manager."""
         return JournalWriter(self.journal)
 
-    def write_all(
+    def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
         self,
         records: Sequence[TrialRecord],
         space: SpaceFacts,
@@ -85,8 +91,11 @@ class ResultsFolder:
         conditions: Sequence[str] = (),
         command: str = "",
         notes: Sequence[str] = (),
+        course_of: CourseOf | None = None,
     ) -> View:
         """Write table, best, picture and report of `records`; returns what they show.
+
+        `course_of` works out the memory over a step of what is recommended.
 
         The small files come first. Each replaces its predecessor in one step, so whoever
         reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
@@ -109,7 +118,12 @@ class ResultsFolder:
         write_tables(self, view)
         draw = pareto_png if view.is_default else objective_png
         write_atomically(self.pareto_png, draw(view))
-        write_atomically(self.report_html, _utf8(report_html(view)))
+        course = None
+        if view.best is not None and course_of is not None:
+            course = load_or_trace(self.memory_course, view.best, course_of)
+            if course is not None:
+                write_atomically(self.memory_course, _utf8(course_json(course, view.best)))
+        write_atomically(self.report_html, _utf8(report_html(view, course=course)))
         return view
 
 

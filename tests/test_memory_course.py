@@ -1,0 +1,74 @@
+"""The memory of a configuration over a step: against the prediction, in its file, in the report."""
+
+from __future__ import annotations
+
+import pytest
+from measure_samples import knobs, model_folder
+from results_samples import GPU, SPACE, make_search
+
+from tuner.estimate.course import MAX_POINTS, MemoryCourse, memory_course
+from tuner.estimate.predict import predict, resolve_subject
+from tuner.gpus import get_gpu
+from tuner.records import MemoryCategory
+from tuner.results.course_figure import course_figure
+from tuner.results.report import MEMORY_COLORS
+from tuner.results.store import ResultsFolder
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    return resolve_subject("causal_lm", model_folder(tmp_path_factory.mktemp("model")))
+
+
+@pytest.mark.parametrize("changes", [{}, {"grad_accum": 1}, {"gradient_checkpointing": False}])
+def test_its_peak_and_its_end_are_the_prediction_s(subject, changes):
+    gpu, configuration = get_gpu("a6000"), knobs(**changes)
+    course = memory_course(subject, configuration, gpu)
+    predicted = predict(subject, configuration, gpu)
+    assert max(course.totals) == predicted.memory.peak_allocated_bytes
+    assert max(course.reserved_bytes) == predicted.memory.peak_reserved_bytes
+    assert all(h >= a for h, a in zip(course.reserved_bytes, course.totals, strict=True))
+    micro_steps = 2 if configuration["grad_accum"] > 1 else 1
+    assert [s.phase for s in course.spans] == ["forward", "backward"] * micro_steps + ["optimizer"]
+    assert course.spans[-1].end_s == pytest.approx(predicted.speed.step_s)
+    assert list(course.times_s) == sorted(course.times_s)
+    assert len(course.times_s) <= MAX_POINTS
+    # What is loaded is there at every moment; what the loss takes is not.
+    assert len(set(course.categories[MemoryCategory.ADAPTERS])) == 1
+    assert 0 in course.categories[MemoryCategory.LOGITS_AND_LOSS]
+
+
+def test_it_comes_back_from_json(subject):
+    course = memory_course(subject, knobs(), get_gpu("a6000"))
+    assert MemoryCourse.from_dict(course.to_dict()) == course
+
+
+def test_figure_stacks_the_categories_and_names_the_phases(subject):
+    course = memory_course(subject, knobs(), get_gpu("a6000"))
+    figure = course_figure(course, get_gpu("a6000").memory_bytes, MEMORY_COLORS)
+    stacked = [trace for trace in figure["data"] if "stackgroup" in trace]
+    assert len(stacked) == len(course.categories)
+    assert {a["text"] for a in figure["layout"]["annotations"]} >= {"forward", "backward"}
+
+
+def test_results_folder_keeps_the_course_and_traces_only_another_recommendation(subject, tmp_path):
+    course = memory_course(subject, knobs(), get_gpu("a6000"))
+    folder, asked = ResultsFolder(tmp_path, SPACE.name, GPU.id), []
+
+    def trace(best):
+        asked.append(best.configuration)
+        return course
+
+    records = make_search(30)
+    view = folder.write_all(records, SPACE, GPU, course_of=trace)
+    assert "Memory over one optimizer step" in folder.report_html.read_text()
+    folder.write_all(records, SPACE, GPU, course_of=trace)
+    assert asked == [view.best.configuration]
+    folder.memory_course.write_text('{"of": 1}')
+    folder.write_all(records, SPACE, GPU, course_of=trace)
+    assert len(asked) == 2
+    fewer = [r for r in records if r.configuration != view.best.configuration]
+    folder.write_all(fewer, SPACE, GPU, course_of=trace)
+    assert len(asked) == 3
+    folder.write_all(records, SPACE, GPU)
+    assert "Memory over one optimizer step" not in folder.report_html.read_text()

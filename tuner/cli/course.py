@@ -1,0 +1,24 @@
+"""The memory of a search's recommendation over a step, traced once more for the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tuner.cli.search_plan import Plan
+    from tuner.estimate.course import MemoryCourse
+    from tuner.results.best import Recommendation
+
+
+def course_of(plan: Plan, best: Recommendation) -> MemoryCourse | None:
+    """The course of `best`, in the stage that limits it; None where no model is known."""
+    from tuner.estimate.course import memory_course
+    from tuner.estimate.predict import resolve_subject
+
+    space = plan.part.space
+    if not space.predictable:
+        return None
+    stages = space.stage_configurations(best.configuration)
+    configuration = stages.get(best.evidence.limiting_stage or "", best.configuration)
+    subject = resolve_subject(space.workload, space.predicted_model())
+    return memory_course(subject, configuration, plan.target.gpu, profile=plan.profile)

@@ -1,0 +1,54 @@
+"""`memory_course.json`: the recommended configuration's memory over a step, kept for the report.
+
+Working it out takes a trace at full depth, seconds; so it is done once for each
+recommendation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tuner.estimate.course import MemoryCourse
+    from tuner.results.best import Recommendation
+
+CourseOf = Callable[["Recommendation"], "MemoryCourse | None"]
+"""Works a course out; None where nothing is known of the code that trains."""
+
+
+def load_or_trace(path: Path, best: Recommendation, trace: CourseOf) -> MemoryCourse | None:
+    """The course in `path` where it is of `best`, else a new one. Writes nothing."""
+    from tuner.estimate.course import MemoryCourse
+
+    found = _read(path)
+    if found.get("of") == _subject(best):
+        try:
+            return MemoryCourse.from_dict(found["course"])
+        except (KeyError, TypeError, ValueError):
+            pass  # edited by hand, or of an older version: traced again
+    return trace(best)
+
+
+def course_json(course: MemoryCourse, best: Recommendation) -> str:
+    """The text of the file."""
+    return json.dumps({"of": _subject(best), "course": course.to_dict()}, separators=(",", ":"))
+
+
+def _subject(best: Recommendation) -> dict[str, Any]:
+    return {
+        "configuration": best.configuration.to_dict(),
+        "gpu": best.gpu.id,
+        "gpu_memory_bytes": best.gpu.memory_bytes,
+        "versions": dict(best.record.versions),
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
