@@ -32,6 +32,7 @@ STRUCTURES = {
     "single sample": structure(micro_batch=1),
     "full training": structure(lora_rank=0),
     "single sample, full training": structure(micro_batch=1, lora_rank=0, max_length=64),
+    "negatives": structure(n_negatives=24),
 }
 
 points = st.builds(
@@ -39,32 +40,26 @@ points = st.builds(
     micro_batch=st.integers(1, 64),
     max_length=st.integers(1, 16384),
     lora_rank=st.integers(1, 1024),
+    n_negatives=st.integers(0, 64),
 )
-exponents = st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 1))
+exponents = st.tuples(*(st.integers(0, most) for most in (1, 2, 1, 1)))
 # Dimensions of real models: hidden sizes, heads, vocabularies, and item sizes.
 factors = st.one_of(st.integers(1, 64), st.sampled_from([576, 2048, 5376, 14336, 152064, 262208]))
 
 
-def visible(powers: tuple[int, int, int], probes: tuple[Probe, Probe]) -> tuple[int, int, int]:
+def visible(powers: tuple[int, ...], probes: tuple[Probe, Probe]) -> tuple[int, ...]:
     """The exponents without those of variables that a structure keeps constant."""
-    first, second = probes
     return tuple(
-        power if getattr(first, name) != getattr(second, name) else 0
-        for power, name in zip(powers, ("micro_batch", "max_length", "lora_rank"), strict=True)
-    )  # type: ignore[return-value]
+        power if one != other else 0
+        for power, one, other in zip(powers, probes[0].values, probes[1].values, strict=True)
+    )
 
 
 def at(point: Probe, like: tuple[Probe, Probe]) -> Probe:
     """A point with the variables that a structure keeps constant as in its probes."""
     first, second = like
-    return Probe(
-        *(
-            getattr(point, name)
-            if getattr(first, name) != getattr(second, name)
-            else getattr(first, name)
-            for name in ("micro_batch", "max_length", "lora_rank")
-        )
-    )
+    values = zip(point.values, first.values, second.values, strict=True)
+    return Probe(*(own if one != other else one for own, one, other in values))
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -102,12 +97,32 @@ def test_a_length_that_is_one_off_is_recovered(name, factor, batch, rank, shift,
         assert found(probe) == size(probe)
 
 
+@given(
+    factor=factors,
+    batch=st.integers(0, 1),
+    length=st.integers(0, 1),
+    beside=st.sampled_from([1, 2]),
+    point=points,
+)
+def test_candidates_beside_the_negatives_are_recovered(factor, batch, length, beside, point):
+    """The positive is compared with the negatives; experts see the anchor too."""
+    probes, check = STRUCTURES["negatives"].probes()
+
+    def size(probe):
+        rows = probe.micro_batch**batch * probe.max_length**length
+        return factor * rows * (probe.n_negatives + beside)
+
+    found = fit((size(probes[0]), size(probes[1])), probes)
+    for probe in (check, at(point, probes)):
+        assert found(probe) == size(probe)
+
+
 def test_every_pair_of_monomials_differs_in_its_probes():
     """Two sizes with the same values at both probes would be taken for one."""
     for found in STRUCTURES.values():
         probes, _ = found.probes()
         ratios = {}
-        for powers in product(range(3), repeat=3):
+        for powers in product(range(3), range(3), range(3), range(2)):
             if visible(powers, probes) != powers:
                 continue
             ratio = Fraction(probes[0].monomial(powers), probes[1].monomial(powers))
@@ -143,6 +158,7 @@ def test_knobs_of_size_and_of_the_optimizer_are_no_structure():
         structure(attention="eager"),
         structure(window=512),
     ]
+    assert structure(n_negatives=8) == structure(n_negatives=24) != structure(n_negatives=1)
     assert len({structure().key, *(other.key for other in others)}) == len(others) + 1
 
 
@@ -163,7 +179,7 @@ def test_a_length_rounded_up_is_refused_or_fits_both_probes():
 
 
 def test_equal_values_are_a_constant():
-    assert fit((4096, 4096), PROBES) == Polynomial(((Fraction(4096), (0, 0, 0)),))
+    assert fit((4096, 4096), PROBES) == Polynomial(((Fraction(4096), (0, 0, 0, 0)),))
     assert fit((0, 0), PROBES)(Probe(3, 5, 7)) == 0
 
 
@@ -175,7 +191,7 @@ def test_equal_values_are_a_constant():
 )
 def test_arrays_evaluate_as_the_polynomials_do(terms, places):
     polynomials = [Polynomial(tuple((Fraction(c), e) for c, e in pair)) for pair in terms]
-    where = np.array([[p.micro_batch, p.max_length, p.lora_rank] for p in places], dtype=float)
+    where = np.array([place.values for place in places], dtype=float)
     values = Terms.of(polynomials).at(where)
     expected = [[float(polynomial(place)) for place in places] for polynomial in polynomials]
     np.testing.assert_allclose(values, expected, rtol=1e-12)

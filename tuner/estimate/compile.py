@@ -151,7 +151,7 @@ def _assemble(
         running = np.array(moments.segments) != LOADING
         counts[running, context, workspace] = ends[-1, context, workspace]
     terms = Terms.of(sizes.polynomials)
-    kept = _possible_peaks(counts, np.array(moments.segments), terms)
+    kept = _possible_peaks(counts, np.array(moments.segments), terms, _grid(plan))
     first = [pair[0] for pair in works.pairs]
     tensors = [
         (number, works.fit(a, b))
@@ -228,20 +228,24 @@ def _parameters(
     return total
 
 
-_GRID = tuple(product((1, 2, 4, 8, 16, 32, 64), [2**n for n in range(6, 15)], (4, 32, 256, 1024)))
-"""Points (b, s, r) at which moments are compared."""
+def _grid(plan: _Plan) -> Any:
+    """Points (P, 4) at which moments are compared."""
+    negatives = (2, 8, 32) if plan.check.n_negatives else (0,)
+    sizes = (1, 2, 4, 8, 16, 32, 64), [2**n for n in range(6, 15)], (4, 32, 256, 1024)
+    return np.array([*product(*sizes, negatives)], dtype=float)
+
 
 _SLACK = 0.03
 """Part of what changes during a segment by which a moment may be below its peak on the grid."""
 
 
-def _possible_peaks(counts: Any, segments: Any, terms: Terms) -> Any:
+def _possible_peaks(counts: Any, segments: Any, terms: Terms, grid: Any) -> Any:
     """Indices of moments that are, or nearly are, the peak of a segment somewhere.
 
     Live memory is a sum of monomials, so a moment that is the peak between the points of a grid
     is nearly that at one of them. Moments with equal counts are kept once.
     """
-    live = counts.sum(axis=1).astype(np.float64) @ terms.at(np.array(_GRID, dtype=float))
+    live = counts.sum(axis=1).astype(np.float64) @ terms.at(grid)
     kept = set()
     for number in range(len(ALL_SEGMENTS)):
         rows = np.nonzero(segments == number)[0]
@@ -299,7 +303,7 @@ def _check(moments: Moments, sizes: SizeTable, plan: _Plan, tracer: _Tracer) -> 
     traced = tracer.trace(_deeper(plan.base, layers), plan.check)
     timeline = traced.timeline
     counts, _ = moments.at_depth(layers)
-    points = np.array([[plan.check.micro_batch, plan.check.max_length, plan.check.lora_rank]])
+    points = np.array([plan.check.values])
     predicted = counts.sum(axis=1) @ Terms.of(sizes.polynomials).at(points.astype(float))
     signed = [sign * timeline.blocks[index].size_bytes for index, sign in timeline.events]
     live = np.cumsum(signed)

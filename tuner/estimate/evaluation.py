@@ -12,10 +12,17 @@ from tuner.estimate.compiled import CATEGORIES, LOADING, SEGMENTS, CompiledPasse
 from tuner.estimate.optimizer_step import CompiledOptimizer, work_arrays
 from tuner.estimate.overhead import Point, anchors, interpolate
 from tuner.estimate.predict import grad_accum_of
-from tuner.estimate.roofline import KernelTimes, Roofline, StepTimes, pass_times, whole_step
-from tuner.estimate.structure import Structure
+from tuner.estimate.roofline import (
+    KernelTimes,
+    Roofline,
+    StepTimes,
+    optimizer_time,
+    pass_times,
+    whole_step,
+)
+from tuner.estimate.structure import VARIABLE_KNOBS, Structure
 from tuner.estimate.work_arrays import WorkArrays
-from tuner.estimate.workspace import cublas_workspace_bytes
+from tuner.estimate.workspace import PROCESSOR, cublas_workspace_bytes
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Memory, MemoryCategory, Phase
 
@@ -42,6 +49,8 @@ class Evaluation:
         self._ends = passes.end_bytes(self._block_bytes)
         self._loaded = self._ends[0].round().astype(int).tolist()
         added = interpolate(unique, anchors(unique, passes), replayed)
+        if gpu.compute_capability == PROCESSOR:  # no caching allocator
+            added = np.zeros_like(added)
         self._added = added.round().astype(int).tolist()
         self._known_peaks: dict[bool, _Peaks] = {}
         self._params = passes.trainable_params(unique), passes.frozen_params(unique)
@@ -67,8 +76,8 @@ class Evaluation:
         optimizer_s = {}
         for optimizer in dict.fromkeys(optimizers):
             arrays, executions = work_arrays(optimizer)
-            seconds = times.seconds(arrays, self._gpu, allow_tf32=self._allow_tf32)
-            optimizer_s[optimizer] = float((executions @ seconds)[0])
+            update_s = optimizer_time(arrays, executions, self._gpu, times, self._allow_tf32)
+            optimizer_s[optimizer] = float(update_s[0])
         each = np.array([optimizer_s[optimizer] for optimizer in optimizers])
         return whole_step(passes, each, self._accumulation, places=self._place)
 
@@ -152,8 +161,5 @@ def _whole(values: Any) -> list[list[int]]:
 
 
 def point_of(configuration: Configuration) -> Point:
-    """Micro-batch, length and rank of a configuration."""
-    batch, length, rank = (
-        int(str(configuration.get(name, 0))) for name in ("micro_batch", "max_length", "lora_rank")
-    )
-    return batch, length, rank
+    """Micro-batch, length, rank and negatives of a configuration; 0 for what it has not."""
+    return tuple(int(str(configuration.get(name, 0))) for name in VARIABLE_KNOBS)

@@ -13,8 +13,8 @@ import numpy as np
 
 from tuner.estimate.compiled import CompiledPasses, Floats, Replayed, Replays
 
-Point = tuple[int, int, int]
-"""Micro-batch, length, rank."""
+Point = tuple[int, ...]
+"""Micro-batch, length, rank, negatives."""
 
 EXACT_UP_TO = 6
 """So many points are replayed themselves."""
@@ -25,18 +25,19 @@ LARGEST_GPU_BYTES = 192 * 1024**3
 
 def anchors(points: Floats, passes: CompiledPasses) -> dict[Point, list[Point]]:
     """For each point, the points to replay: itself, or one at the smallest and largest rank."""
-    whole: list[Point] = [(int(b), int(s), int(r)) for b, s, r in points]
+    whole: list[Point] = [tuple(map(int, point)) for point in points]
     if len(whole) <= EXACT_UP_TO:
         return {point: [point] for point in whole}
     by_length = passes.depends_on_length_alone()
     low, high = min(p[2] for p in whole), max(p[2] for p in whole)
     stands_for: dict[tuple[int, ...], tuple[int, int]] = {}
     chosen = {}
-    for batch, length, rank in whole:
-        group = (batch, length) if by_length else (batch * length,)
+    for batch, length, rank, *rest in whole:
+        group = (batch, length, *rest) if by_length else (batch * length, *rest)
         batch_of_group, length_of_group = stands_for.setdefault(group, (batch, length))
         ranks = [low] if low == high else [low, high]
-        chosen[batch, length, rank] = [(batch_of_group, length_of_group, r) for r in ranks]
+        places = [(batch_of_group, length_of_group, r, *rest) for r in ranks]
+        chosen[batch, length, rank, *rest] = places
     return chosen
 
 
@@ -48,10 +49,10 @@ def replay_all(passes: CompiledPasses, points: Sequence[Point]) -> dict[Point, R
 def interpolate(
     points: Floats, chosen: Mapping[Point, Sequence[Point]], replayed: Mapping[Point, Replays]
 ) -> Floats:
-    """The replays at each point (P, 3), from those at its anchors: (P, 2, fields of `Replayed`)."""
+    """The replays at each point (P, 4), from those at its anchors: (P, 2, fields of `Replayed`)."""
     result = np.zeros((len(points), 2, len(Replayed._fields)))
-    for index, (batch, length, rank) in enumerate(points):
-        places = chosen[int(batch), int(length), int(rank)]
+    for index, point in enumerate(points):
+        places, rank = chosen[tuple(map(int, point))], point[2]
         known = sorted(place for place in places if place in replayed)
         if known:
             low, high = known[0], known[-1]

@@ -1,13 +1,14 @@
-"""Sizes as polynomials in micro-batch, length and rank, found from a few traced values.
+"""Sizes as polynomials in micro-batch, length, rank and negatives, from a few traced values.
 
 A tensor's size is a product of dimensions, and each dimension is a constant, one of the
-three variables, or a product of them. Two probes whose ratios are distinct fractions of
-primes therefore determine the monomial, and its coefficient follows. Sizes with a sum in
-them (a length shortened by one) take two monomials.
+variables, or a product of them. Two probes whose ratios are distinct fractions of primes
+therefore determine the monomial, and its coefficient follows. Sizes with a sum in them (a
+length shortened by one, a positive beside the negatives) take two monomials.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,8 +16,11 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-Exponents = tuple[int, int, int]
-"""Powers of (micro-batch, length, rank)."""
+Exponents = tuple[int, ...]
+"""Powers of (micro-batch, length, rank, negatives)."""
+
+
+VARIABLES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +30,16 @@ class Probe:
     micro_batch: int
     max_length: int
     lora_rank: int
+    n_negatives: int = 0
+
+    @property
+    def values(self) -> tuple[int, int, int, int]:
+        """The variables in the order of `Exponents`."""
+        return self.micro_batch, self.max_length, self.lora_rank, self.n_negatives
 
     def monomial(self, exponents: Exponents) -> int:
-        """The value of b^i s^j r^k here."""
-        i, j, k = exponents
-        value: int = self.micro_batch**i * self.max_length**j * self.lora_rank**k
-        return value
+        """The product of the variables, each to its power."""
+        return math.prod(v**power for v, power in zip(self.values, exponents, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class NotPolynomialError(ValueError):
 
 
 _EXPONENTS: tuple[Exponents, ...] = tuple(
-    sorted(product(range(3), range(3), range(3)), key=lambda e: (sum(e), e))
+    sorted(product(range(3), range(3), range(3), range(2)), key=lambda e: (sum(e), e))
 )
 
 
@@ -67,7 +75,7 @@ def fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
 def _fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
     first, second = values
     if first == second:
-        return Polynomial(((Fraction(first), (0, 0, 0)),))
+        return Polynomial(((Fraction(first), (0, 0, 0, 0)),))
     usable = _usable(probes)
     for exponents, at_first, at_second in usable:
         if first * at_second == second * at_first:
@@ -81,33 +89,34 @@ def _fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
 def _shifted(
     values: tuple[int, int], usable: Sequence[tuple[Exponents, int, int]]
 ) -> Polynomial | None:
-    """A monomial in which a length is longer or shorter by one: c b (s - 1).
+    """A monomial in which one dimension is shifted: c b (s - 1), or c b (n + 2).
 
-    The last position of a sequence has no token to predict, so some losses drop it.
+    The last position of a sequence has no token to predict, so some losses drop it; anchors and
+    positives stand beside the negatives.
     """
     first, second = values
     monomials = {exponents: (at_first, at_second) for exponents, at_first, at_second in usable}
-    for (i, j, k), (low_1, low_2) in monomials.items():
-        high = (i, j + 1, k)
+    for (low, (low_1, low_2)), (variable, shifts) in product(monomials.items(), _SHIFTS):
+        high = tuple(power + (place == variable) for place, power in enumerate(low))
         if high not in monomials:
             continue
         high_1, high_2 = monomials[high]
-        for sign in (-1, 1):
-            if first * (high_2 + sign * low_2) == second * (high_1 + sign * low_1):
-                factor = Fraction(first, high_1 + sign * low_1)
-                return Polynomial(((sign * factor, (i, j, k)), (factor, high)))
+        for shift in shifts:
+            if first * (high_2 + shift * low_2) == second * (high_1 + shift * low_1):
+                factor = Fraction(first, high_1 + shift * low_1)
+                return Polynomial(((shift * factor, low), (factor, high)))
     return None
+
+
+_SHIFTS = ((1, (-1, 1)), (3, (1, 2)))
+"""Variables that stand in sums with a constant, and the constants."""
 
 
 @cache
 def _usable(probes: tuple[Probe, Probe]) -> tuple[tuple[Exponents, int, int], ...]:
     """Monomials that can be told apart: variables equal in both probes stay out."""
     first, second = probes
-    fixed = (
-        first.micro_batch == second.micro_batch,
-        first.max_length == second.max_length,
-        first.lora_rank == second.lora_rank,
-    )
+    fixed = tuple(one == two for one, two in zip(first.values, second.values, strict=True))
     return tuple(
         (exponents, first.monomial(exponents), second.monomial(exponents))
         for exponents in _EXPONENTS
@@ -118,7 +127,7 @@ def _usable(probes: tuple[Probe, Probe]) -> tuple[tuple[Exponents, int, int], ..
 class Terms:
     """Many polynomials as arrays, evaluated at many points at once.
 
-    `coefficients` has shape (n, 2), `exponents` (n, 2, 3); unused terms have coefficient 0.
+    `coefficients` has shape (n, 2), `exponents` (n, 2, 4); unused terms have coefficient 0.
     """
 
     def __init__(self, coefficients: Any, exponents: Any) -> None:
@@ -130,7 +139,7 @@ class Terms:
         shape = (len(self.coefficients), 2)
         return bool(
             self.coefficients.shape == shape
-            and self.exponents.shape == (*shape, 3)
+            and self.exponents.shape == (*shape, VARIABLES)
             and ((self.exponents >= 0) & (self.exponents <= 2)).all()
         )
 
@@ -140,7 +149,7 @@ class Terms:
         import numpy as np
 
         coefficients = np.zeros((len(polynomials), 2))
-        exponents = np.zeros((len(polynomials), 2, 3), dtype=np.int8)
+        exponents = np.zeros((len(polynomials), 2, VARIABLES), dtype=np.int8)
         for row, polynomial in enumerate(polynomials):
             for column, (coefficient, powers) in enumerate(polynomial.terms):
                 coefficients[row, column] = float(coefficient)
@@ -148,17 +157,18 @@ class Terms:
         return cls(coefficients, exponents)
 
     def at(self, points: Any) -> Any:
-        """Values of shape (n, points) for `points` of shape (points, 3) as float64."""
+        """Values of shape (n, points) for `points` of shape (points, 4) as float64.
+
+        Points without negatives may leave the last variable out.
+        """
         import numpy as np
 
         powers = np.stack([np.ones_like(points), points, points**2])  # (power, point, variable)
         values = np.zeros((len(self.coefficients), len(points)))
         for column in range(2):
             exponents = self.exponents[:, column, :]
-            monomials = (
-                powers[exponents[:, 0], :, 0]
-                * powers[exponents[:, 1], :, 1]
-                * powers[exponents[:, 2], :, 2]
-            )
+            monomials = np.ones_like(values)
+            for variable in range(points.shape[1]):
+                monomials *= powers[exponents[:, variable], :, variable]
             values += self.coefficients[:, column, None] * monomials
         return values

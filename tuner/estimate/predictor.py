@@ -30,6 +30,7 @@ from tuner.estimate.predict import (
     resolve_subject,
     speed_of,
 )
+from tuner.estimate.processor import on_its_device
 from tuner.estimate.profile import DeviceProfile
 from tuner.estimate.stored import build_optimizer, read_optimizer, read_passes, read_replays
 from tuner.estimate.structure import Structure
@@ -156,7 +157,7 @@ class Predictor:
         return cache.entry_name(kind, self._job.workload, self._architecture.digest, structure.key)
 
     def _optimizer(self, configuration: Configuration, passes: CompiledPasses) -> CompiledOptimizer:
-        point = np.array([[1.0, 1.0, float(str(configuration.get("lora_rank", 0)))]])
+        point = np.array([[1.0, 1.0, float(str(configuration.get("lora_rank", 0))), 1.0]])
         numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
         name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"]))
         counts, dtypes = passes.trainable_counts.tolist(), passes.trainable_dtypes
@@ -194,7 +195,7 @@ class Predictor:
         times = evaluation.times(optimizers, kernel_times)
         return [
             build_prediction(
-                evaluation.memory(index, optimizer),
+                on_its_device(evaluation.memory(index, optimizer), gpu, profile),
                 speed_of(times, index, self._job.workload, configuration, gpu),
                 gpu,
                 params=evaluation.params(index),

@@ -30,8 +30,8 @@ def read_replays(entry: str) -> dict[Point, Replays]:
         return {}
     try:
         return {
-            (int(b), int(s), int(r)): (Replayed(*map(int, once)), Replayed(*map(int, more)))
-            for b, s, r, once, more in stored
+            tuple(map(int, point)): (Replayed(*map(int, once)), Replayed(*map(int, more)))
+            for *point, once, more in stored
         }
     except (TypeError, ValueError):
         cache.delete(entry)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.estimate.polynomial import Probe
+from tuner.estimate.workspace import PROCESSOR
 from tuner.records import Configuration
 from tuner.space.machine_terms import MACHINE
 
@@ -15,6 +16,9 @@ SIZE_KNOBS = frozenset(
     {"micro_batch", "max_length", "lora_rank", "lora_alpha", "grad_accum", "effective_batch"}
 )
 """Knobs that scale tensors or repeat a micro-step, and change no operator."""
+
+VARIABLE_KNOBS = ("micro_batch", "max_length", "lora_rank", "n_negatives")
+"""The knobs behind the variables of polynomials, in their order."""
 
 HOST_KNOBS = frozenset({"n_positives", *(term.name for term in MACHINE if not term.modelled)})
 """Knobs that a traced step does not see: what feeds it, and how many pairs an epoch has."""
@@ -30,10 +34,10 @@ _FLASH, _NO_FLASH = (8, 0), (7, 5)
 class Structure:
     """One sequence of operators: everything but sizes, optimizer and GPU rates.
 
-    `settings` are the remaining knobs. A micro-batch of one has a sequence of its own, and so
-    have lengths that reach a model's sliding window (`window`, None without one), because a
-    mask is made from there on. `compute_capability` stands for the kernels that GPUs of its
-    kind choose. Models that look positions up have no more than `positions`.
+    `settings` are the remaining knobs. A micro-batch or a negative alone has a sequence of its
+    own, and so have lengths that reach a model's sliding window (`window`, None without one),
+    because a mask is made from there on. `compute_capability` stands for the kernels that GPUs of
+    its kind choose. Models that look positions up have no more than `positions`.
     """
 
     settings: Configuration
@@ -43,6 +47,8 @@ class Structure:
     beyond_window: bool
     compute_capability: tuple[int, int]
     positions: int | None = None
+    has_negatives: bool = False
+    """Whether more than one negative goes with each anchor; how many is a size."""
 
     @classmethod
     def of(
@@ -54,10 +60,12 @@ class Structure:
         positions: int | None = None,
     ) -> Structure:
         """The structure that a configuration has on a GPU, for a model with this window."""
+        has_negatives = _whole(configuration.get("n_negatives", 0)) > 1
+        sizes = SIZE_KNOBS | {"n_negatives"} if has_negatives else SIZE_KNOBS
         settings = {
             name: value
             for name, value in configuration.items()
-            if name not in SIZE_KNOBS | OPTIMIZER_KNOBS | HOST_KNOBS
+            if name not in sizes | OPTIMIZER_KNOBS | HOST_KNOBS
         }
         length = _whole(configuration["max_length"])
         return cls(
@@ -69,8 +77,9 @@ class Structure:
             beyond_window=(
                 window is not None and length >= window and settings.get("attention") != "eager"
             ),
-            compute_capability=_FLASH if compute_capability >= _FLASH else _NO_FLASH,
+            compute_capability=_stand_in(compute_capability),
             positions=positions,
+            has_negatives=has_negatives,
         )
 
     def configuration(self, probe: Probe) -> Configuration:
@@ -83,14 +92,15 @@ class Structure:
             "grad_accum": 2,
             "optimizer": "sgd",
             "max_grad_norm": 0.0,
+            **({"n_negatives": probe.n_negatives} if self.has_negatives else {}),
         }
         return Configuration({**self.settings, **sizes})
 
     def probes(self) -> tuple[tuple[Probe, Probe], Probe]:
         """The two points that determine polynomials, and one to check them at.
 
-        The ratios are 7/11, 7/5 (or 4/3) and 17/13: their prime factors tell every monomial
-        apart. Lengths are multiples of 128, to which attention kernels round.
+        The ratios are 7/11, 7/5 (or 4/3), 17/13 and 23/19: their prime factors tell every
+        monomial apart. Lengths are multiples of 128, to which attention kernels round.
         """
         unit = 128
         steps = (5, 7)
@@ -107,12 +117,13 @@ class Structure:
         check_length = (11 if self.beyond_window else 3 if steps == (5, 7) else 1) * unit
         batches = (1, 1, 1) if self.single_sample else (11, 7, 5)
         ranks = (0, 0, 0) if self.full_training else (13, 17, 29)
+        negatives = (19, 23, 5) if self.has_negatives else (0, 0, 0)
         return (
             (
-                Probe(batches[0], steps[0] * unit, ranks[0]),
-                Probe(batches[1], steps[1] * unit, ranks[1]),
+                Probe(batches[0], steps[0] * unit, ranks[0], negatives[0]),
+                Probe(batches[1], steps[1] * unit, ranks[1], negatives[1]),
             ),
-            Probe(batches[2], check_length, ranks[2]),
+            Probe(batches[2], check_length, ranks[2], negatives[2]),
         )
 
     @property
@@ -135,10 +146,17 @@ class Structure:
                 self.beyond_window,
                 self.compute_capability,
                 self.positions,
+                self.has_negatives,
             ],
             sort_keys=True,
         )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _stand_in(compute_capability: tuple[int, int]) -> tuple[int, int]:
+    if compute_capability == PROCESSOR:
+        return PROCESSOR
+    return _FLASH if compute_capability >= _FLASH else _NO_FLASH
 
 
 def _whole(value: Any) -> int:

@@ -11,8 +11,17 @@ CUBLAS_WORKSPACE_HOPPER_BYTES = 32 * MIB
 """The same on compute capability 9.0 and 10.0 (CUDABlas.cpp)."""
 
 
+PROCESSOR = (0, 0)
+"""Stands for a compute capability where the device is the processor: no NVIDIA GPU has it."""
+
+
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
-    """Workspace in bytes that one cuBLAS handle takes from the caching allocator and keeps."""
+    """Workspace in bytes that one cuBLAS handle takes from the caching allocator and keeps.
+
+    A processor has none.
+    """
+    if compute_capability == PROCESSOR:
+        return 0
     if compute_capability in ((9, 0), (10, 0)):
         return CUBLAS_WORKSPACE_HOPPER_BYTES
     return CUBLAS_WORKSPACE_BYTES
