@@ -66,7 +66,11 @@ def test_measurements_are_combined_too():
     found = StagedRunner(inner, SPACE).run(SPACE.configuration()).measurement
     assert found.memory.device_bytes == 12 * 2**30
     assert slow.speed.samples_per_s < found.speed.samples_per_s < fast.speed.samples_per_s
-    assert found.samples_per_s_interval is None
+    assert found.limiting_stage == "stage1"
+    assert found.stages["stage1"].device_bytes == 12 * 2**30
+    assert found.stages["stage2"].samples_per_s == fast.speed.samples_per_s
+    low, high = found.samples_per_s_interval
+    assert low < found.speed.samples_per_s < high
     assert any("stage1" in note for note in found.notes)
 
 
@@ -79,7 +83,7 @@ def measurement(of):
         device="a device",
         steps=3,
         loss_finite=True,
-        samples_per_s_interval=(1.0, 2.0),
+        samples_per_s_interval=(0.9 * of.speed.samples_per_s, 1.1 * of.speed.samples_per_s),
     )
 
 

@@ -168,11 +168,26 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
+class StageNumbers:
+    """One stage of a training that has several: its peak of device memory, and its speed."""
+
+    device_bytes: int
+    samples_per_s: float
+    step_s: float
+
+
+def hardest_stage(stages: Mapping[str, StageNumbers]) -> str | None:
+    """The stage that needs most memory; None without stages."""
+    return max(stages, key=lambda name: stages[name].device_bytes, default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """What a model of the GPU says of one configuration; nothing here was measured.
 
     `fits` is decided on `memory.device_bytes` plus `margin_bytes` against `limit_bytes`, the
-    memory of the GPU. `limits` names what bounds the speed ("matmul", "bandwidth", ...).
+    memory of the GPU. Of a training in `stages` the memory is that of the stage that needs most,
+    and the speed that of all of them, one after another.
     """
 
     fits: bool
@@ -192,18 +207,32 @@ class Prediction:
     corrections: Mapping[str, float] = field(default_factory=dict)
     """The factor that measured trials put on a quantity, of those named in `intervals`; the
     model of the GPU alone said the quantity divided by it. Empty without such trials."""
+    stages: Mapping[str, StageNumbers] = field(default_factory=dict)
+    """Each stage, of a training that has some; empty otherwise."""
+
+    @property
+    def limiting_stage(self) -> str | None:
+        """The stage that needs most memory; None where there are no stages."""
+        return hardest_stage(self.stages)
 
     def to_dict(self) -> dict[str, Any]:
         """One flat JSON object; the keys that scripts read are part of the contract."""
         data = _plain(self)
         speed = data.pop("speed")
+        del data["stages"]
         intervals = {name: list(ends) for name, ends in self.intervals.items()}
-        return {**data, **speed, "source": str(self.source), "intervals": intervals}
+        return {
+            **data,
+            **speed,
+            "source": str(self.source),
+            "intervals": intervals,
+            **_stages_dict(self.stages),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Prediction:
         """The inverse of `to_dict`; keys that are not known are ignored."""
-        added_later = {"intervals", "corrections"}
+        added_later = {"intervals", "corrections", "stages"}
         intervals = data.get("intervals", {})
         return cls(
             memory=_build(Memory, data["memory"]),
@@ -211,6 +240,7 @@ class Prediction:
             source=Source(data["source"]),
             intervals={name: tuple(ends) for name, ends in intervals.items()},
             corrections=data.get("corrections", {}),
+            stages=_read_stages(data),
             **{k: data[k] for k in _scalar_names(cls) if k not in added_later},
         )
 
@@ -235,8 +265,12 @@ class Measurement:
     warmup_steps: int | None = None
     load_s: float | None = None
     """From the first touch of the device until model, adapters and optimizer exist."""
+    timed_micro_steps: int | None = None
+    """Micro-steps of the timed steps together. Where they are fewer than `steps` whole ones have,
+    `speed` was put together from micro-steps and updates, and a note says so."""
     first_step_s: float | None = None
-    """The first optimizer step: kernels are loaded or compiled and optimizer state is made."""
+    """The first optimizer step, of two micro-steps at most: kernels are loaded or compiled and
+    optimizer state is made."""
     samples_per_s_interval: tuple[float, float] | None = None
     """95 % confidence interval of the mean rate over the timed steps."""
     stopped_by: str | None = None
@@ -272,11 +306,19 @@ class Measurement:
     cpu_threads: int | None = None
     notes: tuple[str, ...] = ()
     """What a reader should know, such as a knob that cannot act on this model."""
+    stages: Mapping[str, StageNumbers] = field(default_factory=dict)
+    """Each stage, as in `Prediction`: `memory` is that of the one that needs most."""
+
+    @property
+    def limiting_stage(self) -> str | None:
+        """The stage that needed most memory; None where there are no stages."""
+        return hardest_stage(self.stages)
 
     def to_dict(self) -> dict[str, Any]:
         """One flat JSON object, shaped as `Prediction.to_dict`."""
         data = _plain(self)
         speed = data.pop("speed")
+        del data["stages"]
         interval = self.samples_per_s_interval
         return {
             **data,
@@ -284,6 +326,7 @@ class Measurement:
             "source": str(self.source),
             "samples_per_s_interval": list(interval) if interval else None,
             "notes": list(self.notes),
+            **_stages_dict(self.stages),
         }
 
     @classmethod
@@ -299,12 +342,15 @@ class Measurement:
                 **known,
                 "samples_per_s_interval": tuple(interval) if interval else None,
                 "notes": tuple(known.get("notes", ())),
+                "stages": _read_stages(data),
             },
         )
 
 
 _ADDED_LATER = frozenset(
-    f.name for f in dataclasses.fields(Measurement) if f.default is not dataclasses.MISSING
+    f.name
+    for f in dataclasses.fields(Measurement)
+    if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
 )
 
 
@@ -315,6 +361,7 @@ class Outcome:
     `prediction` of a simulated trial is the full trace; a real trial carries `measurement`.
     `phase` and `requested_bytes` say where and at what size memory ran out, when it did, and
     `exhausted` which memory; None in records of older versions, which knew the device's only.
+    `stage` is the stage that ended a trial of several stages before the others had run.
     """
 
     status: Status
@@ -325,6 +372,12 @@ class Outcome:
     message: str = ""
     duration_s: float = 0.0
     exhausted: Exhausted | None = None
+    stage: str | None = None
+
+    @property
+    def limiting_stage(self) -> str | None:
+        """The stage that decides whether it fits: that which ended it, or needs most memory."""
+        return self.stage or (self.evidence.limiting_stage if self.evidence else None)
 
     @property
     def device_ran_out(self) -> bool:
@@ -384,8 +437,8 @@ class TrialRecord:
     @property
     def fits(self) -> bool:
         """Whether the trial ended well and its memory, with the margin, is inside the GPU."""
-        if self.outcome.status is not Status.OK:
-            return False
+        if self.outcome.status is not Status.OK or self.outcome.stage is not None:
+            return False  # of the other stages nothing is known
         if self.outcome.measurement is not None:
             used_bytes = self.outcome.measurement.memory.device_bytes
             return used_bytes + self.reserve_bytes <= self.gpu_memory_bytes
@@ -406,6 +459,7 @@ class TrialRecord:
             "phase": outcome.phase,
             "requested_bytes": outcome.requested_bytes,
             "exhausted": outcome.exhausted,
+            "stage": outcome.stage,
             "message": outcome.message,
             "duration_s": outcome.duration_s,
             "predicted": outcome.prediction.to_dict() if outcome.prediction else None,
@@ -441,6 +495,7 @@ class TrialRecord:
                 duration_s=data["duration_s"],
                 # Added after the first journals were written.
                 exhausted=Exhausted(data["exhausted"]) if data.get("exhausted") else None,
+                stage=data.get("stage"),
             ),
             seed=data["seed"],
             started_at=data["started_at"],
@@ -474,3 +529,15 @@ def _build(cls: type[Any], data: Mapping[str, Any]) -> Any:
 def _scalar_names(cls: type[Any]) -> list[str]:
     nested = {"memory", "speed", "source"}
     return [f.name for f in dataclasses.fields(cls) if f.name not in nested]
+
+
+def _stages_dict(stages: Mapping[str, StageNumbers]) -> dict[str, Any]:
+    """The stages as JSON types; nothing where there are none."""
+    if not stages:
+        return {}
+    numbers = {name: dataclasses.asdict(stage) for name, stage in stages.items()}
+    return {"limiting_stage": hardest_stage(stages), "stages": numbers}
+
+
+def _read_stages(data: Mapping[str, Any]) -> dict[str, StageNumbers]:
+    return {name: _build(StageNumbers, stage) for name, stage in data.get("stages", {}).items()}

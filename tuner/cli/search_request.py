@@ -20,7 +20,7 @@ from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.units import format_duration
 
 if TYPE_CHECKING:
-    from tuner.runner.base import MeasureOptions
+    from tuner.runner.base import MeasureOptions, RunnerFactory
     from tuner.space import SearchSpace
     from tuner.tune.request import SearchRequest
 
@@ -49,10 +49,11 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
     options, space = plan.options, plan.part.space
     gpu, trials_on = plan.target.gpu, plan.trials_on
     job = trial_job(space, gpu, plan.margin_fraction, plan.profile)
-    how: dict[str, Any] = {"runner_factory": SimulatedFactory(job)}
+    runners: RunnerFactory = SimulatedFactory(job)
+    how: dict[str, Any] = {}
     if isinstance(trials_on, Measuring):
+        runners = trials_on.factory(job, measure_options(trials_on, options))
         how = {
-            "runner_factory": trials_on.factory(job, measure_options(trials_on, options)),
             "bench": trials_on.bench,
             "resources_per_trial": trials_on.resources,
             "local_gpus": trials_on.local,
@@ -72,6 +73,7 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
                 for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
             }
     request = SearchRequest(
+        runner_factory=_in_stages(plan, runners, predictions),
         space=plan.part,
         gpu=gpu,
         trials=options.trials,
@@ -93,6 +95,20 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
         **how,
     )
     return Prepared(request, tuple(predictions), _inert(plan, predictions))
+
+
+def _in_stages(
+    plan: Plan, runners: RunnerFactory, predictions: Sequence[Prediction]
+) -> RunnerFactory:
+    """What runs a trial in each stage, the one that needs most memory first, if there are some."""
+    from tuner.estimate.stages import hardest_first
+    from tuner.runner.staged import StagedFactory
+
+    space = plan.part.space
+    if not space.stages:
+        return runners
+    known = zip(plan.part.supported, predictions, strict=True) if predictions else ()
+    return StagedFactory(runners, space, {c.key: hardest_first(p) for c, p in known})
 
 
 PROCESSOR_BUDGET_S = 0.5
@@ -136,22 +152,28 @@ def _predictions(plan: Plan) -> list[Prediction]:
     """A prediction of every configuration that can be tried, in their order."""
     from tuner.estimate.compiling import default_workers
     from tuner.estimate.predictor import Job, Predictor
+    from tuner.estimate.stages import predict_overall
 
     space, options = plan.part.space, plan.options
     predictor = Predictor(Job(space.workload, space.predicted_model()), workers=default_workers())
     started = time.monotonic()
     with compiling(err=options.as_json, quiet=options.quiet) as report:
-        predictions = predictor.predict(
-            plan.part.supported,
-            plan.target.gpu,
-            margin_fraction=plan.margin_fraction,
-            profile=plan.profile,
-            on_progress=report,
-        )
+
+        def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
+            return predictor.predict(
+                configurations,
+                plan.target.gpu,
+                margin_fraction=plan.margin_fraction,
+                profile=plan.profile,
+                on_progress=report,
+            )
+
+        predictions = predict_overall(space, plan.part.supported, predict)
     if not options.quiet:
         fitting = sum(prediction.fits for prediction in predictions)
+        stages = f" in {len(space.stages)} stages" if space.stages else ""
         click.echo(
-            f"predicted all {count(len(predictions))} configurations in "
+            f"predicted all {count(len(predictions))} configurations{stages} in "
             f"{format_duration(time.monotonic() - started)}: {count(fitting)} fit",
             err=options.as_json,
         )

@@ -53,13 +53,13 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
     left_out = 0
     for configuration in space.configurations(where):
         # What code of the user's own needs of a GPU, nobody knows.
-        problems = check_supported(configuration, gpu) if space.predictable else []
+        problems = _problems(space, configuration, gpu) if space.predictable else {}
         if not problems:
             supported.append(configuration)
             continue
         left_out += 1
-        for problem in problems:
-            reasons[problem.message] = reasons.get(problem.message, 0) + 1
+        for message in problems:
+            reasons[message] = reasons.get(message, 0) + 1
     if not supported:
         raise InputError(
             f"{gpu.name} can run no configuration of search space {space.name!r}",
@@ -67,6 +67,12 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
             hint=_hint(gpu, space),
         )
     return SupportedSpace(space, where, tuple(supported), left_out, reasons)
+
+
+def _problems(space: SearchSpace, configuration: Configuration, gpu: Gpu) -> dict[str, None]:
+    """What the GPU cannot do of what the configuration asks, in any of its stages."""
+    stages = [*space.stage_configurations(configuration).values()] or [configuration]
+    return {p.message: None for values in stages for p in check_supported(values, gpu)}
 
 
 def require_supported(configuration: Configuration, gpu: Gpu) -> None:

@@ -246,7 +246,8 @@ def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observa
         for name, predicted in sizes_of(prediction.memory).items()
         if sizes[name] > 0 and predicted > 0
     ]
-    if outcome.status is Status.OK:
+    # A trial that one stage ended has the speed of that stage, and was predicted for all.
+    if outcome.status is Status.OK and outcome.stage is None:
         if sizes[DEVICE] <= 0:  # the driver did not tell, but it was enough
             seen += _bounds(prediction, at_most=limit)[:1]
         step_s = outcome.measurement.speed.step_s

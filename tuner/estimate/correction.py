@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.records import Memory, MemoryCategory, Prediction, Speed
+from tuner.records import Memory, MemoryCategory, Prediction, Speed, StageNumbers
 
 DEVICE, RESERVED, ALLOCATED = "device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"
 STEP, TOKENS = "step_s", "tokens_per_s"
@@ -40,12 +40,21 @@ def multiplied(prediction: Prediction, factors: Mapping[str, float]) -> Predicti
     corrections = {n: after[n] / before[n] for n in before if n in factors and before[n]}
     if STEP in factors:
         corrections[STEP] = factors[STEP]
+    slower = factors.get(STEP, 1.0)
     return replace(
         prediction,
         fits=memory.device_bytes + prediction.margin_bytes <= prediction.limit_bytes,
         memory=memory,
-        speed=_corrected_speed(prediction.speed, factors.get(STEP, 1.0)),
+        speed=_corrected_speed(prediction.speed, slower),
         corrections=corrections,
+        stages={
+            name: StageNumbers(
+                device_bytes=round(stage.device_bytes * factors.get(DEVICE, 1.0)),
+                samples_per_s=stage.samples_per_s / slower,
+                step_s=stage.step_s * slower,
+            )
+            for name, stage in prediction.stages.items()
+        },
     )
 
 

@@ -5,11 +5,11 @@ One configuration serves all stages, so it fits only where every stage fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tuner.records import Configuration, Prediction, Speed
+from tuner.records import Configuration, Measurement, Prediction, Speed, StageNumbers
 from tuner.space.searchspace import SearchSpace
 
 Predict = Callable[[Sequence[Configuration]], Sequence[Prediction]]
@@ -59,6 +59,15 @@ def predict_stages(
     return [combine({name: found[c] for name, c in stages.items()}, work) for stages in staged]
 
 
+def predict_overall(
+    space: SearchSpace, configurations: Sequence[Configuration], predict: Predict
+) -> list[Prediction]:
+    """A prediction of each configuration: of all stages together where the space has some."""
+    if not space.stages:
+        return list(predict(configurations))
+    return [found.overall for found in predict_stages(space, configurations, predict)]
+
+
 def stage_work(space: SearchSpace) -> dict[str, Work | None]:
     """What each stage does; None where the space does not say how many examples it has."""
     work: dict[str, Work | None] = {}
@@ -87,10 +96,29 @@ def combine(stages: Mapping[str, Prediction], work: Mapping[str, Work | None]) -
             speed=speed,
             method=f"{hardest.method}; memory of stage {limiting}, speed of {len(stages)} stages",
             intervals=_intervals(stages, speed, limiting),
+            stages={name: numbers_of(prediction) for name, prediction in stages.items()},
         ),
         epoch_s=sum(epoch.values()) if complete else None,
         run_s=sum(run.values()) if complete else None,
     )
+
+
+def weights(stages: Collection[str], work: Mapping[str, Work | None]) -> dict[str, float]:
+    """The samples of each stage; 1 of each where they are not known of all."""
+    known = {name: done.examples * done.epochs for name, done in work.items() if done is not None}
+    return known if len(known) == len(stages) else dict.fromkeys(stages, 1.0)
+
+
+def numbers_of(evidence: Prediction | Measurement) -> StageNumbers:
+    """What is kept of one stage beside the numbers of all."""
+    speed = evidence.speed
+    return StageNumbers(evidence.memory.device_bytes, speed.samples_per_s, speed.step_s)
+
+
+def hardest_first(prediction: Prediction) -> tuple[str, ...]:
+    """The stages of a prediction by the memory that they need, the most first."""
+    stages = prediction.stages
+    return tuple(sorted(stages, key=lambda name: -stages[name].device_bytes))
 
 
 def mean_speed(speeds: Mapping[str, Speed], work: Mapping[str, Work | None]) -> Speed:
@@ -98,8 +126,7 @@ def mean_speed(speeds: Mapping[str, Speed], work: Mapping[str, Work | None]) -> 
 
     Weighted by their samples; where those of a stage are not known, each counts alike.
     """
-    known = {name: done.examples * done.epochs for name, done in work.items() if done is not None}
-    samples = known if len(known) == len(speeds) else dict.fromkeys(speeds, 1.0)
+    samples = weights(speeds, work)
     return _mean_speed([(s, samples[n], samples[n] / s.samples_per_s) for n, s in speeds.items()])
 
 
