@@ -15,6 +15,7 @@ from tuner.records import Measurement, Phase
 from tuner.runner import measure as module
 from tuner.runner.measure import measure
 from tuner.runner.outcome import is_out_of_memory, requested_bytes
+from tuner.runner.rate import RunningMean
 from tuner.runner.stop_rule import StopRule
 from tuner.space.data import DataFacts, TokenLengths
 from tuner.workloads.causal_lm import CausalLMSession
@@ -109,7 +110,7 @@ def test_steps_go_on_until_the_rate_is_known(model, monkeypatch):
 
     clock = ticks()
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    mean = module.RunningMean()
+    mean = RunningMean()
     options = quick(budget_s=1e9, relative_error=0.1)
     reasons = []
     while not reasons or reasons[-1] is None:
@@ -224,7 +225,7 @@ def test_memory_runs_out_for_real_under_a_limit(model):
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=train_under_limit, args=(model, sender))
     child.start()
-    child.join(120)
+    child.join(300)
     assert child.exitcode == 0
     assert receiver.poll()
     phase, loaded_bytes, text = receiver.recv()

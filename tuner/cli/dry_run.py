@@ -104,9 +104,9 @@ def _total_text(plan: Plan, found: Preview) -> str:
 
 def _too_long_text(plan: Plan, found: Preview) -> str:
     """Trials that a device would be at when their time is over."""
-    from tuner.runner.base import MeasureOptions
+    from tuner.runner.deadline import LONGEST_S
 
-    timeout_s = plan.options.timeout or MeasureOptions().timeout_s
+    timeout_s = plan.options.timeout or LONGEST_S
     long = sum(trial.device_s > timeout_s for trial in found.trials)
     if not long:
         return ""

@@ -128,7 +128,9 @@ class MeasureOptions:
     - `budget_s` is spent on timed steps after `warmup_steps`; it ends earlier when the 95 %
       confidence interval of the rate is within `relative_error` of it, and never before
       `min_steps`.
-    - `timeout_s` is for the whole trial; what runs longer is killed.
+    - `whole_steps` times whole steps however long they are (`tuner.runner.step_plan`).
+    - `timeout_s` is for the whole trial; what runs longer is killed. None leaves it to the pace
+      of the first step (`tuner.runner.deadline`).
     - `memory_limit_bytes` lets a large device stand in for a smaller one.
     - `weights` is "synthetic", "hub" or the path of a checkpoint.
     - `lengths` is "full" (every sequence has the longest length, as predictions assume) or "data"
@@ -143,7 +145,8 @@ class MeasureOptions:
     min_steps: int = 3
     warmup_steps: int = 2
     relative_error: float = 0.02
-    timeout_s: float = 600.0
+    whole_steps: bool = False
+    timeout_s: float | None = None
     memory_limit_bytes: int | None = None
     weights: str = "synthetic"
     lengths: Literal["full", "data"] = "full"

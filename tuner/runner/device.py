@@ -96,8 +96,8 @@ class RealEnvironment:
     `phase` is the phase that runs now (where memory ran out, after an OOM). `phase_peak_bytes`
     has the highest allocated memory of each phase while `recording`; recording costs a fraction
     of a millisecond a phase, and is switched off around timed steps. `on_phase` is called when
-    a phase begins while recording. `checkpoint`, `data` and `full_steps` are those of
-    `tuner.workloads.base.Machine`.
+    a phase begins while recording, `on_enter`, where it is set, whenever a session says so.
+    `checkpoint`, `data` and `full_micro_steps` are those of `tuner.workloads.base.Machine`.
     """
 
     def __init__(
@@ -106,14 +106,15 @@ class RealEnvironment:
         *,
         checkpoint: str | None = None,
         data: DataFacts | None = None,
-        full_steps: int = 0,
+        full_micro_steps: int = 0,
         on_phase: Callable[[Phase], None] | None = None,
     ) -> None:
         self.device = device
         self.checkpoint = checkpoint
         self.data = data
-        self.full_steps = full_steps
+        self.full_micro_steps = full_micro_steps
         self._on_phase = on_phase
+        self.on_enter: Callable[[Phase, int], None] | None = None
         self._torch_device = parse_device(device)
         self.meter: MemoryMeter = (
             CudaMeter(self._torch_device) if self._torch_device.type == "cuda" else HostMeter()
@@ -146,6 +147,8 @@ class RealEnvironment:
 
     def enter(self, phase: Phase, micro_step: int) -> None:
         """A phase begins; the peak of the one before is noted."""
+        if self.on_enter is not None:
+            self.on_enter(phase, micro_step)
         if self.recording:
             self.note_peak()
             if self.loaded_bytes is None and phase is Phase.FORWARD:
@@ -174,6 +177,13 @@ def parse_device(text: str) -> torch.device:
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", text):
         raise InputError(f"device {text!r} is not one to train on", hint="write cuda:0 or cpu")
     return torch.device(text if ":" in text or text == "cpu" else f"{text}:0")
+
+
+def alloc_retries(device: torch.device) -> int | None:
+    """`num_alloc_retries` of PyTorch's allocator so far; None on the processor."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
 def open_session(

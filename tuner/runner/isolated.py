@@ -23,6 +23,7 @@ from typing import Any
 from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Source
 from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
+from tuner.runner.deadline import Deadline
 from tuner.runner.messages import Ended, Facts, Ready, Refused, Run, Start, Stop
 from tuner.runner.outcome import Ending, classify, unavailable
 from tuner.runner.preflight import wait_for_device
@@ -233,15 +234,17 @@ class _Warm:
         """Run one trial; a warm process that dies or falls silent ends it too."""
         kills_before, started_s = oom_kills(), time.monotonic()
         facts: dict[str, Any] = {}
+        deadline = Deadline(options.timeout_s, started_s)
 
         def note(new: Mapping[str, Any]) -> None:
             facts.update(new)
+            deadline.hear(new, time.monotonic())
             on_progress(new)
 
         is_silent = False
         try:
             self._connection.send(trial)
-            ending = self._listen(interrupted, options.timeout_s + ANSWER_WITHIN_S, note)
+            ending = self._listen(interrupted, deadline, note)
             if ending is not None:
                 return ending
             is_silent = True
@@ -253,19 +256,18 @@ class _Warm:
             device=options.device,
             facts=facts,
             log_tail=self._log_tail(),
-            timed_out_after_s=options.timeout_s if is_silent else None,
+            timed_out_after_s=deadline.limit_s if is_silent else None,
             starter_died=True,
             oom_kills=oom_kills_since(kills_before),
             duration_s=time.monotonic() - started_s,
         )
 
     def _listen(
-        self, interrupted: Connection[Any, Any], within_s: float, note: Progress
+        self, interrupted: Connection[Any, Any], deadline: Deadline, note: Progress
     ) -> Ending | None:
         """The trial's ending; None when the warm process says nothing in time."""
-        until_s = time.monotonic() + within_s
         sources = [self._connection, interrupted]
-        while ready := wait(sources, max(0.0, until_s - time.monotonic())):
+        while ready := wait(sources, max(0.0, deadline.left_s(time.monotonic()) + ANSWER_WITHIN_S)):
             if interrupted in ready:
                 sources.remove(interrupted)
                 self._connection.send(Stop())

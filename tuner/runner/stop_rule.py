@@ -33,7 +33,8 @@ class StopRule:
     def ends_warm_up(self, samples: int, step_s: float) -> bool:
         """Whether timed steps begin after a step of the warm-up.
 
-        Memory decides after the first one. Its time is of kernels that are loaded, so that one
+        The step is a whole one of `samples`, or what follows from a short one. Memory decides
+        after the first one. Its time is of kernels that are loaded, so that one
         more step is timed before the trial ends, and the trial teaches speed too. From the
         second step on the time counts, with what steps are known to scatter.
         """
@@ -49,8 +50,14 @@ class StopRule:
         enough = self.warmup_steps >= max(1, self._options.warmup_steps)
         return enough or self._verdict is not None
 
-    def reason_to_stop(self, mean: RunningMean, samples: int) -> str | None:
-        """Why no step is timed any more; `samples` is the number of a step."""
+    def reason_to_stop(
+        self, mean: RunningMean, samples: float, spent_s: float | None = None
+    ) -> str | None:
+        """Why no step is timed any more.
+
+        `mean` is that of whole steps, of `samples` each. `spent_s` is what timing them has taken,
+        where that is not their sum.
+        """
         if self._verdict is not None:
             return self._verdict
         rates = mean.interval().rates(samples)
@@ -58,7 +65,7 @@ class StopRule:
             dominated = self._give_up.is_dominated(self._device_bytes, rates[1])
             if dominated:
                 return "dominated"
-        return _reason_to_stop(mean, self._options)
+        return _reason_to_stop(mean, self._options, mean.total_s if spent_s is None else spent_s)
 
 
 def thorough(options: MeasureOptions) -> MeasureOptions:
@@ -70,10 +77,10 @@ def thorough(options: MeasureOptions) -> MeasureOptions:
     return replace(options, min_steps=steps, warmup_steps=warmup_steps)
 
 
-def _reason_to_stop(mean: RunningMean, options: MeasureOptions) -> str | None:
+def _reason_to_stop(mean: RunningMean, options: MeasureOptions, spent_s: float) -> str | None:
     interval = mean.interval()
     if interval.count < options.min_steps:
         return None
     if interval.relative_error <= options.relative_error:
         return "interval"
-    return "budget" if mean.total_s >= options.budget_s else None
+    return "budget" if spent_s >= options.budget_s else None

@@ -25,6 +25,7 @@ from tuner.errors import TunerError, UnavailableError
 from tuner.records import Configuration
 from tuner.runner.base import Instructions, MeasureOptions
 from tuner.runner.child import ChildTask, child_main
+from tuner.runner.deadline import Deadline
 from tuner.runner.heard import Heard, Read
 from tuner.runner.messages import (
     Ended,
@@ -134,9 +135,10 @@ class WarmProcess:
         kills_before = oom_kills()
         started_s = time.monotonic()
         options = replace(self._start.options, instructions=instructions)
+        deadline = Deadline(options.timeout_s, started_s)
         child, heard = self._fork(configuration, options)
         try:
-            stopped = self._watch(child, heard, started_s + self._start.options.timeout_s)
+            stopped = self._watch(child, heard, deadline)
         finally:
             exit_code = end_child(child, deadline_s=END_WITHIN_S)
             left = end_children(deadline_s=END_WITHIN_S)
@@ -151,7 +153,7 @@ class WarmProcess:
             measurement=heard.measurement,
             raised=heard.raised,
             log_tail=heard.log_tail,
-            timed_out_after_s=self._start.options.timeout_s if timed_out else None,
+            timed_out_after_s=deadline.limit_s if timed_out else None,
             given_up=stopped is Stopped.GIVEN_UP,
             oom_kills=oom_kills_since(kills_before),
             left_processes=left,
@@ -179,31 +181,32 @@ class WarmProcess:
         os.close(log_write)
         return child, Heard(lines_read, log_read)
 
-    def _watch(self, child: int, heard: Heard, until_s: float) -> Stopped | None:
+    def _watch(self, child: int, heard: Heard, deadline: Deadline) -> Stopped | None:
         """Listen until the child has ended (None) or is to be ended (why)."""
         with selectors.DefaultSelector() as selector:
             for source in (heard.lines, heard.log, self._woken, self._connection):
                 selector.register(source, selectors.EVENT_READ)
             while not has_ended(child):
-                left_s = until_s - time.monotonic()
+                left_s = deadline.left_s(time.monotonic())
                 if left_s <= 0:
                     return Stopped.TIME_IS_UP
                 for key, _ in selector.select(min(left_s, _LOOK_AGAIN_S)):
                     if key.fileobj is self._connection:
                         if isinstance(self._connection.recv(), Stop):
                             return Stopped.GIVEN_UP
-                    elif self._listen(heard, key.fd) is Read.END:
+                    elif self._listen(heard, key.fd, deadline) is Read.END:
                         selector.unregister(key.fd)
                 if os.getppid() != self._supervisor:
                     raise EOFError("the process that supervises this one has ended")
         return None
 
-    def _listen(self, heard: Heard, descriptor: int) -> Read:
+    def _listen(self, heard: Heard, descriptor: int, deadline: Deadline) -> Read:
         if descriptor == heard.log:
             return heard.read_log()
         if descriptor == heard.lines:
             facts, read = heard.read_lines()
             if facts:
+                deadline.hear(facts, time.monotonic())
                 self._connection.send(Facts(facts))
             return read
         os.read(descriptor, 1024)

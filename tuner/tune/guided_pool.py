@@ -15,6 +15,7 @@ from tuner.estimate.correction import DEVICE, STEP, uncorrected
 from tuner.estimate.profile import METHOD as PROFILE_METHOD
 from tuner.records import Prediction
 from tuner.runner.base import MeasureOptions
+from tuner.runner.step_plan import StepPlan
 from tuner.tune.candidates import Candidates, Parameter
 from tuner.tune.guided_model import Prior
 
@@ -91,7 +92,12 @@ class Pool:
         loaded = np.array([p.memory.loaded_bytes for p in raw], dtype=float)
         step_s = np.array([p.speed.step_s for p in raw])
         load_s = START_S + loaded / LOAD_BYTES_PER_S
-        timed_s = np.maximum(options.budget_s, options.min_steps * step_s)
+        steps_s = np.array(
+            [
+                StepPlan(options, int(str(c.get("grad_accum", 1)))).needed_s(float(seconds))
+                for c, seconds in zip(candidates.configurations, step_s, strict=True)
+            ]
+        )
         kinds = sorted({kind for p in raw for kind in p.speed.breakdown_s})
         return cls(
             parameters=tuple(candidates.parameters(c) for c in candidates.configurations),
@@ -100,7 +106,7 @@ class Pool:
             samples_per_s=np.array([p.speed.samples_per_s for p in raw]),
             device_bytes=np.array([p.memory.device_bytes for p in raw], dtype=float),
             loaded_bytes=loaded,
-            trial_s=load_s + options.warmup_steps * step_s + timed_s,
+            trial_s=load_s + steps_s,
             oom_s=load_s,
             limit_bytes=float(raw[0].limit_bytes),
             margin_bytes=float(raw[0].margin_bytes),

@@ -57,13 +57,13 @@ class Machine(Environment, Protocol):
 
     `checkpoint` is what to load with `from_pretrained`, None for synthetic weights. `data`
     describes the examples; without it each has the longest length, as a trace assumes.
-    `full_steps` is the number of optimizer steps in which they have it in any case, so that
+    `full_micro_steps` is the number of micro-steps in which they have it in any case, so that
     the peak is that of the worst batch.
     """
 
     checkpoint: str | None
     data: DataFacts | None
-    full_steps: int
+    full_micro_steps: int
 
     def materialize(self, model: Any, on_host: Sequence[Any] = ()) -> None:
         """As in a trace, but the modules in `on_host` have their tensors in host memory."""

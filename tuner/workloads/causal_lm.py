@@ -42,7 +42,7 @@ class CausalLMSession:
         self._flops: StepFlops | None = None
         self._scaler: torch.amp.GradScaler | None = None
 
-    def use_data(self, machine: Machine, grad_accum: int, flops: StepFlops | None) -> None:
+    def use_data(self, machine: Machine, flops: StepFlops | None) -> None:
         """Train on batches of a data loader, and count what was done; see `Counts`.
 
         Under fp16 autocast the loss is scaled, as Trainer(fp16=True) does.
@@ -53,7 +53,7 @@ class CausalLMSession:
             vocab_size=self._vocab_size,
             shape=(settings.micro_batch, settings.max_length),
             data=machine.data,
-            full=machine.full_steps * grad_accum * settings.micro_batch,
+            full=machine.full_micro_steps * settings.micro_batch,
         )
         self._batches = TokenBatches(loader, machine.device)
         self._flops = flops
@@ -170,6 +170,5 @@ class CausalLM:
         model = build_model(model_config, settings, environment)
         session = CausalLMSession(model, settings, environment)
         if isinstance(environment, Machine):
-            grad_accum = int(str(configuration.get("grad_accum", 1)))
-            session.use_data(environment, grad_accum, step_flops(model, model_config))
+            session.use_data(environment, step_flops(model, model_config))
         return session
