@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,6 +25,7 @@ from tuner.cli.options import (
     short_help="Print the recommendation of a search.",
     epilog=examples(
         "tuner best --space qlora27b --gpu a6000 --headroom 10%",
+        "tuner best --space qlora27b --gpu all          (which GPU is cheapest per epoch?)",
     ),
 )
 @space_option()
@@ -55,19 +57,33 @@ def command(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Print the fastest configuration that fits, from a search that was run.
 
-    Exit code 1 when nothing that was tried fits.
+    --gpu all compares every GPU type that the space was searched on. Exit code 1 when nothing
+    that was tried fits.
     """
     from tuner.cli.answers import print_recommendation
     from tuner.cli.chosen import recommended
+    from tuner.cli.every_gpu import ALL, answers, print_answers, searched_targets
     from tuner.cli.render import print_json
     from tuner.cli.target import load_target
+    from tuner.errors import InputError
 
+    choice: dict[str, Any] = {
+        "headroom": headroom,
+        "max_memory": max_memory,
+        "objectives": objectives,
+    }
+    if gpu_name == ALL:
+        if gpu_memory is not None or price is not None:
+            raise InputError("--gpu-memory and --price are about one GPU type, and --gpu is all")
+        targets = searched_targets(space_name, model, results)
+        print_answers(
+            answers(targets, lambda target: recommended(target, where, **choice)), as_json=as_json
+        )
+        return
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
-    best = recommended(
-        target, where, headroom=headroom, max_memory=max_memory, objectives=objectives
-    )
+    best = recommended(target, where, **choice)
     if as_json:
         print_json(best.to_dict())
         return

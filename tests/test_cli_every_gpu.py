@@ -1,0 +1,72 @@
+"""`tuner best --gpu all`: which GPU type is the cheapest for an epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from cli_samples import make_trial, write_samples
+
+from tuner.cli.main import run
+from tuner.gpus import get_gpu
+from tuner.results.journal import JournalWriter
+
+COMMAND = ["best", "--space", "tiny.yaml", "--gpu", "all"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def add(folder, gpu, gib, tokens_per_s, **settings):
+    """A journal of one trial on `gpu`."""
+    trial = make_trial(folder, gib, tokens_per_s, **settings)
+    trial = dataclasses.replace(trial, gpu=gpu, gpu_memory_bytes=get_gpu(gpu).memory_bytes)
+    with JournalWriter(folder / "results" / "tiny" / gpu / "trials.jsonl") as writer:
+        writer.append(trial)
+
+
+def test_cheapest_epoch_comes_first_not_the_fastest(folder, capsys):
+    add(folder, "a6000", 20, 100, micro_batch=1, max_length=16)
+    add(folder, "h100_sxm", 20, 120, micro_batch=2, max_length=16)  # faster, and costs far more
+    add(folder, "a100_80gb", 99, 70, micro_batch=4, max_length=16)
+    assert run(COMMAND) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    first, second = (
+        next(i for i, line in enumerate(lines) if line.startswith(gpu))
+        for gpu in ("a6000", "h100_sxm")
+    )
+    assert first < second
+    assert "a100_80gb: none of the 1 configurations tried fits" in out
+    assert "micro_batch=1" in lines[first]
+    assert max(map(len, lines[: second + 1])) <= 80
+    assert run([*COMMAND, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [answer["gpu"]["id"] for answer in found] == ["a6000", "h100_sxm", "a100_80gb"]
+    prices = [answer["run"]["cost_per_epoch_usd"] for answer in found[:2]]
+    assert prices == sorted(prices)
+    assert "reason" in found[2]
+
+
+def test_nothing_that_fits_anywhere_says_why_for_each(folder, capsys):
+    add(folder, "a6000", 20, 100, micro_batch=1)
+    add(folder, "h100_sxm", 20, 120, micro_batch=2)
+    assert run([*COMMAND, "--max-memory", "1GiB"]) == 1
+    error = capsys.readouterr().err
+    assert "a6000: none" in error
+    assert "h100_sxm: none" in error
+    assert error.count("hint") == 1
+
+
+def test_no_results_and_options_of_one_gpu_are_refused(folder, capsys):
+    assert run(COMMAND) == 3
+    assert "tuner search --space tiny.yaml" in capsys.readouterr().err
+    add(folder, "a6000", 20, 100, micro_batch=1)
+    assert run([*COMMAND, "--price", "1"]) == 2
+    assert "about one GPU type" in capsys.readouterr().err
