@@ -1,10 +1,22 @@
-"""What holds for every test: the user's own cache and device profiles are left alone."""
+"""What holds for every test: the user's own cache and profiles are left alone, nothing is timed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "tuner",
+    # How long an example takes depends on what else the machine does.
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    # The same examples each time where a failure stops everybody; new ones everywhere else.
+    derandomize="CI" in os.environ,
+)
+settings.load_profile("tuner")
 
 
 @pytest.fixture(autouse=True, scope="session")

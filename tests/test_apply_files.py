@@ -154,7 +154,7 @@ def is_yaml(text: str) -> bool:
         return False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(yaml_files())
 def test_yaml_is_equal_outside_the_value(folder, made):
     before, raw, after, key, value = made
@@ -183,7 +183,7 @@ def test_yaml_is_equal_outside_the_value(folder, made):
         assert len(differing) <= 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet="ab:\n -[]{}&*!|>'\"#,?%<\r\t12", max_size=40), st.sampled_from([7, "x"]))
 @example("a: {b: }", 7)
 @example("a: ''", "x")
@@ -435,7 +435,7 @@ def test_python_values_that_are_no_plain_literals(tmp_path, text, reason):
     assert reason in problem(write(tmp_path, text, "train.py"), ".a", "x")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.sampled_from(

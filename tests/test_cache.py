@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.estimate import cache
@@ -58,7 +58,7 @@ def test_what_was_never_written_is_not_there():
     assert cache.read_json("entry") is None
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(max_examples=60)
 @given(place=st.integers(0, 10_000), value=st.integers(1, 255))
 def test_one_changed_byte_makes_an_entry_unusable(folder, place, value):
     cache.write_arrays("entry", ARRAYS)
@@ -70,7 +70,7 @@ def test_one_changed_byte_makes_an_entry_unusable(folder, place, value):
     assert not path.exists()  # so that it is built again and not looked at each time
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(max_examples=30)
 @given(kept=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_entry_is_unusable(folder, kept):
     cache.write_arrays("entry", ARRAYS)

@@ -112,7 +112,7 @@ def fit_prior(prior: Prior) -> Calibration:
     return Calibration.fit([], prior)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.permutations(range(8)))
 def test_order_does_not_matter(order):
     data = [
@@ -213,7 +213,7 @@ def test_intervals_cover_with_trials_that_ran_out_of_memory():
     assert abs(inside / games - COVERAGE) < 3 * math.sqrt(COVERAGE * (1 - COVERAGE) / games)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(observations, st.floats(1e-3, 1e12), st.floats(1.0, 10.0))
 def test_an_interval_contains_its_median_and_grows_with_the_prediction(data, predicted, more):
     calibration = fit(data)
@@ -224,7 +224,7 @@ def test_an_interval_contains_its_median_and_grows_with_the_prediction(data, pre
     assert larger.high >= interval.high
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(observations, st.lists(st.floats(1.0, 1e4), min_size=2, max_size=6))
 def test_probabilities_fall_with_the_limit_and_agree_with_the_interval(data, limits):
     calibration = fit(data)

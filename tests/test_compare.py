@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_samples import SPACE, make_trial, write_samples
 from device_fakes import measured
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.advice.baseline import read_baseline
@@ -123,11 +123,7 @@ class TestBaseline:
             read_baseline(space, [one, two])
 
     @given(data=st.data())
-    @settings(
-        deadline=None,
-        max_examples=30,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )
+    @settings(max_examples=30)
     def test_what_the_mapping_writes_it_reads_back(self, space, data):
         wanted = data.draw(st.sampled_from(list(space.configurations(use_floors=False))))
         hydra, script = space.apply["hydra"].keys, space.apply["script"].keys

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.data import LengthDistribution, jsonl, read, read_lengths
@@ -104,7 +104,7 @@ def test_every_text_of_several_groups_is_counted(
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=30).filter(any))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(max_examples=30)
 def test_any_lengths_come_back(tmp_path: Path, lengths: list[int]):
     path = write(tmp_path, *({"n": n} for n in lengths))
     found = read_lengths(path, length_column="n")
@@ -249,7 +249,7 @@ def test_a_file_that_is_not_there_and_a_folder(tmp_path: Path):
 
 
 @given(content=st.binary(max_size=200))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(max_examples=100)
 def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "any.jsonl"
     path.write_bytes(b'{"n": 1}\n' + content)

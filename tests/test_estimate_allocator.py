@@ -341,7 +341,7 @@ OPTIONS = st.sampled_from([AllocatorSettings(), EXPANDABLE, SPLIT_32, BOTH_128])
 LIMITS = st.one_of(st.none(), st.integers(2 * MIB, 300 * MIB))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(actions=ACTIONS, options=OPTIONS, limit=LIMITS)
 def test_invariants_hold_whatever_is_asked(actions, options, limit):
     allocator = CachingAllocator(options, limit_bytes=limit)
@@ -371,7 +371,7 @@ def test_invariants_hold_whatever_is_asked(actions, options, limit):
     assert allocator.reserved_bytes == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(SIZES, min_size=1, max_size=30), options=OPTIONS, data=st.data())
 def test_replay_is_deterministic_and_bounded_by_its_requests(sizes, options, data):
     order = data.draw(st.permutations([*range(len(sizes)), *range(len(sizes))]))
@@ -389,7 +389,7 @@ def test_replay_is_deterministic_and_bounded_by_its_requests(sizes, options, dat
     assert limited == first
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sizes=st.lists(SIZES, min_size=2, max_size=20), options=OPTIONS)
 def test_less_memory_than_is_live_runs_out_of_memory(sizes, options):
     events = [(index, +1) for index in range(len(sizes))]

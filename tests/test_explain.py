@@ -8,7 +8,7 @@ import json
 import pytest
 from cli_samples import CONFIG, make_trial, write_samples
 from device_fakes import measured
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from results_samples import make_memory, make_speed
 
@@ -70,9 +70,7 @@ def differing(space, one: Configuration, other: Configuration) -> list[str]:
 
 
 @given(data=st.data(), memory_mib=st.floats(165, 330))
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12)
 def test_each_change_that_is_claimed_to_fit_does_and_no_other_does(space, data, memory_mib):
     everything = list(space.configurations(use_floors=False))
     current = data.draw(st.sampled_from(everything))

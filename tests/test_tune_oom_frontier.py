@@ -54,7 +54,7 @@ def memories(draw):
 
 
 @given(memory=memories(), tried=places, limit=st.floats(0.0, 30.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_covered_runs_out_of_memory(memory, tried, limit):
     frontier = OomFrontier(ALL, ORDER)
     for place in tried:

@@ -58,7 +58,7 @@ def test_seed_decides_the_proposals(sampler):
     assert (first == other) is (sampler in ("grid", "guided"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     keep=st.sets(st.integers(0, len(ALL) - 1), min_size=1, max_size=30),
     seed=st.integers(0, 2**32 - 1),
