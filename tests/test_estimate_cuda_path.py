@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as nn_functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.estimate import cuda_path
+from tuner.estimate import cuda_path, device_path
 from tuner.estimate.cuda_path import CudaPath
 from tuner.estimate.recorder import Recorder
 
@@ -196,7 +196,7 @@ def test_every_listed_operator_is_one_that_cuda_autocast_handles():
     assert {"mm", "softmax", "layer_norm"} <= handled
     # Cross entropy is made of two that are.
     parts = {"cross_entropy": ("log_softmax", "nll_loss")}
-    for function in cuda_path._TO_LOWER | cuda_path._TO_FP32:
+    for function in device_path.PRODUCTS | cuda_path._TO_FP32:
         name = function.__name__.strip("_")
         assert handled.issuperset(parts.get(name, (name,))), name
 

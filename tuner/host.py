@@ -7,6 +7,8 @@ import platform
 from pathlib import Path
 from typing import NamedTuple
 
+from tuner.errors import UnavailableError
+
 _CPU_FACTS = Path("/proc/cpuinfo")
 _MEMORY_FACTS = Path("/proc/meminfo")
 _CGROUP_LIMITS = (
@@ -16,6 +18,7 @@ _CGROUP_LIMITS = (
 
 _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 _CGROUP_FACTS = Path("/sys/fs/cgroup/memory.stat")
+_OWN_FACTS = Path("/proc/self/status")
 _CPU_TIMES = Path("/proc/stat")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, and nothing is put there
 
@@ -98,3 +101,24 @@ def _memory_fact(name: str) -> int | None:
             if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return None
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is resident now (proc(5), VmRSS).
+
+    Raises `UnavailableError` where the kernel does not tell.
+    """
+    return _own_fact("VmRSS:")
+
+
+def peak_resident_bytes() -> int:
+    """The most that was resident since the process began, or since the peak was set back."""
+    return _own_fact("VmHWM:")
+
+
+def _own_fact(name: str) -> int:
+    if _OWN_FACTS.is_file():
+        for line in _OWN_FACTS.read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    raise UnavailableError(f"the kernel does not report {name[:-1]} of a process")

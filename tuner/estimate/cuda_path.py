@@ -3,44 +3,23 @@
 PyTorch chooses some kernels from the device of a tensor before any operator is dispatched:
 fused attention, fused dropout, softmax that widens while it reads, and autocast. A model on
 the meta device would take the CPU's choice and save other tensors for backward. `CudaPath`
-is a function mode that makes the choice that CUDA makes.
+is a function mode that makes the choices that CUDA makes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional as nn_functional
-from torch.overrides import TorchFunctionMode
+
+from tuner.estimate.device_path import HALF, DevicePath, tensor
 
 _aten = torch.ops.aten
-_HALF = (torch.float16, torch.bfloat16)
 
-# The operators that CUDA autocast runs in the lower precision and in fp32
-# (aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP and AT_FORALL_FP32), as far as
-# models call them from Python.
-_TO_LOWER: frozenset[Any] = frozenset(
-    {
-        nn_functional.linear,
-        nn_functional.conv1d,
-        nn_functional.conv2d,
-        nn_functional.scaled_dot_product_attention,
-        torch.matmul,
-        torch.mm,
-        torch.bmm,
-        torch.addmm,
-        torch.baddbmm,
-        torch.einsum,
-        torch.Tensor.matmul,
-        torch.Tensor.__matmul__,
-        torch.Tensor.mm,
-        torch.Tensor.bmm,
-    }
-)
+# The operators that CUDA autocast runs in fp32 (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32),
+# as far as models call them from Python.
 _TO_FP32: frozenset[Any] = frozenset(
     {
         nn_functional.layer_norm,
@@ -71,88 +50,18 @@ _TO_FP32: frozenset[Any] = frozenset(
 )
 
 
-class CudaPath(TorchFunctionMode):
+class CudaPath(DevicePath):
     """Function mode with CUDA's choices for one compute capability.
 
     Flash attention needs capability 8.0, 16-bit inputs, no mask and head dimension at most
     256; otherwise the memory-efficient kernel runs (sdp_utils.cpp, use_flash_attention).
     """
 
+    to_fp32 = _TO_FP32
+
     def __init__(self, compute_capability: tuple[int, int]) -> None:
         super().__init__()
         self._has_flash = compute_capability >= (8, 0)
-        self._autocast_dtype: torch.dtype | None = None
-        self._weight_casts: dict[int, torch.Tensor] = {}
-
-    @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        """The dtype of the autocast that is active, or None."""
-        return self._autocast_dtype
-
-    @contextlib.contextmanager
-    def autocast(self, dtype: torch.dtype) -> Iterator[None]:
-        """As `torch.autocast("cuda", dtype)`, including its cache of trainable weights."""
-        before, self._autocast_dtype = self._autocast_dtype, dtype
-        try:
-            yield
-        finally:
-            self._autocast_dtype = before
-            if before is None:
-                self._weight_casts.clear()
-
-    @contextlib.contextmanager
-    def no_autocast(self) -> Iterator[None]:
-        """The state in which backward runs outside of recomputed parts."""
-        before, self._autocast_dtype = self._autocast_dtype, None
-        try:
-            yield
-        finally:
-            self._autocast_dtype = before
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._autocast_dtype is not None:
-            if func in _TO_LOWER:
-                args, kwargs = self._cast_all(args, kwargs, self._autocast_dtype)
-            elif func in _TO_FP32 and kwargs.get("dtype") is None:
-                args, kwargs = self._cast_all(args, kwargs, torch.float32)
-        replacement = _REPLACEMENTS.get(func)
-        if replacement is not None:
-            return replacement(self, func, *args, **kwargs)
-        return func(*args, **kwargs)
-
-    def _cast_all(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (
-            tuple(self._cast(value, dtype) for value in args),
-            {name: self._cast(value, dtype) for name, value in kwargs.items()},
-        )
-
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype == dtype:
-            return value
-        if not value.is_floating_point() or value.dtype == torch.float64:
-            return value
-        is_weight = (
-            value.dtype == torch.float32
-            and dtype in _HALF
-            and value.is_leaf
-            and value.requires_grad
-            and not value._is_view()
-        )
-        if not is_weight:
-            return value.to(dtype)
-        cast = self._weight_casts.get(id(value))
-        if cast is None:
-            cast = self._weight_casts[id(value)] = value.to(dtype)
-        return cast
 
     def _attention(
         self,
@@ -169,13 +78,13 @@ class CudaPath(TorchFunctionMode):
         flash = (
             self._has_flash
             and attn_mask is None
-            and query.dtype in _HALF
+            and query.dtype in HALF
             and query.shape[-1] == value.shape[-1] <= 256
         )
         # Head dimensions are padded to a multiple of 8 (sdp::pad_last_dim): the models in the
         # catalogue have such dimensions already.
         if flash:
-            return _tensor(
+            return tensor(
                 _aten._scaled_dot_product_flash_attention(
                     query, key, value, dropout_p, is_causal, False, scale=scale
                 )[0]
@@ -186,7 +95,7 @@ class CudaPath(TorchFunctionMode):
             return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if attn_mask is not None:
             attn_mask = _additive_mask(attn_mask, query)
-        return _tensor(
+        return tensor(
             _aten._scaled_dot_product_efficient_attention(
                 query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
             )[0]
@@ -203,7 +112,7 @@ class CudaPath(TorchFunctionMode):
         # CUDA fuses dropout and keeps a mask of one byte an element (aten Dropout.cpp,
         # is_fused_kernel_acceptable); the CPU keeps a mask in the input's precision.
         if not training or p == 0 or inplace:
-            return _tensor(func(x, p, training, inplace))
+            return tensor(func(x, p, training, inplace))
         return torch.native_dropout(x, p, True)[0]
 
     def _softmax(
@@ -216,14 +125,8 @@ class CudaPath(TorchFunctionMode):
     ) -> torch.Tensor:
         # Half to float is one kernel on CUDA (aten SoftMax.cpp); bfloat16 is converted first.
         if dtype is torch.float32 and x.dtype is torch.float16 and dim is not None:
-            return _tensor(_aten._softmax(x, dim, True))
-        return _tensor(func(x, dim, _stacklevel, dtype))
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    """A tensor by type, from calls that PyTorch's stubs leave untyped."""
-    assert isinstance(value, torch.Tensor)
-    return value
+            return tensor(_aten._softmax(x, dim, True))
+        return tensor(func(x, dim, _stacklevel, dtype))
 
 
 def _math_attention(
@@ -256,7 +159,7 @@ def _math_attention(
     scores = torch.matmul(query, key.transpose(-2, -1) * factor)
     if attn_mask is not None:
         scores = scores.add_(attn_mask)
-    weights = _tensor(_aten._safe_softmax(scores, -1))
+    weights = tensor(_aten._safe_softmax(scores, -1))
     if dropout_p > 0:
         weights = torch.native_dropout(weights, dropout_p, True)[0]
     return torch.matmul(weights, value).to(dtype)
@@ -272,7 +175,7 @@ def _additive_mask(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], mask.shape[-1])
 
 
-_REPLACEMENTS: dict[Any, Callable[..., torch.Tensor]] = {
+CudaPath.replacements = {
     nn_functional.scaled_dot_product_attention: CudaPath._attention,
     nn_functional.dropout: CudaPath._dropout,
     nn_functional.softmax: CudaPath._softmax,

@@ -13,13 +13,13 @@ from unittest import mock
 
 import torch
 
-from tuner.estimate.cuda_path import CudaPath
+from tuner.estimate.device_path import DevicePath
 
 _aten = torch.ops.aten
 
 
 @contextlib.contextmanager
-def flash_attention_on_meta(path: CudaPath) -> Iterator[None]:
+def flash_attention_on_meta(path: DevicePath) -> Iterator[None]:
     """Inside, transformers models with `flash_attention_2` can be built and traced.
 
     `path` knows the precision of autocast, to which fp32 queries are narrowed.

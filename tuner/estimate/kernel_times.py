@@ -14,6 +14,7 @@ from tuner.estimate.compiled import Floats
 from tuner.estimate.profile import METHOD, AttentionRate, DeviceProfile
 from tuner.estimate.roofline import KernelTimes, Roofline
 from tuner.estimate.work_arrays import WorkArrays
+from tuner.estimate.workspace import PROCESSOR
 from tuner.gpus import Gpu
 
 CATALOGUE = "roofline from the GPU catalogue"
@@ -38,6 +39,8 @@ class MeasuredKernelTimes:
     FLOPs a byte, which grow with the length. The rate of memory traffic is interpolated in
     log2 of its size. What was not measured falls back to the roofline's guesses.
     """
+
+    overlaps = True
 
     def __init__(self, profile: DeviceProfile) -> None:
         self.launch_s = profile.launch_s
@@ -109,6 +112,23 @@ class MeasuredKernelTimes:
         rate = self._attention[dtype].at(_attention_places(flops.ravel(), moved.ravel()))
         found: Floats = flops / rate.reshape(flops.shape)
         return found
+
+
+class ProcessorKernelTimes(MeasuredKernelTimes):
+    """`KernelTimes` of a processor: operators run one after the other, and Python between them.
+
+    All kernels take longer than alone by what steps of a small training took longer.
+    """
+
+    overlaps = False
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        super().__init__(profile)
+        self._factor = profile.step_factor or 1.0
+
+    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+        """Seconds of each operator at each point, shape (W, P); see `KernelTimes.seconds`."""
+        return self._factor * super().seconds(works, gpu, allow_tf32=allow_tf32)
 
 
 class _Scattered:
@@ -187,4 +207,6 @@ def on_measured_device(gpu: Gpu, profile: DeviceProfile | None) -> tuple[Gpu, Ke
         return gpu, Roofline(), CATALOGUE
     if profile.context_bytes is not None:
         gpu = replace(gpu, context_bytes=profile.context_bytes)
+    if gpu.compute_capability == PROCESSOR:
+        return gpu, ProcessorKernelTimes(profile), METHOD
     return gpu, MeasuredKernelTimes(profile), METHOD

@@ -13,9 +13,9 @@ Each entry names the implementation that it follows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import bitsandbytes  # noqa: F401  (registers its operators and their fake implementations)
 import torch
@@ -35,7 +35,14 @@ class LeafKernel:
     dtype: str | None = None
 
 
-def _gemm_4bit(
+class Kernels(NamedTuple):
+    """The two tables of one kind of device, by operator."""
+
+    decompositions: Mapping[Any, Callable[..., Any]]
+    leaves: Mapping[Any, Callable[[Any, tuple[Any, ...], Any], LeafKernel]]
+
+
+def gemm_4bit(
     a: torch.Tensor,
     b: torch.Tensor,
     shape_b: list[int],
@@ -47,7 +54,7 @@ def _gemm_4bit(
     absmax_code: torch.Tensor | None = None,
     absmax_offset: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Dequantise the whole weight, then a plain product: bitsandbytes 0.50, CUDA backend.
+    """Dequantise the whole weight, then a plain product: bitsandbytes 0.50, default backend.
 
     bitsandbytes 0.50 has a fused kernel for up to a few hundred rows; training steps have
     more, and earlier versions always do this.
@@ -115,7 +122,7 @@ def _int8_scaled_mm(
     return result
 
 
-def _safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Softmax, then zero where a whole row is masked out (aten attention.cpp)."""
     weights: torch.Tensor = _aten._softmax.default(scores, dim, False)
     masked_rows = (scores == float("-inf")).all(dim, keepdim=True)
@@ -124,15 +131,16 @@ def _safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = No
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    _bnb.gemm_4bit.default: _gemm_4bit,
+    _bnb.gemm_4bit.default: gemm_4bit,
     _bnb.int8_vectorwise_quant.default: _int8_vectorwise_quant,
     _bnb.int8_mixed_scaled_mm.default: _int8_mixed_scaled_mm,
     _bnb.int8_scaled_mm.default: _int8_scaled_mm,
-    _aten._safe_softmax.default: _safe_softmax,
+    _aten._safe_softmax.default: safe_softmax,
 }
 
 
-def _dequantize(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def dequantize(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    """Unpacks weights, or scales products of integers: memory traffic of a kind of its own."""
     return LeafKernel("dequantise")
 
 
@@ -220,10 +228,10 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 LEAVES: dict[Any, Callable[[Any, tuple[Any, ...], Any], LeafKernel]] = {
-    _bnb.dequantize_4bit.default: _dequantize,
-    _bnb.dequantize_4bit.out: _dequantize,
-    _bnb.dequantize_blockwise.default: _dequantize,
-    _bnb.int8_mm_dequant.default: _dequantize,
+    _bnb.dequantize_4bit.default: dequantize,
+    _bnb.dequantize_4bit.out: dequantize,
+    _bnb.dequantize_blockwise.default: dequantize,
+    _bnb.int8_mm_dequant.default: dequantize,
     _bnb.int8_linear_matmul.default: _int8_linear_matmul,
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten._scaled_dot_product_flash_attention.default: _flash_forward,
@@ -231,3 +239,5 @@ LEAVES: dict[Any, Callable[[Any, tuple[Any, ...], Any], LeafKernel]] = {
     _aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
 }
+
+CUDA_KERNELS = Kernels(DECOMPOSITIONS, LEAVES)

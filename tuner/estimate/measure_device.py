@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from tuner import __version__
+from tuner import __version__, host
 from tuner.errors import InputError, UnavailableError
 from tuner.estimate import microbench
 from tuner.estimate.measure_plan import Plan, cpu_plan, cuda_plan, fitting, traffic_sizes
 from tuner.estimate.microbench import Stopwatch
 from tuner.estimate.profile import AttentionRate, DeviceProfile, MatmulRate, TrafficRate
+from tuner.estimate.reference import run_reference
+from tuner.estimate.reference_fit import calibrated_on_reference
 from tuner.gpus import match_device
 from tuner.nvml import device_identity, device_use
 from tuner.units import MIB
@@ -76,9 +75,9 @@ def measure_device(
     survey = _Survey(watch, started + budget_s, report)
     microbench.spin_up(watch)
     launch = microbench.time_launch(watch)
-    report(f"launch  {launch.median_s * 1e6:.2f} us an operator")
+    report(f"launch  {launch.typical_s * 1e6:.2f} us an operator")
     shortest = microbench.time_shortest_kernel(watch)
-    report(f"kernel  {shortest.median_s * 1e6:.2f} us at least")
+    report(f"kernel  {shortest.typical_s * 1e6:.2f} us at least")
     traffic = (*_traffic(survey, plan), *_dequantise(survey, plan))
     attention = tuple(_attention(survey, plan))
     matmul = tuple(_matmul(survey, plan))
@@ -86,12 +85,12 @@ def measure_device(
         raise UnavailableError(
             f"{device}: no matrix product could be measured", hint="; ".join(survey.skipped[:3])
         )
-    return DeviceProfile(
+    profile = DeviceProfile(
         **_identity(torch_device),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(torch_device),
-        launch_s=launch.median_s,
-        kernel_s=shortest.median_s,
+        launch_s=launch.typical_s,
+        kernel_s=shortest.typical_s,
         context_bytes=_context_bytes(torch_device, use_before.used_bytes if use_before else None),
         matmul=matmul,
         traffic=traffic,
@@ -99,6 +98,14 @@ def measure_device(
         skipped=tuple(survey.skipped),
         duration_s=time.monotonic() - started,
     )
+    if torch_device.type != "cpu" or smoke or time.monotonic() > survey.deadline:
+        return profile
+    profile = calibrated_on_reference(profile, run_reference())
+    report(
+        f"steps   take {profile.step_factor:.2f} times their kernels, "
+        f"and {profile.launch_s * 1e6:.2f} us an operator"
+    )
+    return replace(profile, duration_s=time.monotonic() - started)
 
 
 def _torch_device(text: str) -> torch.device:
@@ -137,7 +144,7 @@ def _traffic(survey: _Survey, plan: Plan) -> Iterator[TrafficRate]:
             )
             if found is not None:
                 moved, timing = found
-                rate = TrafficRate(kind, moved, moved / timing.median_s, timing.spread)
+                rate = TrafficRate(kind, moved, moved / timing.typical_s, timing.spread)
                 survey.report(
                     f"{kind:<12}{moved / MIB:9.1f} MiB {rate.bytes_per_s / 1e9:9.1f} GB/s"
                 )
@@ -156,7 +163,7 @@ def _dequantise(survey: _Survey, plan: Plan) -> Iterator[TrafficRate]:
             )
             if found is not None:
                 moved, timing = found
-                rate = TrafficRate(name, moved, moved / timing.median_s, timing.spread)
+                rate = TrafficRate(name, moved, moved / timing.typical_s, timing.spread)
                 survey.report(
                     f"{name:<16}{moved / MIB:5.1f} MiB {rate.bytes_per_s / 1e9:9.1f} GB/s"
                 )
@@ -177,8 +184,8 @@ def _attention(survey: _Survey, plan: Plan) -> Iterator[AttentionRate]:
             forward, backward = found
             rate = AttentionRate(
                 *case,
-                forward_flops_per_s=case.forward_flops / forward.median_s,
-                backward_flops_per_s=2.5 * case.forward_flops / backward.median_s,
+                forward_flops_per_s=case.forward_flops / forward.typical_s,
+                backward_flops_per_s=2.5 * case.forward_flops / backward.typical_s,
                 spread=max(forward.spread, backward.spread),
             )
             survey.report(
@@ -204,7 +211,7 @@ def _matmul(survey: _Survey, plan: Plan) -> Iterator[MatmulRate]:
                 shape,
             )
             if timing is not None:
-                rate = 2 * m * n * k / timing.median_s
+                rate = 2 * m * n * k / timing.typical_s
                 best[dtype] = max(best[dtype], rate)
                 survey.report(f"matmul {dtype} {m}x{n}x{k}: {rate / 1e12:.3f} TFLOP/s")
                 yield MatmulRate(dtype, m, n, k, rate, timing.spread)
@@ -213,9 +220,9 @@ def _matmul(survey: _Survey, plan: Plan) -> Iterator[MatmulRate]:
 def _identity(device: torch.device) -> dict[str, Any]:
     if device.type == "cpu":
         return {
-            "device": _cpu_name(),
+            "device": f"CPU {host.cpu_name()}",
             "gpu": None,
-            "memory_bytes": _host_memory_bytes(),
+            "memory_bytes": host.usable_memory_bytes(),
             "compute_capability": None,
         }
     properties = torch.cuda.get_device_properties(device)
@@ -226,17 +233,6 @@ def _identity(device: torch.device) -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "compute_capability": f"{properties.major}.{properties.minor}",
     }
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"CPU {line.partition(':')[2].strip()}"
-    return f"CPU {platform.machine()}"
-
-
-def _host_memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _versions(device: torch.device) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from tuner.estimate.allocator import AllocatorSettings, replay, round_size
 from tuner.estimate.recorder import Block, Mark, Timeline
@@ -13,18 +14,27 @@ _HOLDS_LOGITS = (None, MemoryCategory.ACTIVATIONS)
 
 
 def peak_memory(
-    timeline: Timeline, *, context_bytes: int, settings: AllocatorSettings | None = None
+    timeline: Timeline,
+    *,
+    context_bytes: int,
+    settings: AllocatorSettings | None = None,
+    caching: bool = True,
 ) -> Memory:
     """Peak memory of the traced steps on a GPU.
 
     Replaying all requests through the allocator's rules gives what `max_memory_allocated` and
     `max_memory_reserved` would say: whole blocks, with the rests in them that were not worth
-    splitting off. Device memory adds `context_bytes`, which CUDA holds outside of both.
+    splitting off. Device memory adds `context_bytes`, which CUDA holds outside of both. Without
+    `caching` nothing is kept beside what is live, as on a processor.
     """
     sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
     rounded = [round_size(size) if size else 0 for size in sizes]
-    replayed = replay(timeline.events, sizes, settings=settings, keep_history=True)
-    live, reserved = replayed.allocated_bytes, replayed.peak_reserved_bytes
+    if caching:
+        replayed = replay(timeline.events, sizes, settings=settings, keep_history=True)
+        live, reserved = replayed.allocated_bytes, replayed.peak_reserved_bytes
+    else:
+        live = tuple(accumulate(sign * rounded[index] for index, sign in timeline.events))
+        reserved = max(live)
     peak_at = max(range(len(live)), key=live.__getitem__)
     phase_peaks = _phase_peaks(live, timeline.marks)
     breakdown = _breakdown(timeline.blocks, rounded, peak_at)

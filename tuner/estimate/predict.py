@@ -10,9 +10,11 @@ import numpy as np
 from tuner.errors import InputError, Problem
 from tuner.estimate.calibrate import prior_intervals
 from tuner.estimate.kernel_times import on_measured_device
+from tuner.estimate.processor import on_its_device
 from tuner.estimate.profile import DeviceProfile
 from tuner.estimate.roofline import StepTimes, StepWork, matmul_peak, step_times
 from tuner.estimate.work_arrays import WorkArrays, executions_of, optimizer_executions_of
+from tuner.estimate.workspace import PROCESSOR
 from tuner.gpus import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, Memory, Prediction, Speed
@@ -83,7 +85,11 @@ def predict(
         configuration,
         compute_capability=gpu.compute_capability,
     )
-    memory = peak_memory(traced.timeline, context_bytes=gpu.context_bytes)
+    memory = peak_memory(
+        traced.timeline,
+        context_bytes=gpu.context_bytes,
+        caching=gpu.compute_capability != PROCESSOR,
+    )
     times = step_times(
         step_work(traced),
         gpu,
@@ -92,7 +98,7 @@ def predict(
         kernel_times=kernel_times,
     )
     return build_prediction(
-        memory,
+        on_its_device(memory, gpu, profile),
         speed_of(times, 0, subject.workload.name, configuration, gpu),
         gpu,
         params=(traced.trainable_params, traced.total_params),

@@ -73,6 +73,9 @@ class DeviceProfile:
     memory of the process beyond what torch reserved, after all kernels here had been loaded;
     None where the driver does not tell. `kernel_s` is the shortest time of a kernel, `launch_s`
     the host's time to issue one operator from Python, autograd included.
+
+    Of a processor, `context_bytes` is what a training makes resident beside its tensors: pages of
+    libraries, and buffers that these keep.
     """
 
     device: str
@@ -90,6 +93,13 @@ class DeviceProfile:
     skipped: tuple[str, ...] = ()
     """What could not be measured, with the reason."""
     duration_s: float = 0.0
+    step_factor: float | None = None
+    """How much longer kernels take within a training step than alone; None for a GPU."""
+    live_factor: float | None = None
+    """Resident memory of a training for each byte of live tensors, beside `context_bytes`; None
+    for a GPU, whose allocator is replayed."""
+    step_spread: float | None = None
+    """Largest spread of the step times behind `step_factor`."""
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
         """The best measured rate of products in `dtype` ("bf16"); None if none was measured."""
@@ -169,6 +179,8 @@ class _Field:
 
     kind: type | tuple[type, ...]
     optional: bool = False
+    late: bool = False
+    """Whether profiles of earlier versions lack it."""
     positive: bool = True
     says: str = ""
     items: Mapping[str, _Field] = field(default_factory=dict)
@@ -178,6 +190,7 @@ _TEXT = _Field(str, says="a text")
 _NUMBER = _Field((int, float), says="a number above 0")
 _COUNT = _Field(int, says="a whole number above 0")
 _SHARE = _Field((int, float), positive=False, says="a number of 0 or more")
+_LATE_NUMBER = _Field((int, float), optional=True, late=True, says="a number above 0")
 _ROWS: Mapping[str, tuple[type, Mapping[str, _Field]]] = {
     "matmul": (
         MatmulRate,
@@ -219,6 +232,9 @@ _TOP: Mapping[str, _Field] = {
     "kernel_s": _NUMBER,
     "context_bytes": _Field(int, optional=True, positive=False, says="a whole number of bytes"),
     "duration_s": _SHARE,
+    "step_factor": _LATE_NUMBER,
+    "live_factor": _LATE_NUMBER,
+    "step_spread": _Field((int, float), True, True, False, "a number of 0 or more"),
 }
 
 
@@ -270,7 +286,8 @@ def _fields(
     values = {}
     for name, form in fields.items():
         value = content.get(name)
-        if not (value is None and form.optional and name in content) and not _is_valid(value, form):
+        is_left_out = value is None and form.optional and (form.late or name in content)
+        if not is_left_out and not _is_valid(value, form):
             problems.append(Problem(f"{value!r} is not {form.says}", f"{prefix}{name}"))
         values[name] = value
     return values

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from tuner.estimate.kernels import DECOMPOSITIONS, LEAVES
+from tuner.estimate.kernels import CUDA_KERNELS, Kernels
 from tuner.records import MemoryCategory, Phase
 
 _aten = torch.ops.aten
@@ -130,13 +130,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, *, workspace_bytes: int, vocab_size: int | None = None, padded: bool = False
+        self,
+        *,
+        workspace_bytes: int,
+        vocab_size: int | None = None,
+        padded: bool = False,
+        kernels: Kernels = CUDA_KERNELS,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
         self.place = ""
         """What new blocks are noted to have been made in; see `Block.place`."""
         self._padded = padded
+        self._kernels = kernels
         self._vocab_size = vocab_size
         self._workspace_bytes = workspace_bytes
         self._threads_with_workspace: set[bool] = set()
@@ -222,7 +228,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not self._recording:
             return func(*args, **kwargs)
-        decomposition = DECOMPOSITIONS.get(func)
+        decomposition = self._kernels.decompositions.get(func)
         if decomposition is not None:
             with self:
                 return decomposition(*args, **kwargs)
@@ -256,7 +262,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for size_bytes in work.workspace_bytes:
             self._transient(size_bytes)
         in_backward = phase is Phase.BACKWARD
-        if work.name in _CUBLAS and in_backward not in self._threads_with_workspace:
+        needs_workspace = self._workspace_bytes > 0 and work.name in _CUBLAS
+        if needs_workspace and in_backward not in self._threads_with_workspace:
             self._threads_with_workspace.add(in_backward)
             block = self._append_block(self._workspace_bytes)
             block.category = MemoryCategory.CONTEXT_AND_WORKSPACE
@@ -270,7 +277,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         layouts = _layouts(out) if fresh and _makes_new_tensors(func) else None
         if name in _NO_KERNEL or (func.is_view and not fresh) or not _touches_gpu(args, out):
             return _Seen(layouts, isinstance(out, tuple), None)
-        self.timeline.works.append(_work(name, func, args, kwargs, out))
+        self.timeline.works.append(_work(self._kernels, func, args, kwargs, out))
         return _Seen(layouts, isinstance(out, tuple), len(self.timeline.works) - 1)
 
     def _note_outputs(self, out: Any, func: Any) -> bool:
@@ -326,7 +333,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 block.category = MemoryCategory.ACTIVATIONS
 
 
-def _work(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
+def _work(
+    kernels: Kernels, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> Work:
+    name = func._schema.name.partition("::")[2]
     inputs = [*_tensors(args), *_tensors(kwargs.values())]
     outputs = list(_tensors(out))
     dtype = str((inputs or outputs)[0].dtype).removeprefix("torch.")
@@ -337,8 +347,8 @@ def _work(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], o
         if 0 in shape:  # of no rows: zeros are written where a result has any size
             return Work(name, "elementwise", 0, moved, dtype, None, ())
         return Work(name, "matmul", 2 * math.prod(shape), moved, dtype, shape, ())
-    if func in LEAVES:
-        leaf = LEAVES[func](func, args, out)
+    if func in kernels.leaves:
+        leaf = kernels.leaves[func](func, args, out)
         return Work(
             name,
             leaf.kind,

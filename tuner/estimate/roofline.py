@@ -52,6 +52,8 @@ class KernelTimes(Protocol):
     """How long kernels take on a GPU, and what launching one costs the host."""
 
     launch_s: float
+    overlaps: bool
+    """Whether the host issues operators while the device computes earlier ones."""
 
     def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
         """Seconds of each operator at each point, shape (W, P)."""
@@ -59,6 +61,8 @@ class KernelTimes(Protocol):
 
 class Roofline:
     """`KernelTimes` of a data sheet: the longest of arithmetic, power limit, traffic and launch."""
+
+    overlaps = True
 
     def __init__(self, efficiency: Efficiency | None = None) -> None:
         self._efficiency = efficiency or Efficiency()
@@ -134,8 +138,24 @@ def step_times(
     """Time of one optimizer step at each point, with `grad_accum` (P,) micro-steps."""
     times = kernel_times or Roofline()
     passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
-    optimizer_s = times.seconds(work.optimizer, gpu, allow_tf32=allow_tf32)
-    return whole_step(passes, work.optimizer_executions @ optimizer_s, grad_accum)
+    optimizer_s = optimizer_time(work.optimizer, work.optimizer_executions, gpu, times, allow_tf32)
+    return whole_step(passes, optimizer_s, grad_accum)
+
+
+def optimizer_time(
+    works: WorkArrays,
+    executions: NDArray[np.int64],
+    gpu: Gpu,
+    times: KernelTimes,
+    allow_tf32: bool,
+) -> Floats:
+    """Seconds of an optimizer's update at each point of `works`; `executions` (V,).
+
+    Multi-tensor optimizers launch few kernels for many tensors: no host time is counted where
+    the device has work meanwhile.
+    """
+    seconds: Floats = executions @ times.seconds(works, gpu, allow_tf32=allow_tf32)
+    return seconds if times.overlaps else seconds + executions.sum() * times.launch_s
 
 
 def pass_times(
@@ -154,7 +174,8 @@ def pass_times(
         for kind in np.unique(works.kinds):
             device_s[str(kind)] = (plain * (works.kinds == kind)) @ kernel_s
         host_s = (plain.sum() + again.sum()) * times.launch_s
-        device_s["launch"] = np.maximum(0.0, host_s - sum(device_s.values()))
+        hidden_s = sum(device_s.values()) if times.overlaps else np.zeros(kernel_s.shape[1])
+        device_s["launch"] = np.maximum(0.0, host_s - hidden_s)
         segments.append(device_s)
     return PassTimes(tuple(segments), executions[:, 0].astype(float) @ works.flops)
 
@@ -168,8 +189,7 @@ def whole_step(
 ) -> StepTimes:
     """Optimizer steps of `grad_accum` (Q,) micro-steps each, at these `places` of the points.
 
-    The first micro-step counts once, the second stands for all further ones. Multi-tensor
-    optimizers launch few kernels for many tensors: no host time is counted for them.
+    The first micro-step counts once, the second stands for all further ones.
     """
     breakdown: dict[str, Floats] = {}
     flops = np.zeros(len(grad_accum))

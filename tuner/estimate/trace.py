@@ -1,8 +1,8 @@
 """Traces real training steps on tensors without data: what they allocate and compute.
 
 The workload's own code runs on the meta device: transformers' model, peft's adapters,
-bitsandbytes' layers and optimizers. `Recorder` notes every allocation, `CudaPath` takes the
-kernel choices that CUDA would take. No GPU, no weights, no data.
+bitsandbytes' layers and optimizers. `Recorder` notes every allocation, `DevicePath` takes the
+kernel choices that the device would take. No GPU, no weights, no data.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from unittest import mock
 
 import torch
 
+from tuner.estimate.cpu_kernels import CPU_KERNELS
+from tuner.estimate.cpu_path import CpuPath, int8_products_on_cpu
 from tuner.estimate.cuda_path import CudaPath
+from tuner.estimate.device_path import DevicePath
 from tuner.estimate.flash_attention import flash_attention_on_meta
+from tuner.estimate.kernels import CUDA_KERNELS
 from tuner.estimate.places import named_modules
 from tuner.estimate.recorder import Recorder, Timeline
-from tuner.estimate.workspace import cublas_workspace_bytes
+from tuner.estimate.workspace import PROCESSOR, cublas_workspace_bytes
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.workloads.base import Workload
 from tuner.workloads.optimizers import build_optimizer
@@ -48,13 +52,13 @@ class MetaEnvironment:
 
     device = "meta"
 
-    def __init__(self, recorder: Recorder, path: CudaPath) -> None:
+    def __init__(self, recorder: Recorder, path: DevicePath) -> None:
         self._recorder = recorder
         self._path = path
         self.optimizer_step = 0
 
     def autocast(self, dtype: Any) -> contextlib.AbstractContextManager[None]:
-        """CUDA's autocast, emulated by `CudaPath`."""
+        """The device's autocast, emulated by `DevicePath`."""
         return self._path.autocast(dtype)
 
     def checkpoint_contexts(
@@ -196,15 +200,16 @@ def trace_optimizer(
 
 def _setup(
     model_config: Any, configuration: Configuration, compute_capability: tuple[int, int]
-) -> tuple[Recorder, CudaPath, MetaEnvironment]:
+) -> tuple[Recorder, DevicePath, MetaEnvironment]:
     vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
-    workspace_bytes = cublas_workspace_bytes(compute_capability)
+    on_cpu = compute_capability == PROCESSOR
     recorder = Recorder(
-        workspace_bytes=workspace_bytes,
+        workspace_bytes=cublas_workspace_bytes(compute_capability),
         vocab_size=vocab_size,
         padded=configuration.get("padding") == "max_length",
+        kernels=CPU_KERNELS if on_cpu else CUDA_KERNELS,
     )
-    path = CudaPath(compute_capability)
+    path = CpuPath() if on_cpu else CudaPath(compute_capability)
     return recorder, path, MetaEnvironment(recorder, path)
 
 
@@ -230,8 +235,10 @@ def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:
 
 
 @contextlib.contextmanager
-def _packages_on_meta(recorder: Recorder, path: CudaPath) -> Iterator[None]:
-    with _optimizers_on_meta(recorder), flash_attention_on_meta(path):
+def _packages_on_meta(recorder: Recorder, path: DevicePath) -> Iterator[None]:
+    on_cpu = isinstance(path, CpuPath)
+    int8 = int8_products_on_cpu() if on_cpu else contextlib.nullcontext()
+    with _optimizers_on_meta(recorder), flash_attention_on_meta(path), int8:
         yield
 
 

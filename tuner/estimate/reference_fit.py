@@ -1,0 +1,82 @@
+"""What small trainings on a processor say of it beyond its kernels alone.
+
+Two pairs of numbers, each by least squares over the trainings, relative to what was measured:
+
+    step      = launch_s * operators + step_factor * kernels
+    resident  = context_bytes        + live_factor * live tensors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tuner.estimate.compiled import Floats
+from tuner.estimate.kernel_times import ProcessorKernelTimes
+from tuner.estimate.memory import peak_memory
+from tuner.estimate.predict import step_work
+from tuner.estimate.processor import processor
+from tuner.estimate.profile import DeviceProfile
+from tuner.estimate.reference import WORKLOAD, ReferenceRun, model_config
+from tuner.estimate.roofline import step_times
+from tuner.estimate.trace import trace
+from tuner.estimate.workspace import PROCESSOR
+from tuner.workloads import get_workload
+
+_LEAST_FACTOR = 0.1
+
+
+def calibrated_on_reference(profile: DeviceProfile, runs: Sequence[ReferenceRun]) -> DeviceProfile:
+    """The profile with what the trainings `runs` add to it."""
+    config, workload, gpu = model_config(), get_workload(WORKLOAD), processor(profile)
+    launch, kernels, live = [], [], []
+    for run in runs:
+        traced = trace(workload, config, run.configuration, compute_capability=PROCESSOR)
+        times = step_times(
+            step_work(traced),
+            gpu,
+            grad_accum=np.array([1]),
+            kernel_times=ProcessorKernelTimes(profile),
+        )
+        issuing_s = float(times.breakdown_s["launch"][0])
+        launch.append(issuing_s)
+        kernels.append(float(times.step_s[0]) - issuing_s)
+        live.append(
+            peak_memory(traced.timeline, context_bytes=0, caching=False).peak_allocated_bytes
+        )
+    ones = [1.0] * len(runs)
+    launch_factor, step_factor = two_parts(launch, kernels, [run.step_s for run in runs])
+    context, live_factor = two_parts(ones, live, [run.resident_bytes for run in runs])
+    return replace(
+        profile,
+        # None of them can be nothing.
+        launch_s=profile.launch_s * max(launch_factor, _LEAST_FACTOR),
+        step_factor=max(step_factor, _LEAST_FACTOR),
+        context_bytes=round(context),
+        live_factor=max(live_factor, 1.0),
+        step_spread=max(run.spread for run in runs),
+    )
+
+
+def two_parts(
+    first: Sequence[float], second: Sequence[float], total: Sequence[float]
+) -> tuple[float, float]:
+    """Factors of two parts that make up totals, none below 0; relative errors weigh alike.
+
+    Where the best factor of one part is negative it is 0, and the other stands alone.
+    """
+    parts = np.array([first, second], dtype=float) / np.array(total, dtype=float)
+    both, *_ = np.linalg.lstsq(parts.T, np.ones(len(total)), rcond=None)
+    if (both >= 0).all():
+        return float(both[0]), float(both[1])
+    alone = [_alone(part) for part in parts]
+    errors = [
+        float(((factor * part - 1) ** 2).sum()) for factor, part in zip(alone, parts, strict=True)
+    ]
+    return (alone[0], 0.0) if errors[0] < errors[1] else (0.0, alone[1])
+
+
+def _alone(part: Floats) -> float:
+    return float(part.sum() / (part @ part))
