@@ -22,6 +22,7 @@ from tuner.estimate.profile import profile_path
 from tuner.gpus import get_gpu
 from tuner.records import Outcome, Prediction, Status
 from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.environment import trial_environment
 from tuner.units import GIB, MIB
 
 TRIAL = ["trial", "--space", "tiny.yaml", "--set", "micro_batch=2"]
@@ -48,8 +49,8 @@ def machine(tmp_path, monkeypatch):
         )
 
     class Runner:
-        def __init__(self, job: TrialJob, options: MeasureOptions) -> None:
-            asked.job, asked.options = job, options
+        def __init__(self, job: TrialJob, options: MeasureOptions, *, environment: Any) -> None:
+            asked.job, asked.options, asked.environment = job, options, environment
 
         def run(self, configuration: Any, **more: Any) -> Outcome:
             asked.configuration = configuration
@@ -89,7 +90,7 @@ def measured_outcome(factor: float = 1.25) -> Outcome:
 def test_runs_on_the_processor_and_prints_both_numbers(machine, capsys):
     assert run([*TRIAL, "--device", "cpu", "--budget", "2s", "--timeout", "1min"]) == 0
     assert (machine.job.gpu.id, machine.job.model) == ("cpu", "./tiny-model")
-    options = MeasureOptions(device="cpu", budget_s=2.0, timeout_s=60.0)
+    options = MeasureOptions(device="cpu", budget_s=2.0, timeout_s=300.0)
     assert (machine.options, machine.closed) == (options, 1)
     assert machine.configuration["micro_batch"] == 2
     text = capsys.readouterr().out
@@ -99,6 +100,47 @@ def test_runs_on_the_processor_and_prints_both_numbers(machine, capsys):
     assert rows["optimizer step"][-1] == "0.800"
     assert rows["samples/s"][-1] == "1.250"
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_trial_sees_the_environment_of_a_search(machine, monkeypatch):
+    monkeypatch.setattr(host, "usable_cpus", lambda: 6)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the user's own, which a search has not either
+    assert run([*TRIAL, "--device", "cpu"]) == 0
+    assert machine.environment == trial_environment(6)
+    assert machine.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    pretend(monkeypatch, A6000, A6000)
+    assert run([*TRIAL, "--device", "cuda:1"]) == 0
+    assert machine.environment["OMP_NUM_THREADS"] == "3"  # half of them: a search runs two at once
+
+
+def test_steps_and_time_are_left_to_the_trial_unless_asked_for(machine):
+    assert run([*TRIAL, "--device", "cpu"]) == 0
+    assert machine.options == MeasureOptions(device="cpu")
+    assert (machine.options.timeout_s, machine.options.whole_steps) == (None, False)
+    assert run([*TRIAL, "--device", "cpu", "--whole-steps"]) == 0
+    assert machine.options.whole_steps
+
+
+def test_lengths_come_from_the_space_or_a_file(machine, tmp_path):
+    assert run([*TRIAL, "--device", "cpu"]) == 0
+    known = machine.job.data
+    assert (machine.options.lengths, known.token_lengths.mean) == ("full", 20.0)
+    space = (tmp_path / "tiny.yaml").read_text()
+    drawn = space.replace("{mean: 20, max: 30}", "{quantiles: {0.5: 20, 1: 30}}")
+    assert drawn != space
+    (tmp_path / "drawn.yaml").write_text(drawn.replace("name: tiny", "name: drawn"))
+    arguments = [*TRIAL, "--device", "cpu", "--lengths", "data"]
+    arguments[2] = "drawn.yaml"
+    assert run(arguments) == 0
+    assert (machine.options.lengths, machine.job.data.token_lengths.max) == ("data", 30)
+    (tmp_path / "train.jsonl").write_text('{"n": 3}\n{"n": 5}\n{"n": 5}\n{"n": 9}\n')
+    file = ["--data", "train.jsonl", "--length-column", "n"]
+    assert run([*TRIAL, "--device", "cpu", *file]) == 0
+    assert machine.options.lengths == "data"
+    facts = machine.job.data
+    assert (facts.examples, facts.token_lengths.mean, facts.token_lengths.max) == (4, 5.5, 9)
+    assert facts.padding == known.padding
+    assert facts.token_lengths.points[-1] == (9.0, 1.0)
 
 
 def test_json_has_both_and_nothing_of_a_search(machine, capsys):
@@ -168,6 +210,11 @@ def test_larger_gpu_stands_in_with_the_memory_of_the_smaller(machine, monkeypatc
         (["--device", "cpu", "--set", "precision=tf32"], 2, "tf32"),
         (["--device", "cpu", "--set", "micro_bath=2"], 2, "micro_batch"),
         (["--device", "cpu", "--budget", "never"], 2, "'never' is not a duration"),
+        (["--device", "cpu", "--lengths", "long"], 2, "'long'"),
+        (["--device", "cpu", "--lengths", "data"], 2, "mean and maximum of the token lengths only"),
+        (["--device", "cpu", "--lengths", "full", "--data", "train.jsonl"], 2, "--lengths full"),
+        (["--device", "cpu", "--length-column", "n"], 2, "--data"),
+        (["--device", "cpu", "--data", "no.jsonl", "--length-column", "n"], 2, "no.jsonl"),
     ],
 )
 def test_what_cannot_be_run_is_said_at_once(machine, capsys, arguments, code, says):

@@ -168,6 +168,11 @@ def test_lengths_of_the_data_pad_and_still_peak_at_the_longest(model):
     assert full.speed.tokens_per_s == full.padded_tokens_per_s
 
 
+def test_lengths_that_nobody_states_are_not_trained_on(model):
+    with pytest.raises(InputError, match=r"data\.token_lengths"):
+        measured(model, quick(lengths="data"), DataFacts(examples=10))
+
+
 def test_mean_and_maximum_are_no_lengths_to_draw_from(model):
     data = DataFacts(token_lengths=TokenLengths(10.0, 20))
     with pytest.raises(InputError, match="quantiles or a histogram"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli.data_file import DataFile, data_options
 from tuner.cli.options import examples, json_option, set_option, space_option
 from tuner.errors import InputError
 
@@ -28,38 +28,15 @@ MAX_COLUMNS = 6
     ),
 )
 @space_option()
-@click.option(
-    "--data",
-    "path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="JSONL file of examples, in place of the lengths that the space states.",
-)
-@click.option(
-    "--tokenizer",
-    metavar="NAME",
-    help="Tokenizer to count with: a folder, or a model in the local Hugging Face cache.",
-)
-@click.option("--length-column", metavar="COLUMN", help="Column that holds numbers of tokens.")
-@click.option(
-    "--text-column",
-    "text_columns",
-    multiple=True,
-    metavar="COLUMN",
-    help="Column of text or messages; repeatable, the texts are joined. "
-    "[default: messages, text, or prompt and completion]",
-)
+@data_options
 @set_option
 @json_option
 def command(
     *,
     space_name: str,
-    path: Path | None,
-    tokenizer: str | None,
-    length_column: str | None,
-    text_columns: tuple[str, ...],
     settings: tuple[str, ...],
     as_json: bool,
+    **file: Any,
 ) -> None:
     """Show what each max length of a space does to the training data.
 
@@ -67,21 +44,12 @@ def command(
     are on average and at worst, and how many optimizer steps an epoch has. Where only mean and
     maximum of the lengths are known, intervals are shown.
     """
-    from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_json
     from tuner.space import load_space, parse_settings
 
     space = load_space(space_name).with_settings(parse_settings(settings))
-    if path is None and (tokenizer or length_column or text_columns):
-        raise InputError("a tokenizer or a column needs a file to read", hint="name it with --data")
-    lengths = _stated(space)
-    if path is not None:
-        from tuner.data import read_lengths  # numpy
-
-        with quiet_libraries():
-            lengths = read_lengths(
-                path, tokenizer=tokenizer, length_column=length_column, text_column=text_columns
-            )
+    data = DataFile(**file)
+    lengths = data.lengths() or _stated(space)
     if lengths is None:
         raise InputError(
             f"search space {space.name!r} states no token lengths",
@@ -89,9 +57,11 @@ def command(
         )
     report = _report(space, lengths)
     if as_json:
-        print_json({**report, "data": str(path) if path else None})
+        print_json({**report, "data": str(data.path) if data.path else None})
     else:
-        _print(report, lengths, str(path) if path else f"as search space {space.name} states")
+        _print(
+            report, lengths, str(data.path) if data.path else f"as search space {space.name} states"
+        )
 
 
 def _stated(space: SearchSpace) -> LengthDistribution | None:

@@ -54,6 +54,11 @@ class Measuring:
     stands_in: bool = False
 
     @property
+    def threads(self) -> int:
+        """How many threads a trial computes with: as many as it has processors."""
+        return max(1, int(self.resources.get("CPU", 1)))
+
+    @property
     def bench(self) -> Bench:
         """Where trials run, for the records."""
         from tuner.tune.request import Bench
@@ -146,8 +151,7 @@ def _on_processor(
         )
     # What the user says the machine has is all that a trial may use.
     limit = limit_of(gpu, memory_limit, host.usable_memory_bytes())
-    # One trial has all processors: two at once would slow each other down.
-    resources = {"CPU": float(host.usable_cpus())}
+    resources = {"CPU": float(cpu_share(1))}
     return Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), resources, memory_limit_bytes=limit)
 
 
@@ -197,18 +201,25 @@ def _on_local_gpu(gpu: Gpu, memory_limit: int | None) -> Measuring | Simulating:
 def _measuring(
     gpu: Gpu, devices: Sequence[LocalGpu], limit_bytes: int | None, *, stands_in: bool = False
 ) -> Measuring:
-    from tuner import host
-
-    share = max(1, host.usable_cpus() // len(devices))
     return Measuring(
         "cuda:0",
         (devices[0].name,),
         tuple(dict.fromkeys(d.total_bytes for d in devices)),
-        {"GPU": 1.0, "CPU": float(share)},
+        {"GPU": 1.0, "CPU": float(cpu_share(len(devices)))},
         local=tuple(d.index for d in devices),
         memory_limit_bytes=limit_bytes,
         stands_in=stands_in,
     )
+
+
+def cpu_share(devices: int) -> int:
+    """Processors of one trial where each of so many devices runs one.
+
+    On the processor there is one device: two trials at once would slow each other down.
+    """
+    from tuner import host
+
+    return max(1, host.usable_cpus() // devices)
 
 
 def limit_of(gpu: Gpu, asked: int | None, device_bytes: int) -> int | None:

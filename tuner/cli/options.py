@@ -187,8 +187,19 @@ def gpu_options(function: _Decorated) -> _Decorated:
 
 
 def measure_options(function: _Decorated) -> _Decorated:
-    """How real trials run: `--budget`, `--timeout`, `--weights`, `--wait`."""
+    """How real trials run: `--budget`, `--timeout`, `--weights`, `--lengths`, and so on."""
     for option in (
+        click.option(
+            "--whole-steps",
+            is_flag=True,
+            help="Time whole optimizer steps of real trials, however long they are.",
+        ),
+        click.option(
+            "--lengths",
+            type=click.Choice(["full", "data"]),
+            help="Lengths of a real trial's sequences: all the longest, or the data's.  "
+            "[default: full]",
+        ),
         click.option(
             "--wait",
             type=DurationType(),
@@ -205,7 +216,8 @@ def measure_options(function: _Decorated) -> _Decorated:
             "--timeout",
             type=DurationType(),
             metavar="TIME",
-            help="When a real trial is given up.  [default: 10min]",
+            help="When a real trial is given up.  [default: 10min until its first step has ended, "
+            "then what its pace needs]",
         ),
         click.option(
             "--budget",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.cli.measuring import Measuring, Simulating
-from tuner.errors import UnavailableError
+from tuner.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
     from tuner.estimate.profile import DeviceProfile
@@ -48,15 +48,28 @@ def trial_job(
         gpu,
         margin_fraction,
         profile,
+        data=space.data,
         command=space.command,
         code_path=str(_folder(space)) if own and space.command is None else None,
     )
 
 
-def model_version(space: SearchSpace) -> str:
+def require_lengths(space: SearchSpace) -> None:
+    """Raise `InputError` unless single examples of the data are known to have which lengths."""
+    lengths = space.data.token_lengths
+    if lengths is None or not lengths.points:
+        known = "mean and maximum of the token lengths only" if lengths else "no token lengths"
+        raise InputError(
+            f"search space {space.name!r} states {known}, and --lengths data draws examples",
+            hint="give data.token_lengths as quantiles or a histogram; `tuner data` reads a file",
+        )
+
+
+def model_version(space: SearchSpace, lengths: str | None = None) -> str:
     """What a trial trained, as a version: trials of something else say nothing of this.
 
-    Of code of the user's own it is the file that is named, not what that imports.
+    `lengths` is "data" where it trained on those of the space's data. Of code of the user's own
+    it is the file that is named, not what that imports.
     """
     if space.command is not None:
         return f"command {space.command.digest}"
@@ -65,6 +78,9 @@ def model_version(space: SearchSpace) -> str:
         from tuner.models.catalogue import architecture  # seconds to import
 
         parts.append(f"{space.model} {architecture(space.model).digest}")
+    if lengths == "data":
+        digest = hashlib.sha256(repr(space.data).encode()).hexdigest()[:12]
+        parts.append(f"on lengths {digest}")
     return " ".join(parts)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tuner.cli.device import with_profile
 from tuner.cli.measuring import Measuring, Mode, Simulating, decide
 from tuner.cli.options import parse_margin
-from tuner.cli.own_code import model_version, require_trials, searcher_of
+from tuner.cli.own_code import model_version, require_lengths, require_trials, searcher_of
 from tuner.cli.target import Target, check_conditions
 from tuner.errors import InputError
 from tuner.records import Configuration, KnobValue, Source, TrialRecord
@@ -44,6 +44,8 @@ class SearchOptions:
     timeout: float | None = None
     weights: str | None = None
     wait: float | None = None
+    lengths: str | None = None
+    whole_steps: bool = False
     gpu_hours: float | None = None
     max_cost: float | None = None
     min_gain: float | None = None
@@ -110,6 +112,9 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
         workers=options.workers,
     )
     require_trials(space, trials_on)
+    lengths = options.lengths if isinstance(trials_on, Measuring) else None
+    if lengths == "data":
+        require_lengths(space)
     options = dataclasses.replace(options, searcher=searcher_of(space, options.searcher))
     _check_budget(options, target)
     space.require_configurations(options.where)
@@ -133,7 +138,7 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
         pinned={name: space.terms[name].read(value) for name, value in settings.items()},
         margin_fraction=DEFAULT_MARGIN_FRACTION if margin is None else margin,
         # The architecture too: a trial of another one under the same name says nothing.
-        versions={**outcome_versions(), "model": model_version(space)},
+        versions={**outcome_versions(), "model": model_version(space, lengths)},
         trials_on=trials_on,
         profile=profile,
     )

@@ -125,6 +125,8 @@ def measure_options(trials_on: Measuring, options: SearchOptions) -> MeasureOpti
         timeout_s=options.timeout,
         weights=options.weights,
         wait_for_device_s=options.wait,
+        lengths=options.lengths,
+        whole_steps=options.whole_steps,
     )
 
 

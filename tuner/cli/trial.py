@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli.data_file import data_options
 from tuner.cli.options import (
     MemoryLimitType,
     SizeType,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         "tuner trial --space tiny_cpu --set micro_batch=4 --device cpu",
         "tuner trial --space qlora27b --set micro_batch=2 --device cuda:0 --budget 30s",
         "tuner trial --space qlora27b --device cuda:0 --gpu a6000 --memory-limit 24GiB",
+        "tuner trial --space qlora27b --data train.jsonl --length-column n_tokens",
     ),
 )
 @space_option(required=False)
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     help="Memory that the trial may use, such as 24GiB; auto: as much as --gpu has.",
 )
 @measure_options
+@data_options
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
 @set_option
 @json_option
@@ -63,7 +66,7 @@ def command(*, as_json: bool, margin: str | None, **options: Any) -> int:
     from tuner.cli.render import print_json
     from tuner.cli.trial_run import Question, print_trial, run_trial, to_dict
 
-    question = Question(**options)
+    question = Question.of(**options)
     gpu, trials_on = question.device_type()
     fraction = parse_margin(margin, gpu)
     with quiet_libraries():

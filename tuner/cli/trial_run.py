@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli.comparison import more_text, params_text, print_comparison, print_measured
+from tuner.cli.data_file import DataFile
 from tuner.cli.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.cli.estimate import one_configuration, predict_one
 from tuner.cli.evidence import fits_text
-from tuner.cli.measuring import Measuring, limit_of
-from tuner.cli.own_code import trial_job
+from tuner.cli.measuring import Measuring, cpu_share, limit_of
+from tuner.cli.own_code import require_lengths, trial_job
 from tuner.cli.render import print_fields, settings_text
 from tuner.errors import (
     EXIT_BAD_INPUT,
@@ -28,7 +29,9 @@ from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
+    from tuner.runner.base import MeasureOptions, TrialJob
     from tuner.space import SearchSpace
+    from tuner.space.data import DataFacts
 
 Evidence = Prediction | Measurement
 
@@ -48,6 +51,36 @@ class Question:
     timeout: float | None
     weights: str | None
     wait: float | None
+    whole_steps: bool
+    lengths: str | None
+    data: DataFile
+
+    @classmethod
+    def of(cls, **options: Any) -> Question:
+        """From the options as they were typed. A file of data asks for its lengths.
+
+        Raises `InputError` for lengths that the file would not act on.
+        """
+        names = {field.name for field in dataclasses.fields(DataFile)}
+        data = DataFile(**{name: options.pop(name) for name in names})
+        if data.path is not None:
+            if options["lengths"] == "full":
+                raise InputError("--lengths full trains on none of the lengths of --data")
+            options["lengths"] = "data"
+        return cls(**options, data=data)
+
+    def data_of(self, space: SearchSpace) -> DataFacts:
+        """Facts about the data: the space's, with the lengths of the file where there is one.
+
+        Raises `InputError` where the trial is to draw examples and nothing says of which lengths.
+        """
+        found = self.data.lengths()
+        if found is None:
+            if self.lengths == "data":
+                require_lengths(space)
+            return space.data
+        lengths = found.to_token_lengths()
+        return dataclasses.replace(space.data, examples=found.examples, token_lengths=lengths)
 
     def device_type(self) -> tuple[Gpu, Measuring]:
         """The GPU type that is asked about, and the device that the trial runs on.
@@ -78,7 +111,7 @@ class Question:
             device,
             (found.name,),
             (found.total_bytes,),
-            {},
+            {"CPU": float(cpu_share(len(local_gpus())))},
             local=(index,),
             memory_limit_bytes=limit_of(gpu, self.memory_limit, found.total_bytes),
             stands_in=found.gpu is None or found.gpu.id != gpu.id,
@@ -94,7 +127,8 @@ class Question:
             )
         gpu = find_gpu(CPU, memory_bytes=self.gpu_memory)
         limit = limit_of(gpu, self.memory_limit, host.usable_memory_bytes())
-        return gpu, Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), {}, memory_limit_bytes=limit)
+        cpus = {"CPU": float(cpu_share(1))}
+        return gpu, Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), cpus, memory_limit_bytes=limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,27 +158,33 @@ def run_trial(
     from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION
 
     space, configuration = one_configuration(question.space_name, question.model, question.settings)
+    data = question.data_of(space)
     prediction, profile = None, None
     if space.predictable:
         gpu, profile = with_profile(gpu, quiet=False, err=True)
         prediction = predict_one(space, configuration, gpu, margin_fraction, profile)
-    job = trial_job(space, gpu, margin_fraction, profile)
+    job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     options = trials_on.options(
         budget_s=question.budget,
         timeout_s=question.timeout,
         weights=question.weights,
         wait_for_device_s=question.wait,
+        whole_steps=question.whole_steps,
+        lengths=question.lengths,
     )
-    outcome = _run(job, options, configuration)
+    outcome = _run(job, options, configuration, trials_on.threads)
     fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
     record = _record(space, gpu, trials_on, configuration, (outcome, prediction), fraction)
     return Trial(space, gpu, trials_on, record)
 
 
-def _run(job: Any, options: Any, configuration: Configuration) -> Outcome:
+def _run(
+    job: TrialJob, options: MeasureOptions, configuration: Configuration, threads: int
+) -> Outcome:
+    from tuner.runner.environment import trial_environment
     from tuner.runner.isolated import IsolatedRunner
 
-    with IsolatedRunner(job, options) as runner:
+    with IsolatedRunner(job, options, environment=trial_environment(threads)) as runner:
         return runner.run(configuration)
 
 

@@ -250,9 +250,11 @@ def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observa
     if outcome.status is Status.OK and outcome.stage is None:
         if sizes[DEVICE] <= 0:  # the driver did not tell, but it was enough
             seen += _bounds(prediction, at_most=limit)[:1]
-        step_s = outcome.measurement.speed.step_s
-        units = _micro_steps(prediction.speed)
-        seen.append(Observation(STEP, prediction.speed.step_s, measured=step_s, units=units))
+        # Of the data's own lengths nothing is predicted: every sequence has the longest.
+        if outcome.measurement.lengths != "data":
+            step_s = outcome.measurement.speed.step_s
+            units = _micro_steps(prediction.speed)
+            seen.append(Observation(STEP, prediction.speed.step_s, measured=step_s, units=units))
     return seen
 
 

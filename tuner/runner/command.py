@@ -63,6 +63,10 @@ class CommandTrial:
             )
         if options.weights != "synthetic":
             raise InputError("--weights is about models that tuner loads, and here a command does")
+        if options.lengths != "full":
+            raise InputError(
+                "--lengths is about data that tuner makes, and here a command reads it"
+            )
 
     def measure(
         self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report

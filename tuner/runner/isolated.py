@@ -55,7 +55,8 @@ class IsolatedRunner:
 
     `body` names what the processes do ("package.module:object", a `TrialBody`; by default the
     job says it), `preflight` is called before each trial
-    (`tuner.runner.preflight.wait_for_device`).
+    (`tuner.runner.preflight.wait_for_device`). `environment` has variables that its processes
+    have beside those of this one (`tuner.runner.environment`).
     """
 
     source = Source.MEASURED
@@ -67,7 +68,9 @@ class IsolatedRunner:
         *,
         body: str | None = None,
         preflight: Preflight = wait_for_device,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        self._environment = dict(environment or {})
         self._job = job
         self._options = options
         self._body = job.body if body is None else body
@@ -102,7 +105,8 @@ class IsolatedRunner:
             self._drop_warm()
         if self._warm is None:
             self._warm = _Warm(
-                Start(self._job, self._options, self._body, os.environ.get("PYTHONPATH"))
+                Start(self._job, self._options, self._body, os.environ.get("PYTHONPATH")),
+                self._environment,
             )
         try:
             self._warm.await_ready()
@@ -172,7 +176,7 @@ class IsolatedRunner:
 class _Warm:
     """The warm process as seen from here: its socket, its log, its end."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, environment: Mapping[str, str]) -> None:
         self._mark = f"{MARK}={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
         ours, theirs = socket.socketpair()
@@ -188,7 +192,13 @@ class _Warm:
                 stderr=self._log,
                 # Ctrl-C in the terminal reaches the supervising process only, which decides.
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": _search_path(), name: value, **threads},
+                env={
+                    **os.environ,
+                    **environment,
+                    "PYTHONPATH": _search_path(),
+                    name: value,
+                    **threads,
+                },
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
         self._is_ready = False

@@ -27,6 +27,7 @@ from tuner.runner.step_plan import StepPlan
 from tuner.runner.steps import Stepper, TimedSteps, time_steps, warm_up
 from tuner.runner.stop_rule import StopRule, thorough
 from tuner.runner.verification import LastCall, evaluate_and_save
+from tuner.space.data import DataFacts
 from tuner.workloads import get_workload
 from tuner.workloads.base import TrainingSession
 
@@ -62,7 +63,7 @@ def measure(
     environment = RealEnvironment(
         options.device,
         checkpoint=_checkpoint(job, options),
-        data=job.data if options.lengths == "data" else None,
+        data=_data(job, options),
         full_micro_steps=plan.full_micro_steps,
         on_phase=lambda phase: report({"phase": str(phase)}),
     )
@@ -179,6 +180,18 @@ def _last_words(environment: RealEnvironment, report: Report) -> Iterator[None]:
         facts = {"phase": str(phase) if phase else None, "num_alloc_retries": retries}
         report({**facts, **peaks_of(environment)})
         raise
+
+
+def _data(job: TrialJob, options: MeasureOptions) -> DataFacts | None:
+    """What the lengths of sequences are drawn from; None where all have the longest."""
+    if options.lengths == "full":
+        return None
+    if job.data is None or job.data.token_lengths is None:
+        raise InputError(
+            "nothing says how long the examples of the data are",
+            hint="add data.token_lengths to the space, or train on full lengths",
+        )
+    return job.data
 
 
 def _checkpoint(job: TrialJob, options: MeasureOptions) -> str | None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import ray
 
 from tuner.errors import InputError, UnavailableError
+from tuner.runner.environment import DEVICE_ORDER
 
 OBJECT_STORE_BYTES = 100_000_000
 """Trials exchange a few kilobytes; Ray's own default is 30 % of the host's memory."""
@@ -36,8 +37,7 @@ QUIET_ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",
     # A trial that exhausts the host's memory ends by itself; Ray would end its supervisor.
     "RAY_memory_monitor_refresh_ms": "0",
-    # The driver's order of devices, which NVML has too; CUDA's own puts the fastest first.
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    **DEVICE_ORDER,
     # The search has its own journal, progress and handling of Ctrl-C.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",

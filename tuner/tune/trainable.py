@@ -12,6 +12,7 @@ from ray import tune
 from tuner.errors import TunerError
 from tuner.records import Configuration, Outcome
 from tuner.runner.base import PLAIN, Instructions, RunnerFactory, TrialRunner
+from tuner.runner.environment import trial_environment
 
 CONFIGURATION = "configuration"
 """Key under which a trial's configuration travels to the worker."""
@@ -21,8 +22,6 @@ OUTCOME = "outcome"
 """Key under which a trial's `Outcome` comes back."""
 FAILURE = "failure"
 """Key under which a `TunerError` comes back that ends the search."""
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class TrialTrainable(tune.Trainable):  # type: ignore[misc]
@@ -38,7 +37,7 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         The runner is built by the first step: Ray cannot end an actor quickly while this
         runs, and importing torch takes seconds.
         """
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+        os.environ.update(trial_environment(threads))
         self._runner_factory = runner_factory
         self._runner: TrialRunner | None = None
         self._take(config)

@@ -15,7 +15,6 @@ from torch import nn
 
 from tuner.errors import InputError
 from tuner.records import Phase
-from tuner.space.data import DataFacts
 from tuner.workloads.base import Counts, Environment, Machine
 from tuner.workloads.encoder_settings import EncoderSettings
 from tuner.workloads.optimizers import build_optimizer
@@ -72,13 +71,17 @@ class LossSession:
                 "only language models are trained from a checkpoint",
                 hint="synthetic weights are as fast and as large",
             )
+        if machine.data is not None and machine.data.token_lengths is not None:
+            raise InputError(
+                "only language models are trained on the lengths of the data",
+                hint="--lengths full gives every sample the lengths that the configuration names",
+            )
         if settings.loader.persistent_workers and not settings.loader.num_workers:
             raise InputError("persistent_workers true has no effect with num_workers 0")
         loader = build_loader(
             settings.loader,
             vocab_size=self._vocab_size,
             shape=(settings.micro_batch, sum(f.texts * f.length for f in self._fields)),
-            data=DataFacts(examples=machine.data.examples) if machine.data else None,
         )
         self._batches = TokenBatches(loader, machine.device)
         if settings.mixed_precision == "fp16":
