@@ -13,9 +13,10 @@ from tuner.gpus import get_gpu
 from tuner.models.catalogue import load_catalogue
 from tuner.records import Configuration, Prediction
 
-DEPTHS = {"gemma-3-4b-text": 8, "mistral-7b-v0.1": 8, "qwen2.5-1.5b": 9}
+DEPTHS = {"gemma-3-4b-text": 8, "mistral-7b-v0.1": 8, "qwen2.5-1.5b": 9, "medgemma-4b": 8}
 """Catalogue models and how many of their layers are kept. Sizes stay as they are: tensors
-without data cost the same at any size. Gemma's layers are 5 local, 1 global, 2 local."""
+without data cost the same at any size. Gemma's layers are 5 local, 1 global, 2 local. The last
+has a vision tower, of which 3 layers are kept."""
 
 GPUS = ("t4", "rtx2080ti", "a5000", "rtx4090", "a100_80gb_pcie", "h100_pcie")
 
@@ -37,6 +38,8 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "loss": ("transformers", "transformers", "transformers_4_46", "transformers_4_45", "unwidened"),
     "fused_loss": (False, False, False, True),
     "training_loop": ("trainer", "trainer", "function", "loop"),
+    "padding": ("none", "none", "max_length"),
+    "modules_to_save": (("none",), ("none",), ("lm_head",), ("embed_tokens", "lm_head")),
 }
 """What changes the sequence of operators."""
 
@@ -44,7 +47,9 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 def shallow_model(folder: Path, name: str, layers: int) -> str:
     """Write the architecture of a catalogue model with fewer layers; returns its path."""
     config = copy.deepcopy(dict(load_catalogue()[name].config))
-    config["num_hidden_layers"] = layers
+    config.get("text_config", config)["num_hidden_layers"] = layers
+    if "vision_config" in config:
+        config["vision_config"]["num_hidden_layers"] = 3
     path = folder / f"{name}-{layers}"
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
@@ -69,11 +74,15 @@ def _possible(chosen: dict[str, Any]) -> dict[str, Any]:
     quantized = chosen["precision"] in ("nf4", "int8")
     if quantized:
         chosen["full_training"] = False
+    if chosen["full_training"]:
+        chosen["modules_to_save"] = ("none",)
     if chosen["attention"] == "flash_attention_2":
         # Its kernels exist in half precision alone.
         half = chosen["precision"] in ("fp16", "bf16") or quantized
         if not half or chosen["compute_dtype"] == "fp32":
             chosen["attention"] = "sdpa"
+    if chosen["attention"] == "flash_attention_2":
+        chosen["padding"] = "none"
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""Compiled predictions against full-depth traces: over 200 random configurations, three models."""
+"""Compiled predictions against full-depth traces: over 200 random configurations, four models."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ SEED = 20260
 STRUCTURES, SIZES = 12, 6
 """For each model: so many structures, each at so many sizes."""
 
+FEWER = {"medgemma-4b": 4}
+"""Models that differ from another one in little: so many structures are enough."""
+
 ALLOWED = {
     "peak_allocated": 0.005,
     # Phases are compared in parts of the peak: what is far from it decides nothing.
@@ -36,7 +39,7 @@ ALLOWED = {
 
 
 def test_there_are_more_than_200_of_them():
-    assert len(DEPTHS) * STRUCTURES * SIZES >= 200
+    assert sum(FEWER.get(model, STRUCTURES) for model in DEPTHS) * SIZES >= 200
 
 
 @pytest.mark.parametrize("model", DEPTHS)
@@ -45,7 +48,8 @@ def test_compiled_predictions_are_those_of_full_traces(model, tmp_path):
     subject, predictor = resolve_subject("causal_lm", folder), Predictor(Job("causal_lm", folder))
     source, window = random.Random(f"{SEED} {model}"), architecture(folder).sliding_window
     problems, reached = [], dict.fromkeys(ALLOWED, 0.0)
-    for structure in itertools.islice(structures(SEED + len(model)), STRUCTURES):
+    number = FEWER.get(model, STRUCTURES)
+    for structure in itertools.islice(structures(SEED + len(model)), number):
         chosen = configurations(structure, source, window=window, number=SIZES)
         gpu = gpu_for(chosen[0], source)
         for configuration, ours in zip(chosen, predictor.predict(chosen, gpu), strict=True):

@@ -14,10 +14,13 @@ from tuner.space.machine_terms import MACHINE
 from tuner.space.multitask_terms import MULTITASK
 from tuner.space.terms import Term, Vocabulary
 
-__all__ = ["ALL_LINEAR", "VOCABULARIES", "Term", "Vocabulary", "unmodelled"]
+__all__ = ["ALL_LINEAR", "NO_NAMES", "VOCABULARIES", "Term", "Vocabulary", "unmodelled"]
 
 ALL_LINEAR: tuple[str, ...] = ("all-linear",)
 """peft's own word for every linear layer but the output head, whatever the model calls them."""
+
+NO_NAMES: tuple[str, ...] = ("none",)
+"""The empty list of names, which a space file cannot write."""
 
 _CAUSAL_LM = (
     Term(
@@ -54,12 +57,29 @@ _CAUSAL_LM = (
     Term("lora_dropout", "float", "dropout before each adapter", default=0.0, minimum=0, below=1),
     Term("lora_targets", "names", "modules that get an adapter", default=ALL_LINEAR),
     Term(
+        "modules_to_save",
+        "names",
+        "modules of which a full copy is trained beside the adapters, as lm_head or embed_tokens; "
+        "none for no module",
+        default=NO_NAMES,
+        optional=True,
+    ),
+    Term(
         "max_length",
         "int",
         "longest sequence in tokens; longer examples are cut",
         default=1024,
         minimum=1,
         capacity=True,
+    ),
+    Term(
+        "padding",
+        "word",
+        "max_length: every example is padded, so attention gets a mask; none: the longest example "
+        "of a batch has no padding, and no mask where all are as long",
+        default="none",
+        allowed=("none", "max_length"),
+        optional=True,
     ),
     Term(
         "precision",

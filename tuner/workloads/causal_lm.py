@@ -54,6 +54,7 @@ class CausalLMSession:
             shape=(settings.micro_batch, settings.max_length),
             data=machine.data,
             full=machine.full_micro_steps * settings.micro_batch,
+            padded=settings.padded,
         )
         self._batches = TokenBatches(loader, machine.device)
         self._flops = flops

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tuner.errors import InputError
+from tuner.errors import InputError, unknown
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.liger import apply_liger, fused_cross_entropy
 from tuner.workloads.losses import use_loss
 from tuner.workloads.offload import decoder_layers, keep_on_host, move_all_but
-from tuner.workloads.quantized import quantize_linears
+from tuner.workloads.quantized import QUANTIZED, quantize_linears
 
 
 def build_model(model_config: Any, settings: CausalLMSettings, environment: Environment) -> Any:
@@ -142,6 +142,11 @@ def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -
     elif settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
     if not settings.lora_rank:
+        if settings.modules_to_save:
+            raise InputError(
+                "modules_to_save has no effect in full fine-tuning (lora_rank 0)",
+                hint="set lora_rank to 1 or more, or modules_to_save to none",
+            )
         if settings.is_quantized:
             raise InputError(
                 f"full fine-tuning (lora_rank 0) of a {settings.precision} model is not possible",
@@ -170,7 +175,9 @@ def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
         target_modules=_targets_as_peft_reads_them(settings.lora_targets),
         bias="none",
         task_type="CAUSAL_LM",
+        modules_to_save=list(settings.modules_to_save) or None,
     )
+    _check_saved(model, settings.modules_to_save)
     try:
         if device == "meta":
             return get_peft_model(model, config, low_cpu_mem_usage=True)
@@ -184,6 +191,28 @@ def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
             f"lora_targets {', '.join(settings.lora_targets)} do not exist in the model",
             hint=f"its linear layers are: {', '.join(linear_names(model))}",
         ) from error
+
+
+def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Raise `InputError` for modules that do not exist or cannot be trained.
+
+    peft only warns of the first, and finds modules by the ends of their names, as here.
+    """
+    modules = dict(model.named_modules())
+    for name in names:
+        found = [module for key, module in modules.items() if key.endswith(name)]
+        if not any(True for module in found for _ in module.parameters()):
+            with_weights = {
+                key.rpartition(".")[2]
+                for key, module in modules.items()
+                if any(True for _ in module.parameters(recurse=False))
+            }
+            raise unknown("module", name, with_weights)
+        if any(type(part).__name__ in QUANTIZED for m in found for part in m.modules()):
+            raise InputError(
+                f"modules_to_save {name} is quantised, and quantised weights cannot be trained",
+                hint="give it an adapter, or set precision to bf16, fp16 or fp32",
+            )
 
 
 def _targets_as_peft_reads_them(targets: tuple[str, ...]) -> list[str] | str:

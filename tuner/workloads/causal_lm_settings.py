@@ -10,6 +10,7 @@ import torch
 
 from tuner.errors import InputError, Problem
 from tuner.records import Configuration
+from tuner.space.vocabulary import NO_NAMES
 from tuner.workloads.token_data import LoaderSettings
 
 _DTYPES = {
@@ -26,10 +27,12 @@ class CausalLMSettings:
 
     micro_batch: int
     max_length: int
+    padded: bool
     lora_rank: int
     lora_alpha: float
     lora_dropout: float
     lora_targets: tuple[str, ...]
+    modules_to_save: tuple[str, ...]
     precision: str
     mixed_precision: str
     compute_dtype: str
@@ -53,13 +56,16 @@ class CausalLMSettings:
     def from_configuration(cls, values: Configuration) -> CausalLMSettings:
         """Read the knobs. Raises KeyError when one of the required ones is missing."""
         rank = int(_number(values["lora_rank"]))
+        _check_padding(values)
         return cls(
             micro_batch=int(_number(values["micro_batch"])),
             max_length=int(_number(values["max_length"])),
+            padded=values.get("padding", "none") == "max_length",
             lora_rank=rank,
             lora_alpha=_number(values.get("lora_alpha", 2 * rank)),
             lora_dropout=_number(values.get("lora_dropout", 0.0)),
             lora_targets=_names(values.get("lora_targets", ())),
+            modules_to_save=_saved(values),
             precision=str(values["precision"]),
             mixed_precision=str(values.get("mixed_precision", "no")),
             compute_dtype=str(values.get("compute_dtype", "auto")),
@@ -125,11 +131,18 @@ class CausalLMSettings:
             yield "prefetch_factor", f"{loader.prefetch_factor} has no effect with num_workers 0"
         if self.offload:
             yield from self._against_offload()
-        if self.mixed_precision == self.precision == "fp16" and not self.lora_rank:
+        if self.mixed_precision == "fp16" and self._trains_fp16_weights:
             yield (
                 "mixed_precision",
                 "gradients of fp16 weights cannot be scaled: train them with precision fp32",
             )
+
+    @property
+    def _trains_fp16_weights(self) -> bool:
+        """Adapters are fp32 (peft), copies of whole modules as the modules are."""
+        if self.load_dtype is not torch.float16 or (self.lora_rank and not self.modules_to_save):
+            return False
+        return not (self.is_quantized and self.kbit_preparation == "peft")
 
     def _without_gpu(self) -> Iterator[tuple[str, str]]:
         if self.allocator:
@@ -165,6 +178,28 @@ def _loader(values: Configuration) -> LoaderSettings:
     names = [field.name for field in fields(LoaderSettings)]
     given: dict[str, Any] = {name: values[name] for name in names if name in values}
     return LoaderSettings(**given)
+
+
+def _check_padding(values: Configuration) -> None:
+    if values.get("padding") == "max_length" and values["attention"] == "flash_attention_2":
+        raise InputError(
+            "flash_attention_2 takes padding out of a batch, so that its work depends on the data",
+            hint="set padding to none, or attention to sdpa",
+        )
+
+
+def _saved(values: Configuration) -> tuple[str, ...]:
+    """Modules that are trained whole. Raises `InputError` where an adapter is on them too."""
+    names = _names(values.get("modules_to_save", NO_NAMES))
+    if names == NO_NAMES:
+        return ()
+    both = [name for name in names if name in _names(values.get("lora_targets", ()))]
+    if both:
+        raise InputError(
+            f"{', '.join(both)} cannot be in lora_targets and in modules_to_save",
+            hint="a module has an adapter or is trained whole",
+        )
+    return names
 
 
 def _number(value: Any) -> float:

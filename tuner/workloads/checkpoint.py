@@ -52,11 +52,15 @@ def load_checkpoint(
 
 
 def _require_same(name: str, found: Any, wanted: Any) -> None:
-    found, wanted = found.get_text_config(), wanted.get_text_config()
+    pairs = [
+        ("", found.get_text_config(), wanted.get_text_config()),
+        ("the vision tower's ", *(getattr(c, "vision_config", None) for c in (found, wanted))),
+    ]
     differences = [
-        f"{field} is {theirs}, not {ours}"
+        f"{where}{field} is {theirs}, not {ours}"
+        for where, one, other in pairs
         for field in _SHAPE
-        if (theirs := getattr(found, field, None)) != (ours := getattr(wanted, field, None))
+        if (theirs := getattr(one, field, None)) != (ours := getattr(other, field, None))
     ]
     if differences:
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -10,8 +11,13 @@ from tuner.errors import InputError
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a transformer, first to last. Raises `InputError` for a model without."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    """The blocks of a language model, first to last, without those of a vision tower beside it.
+
+    Raises `InputError` for a model without.
+    """
+    find: Any = getattr(model, "get_decoder", None)
+    decoder: nn.Module = find() if find is not None else model
+    lists = [list(module) for module in decoder.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise InputError("offload needs a model made of layers, and this one has no list of them")
     return max(lists, key=len)

@@ -14,6 +14,8 @@ from torch import nn
 
 NF4_BLOCKSIZE = 64
 """Weights that share one scale (bitsandbytes default, QLoRA paper section 3)."""
+QUANTIZED = ("Linear4bit", "Linear8bitLt")
+"""Names of bitsandbytes' layers; importing their classes takes seconds."""
 NESTED_BLOCKSIZE = 256
 """Scales that share one second-level scale under double quantisation (same source)."""
 

@@ -144,10 +144,12 @@ def build_loader(
     shape: tuple[int, int],
     data: DataFacts | None = None,
     full: int = 0,
+    padded: bool = False,
 ) -> DataLoader[torch.Tensor]:
     """A loader of micro-batches of `shape`, (examples, longest length).
 
-    Without `data` every example has the longest length, as has each of the first `full`.
+    Without `data` every example has the longest length, as has each of the first `full`. With
+    `padded` each has a token of padding at least, so that attention needs its mask.
     Raises `InputError` for data whose lengths are known by mean and maximum only: no example
     can be drawn from these.
     """
@@ -161,11 +163,12 @@ def build_loader(
             "on full lengths",
         )
     examples = (data.examples if data else None) or _UNKNOWN_EXAMPLES
-    pads_fully = data is not None and data.padding == "max_length"
+    pads_fully = padded or (data is not None and data.padding == "max_length")
+    longest = max(1, max_length - padded)
     workers = settings.num_workers
     return DataLoader(
         SyntheticTokens(
-            vocab_size, max_length, examples=max(examples, micro_batch), lengths=lengths, full=full
+            vocab_size, longest, examples=max(examples, micro_batch), lengths=lengths, full=full
         ),
         batch_size=micro_batch,
         drop_last=True,
