@@ -20,7 +20,7 @@ import torch
 from runner_bodies import family
 
 from tuner.records import Configuration
-from tuner.runner import processes
+from tuner.runner import place, processes, steps
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.training import Training
 from tuner.workloads.causal_lm import CausalLM
@@ -107,6 +107,8 @@ class Faulty(CausalLM):
         session = super().open(model_config, configuration, environment)
         if fault == "not_finite":
             next(p for p in session.model.parameters() if p.requires_grad).data.fill_(torch.nan)
+        if fault == "thrashing":
+            _count_retries(session)
         if fault in FAULTS:
             phase, act = FAULTS[fault]
             self._strike(phase, lambda: act(environment.device), session)
@@ -130,6 +132,19 @@ class Faulty(CausalLM):
             next(p for p in session.model.parameters() if p.requires_grad).register_hook(second)
         else:
             session.optimizer.register_step_pre_hook(second)
+
+
+def _count_retries(session: Any) -> None:
+    """The allocator's counter as it is where each micro-step finds too little memory at first."""
+    retries = 0
+
+    def one_more(*_: Any) -> None:
+        nonlocal retries
+        retries += 1
+
+    session.model.register_forward_pre_hook(one_more)
+    for module in (place, steps):  # of this process of one trial, which ends with it
+        vars(module)["alloc_retries"] = lambda device: retries
 
 
 class FaultyTraining(Training):

@@ -6,6 +6,7 @@ with real CUDA errors, is at the end, and is skipped where there is none.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import subprocess
@@ -21,7 +22,7 @@ from transformers import LlamaConfig
 
 from tuner.gpus import get_gpu
 from tuner.nvml import device_use
-from tuner.records import Configuration, Exhausted, Status
+from tuner.records import Configuration, Exhausted, Status, TrialRecord
 from tuner.runner import processes
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.isolated import MARK, IsolatedRunner
@@ -76,6 +77,7 @@ def ran_out(phase):
 EXPECTED = {
     "none": Expected(Status.OK),
     "not_finite": Expected(Status.NON_FINITE, text="not finite"),
+    "thrashing": Expected(Status.THRASHING, text="allocator retries in"),
     "oom_load": ran_out("load"),
     "oom_forward": ran_out("forward"),
     "oom_backward": ran_out("backward"),
@@ -92,12 +94,16 @@ EXPECTED = {
 }
 
 
+ENDED_WELL = {"none", "not_finite", "thrashing"}
+"""What is found in the measurement."""
+
+
 def check(fault, outcome, expected=EXPECTED):
     want = expected[fault]
     got = (outcome.status, outcome.phase, outcome.requested_bytes, outcome.exhausted)
     assert got == (want.status, want.phase, want.requested_bytes, want.exhausted), (fault, outcome)
     assert want.text in outcome.message
-    assert (outcome.measurement is not None) == (fault in ("none", "not_finite"))
+    assert (outcome.measurement is not None) == (fault in ENDED_WELL)
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +146,27 @@ def run(runner, fault, **changes):
 
 
 def test_every_fault_has_an_expectation():
-    assert ON_CUDA.keys() == {"none", "not_finite", *FAULTS}
+    assert ON_CUDA.keys() == ENDED_WELL | FAULTS.keys()
     assert ON_CUDA.keys() - EXPECTED.keys() == {"asserted_on_device"}  # needs a device
 
 
 @pytest.mark.parametrize("fault", EXPECTED)
 def test_each_fault_has_its_outcome(runner, fault):
     check(fault, run(runner, fault))
+
+
+def test_allocator_retries_reach_the_journal(runner):
+    outcome = run(runner, "thrashing")
+    measured = outcome.measurement
+    assert measured.timed_alloc_retries == measured.steps  # one a micro-step, one of them a step
+    assert measured.num_alloc_retries == measured.steps + measured.warmup_steps
+    record = TrialRecord(
+        trial_id="1", space="s", gpu="cpu", gpu_memory_bytes=LIMIT_BYTES,
+        configuration=CONFIGURATION, outcome=outcome, seed=0, started_at="", versions={},
+        searcher="tpe",
+    )  # fmt: skip
+    assert not record.fits
+    assert TrialRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
 
 def test_a_batch_that_is_too_large_runs_out_by_itself(runner):
