@@ -2,6 +2,10 @@
 
 `PLAIN` needs no torch, so that its warm process is there at once; each of its trials does what
 the knob `act` names. It reports and returns as a real body does.
+
+No test waits for a time limit: a trial's time is up when the test, or the trial, makes the file
+that `CLOCK` names. A trial waits with what must not come too early for the file of the knob
+`heard`.
 """
 
 from __future__ import annotations
@@ -20,10 +24,15 @@ from pathlib import Path
 
 from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Measurement, Memory, Speed
+from tuner.runner import command, processes
 from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.command import CommandTrial
 from tuner.runner.messages import Report
 
 MIB = 2**20
+
+CLOCK = "TUNER_TEST_CLOCK"
+"""Environment variable with the path of a file: while it exists, all time limits are over."""
 
 
 def measurement(*, loss_finite: bool = True) -> Measurement:
@@ -46,6 +55,29 @@ def measurement(*, loss_finite: bool = True) -> Measurement:
         steps=3,
         loss_finite=loss_finite,
     )
+
+
+class JumpingClock:
+    """Stands in for the module `time` of a process that supervises."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def monotonic(self) -> float:
+        """Years ahead while the file exists."""
+        return time.monotonic() + (1e9 if self._file.exists() else 0.0)
+
+    def __getattr__(self, name: str) -> object:
+        """All else is the module's."""
+        return getattr(time, name)
+
+
+def obey_clock() -> None:
+    """In the warm process: its time limits are the test's to decide, where there is a `CLOCK`."""
+    if CLOCK in os.environ:
+        warm = sys.modules["__main__"]
+        assert {"time", "_LOOK_AGAIN_S"} <= vars(warm).keys()
+        vars(warm).update(time=JumpingClock(Path(os.environ[CLOCK])), _LOOK_AGAIN_S=0.05)
 
 
 class Acts:
@@ -109,6 +141,10 @@ class Acts:
         time.sleep(600)
         return measurement()
 
+    def sleep(self) -> Measurement:
+        time.sleep(600)
+        return measurement()
+
     def leave_family(self) -> Measurement:
         """End well, but leave processes behind."""
         self._report({"pids": family()})
@@ -116,7 +152,7 @@ class Acts:
 
     def kill_parent(self) -> Measurement:
         self._report({"pids": [os.getpid(), *family()]})
-        time.sleep(0.2)  # until that is heard
+        self._wait_until_heard()
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
         return measurement()
@@ -124,16 +160,20 @@ class Acts:
     def stop_parent(self) -> Measurement:
         """The warm process falls silent; the trial goes on for ever."""
         self._report({"pids": [os.getpid()]})
-        time.sleep(0.2)  # until that is heard
+        self._wait_until_heard()
         os.kill(os.getppid(), signal.SIGSTOP)
         time.sleep(600)
         return measurement()
+
+    def _wait_until_heard(self) -> None:
+        while not Path(str(self._configuration["heard"])).exists():
+            time.sleep(0.01)
 
     def share_memory(self) -> Measurement:
         """A segment that somebody must remove: the tracker, a helper process, does."""
         segment = shared_memory.SharedMemory(create=True, size=MIB)
         self._report({"segment": segment.name})
-        return self.killed() if self._configuration["killed"] else self.hang()
+        return self.killed() if self._configuration["killed"] else self.sleep()
 
     def fill_disk(self) -> Measurement:
         """Every write to a disk fails, the way in which a full one does (write(2))."""
@@ -189,16 +229,35 @@ def family() -> list[int]:
     return [helper.pid, escaped.pid, daemon_pid]
 
 
+class SlowlyEnded(CommandTrial):
+    """A command is given two minutes to clean up."""
+
+    def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
+        super().prepare(job, options)
+        command.END_WITHIN_S = 120.0
+
+
+class QuicklyEnded(CommandTrial):
+    """A command is given no time to clean up."""
+
+    def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
+        super().prepare(job, options)
+        command.END_WITHIN_S = 0.1
+
+
 class Plain:
     """See the module."""
 
     def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
         print("prepared")
+        obey_clock()
         if job.model == "impossible":
             raise InputError("model 'impossible' is not one", hint="take another")
         if job.model == "dies":
             os.write(2, b"a library failed\n")
             os._exit(9)
+        if job.model == "patient":  # helpers need more than a moment on a busy machine
+            processes.GRACE_S = 120.0
         if job.model == "threads":
             threading.Thread(target=time.sleep, args=(600,), name="sleeper", daemon=True).start()
 
@@ -211,3 +270,4 @@ class Plain:
 
 
 PLAIN = Plain()
+SLOWLY_ENDED, QUICKLY_ENDED = SlowlyEnded(), QuicklyEnded()

@@ -247,8 +247,9 @@ def test_waiting_for_data_is_counted(monkeypatch):
     monkeypatch.setattr(
         SyntheticTokens, "__getitem__", lambda self, i: time.sleep(0.02) or made(self, i)
     )
+    started = time.perf_counter()
     session.optimizer_step(2)
-    assert 0.08 <= session.counts.data_wait_s - before < 1
+    assert 0.08 <= session.counts.data_wait_s - before <= time.perf_counter() - started
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ with real CUDA errors, is at the end, and is skipped where there is none.
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from faulty_training import COUNTER, FAULTS, PIDS, TOO_MUCH_BYTES
+from runner_bodies import CLOCK
 from test_runner_processes import alive
 from transformers import LlamaConfig
 
@@ -30,7 +32,7 @@ from tuner.runner.preflight import obstacle
 
 MIB = 2**20
 LIMIT_BYTES = 256 * MIB
-TIMEOUT_S = 8.0
+TIMEOUT_S = 300.0  # for a machine that others use too; a trial that hangs ends it at once
 SEED = 4
 TRIALS = 100
 
@@ -85,7 +87,7 @@ EXPECTED = {
     "filled_up": Expected(Status.OOM, "forward", 4 * MIB, Exhausted.DEVICE),
     "host_oom": Expected(Status.OOM, "forward", None, Exhausted.HOST, "SIGKILL"),
     "segfault": Expected(Status.CRASHED, "backward", text="SIGSEGV"),
-    "hang": Expected(Status.TIMEOUT, "forward", text="killed after 8 s"),
+    "hang": Expected(Status.TIMEOUT, "forward", text="killed after 300 s"),
     "killed": Expected(Status.CRASHED, "optimizer", text="SIGKILL"),
     "poisoned": Expected(Status.CRASHED, "backward", text="illegal memory access"),
     "asserted": Expected(Status.CRASHED, "forward", text="device-side assert"),
@@ -120,6 +122,7 @@ def environment(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(COUNTER, str(folder / "kills"))
         patch.setenv(PIDS, str(folder / "pids"))
+        patch.setenv(CLOCK, str(folder / "time is up"))
         # Threads of a busy machine wait for each other, and a tiny model gains nothing by them.
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
@@ -142,7 +145,10 @@ def runner(folder, environment):
 
 
 def run(runner, fault, **changes):
-    return runner.run(CONFIGURATION.replace(fault=fault, **changes))
+    try:
+        return runner.run(CONFIGURATION.replace(fault=fault, **changes))
+    finally:
+        Path(os.environ[CLOCK]).unlink(missing_ok=True)
 
 
 def test_every_fault_has_an_expectation():
@@ -202,9 +208,8 @@ def mark_of(pid):
 
 
 def shuffled_faults():
-    """A hundred trials: two that hang, which takes time, and the others about equally often."""
-    names = [name for name in EXPECTED if name != "hang"]
-    faults = ["hang", "hang", *(names * TRIALS)[: TRIALS - 2]]
+    """A hundred trials, each fault about equally often."""
+    faults = (list(EXPECTED) * TRIALS)[:TRIALS]
     random.Random(SEED).shuffle(faults)
     return faults
 
@@ -254,7 +259,7 @@ ON_CUDA = {
 
 @pytest.fixture(scope="module")
 def cuda_runner(folder, environment):
-    limited = options(device="cuda:0", memory_limit_bytes=4 << 30, timeout_s=60.0)
+    limited = options(device="cuda:0", memory_limit_bytes=4 << 30, timeout_s=TIMEOUT_S)
     known = {"body": "faulty_training:BODY", "preflight": lambda options, given_up: True}
     with IsolatedRunner(faulty_job(folder), limited, **known) as opened:
         yield opened

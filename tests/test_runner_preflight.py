@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
@@ -40,7 +39,7 @@ class Driver:
 @pytest.fixture
 def install(monkeypatch):
     monkeypatch.setattr(preflight, "SETTLE_S", 0.0)
-    monkeypatch.setattr(preflight, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(preflight, "time", CLOCK)
 
     def install(driver):
         monkeypatch.setattr(nvml, "device_processes", driver.device_processes)
@@ -50,12 +49,25 @@ def install(monkeypatch):
     return install
 
 
-def never(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
+class Clock:
+    """Goes on when somebody waits, and then only."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def never(self, seconds: float) -> bool:
+        """Wait; nobody gives the trial up."""
+        self._now_s += seconds
+        return False
 
 
-def wait(device="cuda:0", given_up=never, **known):
+CLOCK = Clock()
+
+
+def wait(device="cuda:0", given_up=CLOCK.never, **known):
     return preflight.wait_for_device(MeasureOptions(device=device, **known), given_up)
 
 
@@ -88,8 +100,8 @@ def test_a_device_in_use_is_waited_for(install):
 def test_waiting_ends_in_a_refusal(install):
     driver = install(Driver((TRAINER,)))
     with pytest.raises(UnavailableError, match=r"train\.py"):
-        wait(wait_for_device_s=0.1)
-    assert len(driver.looks) > 2
+        wait(wait_for_device_s=10.0)
+    assert len(driver.looks) == 10 / preflight._LOOK_EVERY_S + 1
 
 
 def test_waiting_can_be_given_up(install):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tuner import nvml
 from tuner.nvml import DeviceProcess, DeviceUse
+from tuner.runner import tree_memory
 from tuner.runner.tree_memory import TreeMemory, descendants
 
 GIB = 2**30
@@ -53,9 +55,14 @@ def test_what_the_device_holds_more_stands_in_where_processes_are_hidden(monkeyp
 
 
 def test_it_does_not_look_all_the_time(monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(tree_memory, "time", SimpleNamespace(monotonic=lambda: now_s))
     pretend(monkeypatch, None, 0)
     memory = TreeMemory(os.getpid(), 0)
     memory.look()
     pretend(monkeypatch, None, 5 * GIB)
     assert memory.look() == 0
     assert memory.look(now=True) == 5 * GIB
+    pretend(monkeypatch, None, 6 * GIB)
+    now_s += tree_memory._EVERY_S
+    assert memory.look() == 6 * GIB
