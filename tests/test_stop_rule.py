@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from measure_samples import job, knobs, model_folder, quick
 
-from tuner.records import Measurement
+from tuner.records import Measurement, Status
 from tuner.runner.base import GiveUp, Instructions, MeasureOptions
-from tuner.runner.measure import measure
+from tuner.runner.isolated import IsolatedRunner
 from tuner.runner.rate import RunningMean
 from tuner.runner.stop_rule import STEP_SCATTER, VERIFIED_STEPS, StopRule
 
@@ -70,19 +69,25 @@ def test_without_a_rule_nothing_ends_early():
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield model_folder(tmp_path_factory.mktemp("model"))
-    torch.set_num_threads(before)
+def measured(tmp_path_factory):
+    """Runs a trial in a process of its own: in this one, what earlier tests left free is used
+    again, and is no growth.
+    """
+    model = model_folder(tmp_path_factory.mktemp("model"))
+    with pytest.MonkeyPatch.context() as patch, IsolatedRunner(job(model), quick()) as runner:
+        patch.setenv("OMP_NUM_THREADS", "1")
+
+        def run(instructions: Instructions, **changes) -> Measurement:
+            outcome = runner.run(knobs(**changes), instructions)
+            assert outcome.status is Status.OK, outcome.message
+            assert outcome.measurement is not None
+            return outcome.measurement
+
+        yield run
 
 
-def measured(model: str, instructions: Instructions, **changes) -> Measurement:
-    return measure(job(model), knobs(**changes), quick(instructions=instructions), lambda f: None)
-
-
-def test_a_trial_that_cannot_be_recommended_measures_one_step_and_says_why(model):
-    found = measured(model, Instructions(GiveUp(usable_bytes=1)))
+def test_a_trial_that_cannot_be_recommended_measures_one_step_and_says_why(measured):
+    found = measured(Instructions(GiveUp(usable_bytes=1)))
     assert (found.stopped_by, found.warmup_steps, found.steps) == ("memory", 1, 1)
     assert found.memory.device_bytes > 1
     assert found.speed.samples_per_s > 0
@@ -90,20 +95,18 @@ def test_a_trial_that_cannot_be_recommended_measures_one_step_and_says_why(model
     assert Measurement.from_dict(found.to_dict()) == found
 
 
-def test_a_trial_that_is_dominated_measures_one_step_and_says_why(model):
-    found = measured(model, Instructions(GiveUp(front=((0, 1e12),))))
+def test_a_trial_that_is_dominated_measures_one_step_and_says_why(measured):
+    found = measured(Instructions(GiveUp(front=((0, 1e12),))))
     assert (found.stopped_by, found.warmup_steps, found.steps) == ("dominated", 2, 1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_verification_trains_longer_evaluates_and_saves(model, precision):
-    found = measured(model, Instructions(verify=True), precision=precision)
+def test_a_verification_trains_longer_evaluates_and_saves(measured, precision):
+    found = measured(Instructions(verify=True), precision=precision)
     assert found.steps >= VERIFIED_STEPS
     # Adapters with two moments each, 4 bytes every number at least for the moments.
     assert found.checkpoint_bytes >= found.trainable_params * (2 + 2 * 2)
     assert found.checkpoint_bytes < found.total_params * 4
-    # In this process what earlier tests left free is used again, and is no growth.
-    assert found.evaluation_peak_bytes is not None
-    assert found.memory.peak_allocated_bytes >= found.evaluation_peak_bytes
-    plain = measured(model, Instructions(), precision=precision)
+    assert found.memory.peak_allocated_bytes >= found.evaluation_peak_bytes > 0
+    plain = measured(Instructions(), precision=precision)
     assert (plain.checkpoint_bytes, plain.evaluation_peak_bytes) == (None, None)
