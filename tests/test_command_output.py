@@ -93,7 +93,7 @@ def test_tqdm_itself_is_understood():
     counted = [e for e in OutputReader().feed(done.stderr) if isinstance(e, Counted)]
     assert counted[0] == Counted("fit", 0, 30, None)
     assert (counted[-1].name, counted[-1].count, counted[-1].total) == ("fit", 30, 30)
-    assert 20 < counted[-1].rate < 100
+    assert 1 < counted[-1].rate <= 100  # a step sleeps 10 ms, and is held up at times
 
 
 def test_long_lines_take_no_long_time():

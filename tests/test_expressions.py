@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -187,14 +186,12 @@ _TOKENS = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.one_of(st.text(max_size=60), st.lists(_TOKENS, max_size=14).map("".join)))
 def test_any_text_gives_a_value_or_an_input_error(text: str) -> None:
-    started = time.perf_counter()
     try:
         expression = compile_expression(text, VALUES)
         expression.evaluate(VALUES)
         expression.holds(VALUES)
     except InputError as error:
         str(error).encode("utf-8", "replace")
-    assert time.perf_counter() - started < 1

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuner import gpus
@@ -447,9 +446,7 @@ ENTRIES = st.dictionaries(
     st.one_of(ANYTHING, st.dictionaries(KEYS, ANYTHING, max_size=8)),
     max_size=3,
 )
-in_one_folder = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150
-)
+in_one_folder = settings(max_examples=150)
 
 
 def load_or_refuse(path: Path) -> None:
@@ -496,17 +493,10 @@ def test_any_bytes_are_an_input_error_or_fine(tmp_path, content):
     load_or_refuse(path)
 
 
-# --- speed
+# --- what loading needs
 
 
-def test_loading_is_quick_and_imports_nothing_heavy():
-    def seconds() -> float:
-        gpus._load_shipped.cache_clear()
-        start = time.perf_counter()
-        load_catalogue()
-        return time.perf_counter() - start
-
-    assert min(seconds() for _ in range(5)) < 0.1
+def test_loading_imports_nothing_heavy():
     code = (
         "import sys; from tuner.gpus import load_catalogue; load_catalogue();"
         "print(*{'torch', 'ray', 'optuna', 'transformers', 'pandas', 'numpy'} & set(sys.modules))"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,6 +44,8 @@ def no_network(monkeypatch, tmp_path):
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for name in ("no_proxy", "NO_PROXY"):  # a proxy would answer in its place
+        monkeypatch.setenv(name, "127.0.0.1")
 
 
 # --- the architectures -------------------------------------------------------------------
@@ -270,13 +271,21 @@ def test_a_path_that_is_not_there_is_not_looked_up_on_the_hub():
 # --- the hub -----------------------------------------------------------------------------
 
 
-def test_a_hub_model_without_a_network_is_one_quick_message(no_network):
-    import transformers  # noqa: F401 - so that its import is not timed
+def test_a_hub_model_without_a_network_is_one_message_and_no_retry(no_network, monkeypatch):
+    import transformers
 
-    started = time.monotonic()
+    # The hub's own library would try again and again, for about 25 s.
+    real, only_local = transformers.AutoConfig.from_pretrained, []
+
+    def from_pretrained(*arguments, **options):
+        only_local.append(options.get("local_files_only", False))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
     with pytest.raises(InputError, match="needs the network") as caught:
         resolve_config("somebody/some-model")
-    assert time.monotonic() - started < 5
+    assert only_local
+    assert all(only_local)
     assert caught.value.exit_code == EXIT_BAD_INPUT
     assert "tuner models" in str(caught.value.hint)
 
@@ -320,7 +329,7 @@ def test_what_the_hub_refuses_is_said_plainly(monkeypatch, error_name, message):
     assert "somebody/some-model" in caught.value.message
 
 
-# --- keys and speed ----------------------------------------------------------------------
+# --- keys and imports ----------------------------------------------------------------------
 
 
 def test_the_digest_tells_architectures_apart_and_nothing_else():
@@ -350,11 +359,4 @@ def test_finding_a_model_imports_neither_torch_nor_transformers():
         "assert not heavy, heavy"
     )
     root = Path(catalogue.__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=30)
-
-
-def test_loading_the_catalogue_is_quick():
-    load_catalogue.cache_clear()
-    started = time.perf_counter()
-    load_catalogue()
-    assert time.perf_counter() - started < 0.06
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=120)

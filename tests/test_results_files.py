@@ -250,12 +250,7 @@ def test_a_name_that_utf8_cannot_hold_does_not_stop_the_report(folder):
 
 
 def test_five_thousand_trials_are_reported():
-    import time
-
-    view = build_view(make_search(5000), SPACE, GPU)
-    start = time.perf_counter()
-    text = report_html(view)
-    assert time.perf_counter() - start < 10  # it takes under one second on two cores
+    text = report_html(build_view(make_search(5000), SPACE, GPU))
     assert len(text) < 8_000_000
     page = Page(text)
     assert len(page.data["trials"]["rows"]) == 5000

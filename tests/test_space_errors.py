@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import InputError
+from tuner.expressions import Expression
 from tuner.space import VOCABULARIES, load_space
 from tuner.space.format import KEYS, read_space
 
@@ -200,25 +200,23 @@ def test_all_problems_come_at_once_in_the_order_of_the_lines() -> None:
     assert places == ["s.yaml:5", "s.yaml:7", "s.yaml:7", "s.yaml:11"]
 
 
-def test_too_many_combinations_are_refused_at_once() -> None:
+def test_too_many_combinations_are_refused_before_any_is_made() -> None:
+    """To go through a billion of them would take an hour."""
     text = SMALL.replace("[1, 2, 4]", "{min: 1, max: 1000, step: 1}")
     text = text.replace("{min: 16, max: 64, step: 16}", "{min: 1, max: 1000, step: 1}")
     text = text.replace("fixed:", "  max_length: {min: 1, max: 1000, step: 1}\nfixed:")
-    started = time.perf_counter()
     assert "1,000,000,000 combinations; at most 200,000" in problems_of(text)[0]
-    assert time.perf_counter() - started < 2
 
 
-def test_too_many_evaluations_are_refused_at_once() -> None:
+def test_too_many_evaluations_are_refused_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred conditions on every knob of a large space would take minutes."""
+    monkeypatch.setattr(Expression, "evaluate", lambda self, values: pytest.fail(self.text))
     text = SMALL.replace("[1, 2, 4]", "{min: 1, max: 400, step: 1}")
     extra = "".join(f"  - micro_batch + lora_rank != {i}\n" for i in range(50))
     text = text.replace("max: 64, step: 16", "max: 415, step: 1").replace(
         "floors:", extra + "floors:"
     )
-    started = time.perf_counter()
     (problem,) = problems_of(text)
-    assert time.perf_counter() - started < 2
     assert problem.startswith("s.yaml:10 constraints[1]: the constraints need 8,00")
     assert "at most 500,000 are allowed" in problem
 
@@ -230,14 +228,13 @@ def test_a_name_that_differs_from_the_file(tmp_path: Path) -> None:
         load_space(str(path))
 
 
-def test_alias_bombs_and_circles_end_at_once() -> None:
+def test_alias_bombs_and_circles_end() -> None:
+    """Spelled out, the first would have 9 ** 39 items."""
     levels = "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 40))
     circle = "name: &n [*n]\nknobs: &k {micro_batch: *k, lora_rank: &r [*r]}\nstages: &s [*s]\n"
-    started = time.perf_counter()
     assert problems_of(f"k0: &k0 [x]\n{levels}")
     assert problems_of(circle)
     assert problems_of("[" * 3000) == ["s.yaml: broken YAML: nested too deeply"]
-    assert time.perf_counter() - started < 5
 
 
 def test_yaml_1_1_words_are_read_as_the_knob_means_them() -> None:
@@ -253,7 +250,6 @@ def test_yaml_1_1_words_are_read_as_the_knob_means_them() -> None:
 
 def only_input_errors(text: str) -> None:
     """Reading `text` gives a space that enumerates, or an `InputError` that can be printed."""
-    started = time.perf_counter()
     try:
         space = read_space(text, "s.yaml")
     except InputError as error:
@@ -261,7 +257,6 @@ def only_input_errors(text: str) -> None:
     else:
         first = next(space.configurations())
         assert space.configuration(first, strict=True) == first
-    assert time.perf_counter() - started < 10
 
 
 _NAMES = [*KEYS, *VOCABULARIES["causal_lm"].terms, "min", "max", "step", "powers_of_two", "set"]
@@ -286,13 +281,13 @@ _TREES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_TREES)
 def test_random_structures(tree: object) -> None:
     only_input_errors(yaml.safe_dump(tree, allow_unicode=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(KEYS), _TREES)
 def test_one_part_of_a_good_space_replaced(part: str, tree: object) -> None:
     document = yaml.safe_load(SHIPPED)
@@ -300,7 +295,7 @@ def test_one_part_of_a_good_space_replaced(part: str, tree: object) -> None:
     only_input_errors(yaml.safe_dump(document))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
 def test_mutations_of_the_shipped_space(rng: random.Random, edits: int) -> None:
     text = SHIPPED
@@ -314,7 +309,7 @@ def test_mutations_of_the_shipped_space(rng: random.Random, edits: int) -> None:
     only_input_errors(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(max_size=200))
 @example('name: "\\UFFFFFFFF"')
 @example('name: "\\uD800"')
@@ -325,7 +320,7 @@ def test_random_text(text: str) -> None:
     only_input_errors(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=200))
 @example(data=b"\xff\xfe\x00")
 @example(data=b"x" * 300_000)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import optuna
 import pytest
@@ -22,15 +20,6 @@ SPACE = FakeSpace()
 ALL = list(SPACE.configurations())
 CANDIDATES = Candidates(ALL, tuple(SPACE.knobs))
 POOL = Pool.of(CANDIDATES, [outcome_of(c).prediction for c in ALL])
-LARGE = FakeSpace(
-    name="large",
-    values={
-        "micro_batch": tuple(range(1, 33)),
-        "lora_rank": tuple(range(4, 168, 4)),
-        "precision": ("nf4", "bf16"),
-        "gradient_checkpointing": (True, False),
-    },
-)
 
 
 def play(world, trials, *, pool=POOL, configurations=ALL, sampler=None):
@@ -102,7 +91,7 @@ def test_optimize_ends_by_itself_when_nothing_is_left():
     assert len(study.trials) < len(ALL)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     told=st.lists(st.integers(0, len(ALL) - 1), min_size=1, max_size=8, unique=True),
     speed_factor=st.floats(0.5, 2.0),
@@ -195,31 +184,6 @@ def test_other_parameters_of_a_study_are_drawn_at_random():
     assert 0 <= study.ask().suggest_float("learning_rate", 0, 1) <= 1
 
 
-@pytest.mark.slow
-def test_a_decision_among_thousands_after_a_thousand_trials_takes_milliseconds():
-    configurations = list(LARGE.configurations())
-    candidates = Candidates(configurations, tuple(LARGE.knobs))
-    pool = Pool.of(candidates, [outcome_of(c).prediction for c in configurations])
-    sampler = GuidedSampler(pool, seed=0)
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
-    fitting = np.flatnonzero(pool.device_bytes <= pool.usable_bytes)
-    for place in fitting[:1000]:
-        study.add_trial(
-            optuna.trial.create_trial(
-                params=dict(pool.parameters[place]),
-                distributions=dict(pool.distributions),
-                values=predicted(configurations[place]),
-            )
-        )
-    study.ask(dict(pool.distributions))
-    started = time.perf_counter()
-    for _ in range(20):
-        trial = study.ask(dict(pool.distributions))
-        study.tell(trial, (1.0, 2.0**34))
-    # The target is 20 ms (docs/search.md); twice that on a machine that others use too.
-    assert (time.perf_counter() - started) / 20 < 0.1
-
-
 # -- the expected gain ----------------------------------------------------------------------
 
 points = st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(1.0, 100.0)), min_size=0, max_size=8)
@@ -245,7 +209,7 @@ def test_front_is_non_dominated_and_independent_of_order(found, order):
             assert ((front.speed >= speed) & (front.size <= size)).any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     found=points,
     speed=st.floats(0.2, 8.0),
@@ -291,7 +255,7 @@ def test_prior_has_the_width_that_it_was_given():
 
 
 @given(effect=st.floats(-0.4, 0.4), seed=st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_effect_of_a_level_is_learned_from_some_and_expected_of_the_others(effect, seed):
     rng = np.random.default_rng(seed)
     hit = np.array([c["precision"] == "bf16" for c in ALL])
