@@ -199,7 +199,7 @@ def test_a_limit_makes_real_allocations_fail():
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=allocate_under_limit, args=(sender,))
     child.start()
-    child.join(60)
+    child.join(300)
     assert child.exitcode == 0
     small, text = receiver.recv()
     assert small == 1

@@ -15,7 +15,7 @@ from tuner.runner.device import RealEnvironment, open_session
 from tuner.runner.isolated import IsolatedRunner
 from tuner.workloads import get_workload
 
-QUICK = MeasureOptions(device="cpu", budget_s=0.2, min_steps=2, warmup_steps=1, timeout_s=120)
+QUICK = MeasureOptions(device="cpu", budget_s=0.2, min_steps=2, warmup_steps=1, timeout_s=300)
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def folder(tmp_path, monkeypatch):
 
 def tuner(*arguments: str) -> str:
     command = [sys.executable, "-m", "tuner", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     return done.stdout

@@ -23,7 +23,7 @@ from tuner.tune.candidates import Candidates
 from tuner.tune.proposer import Knowledge, Proposer, open_mirror
 
 TRIALS = 6
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_optuna_dashboard_opens_the_study(study_path):
         assert {"micro_batch", "lora_rank"} <= {p["name"] for p in detail["trials"][0]["params"]}
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode is not None
 
 
@@ -100,7 +100,7 @@ def get(url: str, process: subprocess.Popen[str]) -> dict:
     until = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
-            with opener.open(url, timeout=10) as answer:
+            with opener.open(url, timeout=120) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError:
             raise

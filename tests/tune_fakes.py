@@ -135,20 +135,28 @@ class FakeRunner:
     source: Source = Source.PREDICTED
 
     def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
-        number = len(list(self.factory.log.iterdir())) if self.factory.log else 0
         if self.factory.log:
             note = self.factory.log / f"{time.time_ns()}-{os.getpid()}"
             note.write_text(configuration.key)
         time.sleep(self.factory.sleep_s)
         if configuration.key in self.factory.kills:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.factory.kill_first and number == 0:
+        if self.factory.kill_first and self._is_first():
             os.kill(os.getpid(), signal.SIGKILL)
         if configuration.key in self.factory.raises:
             raise RuntimeError("a bug in the runner")
         outcome = outcome_of(configuration)
         threads = os.environ["OMP_NUM_THREADS"]
         return Outcome(outcome.status, outcome.prediction, message=f"threads={threads}")
+
+    def _is_first(self) -> bool:
+        """Whether no trial asked before, of those that run at the same time too."""
+        assert self.factory.log is not None
+        try:
+            self.factory.log.with_name(f"{self.factory.log.name}-begun").mkdir()
+        except FileExistsError:
+            return False
+        return True
 
 
 @dataclass(frozen=True)
