@@ -11,7 +11,8 @@ import yaml
 from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
 
 from tuner.records import Outcome, Status
-from tuner.results.best import best_yaml, find_baseline, recommend, run_cost
+from tuner.results.best import best_yaml, find_baseline, recommend
+from tuner.results.cost import run_cost
 from tuner.results.facts import SpaceFacts
 from tuner.results.table import pareto_csv
 from tuner.results.view import Kind, build_view

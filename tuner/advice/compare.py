@@ -11,7 +11,7 @@ from tuner.estimate.predict import check_supported
 from tuner.expressions import show
 from tuner.gpus import Gpu
 from tuner.records import Configuration, KnobValue, Measurement, Prediction
-from tuner.results.best import cost_of
+from tuner.results.cost import cost_of
 from tuner.results.facts import SpaceFacts
 from tuner.space import SearchSpace
 from tuner.units import format_duration, format_size, significant
@@ -203,9 +203,9 @@ def side_of(
     evidence: Evidence = measured or predicted.prediction
     configuration, prediction = predicted.configuration, predicted.prediction
     used_bytes = evidence.memory.device_bytes
-    cost = cost_of(evidence.speed, configuration, SpaceFacts.of(space), gpu)
-    epoch_s = predicted.epoch_s if space.stages else (cost.epoch_s if cost else None)
-    run_s = predicted.run_s if space.stages else (cost.run_s if cost else None)
+    cost = cost_of(evidence, configuration, SpaceFacts.of(space), gpu)
+    epoch_s = cost.epoch_s if cost else None
+    run_s = cost.run_s if cost else None
     examples, tokens = _truncation(space, configuration)
     return Side(
         configuration=configuration,
@@ -213,7 +213,7 @@ def side_of(
         fits=used_bytes + prediction.margin_bytes <= gpu.memory_bytes,
         free_bytes=gpu.memory_bytes - used_bytes,
         stage=predicted.stage,
-        steps_per_epoch=cost.steps_per_epoch if cost and not space.stages else None,
+        steps_per_epoch=cost.steps_per_epoch if cost else None,
         epoch_s=epoch_s,
         run_s=run_s,
         epoch_usd=_price(epoch_s, gpu),

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli.render import console, count, print_fields, print_rows, settings_text, table
+from tuner.cli.stages import print_stages
 from tuner.errors import NothingFitsError
 from tuner.records import KnobValue, Source, Status, TrialRecord
-from tuner.results.best import Recommendation, RunCost, run_cost
+from tuner.results.best import Recommendation
+from tuner.results.cost import RunCost, run_cost
 from tuner.results.front import device_bytes, margin_bytes
 from tuner.results.view import source_label
 from tuner.units import format_duration, format_size, significant
@@ -141,8 +143,9 @@ def print_recommendation(best: Recommendation) -> None:
             ("rest", settings_text({n: best.configuration[n] for n in _others(best, names)})),
             (
                 "memory",
-                f"{format_size(memory.device_bytes)} of {format_size(best.gpu.memory_bytes)}: "
-                f"{free}, of which {format_size(margin)} are the margin",
+                f"{format_size(memory.device_bytes)} of {format_size(best.gpu.memory_bytes)}"
+                f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, of which "
+                f"{format_size(margin)} are the margin",
             ),
             (
                 "speed",
@@ -157,6 +160,7 @@ def print_recommendation(best: Recommendation) -> None:
         ],
         indent=2,
     )
+    print_stages(best.record, best.space)
 
 
 def _others(best: Recommendation, names: Sequence[str]) -> list[str]:
@@ -168,9 +172,10 @@ def _others(best: Recommendation, names: Sequence[str]) -> list[str]:
 def _time_text(cost: RunCost | None) -> str:
     if cost is None:
         return ""
-    text = f"{format_duration(cost.epoch_s)} an epoch of {count(cost.examples)} examples"
+    of_stages = f"of {cost.stages} stages with " if cost.stages else "of "
+    text = f"{format_duration(cost.epoch_s)} an epoch {of_stages}{count(cost.examples)} examples"
     if cost.run_s is not None:
-        text += f", {format_duration(cost.run_s)} for {cost.epochs:g} epochs"
+        text += f", {format_duration(cost.run_s)} for {cost.epochs_text}"
     return f"{text} (training only, every example at full length)"
 
 
@@ -179,7 +184,7 @@ def _cost_text(cost: RunCost | None) -> str:
         return ""
     text = f"{cost.epoch_usd:,.2f} USD an epoch"
     if cost.run_usd is not None:
-        text += f", {cost.run_usd:,.2f} USD for {cost.epochs:g} epochs"
+        text += f", {cost.run_usd:,.2f} USD for {cost.epochs_text}"
     when = f" (price of {cost.price_date})" if cost.price_date else ""
     return f"{text}, at {cost.price_usd_per_hour:g} USD per hour{when}"
 

@@ -57,7 +57,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.cli.device import find_gpu, with_profile
     from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_fields, print_json, settings_text
-    from tuner.cli.stages import print_stages, staged_to_dict
+    from tuner.cli.stages import print_staged, staged_to_dict
+    from tuner.results.facts import SpaceFacts
 
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
@@ -89,7 +90,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     print_evidence(prediction, gpu, fits=prediction.fits)
     if staged is not None:
-        print_stages(staged)
+        print_staged(staged, configuration, SpaceFacts.of(space))
 
 
 def one_configuration(

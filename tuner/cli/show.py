@@ -175,6 +175,7 @@ def _show_trial(
     from tuner.cli.comparison import more_text, print_comparison
     from tuner.cli.evidence import print_evidence
     from tuner.cli.render import print_fields, print_json, settings_text
+    from tuner.cli.stages import print_stages
 
     if as_json:
         print_json(record_dict(record))
@@ -197,6 +198,7 @@ def _show_trial(
         click.echo()
         margin = record.reserve_bytes
         print_evidence(outcome.evidence, target.gpu, fits=record.fits, margin_bytes=margin)
+        print_stages(record, target.facts)
     if outcome.measurement is not None and outcome.prediction is not None:
         click.echo()
         print_fields([("measured", more_text(outcome.measurement))])

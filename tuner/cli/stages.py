@@ -1,37 +1,64 @@
-"""How a prediction of a training in stages is printed."""
+"""How the stages of a training are printed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.render import print_fields
+from tuner.cli.render import console, print_fields, table
+from tuner.results.stages import StageRow, rows_of, stage_rows
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
     from tuner.estimate.stages import StagedPrediction
+    from tuner.records import Configuration, TrialRecord
+    from tuner.results.facts import SpaceFacts
 
 
-def print_stages(staged: StagedPrediction) -> None:
-    """Every stage with its memory and speed; which one limits, and how long they take."""
-    click.echo("\nstages (predicted)")
-    rows = []
-    for name, prediction in staged.stages.items():
-        notes = [
-            format_size(prediction.memory.device_bytes),
-            f"{significant(prediction.speed.samples_per_s)} samples/s",
-        ]
-        if not prediction.fits:
-            notes.append("does not fit")
-        elif name == staged.limiting:
-            notes.append("needs most")
-        rows.append((name, ", ".join(notes)))
+def print_stages(record: TrialRecord, space: SpaceFacts) -> None:
+    """Every stage of a trial with its memory, speed and time; nothing where there are none."""
+    evidence = record.outcome.evidence
+    if evidence is not None:
+        print_rows_of_stages(rows_of(record, space), str(evidence.source))
+
+
+def print_staged(staged: StagedPrediction, configuration: Configuration, space: SpaceFacts) -> None:
+    """The stages of one prediction, and how long they take together."""
+    overall = staged.overall
+    usable_bytes = overall.limit_bytes - overall.margin_bytes
+    rows = stage_rows(overall, configuration, space, usable_bytes=usable_bytes)
+    print_rows_of_stages(rows, str(overall.source))
+    fields = []
     if staged.epoch_s is not None:
-        rows.append(("one epoch of each", format_duration(staged.epoch_s)))
+        fields.append(("one epoch of each", format_duration(staged.epoch_s)))
     if staged.run_s is not None and staged.run_s != staged.epoch_s:
-        rows.append(("all epochs", format_duration(staged.run_s)))
-    print_fields(rows, indent=2)
+        fields.append(("all epochs", format_duration(staged.run_s)))
+    print_fields(fields, indent=2)
+
+
+def print_rows_of_stages(rows: Sequence[StageRow], source: str) -> None:
+    """The stages as a table."""
+    if not rows:
+        return
+    click.echo(f"\nStages ({source})")
+    shown = table(
+        ["stage", "sets", "memory", "samples/s", "step", "time", ""],
+        right=("memory", "samples/s", "step", "time"),
+    )
+    for row in rows:
+        numbers, each = row.numbers, " each" if len(row.names) > 1 else ""
+        shown.add_row(
+            row.label,
+            row.settings,
+            format_size(numbers.device_bytes),
+            significant(numbers.samples_per_s),
+            format_duration(numbers.step_s),
+            "?" if row.run_s is None else format_duration(row.run_s) + each,
+            row.verdict,
+        )
+    console().print(shown)
 
 
 def staged_to_dict(staged: StagedPrediction) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.records import Configuration, Measurement, Prediction, Source, Speed, TrialRecord
+from tuner.records import Configuration, Measurement, Prediction, Source, TrialRecord
+from tuner.results.cost import RunCost, cost_dict, run_cost
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.front import (
     THROUGHPUT,
@@ -18,26 +18,8 @@ from tuner.results.front import (
     samples_per_s,
     trusted,
 )
+from tuner.results.stages import limit_text, stages_dict
 from tuner.units import format_duration, format_gib, format_size
-
-
-@dataclass(frozen=True, slots=True)
-class RunCost:
-    """Time and money for one pass over the training data, and for the whole run.
-
-    Pure training: no evaluation, no checkpoints, no start-up. Money is None when the price
-    of the GPU is unknown, and what concerns the run when the number of epochs is.
-    """
-
-    examples: int
-    epochs: float | None
-    steps_per_epoch: int | None
-    epoch_s: float
-    run_s: float | None
-    epoch_usd: float | None
-    run_usd: float | None
-    price_usd_per_hour: float | None
-    price_date: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +78,11 @@ class Recommendation:
         return self.gpu.memory_bytes - self.evidence.memory.device_bytes
 
     @property
+    def limit_text(self) -> str:
+        """Which stage needs most memory, for people; empty where there are no stages."""
+        return limit_text(self.evidence, self.configuration, self.space)
+
+    @property
     def verified_text(self) -> str:
         """What was done to make sure, and how much memory was left; for people."""
         found = self.record.outcome.measurement
@@ -121,7 +108,8 @@ class Recommendation:
             "configuration": self.configuration.to_dict(),
             "memory": self._memory_dict(),
             "speed": self._speed_dict(),
-            "run": _cost_dict(self.cost),
+            **stages_dict(self.record, self.space),
+            "run": cost_dict(self.cost),
             "baseline": _gain_dict(self.gain),
             "trainable_params": self.evidence.trainable_params,
             "total_params": self.evidence.total_params,
@@ -211,36 +199,6 @@ def recommend(
     )
 
 
-def run_cost(record: TrialRecord, space: SpaceFacts, gpu: GpuLike) -> RunCost | None:
-    """Time and money of an epoch and a run; None without numbers or number of examples."""
-    evidence = record.outcome.evidence
-    return cost_of(evidence.speed, record.configuration, space, gpu) if evidence else None
-
-
-def cost_of(
-    speed: Speed, configuration: Configuration, space: SpaceFacts, gpu: GpuLike
-) -> RunCost | None:
-    """Time and money at a speed; None without a rate or the number of examples."""
-    if space.examples is None or speed.samples_per_s <= 0:
-        return None
-    epoch_s = space.examples / speed.samples_per_s
-    run_s = epoch_s * space.epochs if space.epochs is not None else None
-    price = gpu.price_usd_per_hour
-    batch = configuration.get("effective_batch")
-    has_batch = isinstance(batch, int) and batch > 0
-    return RunCost(
-        examples=space.examples,
-        epochs=space.epochs,
-        steps_per_epoch=math.ceil(space.examples / batch) if has_batch else None,  # type: ignore[operator]
-        epoch_s=epoch_s,
-        run_s=run_s,
-        epoch_usd=epoch_s / 3600 * price if price is not None else None,
-        run_usd=run_s / 3600 * price if price is not None and run_s is not None else None,
-        price_usd_per_hour=price,
-        price_date=gpu.price_date,
-    )
-
-
 def find_baseline(
     records: Iterable[TrialRecord], settings: Mapping[str, Any] | None
 ) -> TrialRecord | None:
@@ -284,7 +242,8 @@ def best_yaml(best: Recommendation | None, space: SpaceFacts, gpu: GpuLike, *, t
         comment = (
             f"# The fastest configuration of {_one_line(space.name)} found for "
             f"{_one_line(gpu.name)}: it fits with {format_gib(best.free_bytes)} to spare.\n"
-            f"# Every number of memory, speed, time and cost below is {source} ({how}).\n"
+            + (f"# The memory is that {_one_line(best.limit_text)}.\n" if best.limit_text else "")
+            + f"# Every number of memory, speed, time and cost below is {source} ({how}).\n"
         )
         data = best.to_dict()
     body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
@@ -314,24 +273,6 @@ def _gpu_dict(gpu: GpuLike) -> dict[str, Any]:
         "name": gpu.name,
         "memory": format_gib(gpu.memory_bytes),
         "memory_bytes": gpu.memory_bytes,
-    }
-
-
-def _cost_dict(cost: RunCost | None) -> dict[str, Any] | None:
-    if cost is None:
-        return None
-    return {
-        "examples": cost.examples,
-        "epochs": cost.epochs,
-        "steps_per_epoch": cost.steps_per_epoch,
-        "time_per_epoch": format_duration(cost.epoch_s),
-        "time_per_epoch_s": round(cost.epoch_s, 3),
-        "time_per_run": format_duration(cost.run_s) if cost.run_s is not None else None,
-        "time_per_run_s": round(cost.run_s, 3) if cost.run_s is not None else None,
-        "cost_per_epoch_usd": round(cost.epoch_usd, 4) if cost.epoch_usd is not None else None,
-        "cost_per_run_usd": round(cost.run_usd, 4) if cost.run_usd is not None else None,
-        "price_usd_per_hour": cost.price_usd_per_hour,
-        "price_date": str(cost.price_date) if cost.price_date is not None else None,
     }
 
 

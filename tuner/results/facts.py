@@ -7,7 +7,7 @@ load them. `SpaceFacts` is the frozen extract that every output is written from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -82,6 +82,30 @@ class TermLike(Protocol):
         ...
 
 
+class StageLike(Protocol):
+    """What results use of a stage of a space."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What has another value in it."""
+        ...
+
+    @property
+    def examples(self) -> int | None:
+        """Its training examples; None where they are those of the space."""
+        ...
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes over them; None where they are those of the space."""
+        ...
+
+
 class ObjectiveLike(Protocol):
     """What results use of an objective of a space."""
 
@@ -130,6 +154,11 @@ class SpaceLike(Protocol):
         ...
 
     @property
+    def stages(self) -> Sequence[StageLike]:
+        """The parts of the training, in their order; empty where there is one only."""
+        ...
+
+    @property
     def baseline(self) -> Mapping[str, Any] | None:
         """The settings that the gain is counted from."""
         ...
@@ -143,6 +172,29 @@ class SpaceLike(Protocol):
     def defaulted(self) -> frozenset[str]:
         """Names that the file of the space does not mention."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """A stage of a training: what it changes, and how much it trains; None is unknown."""
+
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    examples: int | None = None
+    epochs: float | None = None
+
+    def settings(self, configuration: Mapping[str, Any]) -> str:
+        """What has a value of its own in this stage, for people."""
+        from tuner.expressions import show  # not needed to print a help text
+
+        own = {n: configuration.get(f"{self.name}.{n}", value) for n, value in self.values.items()}
+        return ", ".join(f"{name}={show(value)}" for name, value in own.items())
+
+    def run_s(self, samples_per_s: float) -> float | None:
+        """Seconds of all its epochs, of one where their number is unknown."""
+        if self.examples is None or samples_per_s <= 0:
+            return None
+        return self.examples * (1.0 if self.epochs is None else self.epochs) / samples_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +222,8 @@ class SpaceFacts:
     longest_tokens: int | None = None
     length_points: tuple[tuple[float, float], ...] = ()
     """Cumulative distribution of token lengths: (length, share of examples up to it)."""
+    stages: tuple[StageFacts, ...] = ()
+    """The parts of the training, in their order; empty where there is one only."""
 
     @classmethod
     def of(cls, space: SpaceLike) -> SpaceFacts:
@@ -188,4 +242,11 @@ class SpaceFacts:
             objectives=tuple(objective.metric for objective in space.objectives),
             longest_tokens=lengths.max if lengths is not None else None,
             length_points=tuple(lengths.points) if lengths is not None else (),
+            stages=tuple(_stage(stage, space.data) for stage in space.stages),
         )
+
+
+def _stage(stage: StageLike, data: DataLike) -> StageFacts:
+    examples = data.examples if stage.examples is None else stage.examples
+    epochs = data.epochs if stage.epochs is None else stage.epochs
+    return StageFacts(stage.name, stage.values, examples, epochs)

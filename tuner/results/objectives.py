@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from tuner.errors import UnavailableError, unknown
 from tuner.records import Memory, Speed, Status, TrialRecord
-from tuner.results.best import run_cost
+from tuner.results.cost import run_cost
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.front import DEVICE_MEMORY, THROUGHPUT, Direction, Objective
 

@@ -16,6 +16,7 @@ from tuner.results.levels import levels
 from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.plot import LABELS, subtitle
 from tuner.results.progress_figure import progress_figure, progress_text
+from tuner.results.stages import rows_of
 from tuner.results.table import value_text
 from tuner.results.view import View
 from tuner.units import GIB, format_duration, format_gib, format_size, significant
@@ -91,6 +92,7 @@ def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
         time_parts=_time_parts(view.best) if view.best else [],
         front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
         levels=_levels(view),
+        stages=_stages(view),
         front_title=_front_title(view),
         knobs=knobs,
         agreement_rows=agreement_rows(pairs(view.records)),
@@ -113,19 +115,20 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
     share = memory.device_bytes / limit
     tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
     per_step = f"{tokens}{format_duration(speed.step_s)} per optimizer step"
+    limits = f"; {best.limit_text}" if best.limit_text else ""
     tiles = [
         ("Throughput", f"{significant(speed.samples_per_s)} samples/s", per_step),
         (
             "Peak device memory",
             format_size(memory.device_bytes),
-            f"{share:.0%} of {format_gib(limit)}, {format_gib(best.free_bytes)} stay free",
+            f"{share:.0%} of {format_gib(limit)}, {format_gib(best.free_bytes)} stay free{limits}",
         ),
     ]
     cost = best.cost
     if cost is not None:
-        run = f"{cost.examples:,} examples"
+        run = f"{cost.examples:,} examples" + (f" in {cost.stages} stages" if cost.stages else "")
         if cost.run_s is not None:
-            run += f"; {format_duration(cost.run_s)} for {cost.epochs:g} epochs"
+            run += f"; {format_duration(cost.run_s)} for {cost.epochs_text}"
         tiles.append(("Time per epoch", format_duration(cost.epoch_s), run))
         if cost.epoch_usd is not None:
             price = f"at {cost.price_usd_per_hour:.2f} USD per hour"
@@ -177,6 +180,7 @@ def _trials(view: View) -> dict[str, Any]:
     """The table of all trials: its columns, and each trial's values and way of drawing."""
     numbers = ("device GiB", "samples/s", "tokens/s", "step s")
     columns = [*view.knobs, *numbers, "outcome", "source", "trial"]
+    columns += ["hardest stage"] if view.space.stages else []
     return {
         "columns": columns,
         "knobs": len(view.knobs),
@@ -201,8 +205,10 @@ def _trial_row(view: View, record: TrialRecord) -> list[object]:
             float(f"{evidence.speed.step_s:.5g}"),
         ]
     ended = str(outcome.status) + (f" in {outcome.phase}" if outcome.phase else "")
+    ended += f", {outcome.stage} alone" if outcome.stage else ""
     source = str(evidence.source) if evidence else ""
-    return [*settings, *numbers, ended, source, record.trial_id]
+    stage = [outcome.limiting_stage or ""] if view.space.stages else []
+    return [*settings, *numbers, ended, source, record.trial_id, *stage]
 
 
 def _cell(value: Any) -> object:
@@ -241,6 +247,25 @@ def _levels(view: View) -> list[dict[str, Any]]:
             "rows": [_front_row(view, record) for record in level.front],
         }
         for level in levels(view)
+    ]
+
+
+def _stages(view: View) -> list[dict[str, Any]]:
+    """The stages of the recommended configuration, each with a bar for its memory."""
+    if view.best is None:
+        return []
+    return [
+        {
+            "name": row.label,
+            "settings": row.settings,
+            "memory": format_size(row.numbers.device_bytes),
+            "percent": 100 * row.numbers.device_bytes / view.gpu.memory_bytes,
+            "samples": significant(row.numbers.samples_per_s),
+            "step": format_duration(row.numbers.step_s),
+            "time": "?" if row.run_s is None else format_duration(row.run_s),
+            "hardest": row.hardest,
+        }
+        for row in rows_of(view.best.record, view.space)
     ]
 
 

@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 from tuner.records import KnobValue, TrialRecord
-from tuner.results.best import run_cost
+from tuner.results.cost import run_cost
 from tuner.results.view import View
 from tuner.units import GIB
 
@@ -35,14 +35,17 @@ def pareto_csv(view: View) -> str:
     """
     names = [*view.knobs, *view.fixed]
     more = [o for o in view.objectives if o.name not in (*_NUMBERS, *names)]
-    columns = ["recommended", "source", *names, *_NUMBERS, *(o.name for o in more), "trial_id"]
+    stage = ["limiting_stage"] if view.space.stages else []
+    numbers = [*_NUMBERS, *(o.name for o in more)]
+    columns = ["recommended", "source", *names, *numbers, *stage, "trial_id"]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for record in view.front:
         values = {name: value_text(record.configuration.get(name)) for name in names}
-        numbers = {o.name: f"{o.value(record):.6g}" for o in more}
-        writer.writerow({**values, **_row(record, view), **numbers})
+        others = {o.name: f"{o.value(record):.6g}" for o in more}
+        others |= dict.fromkeys(stage, record.outcome.limiting_stage or "")
+        writer.writerow({**values, **_row(record, view), **others})
     return text.getvalue()
 
 

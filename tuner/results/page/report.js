@@ -12,12 +12,12 @@
   // Plots ---------------------------------------------------------------------------------
   function hover(index) {
     const row = rows[index];
-    const [gib, samples, tokens, step, outcome, source, trial] = row.slice(knobs);
+    const [gib, samples, tokens, step, outcome, source, trial, stage] = row.slice(knobs);
     const lines = columns.slice(0, knobs).map((name, i) => `${asText(name)} <b>${asText(row[i])}</b>`);
     return [
       `<b>${labels[kinds[index]]}</b> (${asText(source)})`,
       `${rate(samples)} samples/s, ${rate(tokens)} tokens/s`,
-      `${number(gib, gib < 1 ? 3 : 2)} GiB, ${rate(step)} s per step`,
+      `${number(gib, gib < 1 ? 3 : 2)} GiB${stage ? ` in ${asText(stage)}` : ""}, ${rate(step)} s per step`,
       ...lines,
       `${asText(outcome)}, trial ${asText(trial)}`,
     ].join("<br>");

@@ -1,0 +1,139 @@
+"""What results say of trainings that have stages: which one limits, and how long each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.records import Configuration, Measurement, Prediction, StageNumbers, TrialRecord
+from tuner.results.facts import SpaceFacts, StageFacts
+from tuner.results.front import margin_bytes
+from tuner.units import format_size
+
+MAX_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """Stages that came to the same numbers, as one row.
+
+    `settings` is what the stage sets, `run_s` the time of all its epochs, of each of the stages;
+    None where it is not known how many examples it has.
+    """
+
+    names: tuple[str, ...]
+    settings: str
+    numbers: StageNumbers
+    run_s: float | None
+    hardest: bool
+    fits: bool
+
+    @property
+    def label(self) -> str:
+        """The names, shortened where they are many."""
+        first, *rest = self.names
+        return ", ".join(self.names) if len(self.names) <= MAX_NAMES else f"{first} to {rest[-1]}"
+
+    @property
+    def verdict(self) -> str:
+        """What is to be said of its memory; empty where that is not the limit."""
+        if not self.fits:
+            return "does not fit"
+        return "the hardest" if self.hardest else ""
+
+
+def rows_of(record: TrialRecord, space: SpaceFacts) -> list[StageRow]:
+    """The stages of a trial; see `stage_rows`. Empty without numbers."""
+    evidence, configuration = record.outcome.evidence, record.configuration
+    if evidence is None:
+        return []
+    usable_bytes = record.gpu_memory_bytes - margin_bytes(record)
+    return stage_rows(evidence, configuration, space, usable_bytes=usable_bytes)
+
+
+def stage_rows(
+    evidence: Prediction | Measurement,
+    configuration: Configuration,
+    space: SpaceFacts,
+    *,
+    usable_bytes: int,
+) -> list[StageRow]:
+    """The stages in their order, alike ones that follow each other together."""
+    facts = {stage.name: stage for stage in space.stages}
+    rows: list[StageRow] = []
+    for name, numbers in evidence.stages.items():
+        stage = facts.get(name, StageFacts(name))
+        settings = stage.settings(configuration)
+        names: tuple[str, ...] = (name,)
+        if rows and (rows[-1].numbers, rows[-1].settings) == (numbers, settings):
+            names = (*rows.pop().names, name)
+        rows.append(
+            StageRow(
+                names=names,
+                settings=settings,
+                numbers=numbers,
+                run_s=stage.run_s(numbers.samples_per_s),
+                hardest=evidence.limiting_stage in names,
+                fits=numbers.device_bytes <= usable_bytes,
+            )
+        )
+    return rows
+
+
+def limit_text(
+    evidence: Prediction | Measurement, configuration: Configuration, space: SpaceFacts
+) -> str:
+    """Where the memory is the most: "in stage1 (n_negatives=24), the hardest of 5 stages".
+
+    Empty where there are no stages.
+    """
+    name = evidence.limiting_stage
+    if name is None:
+        return ""
+    stage = next((s for s in space.stages if s.name == name), StageFacts(name))
+    settings = stage.settings(configuration)
+    text = f"in {name} ({settings})" if settings else f"in {name}"
+    return f"{text}, the hardest of {len(evidence.stages)} stages"
+
+
+def stages_dict(record: TrialRecord, space: SpaceFacts) -> dict[str, Any]:
+    """The stages as JSON types; nothing where there are none."""
+    evidence = record.outcome.evidence
+    if evidence is None or not evidence.stages:
+        return {}
+    return {
+        "limiting_stage": evidence.limiting_stage,
+        "stages": {
+            name: {
+                "settings": row.settings,
+                "peak_device_memory": format_size(row.numbers.device_bytes),
+                "peak_device_bytes": row.numbers.device_bytes,
+                "samples_per_s": float(f"{row.numbers.samples_per_s:.6g}"),
+                "step_s": float(f"{row.numbers.step_s:.6g}"),
+                "time_s": None if row.run_s is None else round(row.run_s, 3),
+            }
+            for row in rows_of(record, space)
+            for name in row.names
+        },
+    }
+
+
+def seconds_of(
+    stages: Mapping[str, StageNumbers], space: SpaceFacts
+) -> tuple[float, float | None] | None:
+    """Seconds of one pass over the data of every stage, and of all passes (None: unknown).
+
+    None where the examples, or the numbers, of a stage are not known.
+    """
+    epoch_s = run_s = 0.0
+    epochs_known = True
+    for stage in space.stages:
+        numbers = stages.get(stage.name)
+        if numbers is None or stage.examples is None or numbers.samples_per_s <= 0:
+            return None
+        seconds = stage.examples / numbers.samples_per_s
+        epoch_s += seconds
+        run_s += seconds * (stage.epochs or 0.0)
+        epochs_known = epochs_known and stage.epochs is not None
+    return epoch_s, run_s if epochs_known else None
