@@ -7,10 +7,9 @@ interruption decides as it would have done without one.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from tuner.records import Configuration, Measurement, TrialRecord
+from tuner.records import Configuration, TrialRecord
 from tuner.results.journal import latest
 from tuner.runner.base import GiveUp
 
@@ -25,19 +24,46 @@ MOST_FAILED_VERIFICATIONS = 5
 
 
 class Standing:
-    """The records, and what they say of each configuration together, worked out once."""
+    """The records, and what they say of each configuration together, kept up as they come."""
 
-    def __init__(self, records: Sequence[TrialRecord]) -> None:
-        self.records = records
-        self.fitting = [r for r in latest(records) if r.fits and _measurement(r) is not None]
+    def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
+        self.count = 0
+        self.verifications: list[TrialRecord] = []
+        self._runs: dict[Configuration, list[TrialRecord]] = {}
+        self._fitting: dict[Configuration, TrialRecord] = {}
+        self._front: list[TrialRecord] = []
+        for record in records:
+            self.add(record)
 
-    def front(self) -> list[TrialRecord]:
+    def add(self, record: TrialRecord) -> None:
+        """Take in the next record."""
+        configuration = record.configuration
+        runs = self._runs.setdefault(configuration, [])
+        runs.append(record)
+        self.count += 1
+        if record.verification:
+            self.verifications.append(record)
+        before = self._fitting.pop(configuration, None)
+        (together,) = latest(runs)
+        if together.fits and together.outcome.measurement is not None:
+            self._fitting[configuration] = together
+            if before is None:
+                self._front = _non_dominated([*self._front, together])
+        if before is not None:  # what it kept off the front may come back
+            self._front = _non_dominated(self._fitting.values())
+
+    def runs(self, configuration: Configuration) -> Sequence[TrialRecord]:
+        """The records of one configuration, in the order in which they came."""
+        return self._runs.get(configuration, ())
+
+    @property
+    def fitting(self) -> list[TrialRecord]:
+        """One record of each configuration that was measured and fits."""
+        return list(self._fitting.values())
+
+    def front(self) -> Sequence[TrialRecord]:
         """The measured ones that fit and are not dominated, the smallest first."""
-        found: list[TrialRecord] = []
-        for record in sorted(self.fitting, key=lambda r: (_size(r), -_rate(r))):
-            if not found or _rate(record) > _rate(found[-1]):
-                found.append(record)
-        return found
+        return self._front
 
 
 def give_up_rule(standing: Standing, usable_bytes: int) -> GiveUp:
@@ -56,33 +82,41 @@ def near_tie(standing: Standing) -> Configuration | None:
     front = [record for record in standing.front() if _interval(record) is not None]
     if not front:
         return None
-    runs = Counter(record.configuration for record in standing.records)
-    fitting = [record for record in standing.fitting if _interval(record) is not None]
-    pairs = list(itertools.pairwise(front))
-    pairs += [(other, front[-1]) for other in fitting if other is not front[-1]]
+    fastest = front[-1]
+    as_fast, least = [], _ends(fastest)[0]
+    for other in standing.fitting:
+        interval = _interval(other)
+        if interval is not None and interval[1] >= least and other is not fastest:
+            as_fast.append((other, fastest))
+    neighbours = [(a, b) for a, b in itertools.pairwise(front) if _ends(a)[1] >= _ends(b)[0]]
     tied = {
         record.configuration: record
-        for slower, faster in pairs
-        if _ends(slower)[1] >= _ends(faster)[0]
-        for record in (slower, faster)
-        if runs[record.configuration] < MOST_RUNS
+        for pair in (*neighbours, *as_fast)
+        for record in pair
+        if len(standing.runs(record.configuration)) < MOST_RUNS
     }
-    return min(tied, key=lambda c: (runs[c], -_rate(tied[c]), c.key), default=None)
+    return min(tied, key=lambda c: (len(standing.runs(c)), -_rate(tied[c]), c.key), default=None)
 
 
 def to_verify(standing: Standing) -> Configuration | None:
     """The fastest that fits, unless it is verified; None also when there is nothing to verify."""
-    if not standing.fitting:
+    front = standing.front()
+    if not front:
         return None
-    best = max(standing.fitting, key=_rate).configuration
-    tried = [record for record in standing.records if record.verification]
+    best = front[-1].configuration
+    tried = standing.verifications
     failed = sum(not record.verified for record in tried)
     was_tried = any(record.configuration == best for record in tried)
     return None if was_tried or failed >= MOST_FAILED_VERIFICATIONS else best
 
 
-def _measurement(record: TrialRecord) -> Measurement | None:
-    return record.outcome.measurement
+def _non_dominated(records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Those that no other is at least as fast as with less memory, the smallest first."""
+    found: list[TrialRecord] = []
+    for record in sorted(records, key=lambda r: (_size(r), -_rate(r))):
+        if not found or _rate(record) > _rate(found[-1]):
+            found.append(record)
+    return found
 
 
 def _interval(record: TrialRecord) -> tuple[float, float] | None:

@@ -72,7 +72,8 @@ class Ledger:
         self.stopped_by: StoppedBy | None = None
         self.failure: Exception | None = None
         self.stale = 0
-        self._stood: Standing | None = None
+        self._stood = Standing()
+        self._begun = 0
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
@@ -118,6 +119,7 @@ class Ledger:
                 self.stale += 1
         for record in known.values():
             self._tracker.reuse(record)
+            self._begun += not record.verification
             self._learn(record)
         # What is known may already be all that was asked for.
         reason = self._reason_to_stop()
@@ -147,6 +149,7 @@ class Ledger:
                 self.stopped_by = self.stopped_by or reason  # an interrupt may come in between
             return None
         self._proposed[ray_id] = dataclasses.replace(proposed, number=len(self._proposed) + 1)
+        self._begun += not proposed.instructions.verify
         self._tracker.total = max(self._tracker.total, self.reused + len(self._proposed))
         return proposed.configuration
 
@@ -236,12 +239,8 @@ class Ledger:
         """
         if record.verification:
             return
-        runs = [
-            run
-            for run in self.records
-            if run.configuration == record.configuration and not run.verification
-        ]
-        self._proposer.tell(pooled(runs))
+        runs = self._standing.runs(record.configuration)
+        self._proposer.tell(pooled([run for run in runs if not run.verification]))
 
     def report(self, *, periodic: bool = False) -> None:
         """Tell the progress; when `periodic`, only if it is time."""
@@ -267,17 +266,14 @@ class Ledger:
     @property
     def _standing(self) -> Standing:
         """What the records say, worked out once for each outcome."""
-        if self._stood is None or len(self._stood.records) != len(self._tracker.records):
-            self._stood = Standing(self.records)
+        for record in self._tracker.records[self._stood.count :]:
+            self._stood.add(record)
         return self._stood
 
     @property
     def _trial_count(self) -> int:
         """Trials begun that count for the budget; verifications do not."""
-        reused = self.records[: self.reused]
-        return sum(not record.verification for record in reused) + sum(
-            not proposed.instructions.verify for proposed in self._proposed.values()
-        )
+        return self._begun
 
     @property
     def _running_count(self) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import optuna
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -27,6 +26,7 @@ from tuner.tune.guided import HIGHEST_RISK, MEMORY_CONSTRAINT, GuidedSampler
 from tuner.tune.guided_pool import Pool
 from tuner.tune.oom_frontier import OomFrontier
 from tuner.tune.pruning import MOST_RISK, CalibratedRisk, PruningLog
+from tuner.tune.samplers import sampler_of
 from tuner.workloads.memory_order import MemoryOrder
 
 METRICS = ["samples_per_s", "device_bytes"]
@@ -129,7 +129,10 @@ class Proposer:
         self._sampler, self._seed, self._trials = sampler, seed, trials
         # Optuna asks a sampler also for trials that are settled. Only nsga2 notes something of
         # them, their generation; for the others that would be time spent on nothing.
-        self._bookkeeper = _sampler(sampler if sampler == "nsga2" else "", seed=0, trials=trials)
+        self._box = candidates.distributions
+        self._bookkeeper = sampler_of(
+            sampler if sampler == "nsga2" else "", seed=0, trials=trials, box=self._box
+        )
         self._pruning = PruningLog(candidates, self._frontier)
         self._risk: CalibratedRisk | None = None
         if self.guide is None and sampler != "guided" and knowledge.predictions:
@@ -251,8 +254,8 @@ class Proposer:
         """
         number = self._told + len(self._pending)
         self._rng.seed(f"{self._seed} {number}")
-        self.study.sampler = self.guide or _sampler(
-            self._sampler, seed=self._rng.getrandbits(32), trials=self._trials
+        self.study.sampler = self.guide or sampler_of(
+            self._sampler, seed=self._rng.getrandbits(32), trials=self._trials, box=self._box
         )
 
     def _next_initial(self) -> Configuration | None:
@@ -307,14 +310,3 @@ def _spread(configurations: Sequence[Configuration], count: int) -> Iterable[Con
     """`count` configurations at even distances through the sequence, the first included."""
     taken = min(count, len(configurations))
     return (configurations[i * len(configurations) // taken] for i in range(taken))
-
-
-def _sampler(name: str, *, seed: int, trials: int) -> BaseSampler:
-    if name == "tpe":
-        return TPESampler(seed=seed, constant_liar=True)
-    if name == "gp":
-        return GPSampler(seed=seed)
-    if name == "nsga2":
-        # Optuna's default of 50 would leave a budget of 40 without a second generation.
-        return NSGAIISampler(seed=seed, population_size=max(6, trials // 4))
-    return RandomSampler(seed=seed)

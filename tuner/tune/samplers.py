@@ -1,0 +1,58 @@
+"""Optuna's samplers as a search uses them: over one fixed box of knobs, from a seed.
+
+A decision begins with a sampler of its own, so that chance depends on the seed and the number of
+trials and on nothing that happened in this process. Optuna's samplers then look through all
+trials for the parameters that these have in common, with a comparison of every distribution:
+20 ms at 1,000 trials. Here every trial has the same parameters, which are told instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+Box = Mapping[str, BaseDistribution]
+
+
+def sampler_of(name: str, *, seed: int, trials: int, box: Box) -> BaseSampler:
+    """The sampler "tpe", "gp" or "nsga2"; a random one for any other name.
+
+    `trials` is the budget, by which the population of nsga2 is chosen; `box` has the parameters
+    of every trial.
+    """
+    if name == "tpe":
+        return _Tpe(box, seed)
+    if name == "gp":
+        return GPSampler(seed=seed)
+    if name == "nsga2":
+        # Optuna's default of 50 would leave a budget of 40 without a second generation.
+        return _Nsga2(box, seed, population_size=max(6, trials // 4))
+    return RandomSampler(seed=seed)
+
+
+class _Tpe(TPESampler):  # type: ignore[misc]
+    """All knobs from one split of the trials; knob by knob, each would split them again."""
+
+    def __init__(self, box: Box, seed: int) -> None:
+        super().__init__(seed=seed, constant_liar=True, multivariate=True)
+        self._box = dict(box)
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        return self._box
+
+
+class _Nsga2(NSGAIISampler):  # type: ignore[misc]
+    def __init__(self, box: Box, seed: int, *, population_size: int) -> None:
+        super().__init__(seed=seed, population_size=population_size)
+        self._box = dict(box)
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        return self._box
