@@ -28,6 +28,7 @@ from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.command_heard import CommandHeard
 from tuner.runner.command_result import measurement_of
+from tuner.runner.deadline import NEEDED_S
 from tuner.runner.listening import Streams
 from tuner.runner.messages import Report
 from tuner.runner.outcome import is_out_of_memory
@@ -85,7 +86,7 @@ class CommandTrial:
         with _started(command, configuration, options) as process:
             heard = CommandHeard(options, command.progress)
             listener = _Listener(process, heard, memory, options)
-            exit_code = listener.listen()
+            exit_code = listener.listen(samples_per_step, report)
         if exit_code is not None and exit_code != 0:
             _end_like(exit_code)
         if exit_code == 0 and not heard.has_rate:
@@ -128,14 +129,23 @@ class _Listener:
         self._limit_bytes = options.memory_limit_bytes if options.device != "cpu" else None
         self.streams = Streams((process.stdout.fileno(), process.stderr.fileno()), log=1)
 
-    def listen(self) -> int | None:
-        """The exit code of the command; None where it was stopped after enough steps."""
+    def listen(self, samples_per_step: float | None, report: Report) -> int | None:
+        """The exit code of the command; None where it was stopped after enough steps.
+
+        Reports, after the first step that is timed, how long timing may take.
+        """
+        told_pace = False
         while self._process.poll() is None:
             self._read(_LOOK_EVERY_S)
             used_bytes = self._memory.look()
             if self._limit_bytes is not None and used_bytes > self._limit_bytes:
                 self._stop()
                 raise _over_the_limit(used_bytes, self._limit_bytes)
+            needed_s = self._heard.needed_s
+            if needed_s is not None and not told_pace:
+                report({NEEDED_S: needed_s})
+                told_pace = True
+            self._heard.judge(self._memory.peak_bytes, samples_per_step)
             if self._heard.stopped_by is not None:
                 self._memory.look(now=True)
                 self._stop()

@@ -18,6 +18,7 @@ from tuner.runner.command_output import (
     Told,
 )
 from tuner.runner.step_timer import Amounts, StepTimer
+from tuner.runner.stop_rule import STEP_SCATTER
 
 _NUMBERS = re.compile(r"\d+")
 _NAMES = ("allocated_bytes", "reserved_bytes", "trainable_params", "total_params")
@@ -41,6 +42,7 @@ class CommandHeard:
         self._tagged = StepTimer(options.warmup_steps)
         self._bars: dict[tuple[str, int | None], StepTimer] = {}
         self._last_rate: float | None = None
+        self._verdict: str | None = None
         self.told: dict[str, int] = {}
         self.summary: Summary | None = None
         self.loss_finite = True
@@ -70,11 +72,48 @@ class CommandHeard:
 
     @property
     def stopped_by(self) -> str | None:
-        """Why the command need not go on: "interval", "budget" or "loss"; None if it must."""
+        """Why the command need not go on; None if it must.
+
+        "interval", "budget" or "loss", or what `judge` found: "memory" or "dominated".
+        """
         timer = self.timer
         if timer is None:
             return None
-        return timer.reason_to_stop(self._options) if self.loss_finite else "loss"
+        if not self.loss_finite:
+            return "loss"
+        return self._verdict or timer.reason_to_stop(self._options)
+
+    @property
+    def needed_s(self) -> float | None:
+        """How long timing may go on, by the reports so far; None before the first timed one."""
+        timer = self.timer
+        if timer is None:
+            return None
+        report_s = timer.total_s / timer.interval.count
+        return self._options.budget_s + self._options.min_steps * report_s
+
+    def judge(self, device_bytes: int, samples_per_step: float | None) -> None:
+        """See whether the trial can still win, at the memory of the command so far.
+
+        The warm-up must be over, so that a trial that ends early has a speed too. A single
+        report may turn out slower than the next ones by `STEP_SCATTER`, of several the interval
+        says by how much.
+        """
+        give_up, timer = self._options.instructions.give_up, self.timer
+        if give_up is None or timer is None or self._verdict is not None:
+            return
+        if give_up.is_too_large(device_bytes):
+            self._verdict = "memory"
+            return
+        samples = timer.samples / timer.steps if self.is_tagged else samples_per_step
+        if samples is None:
+            return
+        found = timer.interval
+        rates = found.rates(samples)
+        if found.count == 1:
+            rates = (0.0, samples / found.mean_s * STEP_SCATTER)
+        if rates is not None and give_up.is_dominated(device_bytes, rates[1]):
+            self._verdict = "dominated"
 
     def take(self, stream: int, data: bytes, at_s: float | None = None) -> None:
         """Take what a stream said at a time (`time.monotonic`, now by default)."""
