@@ -172,7 +172,7 @@ def compile_expression(
     message. Raises `InputError` for what is no expression, for a name that is not in `names`
     (with the nearest spelling) and for anything that is not allowed in an expression.
     """
-    tree = _parse(text)
+    tree = _parse(text, names)
     for node in ast.walk(tree):
         _check_node(node, text)
     for name in _value_names(tree):
@@ -190,7 +190,7 @@ def show(value: object) -> str:
     return str(value)
 
 
-def _parse(text: str) -> ast.expr:
+def _parse(text: str, names: Collection[str]) -> ast.expr:
     if len(text) > MAX_LENGTH:
         raise InputError(
             f"the expression {text[:40]!r}... has {len(text)} characters; "
@@ -202,7 +202,7 @@ def _parse(text: str) -> ast.expr:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of odd literals; they are refused below
             tree = ast.parse(text.strip(), mode="eval")
-            plain: ast.Expression = _AsInYaml().visit(tree)
+            plain: ast.Expression = _AsInYaml(names).visit(tree)
             return ast.fix_missing_locations(plain).body
     except SyntaxError as error:
         raise InputError(
@@ -213,7 +213,17 @@ def _parse(text: str) -> ast.expr:
 
 
 class _AsInYaml(ast.NodeTransformer):
-    """Reads `true`, `false` and `[a, b]` as YAML does: as booleans and as the tuple (a, b)."""
+    """Reads `true`, `false` and `[a, b]` as YAML does: as booleans and as the tuple (a, b).
+
+    A name may have a dot in it, as `stage1.n_negatives`.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        name = f"{node.value.id}.{node.attr}" if isinstance(node.value, ast.Name) else ""
+        return ast.Name(name, ast.Load()) if name in self._names else node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in ("true", "false"):

@@ -165,7 +165,8 @@ def print_recommendation(best: Recommendation) -> None:
 
 def _others(best: Recommendation, names: Sequence[str]) -> list[str]:
     """What the space sets or derives besides `names`: its defaults would bury that."""
-    hidden = {*names, *best.space.defaults}
+    of_stages = {name for stage in best.space.stages for name in stage.values}
+    hidden = {*names, *best.space.defaults, *of_stages}
     return [name for name in best.configuration if name not in hidden]
 
 

@@ -46,6 +46,7 @@ _OWN = (
         "negatives of each anchor: all go through the encoders in every step",
         default=8,
         minimum=1,
+        capacity=True,
     ),
     Term(
         "n_positives",

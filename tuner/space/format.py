@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from yaml.nodes import MappingNode, Node, ScalarNode
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from tuner.records import KnobValue
 from tuner.space.apply import ApplyTarget, read_apply
@@ -26,7 +26,7 @@ from tuner.space.document import (
 )
 from tuner.space.knobs import Knob, read_knob, read_value
 from tuner.space.own_terms import own_terms as terms_of_own_code
-from tuner.space.rules import Stage
+from tuner.space.rules import Stage, stage_terms
 from tuner.space.searchspace import (
     DEFAULT_OBJECTIVES,
     METRICS,
@@ -109,6 +109,9 @@ class _Reader:
             terms_of_own_code(self.entries, self.problems) if own else VOCABULARIES[workload].terms
         )
         knobs, fixed, derived = self._knobs(), self._values("fixed"), self._derived()
+        stages, stage_knobs = self._stages()
+        knobs |= stage_knobs
+        self.terms = {**self.terms, **stage_terms(stages, self.terms)}
         return complete_space(
             SearchSpace(
                 name=self._name(path),
@@ -123,7 +126,7 @@ class _Reader:
                 floors=self._expressions("floors"),
                 data=self._data(),
                 objectives=self._objectives(),
-                stages=self._stages(),
+                stages=stages,
                 baseline=self._values("baseline") if "baseline" in self.entries else None,
                 apply=self._apply(),
                 path=path,
@@ -271,8 +274,10 @@ class _Reader:
             self.problems.add(self.nodes["objectives"], "there is no objective", at="objectives")
         return tuple(METRICS[word] for word in words if word in METRICS)
 
-    def _stages(self) -> tuple[Stage, ...]:
+    def _stages(self) -> tuple[tuple[Stage, ...], dict[str, Knob]]:
+        """The stages, and the knobs that one of them has for itself."""
         stages: list[Stage] = []
+        knobs: dict[str, Knob] = {}
         for index, item in enumerate(self._items("stages")):
             at = f"stages[{index}]"
             parts = mapping(item, self.problems, at, allowed=("name", "set", *_STAGE_TERMS))
@@ -292,5 +297,29 @@ class _Reader:
                 for n, term in _STAGE_TERMS.items()
                 if n in parts
             }
-            stages.append(Stage(name, self._read_values(values), **read))
-        return tuple(stages)
+            own = {n: e for n, e in values.items() if self._is_searched(e)}
+            fixed = self._read_values({n: e for n, e in values.items() if n not in own})
+            found = {
+                n: read_knob(e.value, self.terms[n], self.problems, e.at) for n, e in own.items()
+            }
+            if own and not name.isidentifier():
+                hint = "letters, digits and _, so that a condition can name it"
+                self.problems.add(item, f"{name[:60]!r} has knobs of its own", at=at, hint=hint)
+            stage = Stage(
+                name,
+                {**fixed, **{n: knob.values[0] for n, knob in found.items() if knob.values}},
+                searched=frozenset(n for n, knob in found.items() if knob.values),
+                **read,
+            )
+            stages.append(stage)
+            for n, knob in found.items():
+                knobs[stage.own_name(n)] = Knob(stage.own_name(n), knob.values)
+                self.nodes[f"knobs.{stage.own_name(n)}"] = own[n].value
+        return tuple(stages), knobs
+
+    def _is_searched(self, entry: Entry) -> bool:
+        """Whether a stage gives several values to choose from, rather than one."""
+        is_list = isinstance(entry.value, SequenceNode)
+        return isinstance(entry.value, MappingNode) or (
+            is_list and self.terms[entry.name].kind != "names"
+        )

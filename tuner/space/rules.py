@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.errors import InputError
@@ -114,34 +114,63 @@ class Stage:
     """A part of the training that changes some values: `values` replace those of the rest.
 
     One configuration is used for all stages, so it must be valid, and fit, in each. `examples`
-    and `epochs` are those of the stage; None where it has those of the space's data.
+    and `epochs` are those of the stage; None where it has those of the space's data. `searched`
+    are names in `values` whose value the search chooses for this stage alone: the configuration
+    has it under `own_name`.
     """
 
     name: str
     values: Mapping[str, KnobValue]
     examples: int | None = None
     epochs: float | None = None
+    searched: frozenset[str] = frozenset()
+
+    def own_name(self, name: str) -> str:
+        """What a configuration calls a value of this stage alone."""
+        return f"{self.name}.{name}"
+
+    def changed(self, values: Values) -> dict[str, KnobValue]:
+        """The values that this stage replaces, in a configuration with these values."""
+        own = {name: values.get(self.own_name(name), self.values[name]) for name in self.searched}
+        return {**self.values, **own}
+
+    def inputs(self, names: Iterable[str]) -> frozenset[str]:
+        """The names of a configuration on which these depend in this stage."""
+        own = frozenset(names)
+        searched = {self.own_name(name) for name in own & self.searched}
+        return (own - self.values.keys()) | searched
+
+
+def stage_terms(stages: Iterable[Stage], terms: Mapping[str, Term]) -> dict[str, Term]:
+    """A term for each value that is searched for one stage alone, by its own name."""
+    return {
+        name: replace(terms[own], name=name, optional=True)
+        for stage in stages
+        for own in sorted(stage.searched)
+        for name in (stage.own_name(own),)
+    }
 
 
 def condition_rule(
     expression: Expression, derivations: Derivations, origin: str, stage: Stage | None = None
 ) -> Rule:
     """The rule that `expression` holds, in `stage` with its values if one is given."""
-    changed = dict(stage.values) if stage else {}
 
     def test(values: Values) -> bool:
+        changed = stage.changed(values) if stage else {}
         complete = derivations.complete({**values, **changed}, expression.names)
         return expression.holds(complete)
 
-    inputs = derivations.inputs(expression.names) - changed.keys()
+    inputs = derivations.inputs(expression.names)
+    inputs = stage.inputs(inputs) if stage else inputs
     return Rule(_label(expression.text, stage), origin, tuple(sorted(inputs)), test)
 
 
 def kind_rule(term: Term, derivations: Derivations, stage: Stage | None = None) -> Rule:
     """The rule that the derived value of `term` is of its kind (a whole number of at least 1)."""
-    changed = dict(stage.values) if stage else {}
 
     def test(values: Values) -> bool:
+        changed = stage.changed(values) if stage else {}
         complete = derivations.complete({**values, **changed}, [term.name])
         try:
             term.read(complete[term.name])
@@ -151,7 +180,8 @@ def kind_rule(term: Term, derivations: Derivations, stage: Stage | None = None) 
 
     expression = derivations.expressions[term.name]
     label = f"{term.name} = {expression.text} must be {term.expects}"
-    inputs = derivations.inputs([term.name]) - changed.keys()
+    inputs = derivations.inputs([term.name])
+    inputs = stage.inputs(inputs) if stage else inputs
     return Rule(_label(label, stage), f"derived.{term.name}", tuple(sorted(inputs)), test)
 
 

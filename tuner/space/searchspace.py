@@ -24,6 +24,7 @@ from tuner.space.rules import (
     conflict,
     kind_rule,
     solutions,
+    stage_terms,
 )
 from tuner.space.vocabulary import VOCABULARIES, Term
 
@@ -117,7 +118,8 @@ class SearchSpace:
     @property
     def terms(self) -> Mapping[str, Term]:
         """The workload's vocabulary: every name of a configuration."""
-        return VOCABULARIES[self.workload].terms if self.predictable else self.own_terms
+        own = VOCABULARIES[self.workload].terms if self.predictable else self.own_terms
+        return {**own, **self._stage_terms} if self._stage_terms else own
 
     @property
     def names(self) -> frozenset[str]:
@@ -208,8 +210,10 @@ class SearchSpace:
 
     def stage_configurations(self, configuration: Configuration) -> dict[str, Configuration]:
         """`configuration` as it is in each stage, by the stage's name; empty without stages."""
-        base = {n: v for n, v in configuration.items() if n not in self.derived}
-        return {s.name: Configuration(self.complete({**base, **s.values})) for s in self.stages}
+        left_out = self.derived.keys() | self._stage_terms.keys()
+        base = {n: v for n, v in configuration.items() if n not in left_out}
+        changed = {stage.name: stage.changed(configuration) for stage in self.stages}
+        return {n: Configuration(self.complete({**base, **own})) for n, own in changed.items()}
 
     def condition(self, text: str) -> Expression:
         """`text` as a condition over the names of a configuration.
@@ -231,6 +235,12 @@ class SearchSpace:
         for name in self.derived:
             full[name] = self.terms[name].read(full[name])
         return full
+
+    @cached_property
+    def _stage_terms(self) -> dict[str, Term]:
+        """The vocabulary of what is searched for one stage alone."""
+        own = VOCABULARIES[self.workload].terms if self.predictable else self.own_terms
+        return stage_terms(self.stages, own)
 
     @cached_property
     def derivations(self) -> Derivations:

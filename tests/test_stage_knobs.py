@@ -1,0 +1,79 @@
+"""What is searched for one stage alone: `stage1.n_negatives` beside the knobs of all stages."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tuner.errors import InputError
+from tuner.results.facts import SpaceFacts
+from tuner.space.format import read_space
+
+TEXT = """\
+name: curriculum
+workload: contrastive
+model: all-minilm-l6-v2
+knobs: {micro_batch: [2, 4]}
+fixed: {effective_batch: 8}
+constraints: [micro_batch * n_negatives <= 64]
+stages:
+  - {name: first, set: {n_positives: 64, n_negatives: [8, 16, 24]}, examples: 1000}
+  - {name: second, set: {n_positives: 16, n_negatives: 4}, examples: 500, epochs: 2}
+"""
+
+
+def space(text: str = TEXT):
+    return read_space(text, "curriculum.yaml")
+
+
+def test_a_list_in_a_stage_is_a_knob_of_that_stage():
+    found = space()
+    assert found.choices == {"micro_batch": (2, 4), "first.n_negatives": (8, 16, 24)}
+    # 4 * 24 is more than the constraint allows, in the first stage only.
+    chosen = [(c["micro_batch"], c["first.n_negatives"]) for c in found.configurations()]
+    assert sorted(chosen) == [(2, 8), (2, 16), (2, 24), (4, 8), (4, 16)]
+    assert found.count() == 5
+    assert pickle.loads(pickle.dumps(found)).choices == found.choices
+
+
+def test_each_stage_is_a_plain_configuration():
+    configuration = space().configuration({"first.n_negatives": "16"})
+    stages = space().stage_configurations(configuration)
+    assert [stages[n]["n_negatives"] for n in ("first", "second")] == [16, 4]
+    assert all("." not in name for values in stages.values() for name in values)
+    assert configuration["n_negatives"] == 8  # of no stage: the default
+
+
+def test_conditions_and_settings_name_it():
+    found = space()
+    assert found.count(["first.n_negatives >= 16"]) == 3
+    assert found.with_settings({"first.n_negatives": "24"}).count() == 1
+    assert "first.n_negatives" in SpaceFacts.of(found).capacity
+    with pytest.raises(InputError, match=r"first\.n_negatives=9 is not in search space"):
+        found.configuration({"first.n_negatives": "9"})
+    with pytest.raises(InputError, match=r"not allowed in an expression"):
+        found.count(["micro_batch.real >= 1"])
+
+
+def test_a_baseline_has_it_too():
+    baseline = "baseline: {micro_batch: 2, first.n_negatives: 24}\n"
+    assert space(TEXT + baseline).configuration()["first.n_negatives"] == 24
+    with pytest.raises(InputError) as caught:
+        space(TEXT + "baseline: {micro_batch: 2}\n")
+    assert "first.n_negatives missing" in str(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[8, 16, 24]", "[]", "empty"),
+        ("[8, 16, 24]", "[8, many]", "many"),
+        ("name: first", "name: stage-1", "knobs of its own"),
+        ("[8, 16, 24]", "[64, 128]", "no configuration is left"),
+    ],
+)
+def test_what_cannot_be_searched_is_said_with_its_line(old, new, message):
+    with pytest.raises(InputError) as caught:
+        space(TEXT.replace(old, new))
+    assert message in str(caught.value.problems)
