@@ -1,0 +1,112 @@
+"""The values of a training in stages into a project's own files: one for all, one for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.apply.assign import assignments
+from tuner.apply.plan import make_plan
+from tuner.apply.write import replace_files
+from tuner.space import load_space
+
+SPACES = Path(__file__).parents[1] / "search_spaces"
+
+CONFIG = """\
+# @package _global_
+defaults:
+  - data: naics   # four channels
+  - _self_
+
+experiment: ${now:%Y-%m-%d}
+data_loader:
+  batch_size: 8        # 12 ran out of memory
+  num_workers: ${oc.env:WORKERS,4}
+  batch_key: anchor
+training:
+  learning_rate: 2e-4
+  trainer:
+    precision: "32-true"
+    accumulate_grad_batches: 2  # a\ttab
+    max_epochs: 10
+    gradient_clip_val: 1.0
+  notes: first
+  notes: second
+output: ${experiment}/run"""  # no line end
+
+STAGE = """\
+# curriculum, {name}
+name: {name}
+sampling: {{ n_positives: {positives}, n_negatives: {negatives} }}  # pairs
+lr: 1e-5
+parent: ${{experiment}}"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text(CONFIG)
+    for number, (positives, negatives) in enumerate([(1024, 24), (768, 24), (16, 8)], start=1):
+        text = STAGE.format(name=f"s{number}", positives=positives, negatives=negatives)
+        (tmp_path / "conf" / f"stage_{number}.yaml").write_text(text)
+    return tmp_path / "conf"
+
+
+def test_one_command_writes_the_configuration_and_every_stage(project):
+    space = load_space(str(SPACES / "naics_embedder.yaml"))
+    chosen = space.configuration({"micro_batch": 12, "mixed_precision": "fp16"})
+    files = sorted(project.iterdir())
+    plan = make_plan(files, assignments(space, chosen))
+    changed = {edit.path.name: edit for edit in plan.changed}
+    assert sorted(changed) == ["config.yaml", "stage_1.yaml", "stage_2.yaml"]
+
+    # Byte for byte the same but for the values.
+    expected = CONFIG.replace("batch_size: 8 ", "batch_size: 12 ").replace(
+        '"32-true"', '"16-mixed"'
+    )
+    assert changed["config.yaml"].after.decode() == expected
+    first, second = (changed[f"stage_{n}.yaml"].after.decode() for n in (1, 2))
+    assert first == STAGE.format(name="s1", positives=64, negatives=24)
+    assert second == STAGE.format(name="s2", positives=16, negatives=8)
+
+    # Two stages have no file here: their values are named, and nothing else is.
+    assert {a.stage for a in plan.missing} == {"stage4", "stage5"}
+    backups = replace_files({edit.path: (edit.before, edit.after) for edit in plan.changed})
+    assert {path.name for path in backups} == set(changed)
+    assert all(b.read_bytes() == changed[p.name].before for p, b in backups.items())
+    again = make_plan(files, assignments(space, chosen))
+    assert not again.changed
+
+
+def test_a_stage_gets_what_was_searched_for_it_alone(project):
+    text = (SPACES / "naics_embedder.yaml").read_text()
+    text = text.replace("n_negatives: 24}, examples", "n_negatives: [16, 24, 32]}, examples")
+    text = text.replace("  optimizer: adamw_torch\n", "  optimizer: adamw_torch\n"
+                        "  stage1.n_negatives: 24\n", 1)  # fmt: skip
+    path = project.parent / "naics_embedder.yaml"
+    path.write_text(text)
+    space = load_space(str(path))
+    chosen = space.configuration({"stage1.n_negatives": 32})
+    plan = make_plan(sorted(project.iterdir()), assignments(space, chosen, targets=["stage1"]))
+    (edit,) = plan.changed
+    assert edit.after.decode() == STAGE.format(name="s1", positives=64, negatives=32)
+
+
+def test_the_phases_of_dynamo_share_one_file(tmp_path):
+    before = (
+        "model: {backbone: roberta-base}\n"
+        "data:\n  max_input_length: 512  # tokens\n  num_workers: 4\n"
+        "training:\n  batch_size: 32\n  gradient_accumulation_steps: 2\n  lr: 2e-4\n"
+        "  output_dir: ${paths.out}"
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(before)
+    space = load_space(str(SPACES / "dynamo_t4.yaml"))
+    chosen = space.configuration({"micro_batch": 8, "max_length": 256})
+    plan = make_plan([path], assignments(space, chosen))
+    after = (
+        before.replace("512", "256").replace("size: 32", "size: 8").replace("steps: 2", "steps: 8")
+    )
+    assert plan.files[0].after.decode() == after
+    assert plan.missing == ()
