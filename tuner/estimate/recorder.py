@@ -31,10 +31,15 @@ _MATMULS = {
     _aten.bmm.default: (0, 1),
     _aten.addmm.default: (1, 2),
     _aten.baddbmm.default: (1, 2),
+    _aten.addmm_.default: (1, 2),
+    _aten.baddbmm_.default: (1, 2),
 }
 """Matrix products, with the positions of their two factors."""
 
-_CUBLAS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
+_OF_ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product")
+"""How operators begin whose results are scores, or are kept for them."""
+
+_CUBLAS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_"})
 """Operators that run on PyTorch's own cuBLAS handle."""
 
 
@@ -119,7 +124,7 @@ class _Seen(NamedTuple):
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that fills a `Timeline`. Use it as a context manager.
 
-    `vocab_size` tells logits from other activations: a tensor whose last dimension it is.
+    `vocab_size` tells logits from other activations; see `_may_be_logits`.
     `workspace_bytes` is what each cuBLAS handle takes from the allocator at its first product
     and keeps. PyTorch has one handle a thread: forward runs in the main thread, backward
     (recomputed forwards included) in autograd's. `padded` says whether masks hide padding.
@@ -289,10 +294,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             fresh = True
             block = self._add(storage)
-            block.is_logits = bool(tensor.dim()) and tensor.shape[-1] == self._vocab_size
+            block.is_logits = self._may_be_logits(tensor, func)
             block.shape, block.dtype = tuple(tensor.shape), tensor.dtype
             block.made_by, block.place = func._schema.name, self.place
         return fresh
+
+    def _may_be_logits(self, tensor: torch.Tensor, func: Any) -> bool:
+        """Whether these are values of tokens: [batch, length, vocabulary], or without batches.
+
+        Attention's scores may be as wide, where sequences are as long; they have heads too, or
+        come from attention. Masks and tokens of that length are no floats.
+        """
+        return (
+            tensor.is_floating_point()
+            and tensor.dim() in (2, 3)
+            and tensor.shape[-1] == self._vocab_size
+            and not func._schema.name.startswith(_OF_ATTENTION)
+        )
 
     def _add(self, storage: torch.UntypedStorage) -> Block:
         address = storage._cdata
