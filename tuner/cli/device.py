@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 CPU, AUTO = "cpu", "auto"
 
 CPU_BUDGET_S = 20.0
-"""Time for measuring a processor that has no profile; it takes about 4 s."""
+"""Time for the kernels of a processor that has no profile; small trainings come on top. Both take
+about 15 s together."""
+
+BUSY_SPREAD = 0.3
+"""Half of the steps of a reference training are further apart than this part of their median only
+where something else runs."""
 
 _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
 
@@ -98,7 +103,7 @@ def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfil
     """`gpu` and what was measured of it; a processor that has no profile is measured now.
 
     Nobody publishes what a processor computes in which precision: its rates are measured, in a
-    few seconds, and kept as `tuner calibrate --device cpu` would. Imports torch then.
+    quarter of a minute, and kept as `tuner calibrate --device cpu` would. Imports torch then.
     """
     from tuner.estimate.profile import find_profile, profile_path
 
@@ -107,7 +112,7 @@ def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfil
     _let_threads_sleep()
     label = cpu_label()
     profile = _profile_named(label)
-    if profile is None:
+    if profile is None or profile.lacks_reference:
         from tuner.estimate.measure_device import measure_device
 
         if not quiet:
@@ -118,6 +123,12 @@ def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfil
             profile.save(path)
         except OSError as error:
             click.echo(f"cannot keep the profile in {str(path)!r}: {error.strerror}", err=True)
+    if not quiet and (profile.step_spread or 0.0) > BUSY_SPREAD:
+        click.echo(
+            f"warning: {gpu.name} was busy when it was measured (steps {profile.step_spread:.0%} "
+            "apart): predicted speeds are uncertain; `tuner calibrate --device cpu` measures again",
+            err=True,
+        )
     return _with_rates(gpu, profile), profile
 
 

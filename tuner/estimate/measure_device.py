@@ -16,7 +16,7 @@ from tuner.errors import InputError, UnavailableError
 from tuner.estimate import microbench
 from tuner.estimate.measure_plan import Plan, cpu_plan, cuda_plan, fitting, traffic_sizes
 from tuner.estimate.microbench import Stopwatch
-from tuner.estimate.profile import AttentionRate, DeviceProfile, MatmulRate, TrafficRate
+from tuner.estimate.profile import REFERENCE, AttentionRate, DeviceProfile, MatmulRate, TrafficRate
 from tuner.estimate.reference import run_reference
 from tuner.estimate.reference_fit import calibrated_on_reference
 from tuner.gpus import match_device
@@ -98,14 +98,22 @@ def measure_device(
         skipped=tuple(survey.skipped),
         duration_s=time.monotonic() - started,
     )
-    if torch_device.type != "cpu" or smoke or time.monotonic() > survey.deadline:
-        return profile
-    profile = calibrated_on_reference(profile, run_reference())
+    if torch_device.type == "cpu" and not smoke:
+        profile = _with_reference(profile, report)
+    return replace(profile, duration_s=time.monotonic() - started)
+
+
+def _with_reference(profile: DeviceProfile, report: Report) -> DeviceProfile:
+    """The processor's profile with what small trainings add; with the reason where they fail."""
+    try:
+        profile = calibrated_on_reference(profile, run_reference())
+    except UnavailableError as error:
+        return replace(profile, skipped=(*profile.skipped, f"{REFERENCE}: {error}"))
     report(
         f"steps   take {profile.step_factor:.2f} times their kernels, "
         f"and {profile.launch_s * 1e6:.2f} us an operator"
     )
-    return replace(profile, duration_s=time.monotonic() - started)
+    return profile
 
 
 def _torch_device(text: str) -> torch.device:

@@ -27,6 +27,9 @@ FOLDER_VARIABLE = "TUNER_PROFILES"
 METHOD = "device profile"
 """What a prediction's method says in place of "roofline from the GPU catalogue"."""
 
+REFERENCE = "reference trainings"
+"""How `DeviceProfile.skipped` calls what `step_factor` comes from."""
+
 
 @dataclass(frozen=True, slots=True)
 class MatmulRate:
@@ -100,6 +103,11 @@ class DeviceProfile:
     for a GPU, whose allocator is replayed."""
     step_spread: float | None = None
     """Largest spread of the step times behind `step_factor`."""
+
+    @property
+    def lacks_reference(self) -> bool:
+        """Whether a processor's profile is of a version that ran no trainings for reference."""
+        return self.step_factor is None and not any(r.startswith(REFERENCE) for r in self.skipped)
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
         """The best measured rate of products in `dtype` ("bf16"); None if none was measured."""

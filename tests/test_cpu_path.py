@@ -1,0 +1,218 @@
+"""What a trace takes a processor to do, against a processor that does it."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+from device_fakes import profile_of
+from estimate_samples import configuration, tiny_config, traced
+from torch.nn import functional as nn_functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tuner.estimate import device_path
+from tuner.estimate.cpu_path import CpuPath
+from tuner.estimate.kernel_times import MeasuredKernelTimes, ProcessorKernelTimes
+from tuner.estimate.memory import peak_memory
+from tuner.estimate.predict import Subject, predict, step_work
+from tuner.estimate.predictor import Job, Predictor
+from tuner.estimate.processor import on_its_device, processor
+from tuner.estimate.reference import _Processor
+from tuner.estimate.reference_fit import two_parts
+from tuner.estimate.roofline import step_times
+from tuner.estimate.structure import Structure
+from tuner.estimate.workspace import PROCESSOR, cublas_workspace_bytes
+from tuner.models.catalogue import resolve_config
+from tuner.units import MIB
+from tuner.workloads import get_workload
+
+PROFILE = replace(profile_of("CPU Testium 9"), context_bytes=40 * MIB, live_factor=1.5)
+CPU = processor(PROFILE)
+
+
+class Live(TorchDispatchMode):
+    """The bytes of real tensors while they live, and the most of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {}
+        self._ends: dict[int, weakref.ref] = {}
+        self.names: list[str] = []
+
+    def note(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self._sizes:
+            return
+        self._sizes[address] = storage.nbytes()
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+
+        def release(_) -> None:
+            self.now -= self._sizes.pop(address)
+            del self._ends[address]
+
+        self._ends[address] = weakref.ref(storage, release)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for value in torch.utils._pytree.tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                self.note(value)
+        self.names.append(func._schema.name)
+        return out
+
+
+def really_live(model, **values) -> Live:
+    """Two optimizer steps on this machine's processor."""
+    session = get_workload("causal_lm").open(model, configuration(**values), _Processor())
+    live = Live()
+    for tensor in (*session.model.parameters(), *session.model.buffers()):
+        live.note(tensor)
+    with live:
+        session.optimizer_step(1)
+        session.optimizer_step(2)
+    return live
+
+
+def traced_peak(model, **values) -> int:
+    timeline = traced(model, compute_capability=PROCESSOR, **values).timeline
+    sizes = [block.size_bytes for block in timeline.blocks]
+    return max(accumulate(sign * sizes[index] for index, sign in timeline.events))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"precision": "fp32"},
+        {"precision": "fp32", "gradient_checkpointing": True, "attention": "eager"},
+        {"precision": "bf16", "mixed_precision": "bf16"},
+        {"precision": "bf16", "mixed_precision": "bf16", "optimizer": "adamw_8bit"},
+        {"precision": "fp32", "mixed_precision": "bf16", "lora_rank": 0, "lora_targets": ()},
+    ],
+    ids=lambda values: "-".join(map(str, values.values())),
+)
+def test_live_tensors_are_those_of_a_real_step(values):
+    model = tiny_config("llama", vocab_size=2048)
+    real = really_live(model, max_length=64, **values).peak
+    # A real step also has a batch of its own, and scalars.
+    assert traced_peak(model, max_length=64, **values) == pytest.approx(real, rel=0.03)
+
+
+def test_attention_runs_the_fused_kernel_that_the_processor_runs():
+    model = tiny_config("llama")
+    real = really_live(model).names
+    timeline = traced(model, compute_capability=PROCESSOR).timeline
+    ours = [timeline.works[op.work].name for op in timeline.ops]
+    fused = "_scaled_dot_product_flash_attention_for_cpu"
+    assert ours.count(fused) == real.count(f"aten::{fused}") > 0
+    assert ours.count(f"{fused}_backward") == real.count(f"aten::{fused}_backward") > 0
+    works = {work.name: work for work in timeline.works}
+    assert works[f"{fused}_backward"].flops == works[fused].flops * 5 // 2 > 0
+
+
+def test_attention_with_a_mask_or_dropout_can_be_traced():
+    with CpuPath():
+        query = torch.empty(2, 4, 8, 16, device="meta")
+        mask = torch.ones(2, 1, 8, 8, dtype=torch.bool, device="meta")
+        for options in ({"attn_mask": mask}, {"dropout_p": 0.1}):
+            out = nn_functional.scaled_dot_product_attention(query, query, query, **options)
+            assert out.shape == query.shape
+
+
+def autocasts_on_cpu() -> set[str]:
+    return {
+        name.removeprefix("aten::").split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::")
+        and re.search(r"^AutocastCPU: ", torch._C._dispatch_dump(name), re.MULTILINE)
+    }
+
+
+def test_every_listed_operator_is_one_that_the_processors_autocast_handles():
+    handled = autocasts_on_cpu()
+    assert {"mm", "linear"} <= handled
+    composite = {"einsum"}  # made of those that are
+    for function in device_path.PRODUCTS | CpuPath.to_fp32:
+        name = function.__name__.strip("_")
+        assert name in handled | composite, name
+
+
+def test_norms_and_softmax_stay_in_16_bits_under_the_processors_autocast():
+    path = CpuPath()
+    x = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
+    with path, path.autocast(torch.bfloat16):
+        assert nn_functional.softmax(x, -1).dtype is torch.bfloat16
+        assert nn_functional.layer_norm(x, (8,)).dtype is torch.bfloat16
+        assert nn_functional.linear(x, torch.empty(8, 8, device="meta")).dtype is torch.bfloat16
+
+
+def test_int8_layers_widen_their_weights():
+    timeline = traced(compute_capability=PROCESSOR, precision="int8").timeline
+    names = {work.name for work in timeline.works}
+    assert "int8_linear_matmul" not in names
+    assert "mm" in names
+
+
+def test_a_processor_has_no_cublas_and_a_structure_of_its_own():
+    assert cublas_workspace_bytes(PROCESSOR) == 0
+    structures = {
+        Structure.of(configuration(), window=None, compute_capability=capability)
+        for capability in (PROCESSOR, (7, 5), (8, 0), (9, 0))
+    }
+    assert len(structures) == 3
+
+
+def test_all_memory_of_a_processor_is_what_is_resident():
+    timeline = traced(compute_capability=PROCESSOR).timeline
+    live = peak_memory(timeline, context_bytes=40 * MIB, caching=False)
+    found = on_its_device(live, CPU, PROFILE)
+    expected = round(1.5 * live.peak_allocated_bytes) + 40 * MIB
+    assert found.device_bytes == found.peak_reserved_bytes == found.peak_allocated_bytes == expected
+    assert sum(found.breakdown.values()) == expected
+    assert max(found.phase_peak_bytes.values()) == expected
+
+
+def test_compiled_and_full_predictions_of_a_processor_agree():
+    asked = configuration(
+        max_length=64, precision="bf16", mixed_precision="bf16", max_grad_norm=1.0
+    )
+    model = "tiny-llama-3m"
+    subject = Subject(get_workload("causal_lm"), model, resolve_config(model))
+    full = predict(subject, asked, CPU, profile=PROFILE)
+    (compiled,) = Predictor(Job("causal_lm", model)).predict([asked], CPU, profile=PROFILE)
+    assert "compiled timeline" in compiled.method
+    assert compiled.memory.device_bytes == pytest.approx(full.memory.device_bytes, rel=0.005)
+    assert compiled.speed.step_s == pytest.approx(full.speed.step_s, rel=0.01)
+
+
+def test_operators_and_kernels_follow_each_other_on_a_processor():
+    work = step_work(traced(compute_capability=PROCESSOR))
+
+    def step_s(times) -> float:
+        return float(step_times(work, CPU, grad_accum=np.array([1]), kernel_times=times).step_s[0])
+
+    plain = ProcessorKernelTimes(PROFILE)
+    assert step_s(plain) > step_s(MeasuredKernelTimes(PROFILE))
+    slower = ProcessorKernelTimes(replace(PROFILE, step_factor=2.0))
+    no_launch = ProcessorKernelTimes(replace(PROFILE, launch_s=0.0))
+    kernels = step_s(no_launch)
+    assert step_s(slower) == pytest.approx(step_s(plain) + kernels)
+
+
+@pytest.mark.parametrize("factors", [(2.0, 3.0), (0.5, 1.0)])
+def test_two_parts_of_a_total_are_found(factors):
+    first, second = np.array([1.0, 2.0, 1.0, 5.0]), np.array([1.0, 7.0, 3.0, 2.0])
+    total = factors[0] * first + factors[1] * second
+    assert two_parts(first, second, total) == pytest.approx(factors)
+
+
+def test_no_part_of_a_total_is_negative():
+    found = two_parts([1.0, 1.0], [1.0, 4.0], [10.0, 9.0])
+    assert min(found) == 0.0 < max(found)
