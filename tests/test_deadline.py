@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from runner_bodies import CLOCK, set_ahead
 from slow_body import FIRST_STEP_WITHIN_S as SHORT_S
+from slow_body import LONGER_S
 from test_runner_processes import job
 
 from tuner.records import Configuration, Status
@@ -31,9 +33,16 @@ def test_first_step_says_how_long_all_steps_may_take():
     assert deadline.limit_s == LONGEST_S
 
 
-def test_a_trial_that_goes_on_is_not_given_up_and_one_that_hangs_is():
+def test_a_trial_that_goes_on_is_not_given_up_and_one_that_hangs_is(tmp_path, monkeypatch):
+    clock = tmp_path / "clock"
+    monkeypatch.setenv(CLOCK, str(clock))
+
+    def longer(facts):
+        set_ahead(clock, LONGER_S)
+
     with IsolatedRunner(job(), MeasureOptions(device="cpu"), body="slow_body:BODY") as runner:
-        goes_on = runner.run(Configuration({"needed_s": 60.0}))
+        goes_on = runner.run(Configuration({"needed_s": 60.0}), on_progress=longer)
+        clock.unlink()
         hangs = runner.run(Configuration({"needed_s": 0}))
     assert goes_on.status is Status.OK, goes_on.message
     assert (hangs.status, hangs.message) == (Status.TIMEOUT, f"killed after {SHORT_S:g} s")
