@@ -47,6 +47,8 @@ VARIANTS = [
     {"precision": "bf16", "lora_targets": ("all-linear",), "gradient_checkpointing": False},
     {"precision": "fp32", "mixed_precision": "no", "optimizer": "sgd", "max_grad_norm": 0.0},
     {"num_workers": 2, "prefetch_factor": 4, "pin_memory": True, "torch_compile": False},
+    {"modules_to_save": ("embed_tokens", "lm_head"), "padding": "max_length"},
+    {"modules_to_save": ("none",), "padding": "none"},
 ]
 
 # The keys that a tool takes, where it is not installed.
@@ -101,6 +103,7 @@ LLAMAFACTORY = {
     "lora_dropout",
     "lora_rank",
     "lora_target",
+    "additional_target",
     "stage",
     "finetuning_type",
     "cutoff_len",

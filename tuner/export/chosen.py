@@ -76,6 +76,12 @@ class Chosen:
         return DTYPES.get(compute) or DTYPES.get(mixed) or "bfloat16"
 
     @property
+    def saved_modules(self) -> list[str] | None:
+        """The modules of which a full copy is trained, None for none."""
+        names = self.get("modules_to_save")
+        return list(names) if isinstance(names, tuple) and names != ("none",) else None
+
+    @property
     def targets(self) -> str | list[str] | None:
         """The modules that get an adapter, as peft takes them."""
         names = self.get("lora_targets")

@@ -84,10 +84,17 @@ def trainer(chosen: Chosen, model: str | None) -> Settings:
                 "lora_alpha": chosen.get("lora_alpha"),
                 "lora_dropout": chosen.get("lora_dropout"),
                 "target_modules": chosen.targets,
+                "modules_to_save": chosen.saved_modules,
                 "task_type": "CAUSAL_LM",
             }
         ),
-        "TOKENIZER": without_none({"truncation": True, "max_length": chosen.get("max_length")}),
+        "TOKENIZER": without_none(
+            {
+                "truncation": True,
+                "max_length": chosen.get("max_length"),
+                "padding": "max_length" if chosen.text("padding") == "max_length" else None,
+            }
+        ),
         "TRAINING": training,
     }
     return {name: part for name, part in settings.items() if part}
@@ -113,6 +120,7 @@ def trl(chosen: Chosen, model: str | None) -> Settings:
     precision = chosen.text("precision")
     double = chosen.get("double_quant")
     targets = chosen.targets
+    chosen.implies("padding", "none")
     settings = {
         "model_name_or_path": model,
         "dtype": chosen.dtype,
@@ -125,6 +133,7 @@ def trl(chosen: Chosen, model: str | None) -> Settings:
         "lora_alpha": chosen.get("lora_alpha"),
         "lora_dropout": chosen.get("lora_dropout"),
         "lora_target_modules": [targets] if isinstance(targets, str) else targets,
+        "lora_modules_to_save": chosen.saved_modules,
         "load_in_4bit": True if precision == "nf4" else None,
         "bnb_4bit_quant_type": "nf4" if precision == "nf4" else None,
         "use_bnb_nested_quant": double if precision == "nf4" else None,
@@ -163,8 +172,10 @@ def axolotl(chosen: Chosen, model: str | None) -> Settings:
             "lora_dropout": chosen.get("lora_dropout"),
             "lora_target_linear": True if isinstance(targets, str) else None,
             "lora_target_modules": targets if isinstance(targets, list) else None,
+            "lora_modules_to_save": chosen.saved_modules,
             "sequence_len": chosen.get("max_length"),
             "sample_packing": False,
+            "pad_to_sequence_len": True if chosen.text("padding") == "max_length" else None,
             "micro_batch_size": chosen.get("micro_batch"),
             "gradient_accumulation_steps": chosen.get("grad_accum"),
             "optimizer": chosen.get("optimizer"),
@@ -193,7 +204,8 @@ def llamafactory(chosen: Chosen, model: str | None) -> Settings:
     arguments.pop("gradient_checkpointing_kwargs", None)
     checkpointing = arguments.pop("gradient_checkpointing", None)
     _own_preparation(chosen)
-    double = chosen.get("double_quant")
+    double, saved = chosen.get("double_quant"), chosen.saved_modules
+    chosen.implies("padding", "none")
     # It loads in the dtype of the mixed precision, and in no other.
     if DTYPE_OF_MIXED.get(chosen.text("mixed_precision")) != chosen.dtype:
         which = "compute_dtype" if chosen.is_quantized else "precision"
@@ -208,6 +220,7 @@ def llamafactory(chosen: Chosen, model: str | None) -> Settings:
             "lora_alpha": chosen.get("lora_alpha"),
             "lora_dropout": chosen.get("lora_dropout"),
             "lora_target": "all" if isinstance(targets, str) else ",".join(targets or []),
+            "additional_target": ",".join(saved) if saved else None,
             "quantization_method": "bnb" if chosen.is_quantized else None,
             "quantization_bit": {"nf4": 4, "int8": 8}.get(precision),
             "quantization_type": "nf4" if precision == "nf4" else None,
