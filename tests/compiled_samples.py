@@ -38,10 +38,14 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "loss": ("transformers", "transformers", "transformers_4_46", "transformers_4_45", "unwidened"),
     "fused_loss": (False, False, False, True),
     "training_loop": ("trainer", "trainer", "function", "loop"),
+}
+"""What changes the sequence of operators."""
+
+LATER_CHOICES: Mapping[str, tuple[Any, ...]] = {
     "padding": ("none", "none", "max_length"),
     "modules_to_save": (("none",), ("none",), ("lm_head",), ("embed_tokens", "lm_head")),
 }
-"""What changes the sequence of operators."""
+"""The same, drawn apart: what was drawn before they existed stays as it was."""
 
 
 def shallow_model(folder: Path, name: str, layers: int) -> str:
@@ -58,14 +62,18 @@ def shallow_model(folder: Path, name: str, layers: int) -> str:
 
 def structures(seed: int) -> Iterator[dict[str, Any]]:
     """Endless random choices; each value of a knob comes before any comes twice."""
-    source = random.Random(seed)
-    decks: dict[str, list[Any]] = {name: [] for name in CHOICES}
+    draws = (
+        (CHOICES, random.Random(seed)),
+        (LATER_CHOICES, random.Random(f"{seed} later")),
+    )
+    decks: dict[str, list[Any]] = {name: [] for choices, _ in draws for name in choices}
     while True:
         chosen = {}
-        for name, values in CHOICES.items():
-            if not decks[name]:
-                decks[name] = source.sample(values, len(values))
-            chosen[name] = decks[name].pop()
+        for choices, source in draws:
+            for name, values in choices.items():
+                if not decks[name]:
+                    decks[name] = source.sample(values, len(values))
+                chosen[name] = decks[name].pop()
         yield _possible(chosen)
 
 
