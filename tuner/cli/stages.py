@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tuner.results.facts import SpaceFacts
 
 
+_NUMBERS = ("memory", "samples/s", "step", "time")
+
+
 def print_stages(record: TrialRecord, space: SpaceFacts) -> None:
     """Every stage of a trial with its memory, speed and time; nothing where there are none."""
     evidence = record.outcome.evidence
@@ -43,22 +46,27 @@ def print_rows_of_stages(rows: Sequence[StageRow], source: str) -> None:
     if not rows:
         return
     click.echo(f"\nStages ({source})")
-    shown = table(
-        ["stage", "sets", "memory", "samples/s", "step", "time", ""],
-        right=("memory", "samples/s", "step", "time"),
-    )
+    columns, right = ["", "stage", *_NUMBERS], _NUMBERS
+    wide, narrow = table([*columns, "sets"], right=right), table(columns, right=right)
     for row in rows:
         numbers, each = row.numbers, " each" if len(row.names) > 1 else ""
-        shown.add_row(
+        cells = (
+            "!" if not row.fits else "*" if row.hardest else "",
             row.label,
-            row.settings,
             format_size(numbers.device_bytes),
             significant(numbers.samples_per_s),
             format_duration(numbers.step_s),
             "?" if row.run_s is None else format_duration(row.run_s) + each,
-            row.verdict,
         )
-    console().print(shown)
+        wide.add_row(*cells, row.settings)
+        narrow.add_row(*cells)
+    out = console()
+    needed = out.measure(wide, options=out.options.update(width=10_000)).maximum
+    # The space says what a stage sets; its name and numbers are nowhere else.
+    out.print(wide if needed <= out.width else narrow)
+    click.echo("* needs most memory: it decides what fits")
+    if not all(row.fits for row in rows):
+        click.echo("! does not fit")
 
 
 def staged_to_dict(staged: StagedPrediction) -> dict[str, Any]:

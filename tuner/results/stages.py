@@ -35,13 +35,6 @@ class StageRow:
         first, *rest = self.names
         return ", ".join(self.names) if len(self.names) <= MAX_NAMES else f"{first} to {rest[-1]}"
 
-    @property
-    def verdict(self) -> str:
-        """What is to be said of its memory; empty where that is not the limit."""
-        if not self.fits:
-            return "does not fit"
-        return "the hardest" if self.hardest else ""
-
 
 def rows_of(record: TrialRecord, space: SpaceFacts) -> list[StageRow]:
     """The stages of a trial; see `stage_rows`. Empty without numbers."""
