@@ -11,8 +11,9 @@ import ast
 import functools
 import math
 import operator
+import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tuner.errors import InputError, nearest
@@ -182,12 +183,20 @@ def compile_expression(
 
 
 def show(value: object) -> str:
-    """A value as people type it: true, nf4, [q_proj,v_proj]."""
+    """A value as people type it: true, nf4, [q_proj,v_proj], '' for empty text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return f"[{','.join(show(item) for item in value)}]"
-    return str(value)
+    return str(value) or "''"
+
+
+def all_of(conditions: Iterable[str]) -> str:
+    """Conditions as one, each that has an "or" or "if" of its own in parentheses."""
+    return " and ".join(f"({c})" if _LOOSE.search(c) else c for c in conditions)
+
+
+_LOOSE = re.compile(r"\b(or|if)\b")
 
 
 def _parse(text: str, names: Collection[str]) -> ast.expr:

@@ -29,7 +29,9 @@ _MAIN_NUMBERS = _NUMBERS[:3]
 
 def conditions_text(conditions: Sequence[str]) -> str:
     """The conditions as one sentence part; empty when there are none."""
-    return " and ".join(conditions)
+    from tuner.expressions import all_of  # not needed to print a help text
+
+    return all_of(conditions)
 
 
 def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:

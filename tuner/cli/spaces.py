@@ -82,7 +82,7 @@ def _print_all(found: list[SpaceInfo]) -> None:
 
 def _print_one(space: SearchSpace) -> None:
     from tuner.cli.render import count, print_fields
-    from tuner.expressions import show
+    from tuner.expressions import all_of, show
 
     counts = _counts(space)
     data = space.data
@@ -102,8 +102,8 @@ def _print_one(space: SearchSpace) -> None:
                 f"{count(counts['configurations'])}, of which "
                 f"{count(counts['configurations_within_floors'])} within the floors",
             ),
-            ("floors", " and ".join(space.floors)),
-            ("constraints", " and ".join(space.constraints)),
+            ("floors", all_of(space.floors)),
+            ("constraints", all_of(space.constraints)),
             ("objectives", ", ".join(f"{o.direction} {o.metric}" for o in space.objectives)),
         ]
     )

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tuner.expressions import all_of
 from tuner.records import TrialRecord
 from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.table import value_text
@@ -191,7 +192,9 @@ def _header(view: View) -> list[str]:
         samples = f"{significant(speed.samples_per_s)} samples/s"
         tokens = f" ({significant(speed.tokens_per_s)} tokens/s)" if speed.tokens_per_s else ""
         settings = [f"{name} {value_text(best.configuration.get(name))}" for name in view.knobs]
-        text = f"\N{BLACK STAR} {samples}{tokens} in {format_size(size)}: {', '.join(settings)}"
+        stage = best.evidence.limiting_stage
+        memory = format_size(size) + (f" (stage {stage})" if stage else "")
+        text = f"\N{BLACK STAR} {samples}{tokens} in {memory}: {', '.join(settings)}"
         lines += textwrap.wrap(text, HEADER_WIDTH, max_lines=3, placeholder=" ...")
     return lines
 
@@ -242,7 +245,7 @@ def subtitle(view: View) -> str:
     if untried:
         parts.append(f"{untried} only predicted to fit")
     if view.conditions:
-        parts.append("where " + " and ".join(view.conditions))
+        parts.append("where " + all_of(view.conditions))
     if is_limit_far(view):
         parts.append(f"all far below the {format_gib(view.gpu.memory_bytes)} of memory")
     beyond = count_beyond(view)

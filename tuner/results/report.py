@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.expressions import all_of
 from tuner.records import MemoryCategory, TrialRecord
 from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
 from tuner.results.best import Recommendation
@@ -115,7 +116,8 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
     share = memory.device_bytes / limit
     tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
     per_step = f"{tokens}{format_duration(speed.step_s)} per optimizer step"
-    limits = f"; {best.limit_text}" if best.limit_text else ""
+    stage = best.evidence.limiting_stage
+    limits = f"; {stage} is the hardest of {len(best.evidence.stages)} stages" if stage else ""
     tiles = [
         ("Throughput", f"{significant(speed.samples_per_s)} samples/s", per_step),
         (
@@ -295,7 +297,7 @@ def _runs(view: View) -> list[tuple[str, str]]:
         "searcher": ", ".join(sorted({r.searcher for r in records})),
         "seed": ", ".join(map(str, sorted({r.seed for r in records}))),
         "trials started": f"{starts[0]} to {starts[-1]}" if starts else "",
-        "conditions": " and ".join(view.conditions),
+        "conditions": all_of(view.conditions),
         "same in every trial": ", ".join(f"{k}={value_text(v)}" for k, v in view.fixed.items()),
     }
     return [(name, value) for name, value in facts.items() if value]
