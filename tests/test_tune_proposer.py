@@ -51,9 +51,10 @@ def test_every_candidate_is_proposed_once_and_then_none(sampler):
 
 @pytest.mark.parametrize("sampler", SEARCHERS)
 def test_seed_decides_the_proposals(sampler):
-    first, again = (run(make(sampler, seed=3), 16) for _ in range(2))
+    trials = 12 if sampler == "gp" else 16  # the first ten are drawn; the others take seconds each
+    first, again = (run(make(sampler, seed=3), trials) for _ in range(2))
     assert first == again
-    other = run(make(sampler, seed=4), 16)
+    other = run(make(sampler, seed=4), trials)
     # What is decided by predictions needs no chance.
     assert (first == other) is (sampler in ("grid", "guided"))
 
