@@ -28,6 +28,7 @@ from tuner.runner.base import TrialJob
 from tuner.runner.simulated import SimulatedRunner
 from tuner.runner.staged import StagedRunner
 from tuner.space import load_space
+from tuner.space.format import read_space
 from tuner.workloads import get_workload
 
 SHIPPED = {
@@ -296,3 +297,11 @@ def test_the_flags_of_the_8b_are_printed():
     ).text
     assert "--batch_size 2 --gradient_accumulation_steps 4 --max_seq_length 2048" in text
     assert "--lora_rank 64" in text
+
+
+def test_the_space_that_the_documentation_shows_can_be_read():
+    text = (Path(__file__).parents[1] / "docs" / "spaces.md").read_text()
+    shown = text.partition("```yaml\n")[2].partition("```")[0]
+    assert read_space(shown, "docs/spaces.md").count() == 40
+    for name in SHIPPED:
+        assert f"(../search_spaces/{name}.yaml)" in text
