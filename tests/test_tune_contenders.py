@@ -228,7 +228,7 @@ def test_trials_of_other_versions_are_hints_and_are_run_again():
         candidates, sampler="guided", seed=0, trials=9, knowledge=Knowledge(predictions)
     )
     ledger = Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
-    before = proposer.guide.beliefs()[1].sd.copy()
+    before = proposer.guide.experience.beliefs()[1].sd.copy()
     ledger.reuse()
     assert (ledger.stale, ledger.reused, len(ledger.records)) == (6, 0, 0)
     assert candidates.untried_count == len(NF4)
@@ -237,7 +237,7 @@ def test_trials_of_other_versions_are_hints_and_are_run_again():
     )
     for record in old:
         fresh.remember(record)
-    hinted = fresh.guide.beliefs()[1].sd
+    hinted = fresh.guide.experience.beliefs()[1].sd
     sure = Proposer(
         Candidates(NF4, tuple(SPACE.knobs)), sampler="guided", seed=0, trials=9,
         knowledge=Knowledge(predictions),
@@ -245,6 +245,6 @@ def test_trials_of_other_versions_are_hints_and_are_run_again():
     for record in old:
         sure.tell(record)
     sure.guide.learn(sure.study.get_trials(deepcopy=False))
-    known = sure.guide.beliefs()[1].sd
+    known = sure.guide.experience.beliefs()[1].sd
     place = candidates.place(FITTING[0])
     assert known[place] < hinted[place] < before[place]

@@ -7,13 +7,18 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tune_fakes import FakeSpace, outcome_of
+from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 
+from tuner.errors import InputError
+from tuner.results.facts import SpaceFacts
+from tuner.results.objectives import objectives_of
 from tuner.tune.candidates import Candidates
 from tuner.tune.guided import MEMORY_CONSTRAINT, GuidedSampler
 from tuner.tune.guided_gain import Front, LogNormal
+from tuner.tune.guided_goals import Goal, GoalFront, goals_of
 from tuner.tune.guided_model import Prior, ResidualModel, features
 from tuner.tune.guided_pool import Pool
+from tuner.tune.request import SearchRequest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()
@@ -114,9 +119,9 @@ def test_what_probably_fits_is_never_pruned(told, speed_factor, memory_factor):
     risk, allowed = sampler.oom_probability(), sampler.allowed_risk()
     for place in sorted(set(range(len(ALL))) - set(told)):
         sampler.hold_back(np.arange(len(ALL)) != place)
-        spent = sampler._spent
+        spent = sampler.experience.spent
         proposed = sampler.best_candidate()
-        sampler._spent = spent
+        sampler.experience.spent = spent
         if risk[place] <= allowed:
             assert proposed == place
         elif any(predicted(ALL[p])[1] * memory_factor <= POOL.limit_bytes for p in told):
@@ -144,7 +149,10 @@ def test_enqueued_and_added_trials_teach_as_much_as_proposed_ones():
         )
     told.learn(study.get_trials(deepcopy=False))
     without = [i for i, c in enumerate(ALL) if not c["gradient_checkpointing"]]
-    assert told.beliefs()[0].mean[without].mean() < untold.beliefs()[0].mean[without].mean() - 0.3
+    assert (
+        told.experience.beliefs()[0].mean[without].mean()
+        < untold.experience.beliefs()[0].mean[without].mean() - 0.3
+    )
 
 
 def test_failed_trials_and_other_violations_teach_nothing():
@@ -157,7 +165,7 @@ def test_failed_trials_and_other_violations_teach_nothing():
     study.tell(timed_out, (1.0, 2.0**30))
     sampler.learn(study.get_trials(deepcopy=False))
     assert sampler.recommend() is None
-    assert not sampler.beliefs()[0].mean.any()
+    assert not sampler.experience.beliefs()[0].mean.any()
     again = study.ask(dict(POOL.distributions)).params
     assert again not in (failed.params, timed_out.params)
 
@@ -275,3 +283,107 @@ def test_bound_that_was_expected_changes_little_and_a_surprising_one_much():
     assert abs(expected.mean[10]) < 0.02
     assert surprising.mean[10] > 0.2
     assert surprising.sd[10] < model.prior_belief().sd[10]
+
+
+# -- trials of other versions, and other objectives -----------------------------------------
+
+
+def test_what_ran_out_under_other_versions_is_riskier_and_may_be_tried():
+    plain, hinted = (GuidedSampler(POOL, seed=0) for _ in range(2))
+    # Close enough to the limit to be in doubt, and well enough to be tried.
+    doubted = int(np.argmin(np.abs(plain.oom_probability() - 0.1)))
+    hinted.experience.remember(doubted, (0.0, 2 * POOL.limit_bytes))
+    before, after = plain.oom_probability()[doubted], hinted.oom_probability()[doubted]
+    assert before < after < 1.0
+    hinted.hold_back(np.arange(len(ALL)) != doubted)
+    assert hinted.best_candidate() == doubted
+    told = GuidedSampler(POOL, seed=0)
+    told.experience.note(doubted, 0.0, 2 * POOL.limit_bytes)
+    assert told.oom_probability()[doubted] > after
+
+
+def test_a_fit_now_outweighs_what_ran_out_then():
+    sampler, fresh = (GuidedSampler(POOL, seed=0) for _ in range(2))
+    place = int(np.argmax(POOL.device_bytes <= POOL.usable_bytes))
+    sampler.experience.remember(place, (0.0, 2 * POOL.limit_bytes))
+    for each in (sampler, fresh):
+        each.experience.note(place, *predicted(ALL[place]))
+    hinted, plain = (each.experience.beliefs()[1] for each in (sampler, fresh))
+    assert np.array_equal(hinted.mean, plain.mean)
+
+
+def goals(*names):
+    facts = SpaceFacts(name="fake", model=None)
+    objectives = objectives_of(names, facts, GPU)
+    return goals_of(objectives, ALL, [outcome_of(c).prediction for c in ALL])
+
+
+def test_other_objectives_get_the_front_that_was_asked_for():
+    """Fast with a high rank: a search for throughput and memory has no reason to look there."""
+    asked = goals("samples_per_s", "lora_rank")
+    _, done = play(slow_without_checkpointing, 24, sampler=GuidedSampler(POOL, goals=asked))
+    assert sum(ran_out for _, ran_out in done) <= 1
+
+    def front(places):
+        points = {
+            (slow_without_checkpointing(ALL[p])[0], ALL[p]["lora_rank"])
+            for p in places
+            if predicted(ALL[p])[1] <= POOL.usable_bytes
+        }
+        better = lambda a, b: a != b and a[0] >= b[0] and a[1] >= b[1]  # noqa: E731
+        return {b for b in points if not any(better(a, b) for a in points)}
+
+    assert front(place for place, _ in done) == front(range(len(ALL)))
+
+
+def test_goals_are_the_objectives_turned_to_be_large():
+    speed, memory, step, reserved, energy = goals(
+        "tokens_per_s", "device_bytes", "step_s", "peak_reserved_bytes", "energy_j_per_sample"
+    )
+    for place in (0, 7, len(ALL) - 1):
+        prediction = outcome_of(ALL[place]).prediction
+        rate, size = prediction.speed.samples_per_s, prediction.memory.device_bytes
+        for goal, value in (
+            (speed, prediction.speed.tokens_per_s),
+            (memory, 1 / size),
+            (step, 1 / prediction.speed.step_s),
+            (reserved, 1 / prediction.memory.peak_reserved_bytes),
+            (energy, rate),
+        ):
+            worth = goal.factor[place] * rate**goal.speed_power * float(size) ** goal.size_power
+            assert worth == pytest.approx(value)
+
+
+@settings(max_examples=30)
+@given(
+    known=st.lists(st.tuples(st.floats(0.1, 1.0), st.floats(0.1, 1.0)), min_size=1, max_size=5),
+    new=st.tuples(st.floats(0.1, 1.2), st.floats(0.1, 1.2)),
+)
+def test_gain_is_nothing_for_what_is_covered_and_near_the_true_one_else(known, new):
+    """Against the exact area of two objectives, of which the second is a factor."""
+    factor = np.array([*(b for _, b in known), new[1]])
+    one = Goal("a", np.ones(len(factor)), 1.0, 0.0)
+    other = Goal("b", factor, 0.0, 0.0)
+    speed = np.array([a for a, _ in known])
+    front = GoalFront([one, other], np.arange(len(known)), speed, np.ones(len(known)))
+    sure = LogNormal(np.log([new[0]]), np.array([1e-9]))
+    gain, _ = front.expected_gain(np.array([len(known)]), sure, LogNormal(np.zeros(1), sure.sd))
+
+    def area(points):
+        found, height = 0.0, 0.0
+        for a, b in sorted(points, reverse=True):
+            found += a * max(0.0, b - height)
+            height = max(height, b)
+        return found
+
+    truth = area([*known, new]) / area(known) - 1
+    if any(a >= new[0] and b >= new[1] for a, b in known):
+        assert gain[0] == pytest.approx(0.0, abs=1e-6)
+    assert gain[0] == pytest.approx(truth, abs=0.1 + 0.25 * truth)
+
+
+def test_only_guided_searches_for_other_objectives():
+    objectives = objectives_of(["lora_rank"], SpaceFacts(name="fake", model=None), GPU)
+    with pytest.raises(InputError, match="throughput and memory only"):
+        SearchRequest(space=SPACE, gpu=GPU, runner_factory=FakeFactory(), searcher="tpe",
+                      objectives=objectives)  # fmt: skip

@@ -55,6 +55,7 @@ def request(factory: FakeFactory | None = None, **changes) -> SearchRequest:
         "space": SPACE,
         "gpu": GPU,
         "runner_factory": factory or FakeFactory(),
+        "searcher": "tpe",
         "trials": 8,
         "versions": VERSIONS,
     }
@@ -273,7 +274,7 @@ Ledger.interrupt = interrupt
 result = search(
     SearchRequest(
         space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(sleep_s=float(sys.argv[2])),
-        trials=60, versions={"tuner": "1"},
+        trials=60, versions={"tuner": "1"}, searcher="tpe",
     ),
     on_record=note,
 )

@@ -19,6 +19,7 @@ from tuner.cli.options import (
     json_option,
     measure_options,
     model_option,
+    objective_option,
     results_option,
     set_option,
     space_option,
@@ -107,6 +108,7 @@ def _search_options(function: _Decorated) -> _Decorated:
 @_search_options
 @measure_options
 @where_option
+@objective_option
 @set_option
 @results_option
 @json_option

@@ -19,6 +19,8 @@ from tuner.records import Configuration, KnobValue, Source, TrialRecord
 if TYPE_CHECKING:
     from tuner.cli.support import SupportedSpace
     from tuner.estimate.profile import DeviceProfile
+    from tuner.results.facts import SpaceFacts
+    from tuner.results.front import Objective
     from tuner.tune.request import Bench
 
 
@@ -51,6 +53,7 @@ class SearchOptions:
     min_gain: float | None = None
     dry_run: bool = False
     study: Path | None = None
+    objectives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,14 @@ class Plan:
     versions: Mapping[str, str]
     trials_on: Measuring | Simulating
     profile: DeviceProfile | None = None
+    objectives: tuple[Objective, ...] = ()
+
+    @property
+    def facts(self) -> SpaceFacts:
+        """What results are written from, with the objectives that were asked for."""
+        facts = self.target.facts
+        named = tuple(dict.fromkeys(self.options.objectives))
+        return dataclasses.replace(facts, objectives=named) if named else facts
 
     @property
     def bench(self) -> Bench | None:
@@ -117,6 +128,7 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
         require_lengths(space)
     options = dataclasses.replace(options, searcher=searcher_of(space, options.searcher))
     _check_budget(options, target)
+    objectives = _objectives(options, target)
     space.require_configurations(options.where)
     target.folder.check_writable()
     target.folder.read()  # a journal that cannot be read is found now
@@ -141,7 +153,25 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
         versions={**outcome_versions(), "model": model_version(space, lengths)},
         trials_on=trials_on,
         profile=profile,
+        objectives=objectives,
     )
+
+
+def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]:
+    """What to search for; empty for throughput and memory. Raises `InputError` for what cannot be.
+
+    Those of the space count where none are named, as far as the searcher knows them.
+    """
+    from tuner.results.front import DEFAULT_OBJECTIVES
+    from tuner.results.objectives import objectives_of
+    from tuner.tune.request import DEFAULT_SEARCHER, check_objectives
+
+    names = tuple(dict.fromkeys(options.objectives)) or target.facts.objectives
+    found = objectives_of(names, target.facts, target.gpu)
+    if options.objectives:
+        check_objectives(names, options.searcher)
+    usual = not found or {o.name for o in found} == {o.name for o in DEFAULT_OBJECTIVES}
+    return () if usual or options.searcher != DEFAULT_SEARCHER else found
 
 
 def _check_budget(options: SearchOptions, target: Target) -> None:

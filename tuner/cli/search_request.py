@@ -86,6 +86,7 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
         max_concurrent=options.workers,
         where=options.where,
         searcher=options.searcher,
+        objectives=plan.objectives,
         initial=initial,
         resume=(*stale(plan.target.folder.read().records, plan.target), *known),
         workload=space.workload,

@@ -41,6 +41,7 @@ def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
             ("model" if target.space.model else "trains", target.space.subject),
             ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {_price_text(plan)}"),
             ("to try", f"{wanted} ({searcher})"),
+            ("for", ", ".join(objective.label for objective in plan.objectives)),
             ("at most", _limits_text(plan)),
             ("where", _where_text(plan)),
             ("left out", _left_out_text(part)),

@@ -114,7 +114,7 @@ def _write(plan: Plan, prepared: Prepared, result: SearchResult) -> View:
     write_pruned(target.folder, result.pruned)
     return target.folder.write_all(
         [with_margin(record, plan.margin_bytes) for record in records],
-        target.facts,
+        plan.facts,
         target.gpu,
         where=plan.meets,
         conditions=plan.all_conditions,

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from tuner.records import Configuration, TrialRecord
+from tuner.results.front import THROUGHPUT, Objective
 from tuner.results.journal import latest
 from tuner.runner.base import GiveUp
 
@@ -98,12 +99,12 @@ def near_tie(standing: Standing) -> Configuration | None:
     return min(tied, key=lambda c: (len(standing.runs(c)), -_rate(tied[c]), c.key), default=None)
 
 
-def to_verify(standing: Standing) -> Configuration | None:
-    """The fastest that fits, unless it is verified; None also when there is nothing to verify."""
-    front = standing.front()
-    if not front:
+def to_verify(standing: Standing, first: Objective = THROUGHPUT) -> Configuration | None:
+    """The best that fits in the first objective, unless it is verified; None also for nothing."""
+    fitting = [record for record in standing.fitting if first.gain(record) is not None]
+    if not fitting:
         return None
-    best = front[-1].configuration
+    best = max(fitting, key=lambda record: first.gain(record) or 0.0).configuration
     tried = standing.verifications
     failed = sum(not record.verified for record in tried)
     was_tried = any(record.configuration == best for record in tried)

@@ -15,6 +15,7 @@ from tuner.errors import InputError
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.tune import cluster
 from tuner.tune.candidates import Candidates
+from tuner.tune.guided_goals import goals_of
 from tuner.tune.interrupts import Interrupts
 from tuner.tune.ledger import Ledger
 from tuner.tune.progress import Progress
@@ -79,6 +80,7 @@ def make_proposer(request: SearchRequest) -> Proposer:
             + (f" with {conditions}" if conditions else ""),
             hint="relax the conditions",
         )
+    predictions = _of_each(configurations, request.predictions)
     mirror = None
     if request.study_path is not None:
         mirror = open_mirror(request.study_path, f"{request.space.name}-{request.gpu.id}")
@@ -90,7 +92,9 @@ def make_proposer(request: SearchRequest) -> Proposer:
         initial=request.initial,
         mirror=mirror,
         knowledge=Knowledge(
-            _of_each(configurations, request.predictions), memory_order(request.workload)
+            predictions,
+            memory_order(request.workload),
+            goals_of(request.objectives, configurations, predictions) if predictions else (),
         ),
     )
 

@@ -124,12 +124,13 @@ class ResidualModel:
         bounds: Floats,
         *,
         trust: Floats | None = None,
+        trust_above: Floats | None = None,
     ) -> Belief:
         """What is expected after trials.
 
-        `seen` and `values` are candidates and their log ratios, `trust` the weight of each, 1
-        where it is not given; `above` are candidates whose log ratio is known to exceed
-        `bounds`: they ran out of memory.
+        `seen` and `values` are candidates and their log ratios; `above` are candidates whose log
+        ratio is known to exceed `bounds`: they ran out of memory. `trust` and `trust_above` are
+        the weights of each, 1 where they are not given.
         """
         belief = self.prior_belief()
         trust = np.ones(len(seen)) if trust is None else trust
@@ -143,19 +144,20 @@ class ResidualModel:
                 belief = self._fit(seen, values, weights)
         if not len(above):
             return belief
-        return self._censored(belief, (seen, values, weights), (above, bounds))
+        trust_above = np.ones(len(above)) if trust_above is None else trust_above
+        return self._censored(belief, (seen, values, weights), (above, bounds, trust_above))
 
     def _censored(
         self,
         belief: Belief,
         data: tuple[NDArray[np.intp], Floats, Floats],
-        bounded: tuple[NDArray[np.intp], Floats],
+        bounded: tuple[NDArray[np.intp], Floats, Floats],
     ) -> Belief:
         """The bounds as values that carry the same mean and variance as the truncated belief.
 
         One pass of expectation propagation (Minka 2001) with all bounds at once.
         """
-        above, bounds = bounded
+        above, bounds, trust = bounded
         mean, variance = belief.mean[above], belief.sd[above] ** 2
         z = (bounds - mean) / np.sqrt(variance)
         surprising = np.argsort(-z)[:MOST_CENSORED]
@@ -163,13 +165,13 @@ class ResidualModel:
         if not surprising.size:
             return belief
         above, z, mean = above[surprising], z[surprising], mean[surprising]
-        variance = variance[surprising]
+        variance, trust = variance[surprising], trust[surprising]
         hazard = _hazard(z)
         shrink = hazard * (hazard - z)  # variance of the truncated normal is 1 - shrink
         sites = variance * np.maximum(1.0 / np.clip(shrink, 1e-6, 1 - 1e-6) - 1.0, 1e-6)
         targets = mean + np.sqrt(variance) * hazard / np.clip(shrink, 1e-6, None)
         seen, values, weights = data
-        site_weights = np.minimum((belief.noise * self._scale[above]) ** 2 / sites, 1.0)
+        site_weights = trust * np.minimum((belief.noise * self._scale[above]) ** 2 / sites, 1.0)
         return self._fit(
             np.concatenate([seen, above]),
             np.concatenate([values, targets]),

@@ -14,7 +14,7 @@ from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Status, TrialRecord
 from tuner.results.pruned import Pruned
 from tuner.results.repeats import pooled
-from tuner.runner.base import PLAIN, Instructions
+from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.tune.budget import StoppedBy, spent
 from tuner.tune.contenders import REPEAT_SHARE, Standing, give_up_rule, near_tie, to_verify
 from tuner.tune.progress import Progress, ProgressTracker
@@ -167,13 +167,14 @@ class Ledger:
             return None
         last = (1 - REPEAT_SHARE) * self._request.trials <= self._trial_count
         if (reason is None and last) or reason in STOPPED_BY_WHAT_IS_LEFT:
-            tied = near_tie(self._standing) if self._trial_count < self._request.trials else None
+            left = self._trial_count < self._request.trials and not self._request.objectives
+            tied = near_tie(self._standing) if left else None
             if tied is not None and not self._runs_now(tied):
                 return _Proposed(tied, PLAIN)
         ended = reason not in (None, StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPTED)
         if not (self._request.verify and ended) or self._running_count:
             return None
-        best = to_verify(self._standing)
+        best = to_verify(self._standing, *self._request.objectives[:1])
         return None if best is None else _Proposed(best, Instructions(verify=True))
 
     def _runs_now(self, configuration: Configuration) -> bool:
@@ -187,6 +188,8 @@ class Ledger:
         if request.bench is None or configuration in request.initial:
             return PLAIN
         usable_bytes = request.gpu.memory_bytes - (request.margin_bytes or 0)
+        if request.objectives:  # what is slow may still win in another objective
+            return Instructions(give_up=GiveUp(usable_bytes, ()))
         return Instructions(give_up=give_up_rule(self._standing, usable_bytes))
 
     @property

@@ -19,10 +19,11 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.records import Configuration, Prediction, Status, TrialRecord
+from tuner.records import Configuration, Outcome, Prediction, Status, TrialRecord
 from tuner.results.pruned import Pruned
 from tuner.tune.candidates import Candidates
 from tuner.tune.guided import HIGHEST_RISK, MEMORY_CONSTRAINT, GuidedSampler
+from tuner.tune.guided_goals import Goal
 from tuner.tune.guided_pool import Pool
 from tuner.tune.oom_frontier import OomFrontier
 from tuner.tune.pruning import MOST_RISK, CalibratedRisk, PruningLog
@@ -68,11 +69,23 @@ def score(record: TrialRecord) -> Score | None:
         # of a fit.
         over_bytes = max(over_bytes, float(outcome.requested_bytes or 0), VIOLATED)
         device_bytes = max(device_bytes, limit_bytes + over_bytes)
-    samples_per_s = evidence.speed.samples_per_s if evidence is not None else 0.0
+    samples_per_s = _samples_per_s(outcome)
     constraints = {MEMORY_CONSTRAINT: over_bytes}
     if outcome.status not in (Status.OK, Status.OOM):
         constraints[OUTCOME_CONSTRAINT] = VIOLATED
     return Score((samples_per_s, device_bytes), constraints)
+
+
+def _samples_per_s(outcome: Outcome) -> float:
+    """Throughput, of all stages; from one stage alone as the prediction relates it to all."""
+    evidence = outcome.evidence
+    if evidence is None:
+        return 0.0
+    rate, predicted = evidence.speed.samples_per_s, outcome.prediction
+    stage = predicted.stages.get(outcome.stage) if predicted and outcome.stage else None
+    if predicted is None or stage is None:
+        return rate
+    return rate * predicted.speed.samples_per_s / stage.samples_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +93,13 @@ class Knowledge:
     """What is known before the first trial.
 
     `predictions` are one of each candidate, in their order, or none at all; `order` is what the
-    workload declares of its knobs and memory.
+    workload declares of its knobs and memory; `goals` are what "guided" searches for where that is
+    not throughput and memory.
     """
 
     predictions: Sequence[Prediction] = ()
     order: MemoryOrder = field(default_factory=MemoryOrder)
+    goals: Sequence[Goal] = ()
 
 
 NOTHING = Knowledge()
@@ -124,7 +139,9 @@ class Proposer:
         self._frontier = OomFrontier(candidates.configurations, knowledge.order)
         self.guide: GuidedSampler | None = None
         if sampler == "guided" and knowledge.predictions:
-            self.guide = GuidedSampler(Pool.of(candidates, knowledge.predictions), seed=seed)
+            self.guide = GuidedSampler(
+                Pool.of(candidates, knowledge.predictions), seed=seed, goals=knowledge.goals
+            )
         self.study = optuna.create_study(directions=DIRECTIONS)
         self._sampler, self._seed, self._trials = sampler, seed, trials
         # Optuna asks a sampler also for trials that are settled. Only nsga2 notes something of
@@ -199,8 +216,12 @@ class Proposer:
         Only "guided" can weigh it; a study of Optuna's has no trials that count less.
         """
         scored = score(record)
-        if self.guide is not None and scored is not None and record.fits:
-            self.guide.remember(self.candidates.place(record.configuration), scored.values)
+        if self.guide is None or scored is None:
+            return
+        if record.fits or record.outcome.device_ran_out:
+            self.guide.experience.remember(
+                self.candidates.place(record.configuration), scored.values
+            )
 
     def held_back(self) -> dict[str, str]:
         """What is not proposed at present, by key, with the reason for people."""

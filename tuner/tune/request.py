@@ -12,13 +12,14 @@ from typing import Any, Protocol
 from tuner.errors import InputError, unknown
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Prediction, Source, Status, TrialRecord
+from tuner.results.front import DEFAULT_OBJECTIVES, Objective
 from tuner.results.pruned import Pruned
 from tuner.runner.base import RunnerFactory, outcome_versions
 from tuner.tune.budget import Budget, StoppedBy
 
 SEARCHERS = ("guided", "tpe", "nsga2", "gp", "random", "grid")
 DEFAULT_SEARCHER = "guided"
-"""Of the command; a request without predictions has to name another one."""
+"""It needs predictions; a request without them has to name another one."""
 DEFAULT_TRIALS = 40
 
 
@@ -64,6 +65,8 @@ class SearchRequest:
       after an interruption ends where an undisturbed one would have.
     - `gpu_hours` and `max_cost_usd` limit the time on GPUs and its price, of those records too;
       `min_gain` ends the search "guided" once less is expected of every trial. See `Budget`.
+    - `objectives` are what "guided" searches for, the first above all; none are throughput and
+      memory, which the other searchers know alone.
     - `initial` is run first, in its order; what is not a valid configuration is passed over.
     - `resume` holds the journal; records of this space, GPU, memory and library versions are
       not run again but told to the searcher, where they come from the same bench or, without
@@ -94,7 +97,8 @@ class SearchRequest:
     min_gain: float | None = None
     max_concurrent: int | None = None
     where: Sequence[str] = ()
-    searcher: str = "tpe"
+    searcher: str = DEFAULT_SEARCHER
+    objectives: Sequence[Objective] = ()
     initial: Sequence[Configuration] = ()
     resume: Sequence[TrialRecord] = ()
     study_path: Path | None = None
@@ -116,6 +120,8 @@ class SearchRequest:
         if self.max_concurrent is not None and self.max_concurrent < 1:
             raise InputError(f"max_concurrent is {self.max_concurrent}, and must be at least 1")
         check_min_gain(self.min_gain, self.searcher)
+        if self.objectives:
+            check_objectives([objective.name for objective in self.objectives], self.searcher)
         _ = self.budget
 
     @property
@@ -172,6 +178,17 @@ def check_min_gain(min_gain: float | None, searcher: str) -> None:
         raise InputError(
             f"searcher {searcher!r} does not say what it expects to gain",
             hint=f"search with {DEFAULT_SEARCHER!r}, or without a smallest gain",
+        )
+
+
+def check_objectives(names: Sequence[str], searcher: str) -> None:
+    """Raise `InputError` where `searcher` cannot search for these objectives."""
+    usual = {objective.name for objective in DEFAULT_OBJECTIVES}
+    if searcher != DEFAULT_SEARCHER and not usual.issuperset(names):
+        raise InputError(
+            f"searcher {searcher!r} searches for throughput and memory only",
+            hint=f"search with {DEFAULT_SEARCHER!r}, or draw other fronts of its trials with "
+            "`tuner show --objective`",
         )
 
 
