@@ -1,0 +1,193 @@
+"""Writes docs/casebook.md: what five projects ran, what is predicted of it, what is recommended.
+
+    python -m benchmarks.casebook
+    python -m benchmarks.casebook --only qwen7b_lora,cot8b_h100 --to part.md
+
+Every number comes from the tool: configurations and the whole space within its floors from
+compiled timelines, with nothing calibrated. Takes minutes with an empty cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.casebook_cases import SYSTEMS, System, Used
+from tuner.advice.compare import Side, predicted_best, side_of
+from tuner.advice.predicting import Predicted, SpacePredictor
+from tuner.errors import InputError
+from tuner.estimate.compiling import default_workers
+from tuner.estimate.predict import check_supported
+from tuner.gpus import get_gpu
+from tuner.models.catalogue import get_entry
+from tuner.records import Configuration, MemoryCategory
+from tuner.space import SearchSpace, load_space
+from tuner.units import format_duration, format_size, significant
+from tuner.workloads import tokens_per_sample
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "casebook.md"
+INTRODUCTION = """\
+# Casebook: five projects, as they were and as they could be
+
+Written by `python -m benchmarks.casebook`; every number of the tool is *predicted*, from the data
+sheets of the GPUs and with nothing calibrated. What the projects ran, reported and expected are
+facts of their public sources; *reported* was observed, *expected* was a guess. GB is as they
+printed it, GiB is 2^30 bytes. Times are those of examples at full length. "Fits" keeps 3 % of the
+GPU's memory free.
+
+Phases are the peaks of allocated memory; "device" is what `nvidia-smi` would show, allocator and
+CUDA context included. The recommended row is the fastest configuration that fits within the
+floors of the space (`tuner search --space NAME --gpu GPU` tries it in trials).
+"""
+COLUMNS = (
+    "configuration",
+    "said",
+    "fits",
+    "device",
+    "load",
+    "forward",
+    "backward",
+    "optimizer",
+    "step",
+    "samples/s",
+    "epoch",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page, or the part of it that `--only` names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--only", help="spaces, with commas between them")
+    parser.add_argument("--to", type=Path, default=PAGE)
+    parser.add_argument("--workers", type=int, default=default_workers())
+    options = parser.parse_args(arguments)
+    names = options.only.split(",") if options.only else [s.space for s in SYSTEMS]
+    chosen = [system for system in SYSTEMS if system.space in names]
+    options.to.write_text(page(chosen, workers=options.workers), encoding="utf-8")
+    return 0
+
+
+def page(systems: Sequence[System], *, model: str | None = None, workers: int = 0) -> str:
+    """The page about these systems. `model` takes the place of their models, for tests."""
+    parts = [INTRODUCTION]
+    for system in systems:
+        print(f"{system.space} ...", file=sys.stderr, flush=True)
+        parts.append("\n".join(section(system, model=model, workers=workers)) + "\n")
+    return "\n".join(parts)
+
+
+def section(system: System, *, model: str | None = None, workers: int = 0) -> Iterator[str]:
+    """The lines about one system: a table for each GPU type, then what was wrong."""
+    space = load_space(system.space)
+    space = replace(space, model=model or space.model)
+    yield f"## {system.title}\n"
+    yield f"Space [`{space.name}`](../search_spaces/{space.name}.yaml). {system.story}"
+    findings: list[str] = []
+    for place, (gpu_name, used) in enumerate(system.used.items()):
+        gpu = get_gpu(gpu_name)
+        predictor = SpacePredictor(space, gpu, workers=workers)
+        best, number = predicted_best(predictor, ())
+        sides = [side_of(each, space, gpu) for each in _predicted(predictor, used)]
+        yield f"\n**{gpu.name}**, {format_size(gpu.memory_bytes)}\n"
+        yield "| " + " | ".join(COLUMNS) + " |"
+        yield "|---" * len(COLUMNS) + "|"
+        for one, side in zip(used, sides, strict=True):
+            yield _row(one.label, one.said, side)
+        if best is None:
+            yield f"\nNone of the {number:,} configurations within the floors fits."
+        else:
+            recommended = side_of(best, space, gpu)
+            yield _row("**recommended**", f"fastest of {number:,}", recommended)
+            yield f"\nRecommended: `{_settings(space, best.configuration)}`"
+        if place == 0:
+            findings = [
+                finding.text.format(**numbers_of(each, space))
+                for finding, each in zip(
+                    system.findings,
+                    _predicted(predictor, [Used("", f.settings) for f in system.findings]),
+                    strict=True,
+                )
+            ]
+    yield "\nWhat the budget missed:\n"
+    yield from (f"- {text}" for text in findings)
+
+
+def _predicted(predictor: SpacePredictor, used: Sequence[Used]) -> list[Predicted]:
+    """Predictions of configurations that need not be in the space.
+
+    Raises `InputError` for one that the GPU cannot run: what the page says of it would be wrong.
+    """
+    space = predictor.space
+    chosen = [
+        space.configuration({**(space.baseline or {}), **one.settings}, strict=False)
+        for one in used
+    ]
+    for one, configuration in zip(used, chosen, strict=True):
+        if check_supported(configuration, predictor.gpu):
+            raise InputError(f"{predictor.gpu.name} cannot run {one.label!r} of {space.name}")
+    return predictor.predict(chosen)
+
+
+def _row(label: str, said: str, side: Side) -> str:
+    memory, speed = side.evidence.memory, side.evidence.speed
+    phases = memory.phase_peak_bytes
+    stage = f" ({side.stage})" if side.stage else ""
+    cells = [
+        label,
+        said,
+        "yes" if side.fits else "**no**",
+        format_size(memory.device_bytes) + stage,
+        *(format_size(phases[name]) for name in ("load", "forward", "backward", "optimizer")),
+        format_duration(speed.step_s),
+        significant(speed.samples_per_s),
+        "" if side.epoch_s is None else format_duration(side.epoch_s),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _settings(space: SearchSpace, configuration: Configuration) -> str:
+    names = [*space.knobs, *(["grad_accum"] if "grad_accum" not in space.knobs else [])]
+    return " ".join(f"{name}={configuration[name]}" for name in names if configuration[name] != "")
+
+
+def numbers_of(predicted: Predicted, space: SearchSpace) -> Mapping[str, Any]:
+    """What a sentence about one configuration may name; sizes and times as text."""
+    prediction, configuration = predicted.prediction, predicted.configuration
+    memory, speed = prediction.memory, prediction.speed
+    parts = {name: memory.breakdown.get(name, 0) for name in MemoryCategory}
+    rank = int(str(configuration["lora_rank"]))
+    trainable = prediction.trainable_params
+    entry = get_entry(str(space.model))
+    words = entry.vocab_size * entry.hidden_size if entry else 0
+    frozen = prediction.total_params - trainable
+    return {
+        "lora_rank": rank,
+        "trainable": trainable,
+        "total": prediction.total_params,
+        "tower_adapters": _TOWER_LAYERS * 3 * rank * 2 * _TOWER_WIDTH,
+        "tokens": tokens_per_sample(space.workload, predicted.hardest),
+        "device": format_size(memory.device_bytes),
+        "paged": format_size(memory.paged_bytes),
+        "adapters": format_size(parts[MemoryCategory.ADAPTERS] + parts[MemoryCategory.GRADIENTS]),
+        "logits": format_size(parts[MemoryCategory.LOGITS_AND_LOSS]),
+        "activations": format_size(parts[MemoryCategory.ACTIVATIONS]),
+        "overhead": format_size(parts[MemoryCategory.ALLOCATOR_OVERHEAD]),
+        "embedding_fp32": format_size(4 * words),
+        "embedding_half": format_size(2 * words),
+        "four_copies": format_size(4 * 4 * trainable),
+        "frozen": format_size(2 * frozen),
+        "step": format_duration(speed.step_s),
+        "recompute": f"{speed.breakdown_s.get('recompute', 0.0) / speed.step_s:.0%}",
+    }
+
+
+_TOWER_LAYERS, _TOWER_WIDTH = 27, 1152
+"""SigLIP of MedGemma-4B; LoRA by name finds q, k and v in each layer."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
