@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import pickle
 from pathlib import Path
 
 import pytest
 from test_stages import prediction
 
-from tuner.records import Measurement, Outcome, Source, Status
-from tuner.runner.base import PLAIN
+from tuner.estimate.calibrate import observations_of
+from tuner.estimate.correction import multiplied, uncorrected
+from tuner.estimate.stages import combine, hardest_first
+from tuner.records import Measurement, Outcome, Source, Status, TrialRecord
+from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.runner.staged import StagedFactory, StagedRunner
 from tuner.space import load_space
+from tuner.tune.proposer import score
 
+GIB = 2**30
 SPACE = load_space(str(Path(__file__).parents[1] / "search_spaces" / "naics_embedder.yaml"))
 
 
@@ -24,10 +31,12 @@ class Recorded:
     def __init__(self, outcomes=None):
         self.outcomes = outcomes or {}
         self.asked = []
+        self.instructions = []
 
     def run(self, configuration, instructions=PLAIN):
         negatives = configuration["n_negatives"]
         self.asked.append(negatives)
+        self.instructions.append(instructions)
         known = Outcome(Status.OK, prediction=prediction(negatives / 2, 1.0), duration_s=2.0)
         return self.outcomes.get(negatives, known)
 
@@ -58,6 +67,129 @@ def test_a_later_stage_may_fail_too():
     assert outcome.status is Status.CRASHED
     assert outcome.message == "in stage stage2"
     assert outcome.duration_s == pytest.approx(2.0)
+
+
+class Real(Recorded):
+    """Trains, as far as anyone can tell; notes what it is told beside trials."""
+
+    source = Source.MEASURED
+
+    def __init__(self, outcomes):
+        super().__init__(outcomes)
+        self.told = []
+
+    def start(self):
+        self.told.append("start")
+
+    def interrupt(self):
+        self.told.append("interrupt")
+
+    def close(self):
+        self.told.append("close")
+
+
+def real(hard_gib=12.0, easy_gib=4.0):
+    sizes = {24: prediction(hard_gib, 2.0), 8: prediction(easy_gib, 1.0)}
+    found = {n: Outcome(Status.OK, measurement=measurement(p)) for n, p in sizes.items()}
+    return Real({n: dataclasses.replace(o, duration_s=2.0) for n, o in found.items()})
+
+
+HARD_LAST = ("stage5", "stage4", "stage3", "stage2", "stage1")
+
+
+def test_the_stage_that_is_predicted_to_need_most_comes_first():
+    configuration, inner = SPACE.configuration(), real()
+    found = StagedRunner(inner, SPACE, {configuration.key: HARD_LAST}).run(configuration)
+    assert inner.asked == [8, 24]
+    # What is told of the stages keeps the order of the space.
+    assert next(iter(found.measurement.stages)) == "stage1"
+    overall = combine(
+        {"stage1": prediction(2, 1), "stage2": prediction(8, 1)}, {"stage1": None, "stage2": None}
+    ).overall
+    assert hardest_first(overall) == ("stage2", "stage1")
+
+
+def test_a_stage_that_leaves_too_little_free_ends_a_real_trial():
+    inner = real(hard_gib=15.0)
+    rule = Instructions(GiveUp(14 * GIB, front=((GIB, 1e9),)))
+    outcome = StagedRunner(inner, SPACE).run(SPACE.configuration(), rule)
+    assert inner.asked == [24]
+    # Throughput of one stage is none to be given up for.
+    assert inner.instructions == [Instructions(GiveUp(14 * GIB))]
+    assert (outcome.status, outcome.stage) == (Status.OK, "stage1")
+    assert outcome.limiting_stage == "stage1"
+    assert list(outcome.measurement.stages) == ["stage1"]
+    record = record_of(outcome)
+    assert not dataclasses.replace(record, margin_bytes=0, gpu_memory_bytes=16 * GIB).fits
+    assert TrialRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+
+
+def test_one_stage_tells_a_sampler_of_all_and_calibration_of_memory_only():
+    stages = {"stage1": prediction(12, 2.0), "stage2": prediction(4, 1.0)}
+    overall = combine(stages, dict.fromkeys(stages)).overall
+    # Half as fast as predicted.
+    alone = Outcome(
+        Status.OK, overall, measurement(prediction(15, 4.0)), stage="stage1", message="too large"
+    )
+    record = record_of(alone)
+    assert score(record).values[0] == pytest.approx(overall.speed.samples_per_s / 2)
+    assert "step_s" not in {seen.quantity for seen in observations_of(record, overall)}
+    whole = dataclasses.replace(alone, stage=None)
+    assert "step_s" in {seen.quantity for seen in observations_of(record_of(whole), overall)}
+
+
+def record_of(outcome):
+    return TrialRecord(
+        trial_id="x-000",
+        space=SPACE.name,
+        gpu="t4",
+        gpu_memory_bytes=16 * GIB,
+        configuration=SPACE.configuration(),
+        outcome=outcome,
+        seed=0,
+        started_at="2026-01-01T00:00:00+00:00",
+        versions={},
+        searcher="guided",
+        device="a device",
+        margin_bytes=2 * GIB,
+    )
+
+
+def test_a_trial_is_interrupted_between_two_stages_too():
+    inner = real()
+    runner = StagedRunner(inner, SPACE)
+    plain = inner.run
+
+    def run(configuration, instructions=PLAIN):
+        runner.interrupt()
+        return plain(configuration, instructions)
+
+    inner.run = run
+    runner.start()
+    outcome = runner.run(SPACE.configuration())
+    runner.close()
+    assert inner.asked == [24]
+    assert (outcome.status, outcome.stage) == (Status.INTERRUPTED, "stage2")
+    assert inner.told == ["start", "interrupt", "close"]
+
+
+def test_a_simulated_trial_is_predicted_in_every_stage():
+    inner = Recorded({24: Outcome(Status.OOM, prediction=prediction(20, 1.0), phase="backward")})
+    outcome = StagedRunner(inner, SPACE).run(SPACE.configuration())
+    assert inner.asked == [24, 8]
+    assert (outcome.status, outcome.phase, outcome.stage) == (Status.OOM, "backward", None)
+    assert outcome.limiting_stage == "stage1"
+    assert outcome.prediction.memory.device_bytes == 20 * GIB
+    assert not outcome.prediction.fits
+
+
+def test_a_correction_holds_for_every_stage():
+    stages = {"stage1": prediction(12, 2.0), "stage2": prediction(4, 1.0)}
+    overall = combine(stages, dict.fromkeys(stages)).overall
+    found = multiplied(overall, {"device_bytes": 1.25, "step_s": 2.0})
+    assert found.stages["stage1"].device_bytes == 15 * GIB
+    assert found.stages["stage2"].samples_per_s == pytest.approx(16)
+    assert uncorrected(found).stages == overall.stages
 
 
 def test_measurements_are_combined_too():

@@ -49,14 +49,14 @@ def print_rows_of_stages(rows: Sequence[StageRow], source: str) -> None:
     columns, right = ["", "stage", *_NUMBERS], _NUMBERS
     wide, narrow = table([*columns, "sets"], right=right), table(columns, right=right)
     for row in rows:
-        numbers, each = row.numbers, " each" if len(row.names) > 1 else ""
+        numbers = row.numbers
         cells = (
             "!" if not row.fits else "*" if row.hardest else "",
             row.label,
             format_size(numbers.device_bytes),
             significant(numbers.samples_per_s),
             format_duration(numbers.step_s),
-            "?" if row.run_s is None else format_duration(row.run_s) + each,
+            row.time_text,
         )
         wide.add_row(*cells, row.settings)
         narrow.add_row(*cells)

@@ -242,7 +242,7 @@ def best_yaml(best: Recommendation | None, space: SpaceFacts, gpu: GpuLike, *, t
         comment = (
             f"# The fastest configuration of {_one_line(space.name)} found for "
             f"{_one_line(gpu.name)}: it fits with {format_gib(best.free_bytes)} to spare.\n"
-            + (f"# The memory is that {_one_line(best.limit_text)}.\n" if best.limit_text else "")
+            + (f"# It needs most memory {_one_line(best.limit_text)}.\n" if best.limit_text else "")
             + f"# Every number of memory, speed, time and cost below is {source} ({how}).\n"
         )
         data = best.to_dict()

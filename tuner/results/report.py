@@ -264,7 +264,7 @@ def _stages(view: View) -> list[dict[str, Any]]:
             "percent": 100 * row.numbers.device_bytes / view.gpu.memory_bytes,
             "samples": significant(row.numbers.samples_per_s),
             "step": format_duration(row.numbers.step_s),
-            "time": "?" if row.run_s is None else format_duration(row.run_s),
+            "time": row.time_text,
             "hardest": row.hardest,
         }
         for row in rows_of(view.best.record, view.space)

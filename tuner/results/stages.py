@@ -9,7 +9,7 @@ from typing import Any
 from tuner.records import Configuration, Measurement, Prediction, StageNumbers, TrialRecord
 from tuner.results.facts import SpaceFacts, StageFacts
 from tuner.results.front import margin_bytes
-from tuner.units import format_size
+from tuner.units import format_duration, format_size
 
 MAX_NAMES = 3
 
@@ -34,6 +34,12 @@ class StageRow:
         """The names, shortened where they are many."""
         first, *rest = self.names
         return ", ".join(self.names) if len(self.names) <= MAX_NAMES else f"{first} to {rest[-1]}"
+
+    @property
+    def time_text(self) -> str:
+        """How long it takes, for people."""
+        each = " each" if len(self.names) > 1 else ""
+        return "?" if self.run_s is None else format_duration(self.run_s) + each
 
 
 def rows_of(record: TrialRecord, space: SpaceFacts) -> list[StageRow]:
