@@ -38,7 +38,7 @@ def test_the_processor_is_measured(profile):
     assert profile.device.startswith("CPU")
     assert profile.gpu is None
     assert profile.skipped == ()
-    assert {r.dtype for r in profile.matmul} == {"fp32", "bf16", "int8"}
+    assert {r.dtype for r in profile.matmul} == {"fp32", "bf16", "fp16", "int8"}
     assert {r.kind for r in profile.traffic} == {
         "elementwise", "copy", "read", "dequantise", "dequantise_int8",
     }  # fmt: skip

@@ -75,7 +75,7 @@ def cpu_plan(*, smoke: bool = False) -> Plan:
     tokens = (64,) if smoke else (128, 512)
     length = 32 if smoke else 256
     return Plan(
-        dtypes=("fp32", "bf16", "int8"),
+        dtypes=("fp32", "bf16", "fp16", "int8"),
         shapes=tuple(product_shapes(tokens=tokens, widths=widths)),
         largest_traffic_bytes=MIB if smoke else 64 * MIB,
         weights=((64, 64),) if smoke else ((512, 512),),

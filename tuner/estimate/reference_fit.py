@@ -20,9 +20,10 @@ from tuner.estimate.predict import step_work
 from tuner.estimate.processor import processor
 from tuner.estimate.profile import DeviceProfile
 from tuner.estimate.reference import WORKLOAD, ReferenceRun, model_config
-from tuner.estimate.roofline import step_times
+from tuner.estimate.roofline import StepWork, step_times
 from tuner.estimate.trace import trace
 from tuner.estimate.workspace import PROCESSOR
+from tuner.gpus import Gpu
 from tuner.workloads import get_workload
 
 _LEAST_FACTOR = 0.1
@@ -31,18 +32,14 @@ _LEAST_FACTOR = 0.1
 def calibrated_on_reference(profile: DeviceProfile, runs: Sequence[ReferenceRun]) -> DeviceProfile:
     """The profile with what the trainings `runs` add to it."""
     config, workload, gpu = model_config(), get_workload(WORKLOAD), processor(profile)
+    without_launches = replace(profile, launch_s=0.0)
     launch, kernels, live = [], [], []
     for run in runs:
         traced = trace(workload, config, run.configuration, compute_capability=PROCESSOR)
-        times = step_times(
-            step_work(traced),
-            gpu,
-            grad_accum=np.array([1]),
-            kernel_times=ProcessorKernelTimes(profile),
-        )
-        issuing_s = float(times.breakdown_s["launch"][0])
-        launch.append(issuing_s)
-        kernels.append(float(times.step_s[0]) - issuing_s)
+        work = step_work(traced)
+        whole_s, kernels_s = (_step_s(work, gpu, alone) for alone in (profile, without_launches))
+        launch.append(whole_s - kernels_s)
+        kernels.append(kernels_s)
         live.append(
             peak_memory(traced.timeline, context_bytes=0, caching=False).peak_allocated_bytes
         )
@@ -58,6 +55,11 @@ def calibrated_on_reference(profile: DeviceProfile, runs: Sequence[ReferenceRun]
         live_factor=max(live_factor, 1.0),
         step_spread=max(run.spread for run in runs),
     )
+
+
+def _step_s(work: StepWork, gpu: Gpu, profile: DeviceProfile) -> float:
+    times = ProcessorKernelTimes(profile)
+    return float(step_times(work, gpu, grad_accum=np.array([1]), kernel_times=times).step_s[0])
 
 
 def two_parts(
