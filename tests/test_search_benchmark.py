@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from tune_fakes import FakeSpace, outcome_of
 
-from benchmarks.search.__main__ import SEARCHERS
-from benchmarks.search.replay import Asked, hypervolume, replay
+from benchmarks.search.replay import Asked, fewest, hypervolume, replay
 from benchmarks.search.report import append, read, row_of
 from benchmarks.search.tables import LIMIT, MARGIN, SAMPLES_PER_S, Table, arrays_of
+from benchmarks.search.tasks import SEARCHERS
 from benchmarks.search.worlds import WORLDS, make_world
 
 SPACE = FakeSpace()
@@ -127,3 +129,18 @@ def test_batch_finders_follow_their_rule(table):
         )
         assert values == sorted(values, reverse=name == "halving")
         assert all(oom == (name == "halving") for _, oom in batches[:-1])
+
+
+def test_who_knows_the_truth_needs_the_fewest_that_any_choice_needs():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        speed, size = rng.uniform(0.1, 1.0, 7), rng.uniform(0.1, 1.0, 7)
+        whole = hypervolume(speed, size, 1.1)
+        number = fewest(speed, size, 1.1, 0.99)
+
+        def reaches(count, speed=speed, size=size, whole=whole):
+            chosen = itertools.combinations(range(7), count)
+            return any(hypervolume(speed[[*c]], size[[*c]], 1.1) >= 0.99 * whole for c in chosen)
+
+        assert reaches(number)
+        assert number == 1 or not reaches(number - 1)

@@ -45,6 +45,7 @@ class Row:
     regret_at_12: float
     regret_at_end: float
     decision_ms: float
+    fewest_to_99: float = NAN
 
 
 def row_of(table: str, world: str, searcher: str, seed: int, replay: Replay) -> Row:
@@ -80,6 +81,7 @@ def row_of(table: str, world: str, searcher: str, seed: int, replay: Replay) -> 
         regret_at_12=replay.regret[at(REGRET_AT)],
         regret_at_end=replay.regret[-1],
         decision_ms=1e3 * float(np.mean(replay.decision_s)),
+        fewest_to_99=float(replay.fewest_to_99),
     )
 
 
@@ -138,10 +140,12 @@ def verdicts(rows: Sequence[Row]) -> str:
         mine = _median(r.trials_to_99 for r in own)
         ratio = mine / trials
         mark = "at most " if censored else ""
+        fewest = _median(r.fewest_to_99 for r in own if not math.isnan(r.fewest_to_99))
+        least = "" if math.isnan(fewest) else f"; who knows the truth needs {fewest:.1f}"
         lines += [
             f"{table}: 99 % of the hypervolume after {mine:.1f} trials (median), {best} "
             f"{'not within' if censored else 'after'} {trials:.0f}: {mark}1/{1 / ratio:.1f} "
-            f"({_met(ratio <= 0.2)}: at most a fifth)",
+            f"({_met(ratio <= 0.2)}: at most a fifth{least})",
             f"{table}: {100 * _pooled_oom(own):.1f} % of all trials ran out of memory "
             f"({_met(_pooled_oom(own) <= 0.03)}: at most 3 %)",
             f"{table}: regret after {REGRET_AT} trials, median "

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import TunerError
+from tuner.estimate.compiling import default_workers
 from tuner.estimate.predict import check_supported
 from tuner.estimate.predictor import Job, Predictor
+from tuner.estimate.stages import predict_overall
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
 from tuner.space import SearchSpace, list_spaces, load_space
@@ -63,7 +65,7 @@ def tables(names: Sequence[str], gpus: Sequence[str], *, fresh: bool = False) ->
 
     A space that the estimator cannot predict is left out, and a line says why.
     """
-    found = []
+    found: list[Table] = []
     for name in names or [info.name for info in list_spaces()]:
         space = load_space(name)
         for gpu in gpus or space.gpus:
@@ -77,13 +79,15 @@ def tables(names: Sequence[str], gpus: Sequence[str], *, fresh: bool = False) ->
 def load_table(space: SearchSpace, gpu_id: str, *, fresh: bool = False) -> Table:
     """The table of one space on one GPU, from the cache where it is there.
 
-    The cache is keyed by the knobs' values, the model and the GPU only: a table stays as good a
-    world when the estimator has changed since. `fresh` predicts it anew.
+    The cache is keyed by the configurations, in all stages, the model and the GPU only: a table
+    stays as good a world when the estimator has changed since. `fresh` predicts it anew.
     """
     gpu = get_gpu(gpu_id)
     configurations = tuple(c for c in space.configurations() if not check_supported(c, gpu))
-    settings = [[c[name] for name in space.knobs] for c in configurations]
-    digest = hashlib.sha256(json.dumps([space.model, settings]).encode())
+    named = [sorted((s, c.key) for s, c in space.stage_configurations(c).items()) or c.key
+             for c in configurations]  # fmt: skip
+    work = [(stage.name, stage.examples) for stage in space.stages]
+    digest = hashlib.sha256(json.dumps([space.model, work, named]).encode())
     path = cache_folder() / f"{space.name}-{gpu_id}-{digest.hexdigest()[:16]}.npz"
     if fresh or not path.exists():
         arrays = _predicted(space, configurations, gpu_id)
@@ -109,8 +113,9 @@ def _predicted(
     print(f"predicting {len(configurations)} configurations of {space.name} on {gpu_id} ...")
     if space.model is None:
         raise TunerError(f"space {space.name!r} names no model")
-    predictor = Predictor(Job(space.workload, space.model))
-    return arrays_of(predictor.predict(configurations, get_gpu(gpu_id)))
+    predictor = Predictor(Job(space.workload, space.model), workers=default_workers())
+    gpu = get_gpu(gpu_id)
+    return arrays_of(predict_overall(space, configurations, lambda c: predictor.predict(c, gpu)))
 
 
 def arrays_of(predictions: Sequence[Prediction]) -> dict[str, Floats]:

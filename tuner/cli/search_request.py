@@ -67,11 +67,10 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
     elif sum(plan.is_alike(r) and not r.verification for r in known) < options.trials:
         predictions = _predictions(plan)
         initial = _initial(plan, predictions)
-        if isinstance(trials_on, Measuring) or options.searcher == "guided" or options.dry_run:
-            how["predictions"] = {
-                configuration.key: prediction
-                for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
-            }
+        how["predictions"] = {
+            configuration.key: prediction
+            for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
+        }
     request = SearchRequest(
         runner_factory=_in_stages(plan, runners, predictions),
         space=plan.part,

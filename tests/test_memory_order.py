@@ -1,0 +1,51 @@
+"""What workloads declare of their knobs and memory is what their predictions say."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from encoder_samples import shallow_encoder
+
+from tuner.estimate.predictor import Job, Predictor
+from tuner.gpus import get_gpu
+from tuner.space import load_space
+from tuner.workloads.memory_order import MEMORY_ORDERS
+
+ROUNDING = 0.003
+"""What the allocator's rounding may take off: 0.2 % in whole spaces (docs/search.md)."""
+
+SPACES = {
+    "contrastive": ("naics_embedder", "all-minilm-l6-v2"),
+    "multitask": ("dynamo_t4", "roberta-base"),
+    "causal_lm": ("tiny_cpu", "tiny-llama-3m"),
+}
+TRIED = {
+    "micro_batch": (2, 4),
+    "gradient_checkpointing": (True, False),
+    "optimizer": ("adamw_torch", "adamw_8bit"),
+    "max_length": (64, 128),
+    "lora_rank": (8, 16),
+}
+
+
+@pytest.mark.parametrize("workload", SPACES)
+def test_what_is_larger_in_the_declared_knobs_is_predicted_to_take_as_much(tmp_path, workload):
+    assert set(SPACES) == set(MEMORY_ORDERS)
+    name, model = SPACES[workload]
+    path = shallow_encoder(tmp_path, model, layers=2)
+    space, order = load_space(name), MEMORY_ORDERS[workload]
+    moved = {k: v for k, v in TRIED.items() if k in order.knobs and k in space.knobs}
+    chosen = [
+        space.configuration(dict(zip(moved, values, strict=True)), strict=False)
+        for values in itertools.product(*moved.values())
+    ]
+    found = Predictor(Job(workload, path)).predict(chosen, get_gpu("a100_80gb"))
+    size = dict(zip(chosen, (p.memory.device_bytes for p in found), strict=True))
+    compared = 0
+    for small, large in itertools.permutations(chosen, 2):
+        (below, others), (above, other) = order.split(small), order.split(large)
+        if others == other and all(above[k] >= place for k, place in below.items()):
+            compared += 1
+            assert size[large] >= (1 - ROUNDING) * size[small], (small, large)
+    assert compared > len(chosen)
