@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+from cli_samples import write_samples
 
 ROOT = Path(__file__).parents[1]
 
@@ -104,6 +106,59 @@ def check(folder: Path, *, kills: int, searcher: str) -> None:
 @pytest.mark.parametrize("searcher", ["guided", "tpe"])
 def test_killed_twice_it_ends_as_if_undisturbed(tmp_path_factory, searcher):
     check(tmp_path_factory.mktemp("k"), kills=2, searcher=searcher)
+
+
+COMMAND = ["search", "--space", "tiny.yaml", "--gpu", "a6000", "--where", "lora_rank >= 4",
+           "--set", "precision=fp16",
+           "--trials", "12", "--seed", "7", "--workers", "1", "--quiet"]  # fmt: skip
+
+
+def start_command(folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tuner", *COMMAND],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def front_of(folder: Path) -> list[str]:
+    """The lines of the front, without the names of trials: each run gives its own."""
+    lines = (folder / "pareto.csv").read_text().splitlines()
+    assert lines[0].endswith(",trial_id")
+    return [line.rpartition(",")[0] for line in lines]
+
+
+@pytest.mark.slow
+def test_the_command_killed_twice_ends_with_the_front_of_one_that_was_not(tmp_path_factory):
+    """`tuner search` itself; the second kill, at least, is in the middle of its trials."""
+    whole, broken = (tmp_path_factory.mktemp(name) for name in ("w", "b"))
+    for folder in (whole, broken):
+        write_samples(folder)
+    finish(start_command(whole))
+    rng = random.Random(7)
+    in_whole, in_broken = (f / "results" / "tiny" / "a6000" for f in (whole, broken))
+    for wanted in (rng.randrange(0, 2), rng.randrange(3, 6)):
+        before = ended(in_broken)
+        process = start_command(broken)
+        until = time.monotonic() + 300
+        while ended(in_broken) < wanted and process.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert before <= ended(in_broken) < 12
+    finish(start_command(broken))
+    assert ended(in_broken) == ended(in_whole) == 12
+    assert results(in_broken) == results(in_whole)
+    assert front_of(in_broken) == front_of(in_whole)
+    best, other = (
+        yaml.safe_load((folder / "best.yaml").read_text()) for folder in (in_broken, in_whole)
+    )
+    assert best["configuration"] == other["configuration"]
 
 
 @pytest.mark.skipif(

@@ -1,7 +1,8 @@
 """`python -m benchmarks.search`: replay searches where the truth is known, and compare them.
 
-Without options: every shipped space on each of its GPUs, and the published runs. Rows go to a CSV file as they come; a replay that the file has is not repeated, so that a run can
-be broken off, continued, and done in parts.
+Without options: every shipped space on each of its GPUs, and the published runs. Rows go to a CSV
+file as they come; a replay that the file has is not repeated, so that a run can be broken off,
+continued, and done in parts.
 """
 
 from __future__ import annotations
