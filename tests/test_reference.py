@@ -15,6 +15,7 @@ from tuner.estimate.reference import POINTS, WORKLOAD, ReferenceRun, model_confi
 from tuner.estimate.reference_fit import calibrated_on_reference
 from tuner.estimate.trace import trace
 from tuner.estimate.workspace import PROCESSOR
+from tuner.host import CpuTimes
 from tuner.units import MIB
 from tuner.workloads import get_workload
 
@@ -54,6 +55,20 @@ def test_a_profile_without_reference_says_why(monkeypatch):
     # It would fail again: nobody waits for it twice.
     assert PROFILE.lacks_reference
     assert not profile.lacks_reference
+
+
+@pytest.mark.parametrize(("busy", "spread"), [(10, 0.1), (80, 0.8)])
+def test_a_busy_processor_is_remembered(monkeypatch, busy, spread):
+    ticks = iter([CpuTimes(0, 0), CpuTimes(busy, 100)])
+    monkeypatch.setattr(measure_device.host, "cpu_times", lambda: next(ticks))
+    monkeypatch.setattr(measure_device, "run_reference", list)
+    monkeypatch.setattr(
+        measure_device,
+        "calibrated_on_reference",
+        lambda profile, runs: replace(profile, step_factor=1.0, step_spread=0.1),
+    )
+    found = measure_device._with_reference(PROFILE, lambda line: None)
+    assert found.step_spread == spread
 
 
 def test_what_trainings_were_made_of_is_found_again(tmp_path):

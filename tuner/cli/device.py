@@ -24,8 +24,8 @@ CPU_BUDGET_S = 20.0
 about 15 s together."""
 
 BUSY_SPREAD = 0.3
-"""Half of the steps of a reference training are further apart than this part of their median only
-where something else runs."""
+"""From here on a processor was too busy to be measured: so far apart were half of the steps of a
+reference training, or so much of it was taken by others."""
 
 _NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
 
@@ -125,8 +125,8 @@ def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfil
             click.echo(f"cannot keep the profile in {str(path)!r}: {error.strerror}", err=True)
     if not quiet and (profile.step_spread or 0.0) > BUSY_SPREAD:
         click.echo(
-            f"warning: {gpu.name} was busy when it was measured (steps {profile.step_spread:.0%} "
-            "apart): predicted speeds are uncertain; `tuner calibrate --device cpu` measures again",
+            f"warning: {gpu.name} was busy when it was measured: predicted speeds are uncertain; "
+            "`tuner calibrate --device cpu` measures again",
             err=True,
         )
     return _with_rates(gpu, profile), profile

@@ -105,6 +105,7 @@ def measure_device(
 
 def _with_reference(profile: DeviceProfile, report: Report) -> DeviceProfile:
     """The processor's profile with what small trainings add; with the reason where they fail."""
+    taken = _taken_by_others()
     try:
         profile = calibrated_on_reference(profile, run_reference())
     except UnavailableError as error:
@@ -113,7 +114,17 @@ def _with_reference(profile: DeviceProfile, report: Report) -> DeviceProfile:
         f"steps   take {profile.step_factor:.2f} times their kernels, "
         f"and {profile.launch_s * 1e6:.2f} us an operator"
     )
-    return profile
+    return replace(profile, step_spread=max(profile.step_spread or 0.0, taken))
+
+
+def _taken_by_others(seconds: float = 0.5) -> float:
+    """The share of the processors that is in use while this process waits."""
+    before = host.cpu_times()
+    time.sleep(seconds)
+    after = host.cpu_times()
+    if before is None or after is None or after.total == before.total:
+        return 0.0
+    return (after.busy - before.busy) / (after.total - before.total)
 
 
 def _torch_device(text: str) -> torch.device:

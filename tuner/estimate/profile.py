@@ -102,7 +102,8 @@ class DeviceProfile:
     """Resident memory of a training for each byte of live tensors, beside `context_bytes`; None
     for a GPU, whose allocator is replayed."""
     step_spread: float | None = None
-    """Largest spread of the step times behind `step_factor`."""
+    """Largest spread of the step times behind `step_factor`, or the share of the processors that
+    others used before, if that was more."""
 
     @property
     def lacks_reference(self) -> bool:
