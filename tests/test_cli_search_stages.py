@@ -127,6 +127,14 @@ def test_a_predicted_search_says_which_stage_limits(folder, capsys):
 
 
 @pytest.mark.slow
+def test_one_trial_by_hand_goes_through_every_stage(folder, capsys):
+    assert run(["trial", "--space", "phases.yaml", "--gpu", "cpu", "--budget", "0.2s"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Stages (measured)" in text
+    assert "speed of 2 stages" in text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("space", "stages", "limiting"),
     [("phases", ["first", "second"], "second"), ("curriculum", ["warm", "hard", "last"], None)],

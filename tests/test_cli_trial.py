@@ -62,7 +62,7 @@ def machine(tmp_path, monkeypatch):
         def __exit__(self, *error: object) -> None:
             asked.closed += 1
 
-    monkeypatch.setattr(trial_run, "predict_one", predicted)
+    monkeypatch.setattr(trial_run, "predict_overall_of", predicted)
     monkeypatch.setitem(
         sys.modules, "tuner.runner.isolated", SimpleNamespace(IsolatedRunner=Runner)
     )

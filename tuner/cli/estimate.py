@@ -129,6 +129,19 @@ def predict_one(
     )[0]
 
 
+def predict_overall_of(
+    space: SearchSpace,
+    configuration: Configuration,
+    gpu: Gpu,
+    margin_fraction: float | None,
+    profile: DeviceProfile | None,
+) -> Prediction:
+    """The prediction of one configuration, of all stages together where there are some."""
+    if not space.stages:
+        return predict_one(space, configuration, gpu, margin_fraction, profile)
+    return predict_stages_of(space, configuration, gpu, margin_fraction, profile).overall
+
+
 def predict_stages_of(
     space: SearchSpace,
     configuration: Configuration,

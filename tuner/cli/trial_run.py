@@ -11,11 +11,12 @@ import click
 from tuner.cli.comparison import more_text, params_text, print_comparison, print_measured
 from tuner.cli.data_file import DataFile
 from tuner.cli.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
-from tuner.cli.estimate import one_configuration, predict_one
+from tuner.cli.estimate import one_configuration, predict_overall_of
 from tuner.cli.evidence import fits_text
 from tuner.cli.measuring import Measuring, cpu_share, limit_of
 from tuner.cli.own_code import require_lengths, trial_job
 from tuner.cli.render import print_fields, settings_text
+from tuner.cli.stages import print_stages
 from tuner.errors import (
     EXIT_BAD_INPUT,
     EXIT_FOUND,
@@ -25,11 +26,13 @@ from tuner.errors import (
     UnavailableError,
 )
 from tuner.records import Configuration, Measurement, Outcome, Prediction, Status, TrialRecord
+from tuner.results.facts import SpaceFacts
 from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
-    from tuner.runner.base import MeasureOptions, TrialJob
+    from tuner.runner.base import MeasureOptions, TrialJob, TrialRunner
+    from tuner.runner.isolated import IsolatedRunner
     from tuner.space import SearchSpace
     from tuner.space.data import DataFacts
 
@@ -162,7 +165,7 @@ def run_trial(
     prediction, profile = None, None
     if space.predictable:
         gpu, profile = with_profile(gpu, quiet=False, err=True)
-        prediction = predict_one(space, configuration, gpu, margin_fraction, profile)
+        prediction = predict_overall_of(space, configuration, gpu, margin_fraction, profile)
     job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     options = trials_on.options(
         budget_s=question.budget,
@@ -172,20 +175,34 @@ def run_trial(
         whole_steps=question.whole_steps,
         lengths=question.lengths,
     )
-    outcome = _run(job, options, configuration, trials_on.threads)
+    with _runner(job, options, trials_on.threads) as runner:
+        outcome = _in_stages(runner, space, configuration, prediction)
     fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
     record = _record(space, gpu, trials_on, configuration, (outcome, prediction), fraction)
     return Trial(space, gpu, trials_on, record)
 
 
-def _run(
-    job: TrialJob, options: MeasureOptions, configuration: Configuration, threads: int
-) -> Outcome:
+def _runner(job: TrialJob, options: MeasureOptions, threads: int) -> IsolatedRunner:
     from tuner.runner.environment import trial_environment
     from tuner.runner.isolated import IsolatedRunner
 
-    with IsolatedRunner(job, options, environment=trial_environment(threads)) as runner:
+    return IsolatedRunner(job, options, environment=trial_environment(threads))
+
+
+def _in_stages(
+    runner: TrialRunner,
+    space: SearchSpace,
+    configuration: Configuration,
+    prediction: Prediction | None,
+) -> Outcome:
+    """The trial: in every stage where the space has some, the hardest first."""
+    if not space.stages:
         return runner.run(configuration)
+    from tuner.estimate.stages import hardest_first
+    from tuner.runner.staged import StagedRunner
+
+    orders = {configuration.key: hardest_first(prediction)} if prediction is not None else {}
+    return StagedRunner(runner, space, orders).run(configuration)
 
 
 def _record(
@@ -253,6 +270,7 @@ def print_trial(trial: Trial) -> None:
             ("notes", "; ".join(getattr(measured, "notes", ()))),
         ]
     )
+    print_stages(record, SpaceFacts.of(trial.space))
     if outcome.prediction is not None:
         click.echo()
         print_comparison(outcome.prediction, measured)

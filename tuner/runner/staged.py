@@ -163,6 +163,7 @@ def _measured(stages: Mapping[str, Measurement], work: Mapping[str, Work | None]
         stages[limiting],
         speed=speed,
         steps=sum(found.steps for found in distinct),
+        timed_micro_steps=_sum([found.timed_micro_steps for found in distinct]),
         loss_finite=all(found.loss_finite for found in every),
         samples_per_s_interval=_interval(stages, speed, work),
         padded_tokens_per_s=None,
@@ -190,6 +191,11 @@ def _energy_j_per_sample(
             return None
         total_j += samples[name] * found.energy_j_per_sample
     return total_j / sum(samples.values())
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _largest(values: Sequence[int | None]) -> int | None:

@@ -98,6 +98,8 @@ class Pool:
                 for c, seconds in zip(candidates.configurations, step_s, strict=True)
             ]
         )
+        # A training in stages is tried in each of them; those that are alike are tried once.
+        runs = np.array([max(1, len(set(p.stages.values()))) for p in raw])
         kinds = sorted({kind for p in raw for kind in p.speed.breakdown_s})
         return cls(
             parameters=tuple(candidates.parameters(c) for c in candidates.configurations),
@@ -106,7 +108,7 @@ class Pool:
             samples_per_s=np.array([p.speed.samples_per_s for p in raw]),
             device_bytes=np.array([p.memory.device_bytes for p in raw], dtype=float),
             loaded_bytes=loaded,
-            trial_s=load_s + steps_s,
+            trial_s=runs * (load_s + steps_s),
             oom_s=load_s,
             limit_bytes=float(raw[0].limit_bytes),
             margin_bytes=float(raw[0].margin_bytes),
