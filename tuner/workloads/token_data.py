@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tuner.errors import InputError
 from tuner.space.data import DataFacts, TokenLengths
@@ -103,6 +103,25 @@ class Collator:
         return {"input_ids": ids, "attention_mask": mask, "labels": labels, "tokens": tokens}
 
 
+class FullFirst(Sampler[int]):
+    """The order of examples: those of the longest length once, then the data's, epoch after epoch.
+
+    Of data with few examples the first ones would otherwise come again with every epoch.
+    """
+
+    def __init__(self, examples: int, full: int) -> None:
+        self._examples = examples
+        self._full = full
+        self._start = 0
+
+    def __len__(self) -> int:
+        return self._full + self._examples - self._start
+
+    def __iter__(self) -> Iterator[int]:
+        start, self._start = self._start, self._full
+        return iter(range(start, self._full + self._examples))
+
+
 class TokenBatches:
     """Micro-batches on the device, epoch after epoch. `waited_s` is the time spent in waiting."""
 
@@ -162,14 +181,14 @@ def build_loader(
             hint="give quantiles or a histogram (`tuner data` reads them from a file), or train "
             "on full lengths",
         )
-    examples = (data.examples if data else None) or _UNKNOWN_EXAMPLES
+    examples = max((data.examples if data else None) or _UNKNOWN_EXAMPLES, micro_batch)
+    full = full if lengths else 0  # without lengths all examples are the longest
     pads_fully = padded or (data is not None and data.padding == "max_length")
     longest = max(1, max_length - padded)
     workers = settings.num_workers
     return DataLoader(
-        SyntheticTokens(
-            vocab_size, longest, examples=max(examples, micro_batch), lengths=lengths, full=full
-        ),
+        SyntheticTokens(vocab_size, longest, examples=examples + full, lengths=lengths, full=full),
+        sampler=FullFirst(examples, full),
         batch_size=micro_batch,
         drop_last=True,
         collate_fn=Collator(max_length if pads_fully else None),
