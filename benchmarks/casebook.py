@@ -3,8 +3,9 @@
     python -m benchmarks.casebook
     python -m benchmarks.casebook --only qwen7b_lora,cot8b_h100 --to part.md
 
-Every number comes from the tool: configurations and the whole space within its floors from
-compiled timelines, with nothing calibrated. Takes minutes with an empty cache.
+Every number comes from the tool. What was used is predicted from compiled timelines, with nothing
+calibrated. What is recommended is what the committed search under results/ recommends; where there
+is none, the whole space within its floors is predicted, which takes minutes with an empty cache.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 from benchmarks.casebook_cases import SYSTEMS, System, Used
 from tuner.advice.compare import Side, predicted_best, side_of
 from tuner.advice.predicting import Predicted, SpacePredictor
-from tuner.errors import InputError
+from tuner.cli.chosen import recommended
+from tuner.cli.target import load_target
+from tuner.errors import InputError, NothingFitsError
 from tuner.estimate.compiling import default_workers
 from tuner.estimate.predict import check_supported
 from tuner.gpus import get_gpu
@@ -29,7 +32,8 @@ from tuner.space import SearchSpace, load_space
 from tuner.units import format_duration, format_size, significant
 from tuner.workloads import tokens_per_sample
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "casebook.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, RESULTS = ROOT / "docs" / "casebook.md", ROOT / "results"
 INTRODUCTION = """\
 # Casebook: five projects, as they were and as they could be
 
@@ -41,7 +45,8 @@ GPU's memory free.
 
 Phases are the peaks of allocated memory; "device" is what `nvidia-smi` would show, allocator and
 CUDA context included. The recommended row is the fastest configuration that fits within the
-floors of the space (`tuner search --space NAME --gpu GPU` tries it in trials).
+floors of the space: of the trials under [`results/`](../results/), or, where no search was run, of
+the predictions of the whole space.
 """
 COLUMNS = (
     "configuration",
@@ -74,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def page(systems: Sequence[System], *, model: str | None = None, workers: int = 0) -> str:
     """The page about these systems. `model` takes the place of their models, for tests."""
     parts = [INTRODUCTION]
+    missing = [system.space for system in SYSTEMS if system not in systems]
+    if missing:
+        parts.append(f"Left out here: {', '.join(missing)}.\n")
     for system in systems:
         print(f"{system.space} ...", file=sys.stderr, flush=True)
         parts.append("\n".join(section(system, model=model, workers=workers)) + "\n")
@@ -90,7 +98,7 @@ def section(system: System, *, model: str | None = None, workers: int = 0) -> It
     for place, (gpu_name, used) in enumerate(system.used.items()):
         gpu = get_gpu(gpu_name)
         predictor = SpacePredictor(space, gpu, workers=workers)
-        best, number = predicted_best(predictor, ())
+        best, chosen_from = _recommended(predictor, searched=model is None)
         sides = [side_of(each, space, gpu) for each in _predicted(predictor, used)]
         yield f"\n**{gpu.name}**, {format_size(gpu.memory_bytes)}\n"
         yield "| " + " | ".join(COLUMNS) + " |"
@@ -98,10 +106,9 @@ def section(system: System, *, model: str | None = None, workers: int = 0) -> It
         for one, side in zip(used, sides, strict=True):
             yield _row(one.label, one.said, side)
         if best is None:
-            yield f"\nNone of the {number:,} configurations within the floors fits."
+            yield f"\nNothing within the floors fits ({chosen_from})."
         else:
-            recommended = side_of(best, space, gpu)
-            yield _row("**recommended**", f"fastest of {number:,}", recommended)
+            yield _row("**recommended**", chosen_from, side_of(best, space, gpu))
             yield f"\nRecommended: `{_settings(space, best.configuration)}`"
         if place == 0:
             findings = [
@@ -114,6 +121,26 @@ def section(system: System, *, model: str | None = None, workers: int = 0) -> It
             ]
     yield "\nWhat the budget missed:\n"
     yield from (f"- {text}" for text in findings)
+
+
+def _recommended(predictor: SpacePredictor, *, searched: bool) -> tuple[Predicted | None, str]:
+    """What is recommended, and what it was chosen from; None where nothing fits."""
+    space, gpu = predictor.space, predictor.gpu
+    target = load_target(space.name, gpu.id, results=RESULTS)
+    if searched and target.folder.journal.exists():
+        try:
+            best = recommended(target, ())
+        except NothingFitsError:
+            return None, "of the trials under results/"
+        prediction = best.record.outcome.prediction
+        if prediction is not None:
+            stages = space.stage_configurations(best.configuration) if space.stages else {}
+            stage = prediction.limiting_stage
+            hardest = stages.get(stage or "", best.configuration)
+            found = Predicted(best.configuration, prediction, hardest, stage)
+            return found, f"fastest of {best.trials:,} trials"
+    found_best, number = predicted_best(predictor, ())
+    return found_best, f"fastest of {number:,} predicted"
 
 
 def _predicted(predictor: SpacePredictor, used: Sequence[Used]) -> list[Predicted]:
