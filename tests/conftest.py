@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from started import end_all
 
 settings.register_profile(
     "tuner",
@@ -27,3 +28,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         # What a processor computes is measured once, for the tests too.
         patch.setenv("TUNER_PROFILES", str(tmp_path_factory.mktemp("profiles")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outlives_its_test() -> Iterator[None]:
+    yield
+    end_all()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
+from started import start
 
 from tuner import host
 from tuner.cli.main import run
@@ -34,12 +33,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return tmp_path
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "tuner", *arguments]
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def processes_in(folder: Path) -> list[str]:

@@ -1,0 +1,30 @@
+"""`tuner` as people run it, in a process of its own; none outlives its test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+_STARTED: list[subprocess.Popen[str]] = []
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """A command in a session of its own, with pipes for its output."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "tuner", *arguments]
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    _STARTED.append(process)
+    return process
+
+
+def end_all() -> None:
+    """End what a test that failed has left."""
+    while _STARTED:
+        process = _STARTED.pop()
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
