@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 from cli_samples import make_trial, write_samples
+from started import start
 
 from tuner.cli.main import run
 from tuner.cli.search_plan import SearchOptions, make_plan
@@ -32,12 +31,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return tmp_path
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "tuner", *arguments]
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def options(**changes) -> SearchOptions:
@@ -64,7 +57,8 @@ def test_search_then_best_then_show_then_again(folder, capsys):
         assert part in text, part
 
     results = folder / "results" / "tiny" / "t4"
-    names = ["best.yaml", "pareto.csv", "pareto.png", "pruned.jsonl", "report.html", "trials.jsonl"]
+    names = ["best.yaml", "memory_course.json", "pareto.csv", "pareto.png", "pruned.jsonl",
+             "report.html", "trials.jsonl"]  # fmt: skip
     assert sorted(path.name for path in results.iterdir()) == names
     records = read_journal(results / "trials.jsonl").records
     assert len(records) == 4
