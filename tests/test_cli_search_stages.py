@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from encoder_samples import TINY_BERT, TINY_ROBERTA
+from encoder_samples import TINY_BERT, TINY_ROBERTA, shallow_encoder
 
 from tuner.cli.main import run
 from tuner.records import Status
 from tuner.results.journal import read_journal
+from tuner.space import load_space
 
 ROOT = Path(__file__).parents[1]
+SPACES = ROOT / "search_spaces"
 
 CURRICULUM = """\
 name: curriculum
@@ -124,6 +126,31 @@ def test_a_predicted_search_says_which_stage_limits(folder, capsys):
     size = chosen["configuration"]["micro_batch"]
     assert (folder / "config.yaml").read_text() == f"batch_size: {size}  # small\nlr: 2e-4"
     assert (folder / "hard.yaml").read_text() == "n_negatives: 48\nname: ${stage}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("space", "gpu", "model", "narrow", "limiting"),
+    [
+        ("naics_embedder", "rtx6000", "all-minilm-l6-v2", "gradient_checkpointing=true", "stage1"),
+        ("dynamo_t4", "t4", "roberta-base", "max_length=256", "phase3"),
+    ],
+)
+def test_the_spaces_that_ship_are_searched_in_all_stages(
+    folder, space, gpu, model, narrow, limiting
+):
+    """With one layer, and only micro-batches above 2 to choose."""
+    shallow = shallow_encoder(folder, model, layers=1)
+    settings = (narrow, "mixed_precision=fp16", "optimizer=adamw_torch")
+    given = [word for setting in settings for word in ("--set", setting)]
+    given += ["--where", "micro_batch > 2", "--model", shallow, "--trials", "2"]
+    text = search("--space", str(SPACES / f"{space}.yaml"), "--gpu", gpu, *given)
+    stages = load_space(str(SPACES / f"{space}.yaml")).stages
+    assert f"the hardest of {len(stages)} stages" in text
+    (journal,) = folder.glob("results/*/*/trials.jsonl")
+    records = read_journal(journal).records
+    assert [record.outcome.limiting_stage for record in records] == [limiting] * 2
+    assert {stage.name for stage in stages} == set(records[0].outcome.prediction.stages)
 
 
 @pytest.mark.slow

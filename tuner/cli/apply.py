@@ -88,6 +88,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.cli.chosen import recommended
     from tuner.cli.target import load_target
     from tuner.expressions import show
+    from tuner.units import format_size
 
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
@@ -97,6 +98,10 @@ def command(  # noqa: PLR0913 - one argument for each option
         f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id} ({best.source})",
         err=True,
     )
+    if best.limit_text:
+        used_bytes = best.evidence.memory.device_bytes
+        sizes = f"{format_size(used_bytes)} of {format_size(best.gpu.memory_bytes)}"
+        click.echo(f"fits: {sizes} {best.limit_text}", err=True)
     wanted = assignments(target.space, best.configuration, targets=targets, maps=maps)
     plan = make_plan(files, wanted)
     rest = [_missing_text(assignment) for assignment in plan.missing]
