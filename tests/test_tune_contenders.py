@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 import sys
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from device_fakes import measured, measurement_of
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.records import Configuration, Outcome, Source, Status, TrialRecord
+from tuner.results.facts import SpaceFacts
+from tuner.results.front import pareto_front
 from tuner.results.journal import latest
+from tuner.results.objectives import objectives_of
 from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.tune.candidates import Candidates
 from tuner.tune.contenders import MOST_RUNS, Standing, give_up_rule, near_tie, to_verify
-from tuner.tune.driver import search
+from tuner.tune.driver import make_proposer, search
 from tuner.tune.ledger import Ledger
 from tuner.tune.proposer import Knowledge, Proposer
 from tuner.tune.request import Bench, SearchRequest
@@ -248,3 +252,41 @@ def test_trials_of_other_versions_are_hints_and_are_run_again():
     known = sure.guide.experience.beliefs()[1].sd
     place = candidates.place(FITTING[0])
     assert known[place] < hinted[place] < before[place]
+
+
+class TestOtherObjectives:
+    """What is slow may win in another objective, and the first one says what is best."""
+
+    OBJECTIVES = objectives_of(["lora_rank", "samples_per_s"], SpaceFacts(name="fake"), GPU)
+
+    def test_nothing_is_given_up_for_being_slow(self):
+        predictions = {c.key: outcome_of(c).prediction for c in SPACE.configurations()}
+        asked = request(searcher="guided", predictions=predictions, objectives=self.OBJECTIVES)
+        proposer = make_proposer(asked)
+        ledger = Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
+        for number in range(3):
+            assert ledger.propose(str(number)) is not None
+            rule = ledger.instructions(str(number)).give_up
+            assert rule.usable_bytes == GPU.memory_bytes - 7
+            assert not rule.front
+            ledger.start(str(number))
+            ledger.end(str(number), trial(FITTING[number]).outcome)
+
+    def test_the_best_in_the_first_objective_is_verified(self):
+        ranks = [c for c in SPACE.configurations() if c["micro_batch"] == 1]
+        records = [trial(c) for c in [*ranks, FASTEST] if outcome_of(c).prediction.fits]
+        assert to_verify(Standing(records)) == FASTEST
+        best = to_verify(Standing(records), self.OBJECTIVES[0])
+        assert best["lora_rank"] == max(r.configuration["lora_rank"] for r in records)
+
+
+def test_a_standing_that_grows_says_what_one_of_all_records_says():
+    records = [trial(c, width=0.05, name=f"a{i}") for i, c in enumerate([*FITTING, *FITTING[::2]])]
+    by_key = operator.attrgetter("configuration.key")
+    grown = Standing()
+    for number, record in enumerate(records, start=1):
+        grown.add(record)
+        fitting = latest(records[:number])
+        assert sorted(grown.fitting, key=by_key) == sorted(fitting, key=by_key)
+        front = pareto_front(fitting)
+        assert [*map(by_key, grown.front())] == [*map(by_key, reversed(front))]

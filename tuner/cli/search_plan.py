@@ -142,6 +142,10 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
 
     narrowed = dataclasses.replace(narrowed, gpu=gpu)
     part = supported_part(space, gpu, options.where)
+    if objectives:
+        from tuner.tune.guided_goals import check_known
+
+        check_known(objectives, part.supported, gpu)
     return Plan(
         target=narrowed,
         options=options,

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.records import Configuration, Outcome, Prediction, Status, TrialRecord
+from tuner.gpus import Gpu
+from tuner.records import (
+    Configuration,
+    Memory,
+    Outcome,
+    Phase,
+    Prediction,
+    Speed,
+    Status,
+    TrialRecord,
+)
 from tuner.results.front import Direction, Objective
 from tuner.results.objectives import require_known
 from tuner.tune.guided_gain import LogNormal
@@ -73,6 +83,23 @@ def goals_of(
     records = [_as_if(c, p) for c, p in zip(configurations, predictions, strict=True)]
     require_known(records, [o for o in objectives if o.name != ENERGY])
     return tuple(_goal(objective, records) for objective in objectives)
+
+
+def check_known(
+    objectives: Sequence[Objective], configurations: Sequence[Configuration], gpu: Gpu
+) -> None:
+    """Raise `UnavailableError` for an objective of which it is plain that nothing will be known.
+
+    Those that depend on the configuration alone are asked for with a made-up speed; a cost needs
+    a price. What else predictions lack, `goals_of` says.
+    """
+    speed = Speed(step_s=1.0, it_per_s=1.0, samples_per_s=1.0, tokens_per_s=1.0, mfu=None)
+    memory = Memory(1, 1, 1, 1, {}, Phase.BACKWARD, {})
+    made_up = Prediction(True, gpu.memory_bytes, 0, memory, speed, 1, 1, gpu.id, "made up")
+    records = [_as_if(configuration, made_up) for configuration in configurations]
+    priceless = gpu.price_usd_per_hour is None
+    plain = [o for o in objectives if POWERS[o.name] == (0.0, 0.0)]
+    require_known(records, plain + [o for o in objectives if priceless and o.name == "epoch_usd"])
 
 
 def _goal(objective: Objective, records: Sequence[TrialRecord]) -> Goal:
