@@ -169,3 +169,21 @@ class TestPlan:
             writer.append(make_trial(folder, 30, 200, micro_batch=2))
         kept = [read_journal(p).records for p in sorted(target.folder.path.glob("*.jsonl"))]
         assert [len(records) for records in kept] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--objective", "epoch_euro"], "epoch_usd"),
+        (["--objective", "lora_rank", "--searcher", "tpe"], "throughput and memory only"),
+        (["--objective", "length_coverage", "--objective", "samples_per_s"], "length_coverage"),
+    ],
+)
+def test_objective_that_cannot_be_searched_for_is_said_before_the_search(
+    folder, capsys, arguments, part
+):
+    space = (folder / "tiny.yaml").read_text().replace(", token_lengths: {mean: 20, max: 30}", "")
+    (folder / "tiny.yaml").write_text(space.replace(", padding: longest", ""))
+    assert run([*SEARCH, "--gpu", "a6000", "--trials", "2", *arguments]) in (2, 3)
+    assert part in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "results").exists()
