@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from compiled_samples import shallow_model
 
 from tuner.apply.assign import assignments
@@ -30,6 +31,7 @@ from tuner.runner.staged import StagedRunner
 from tuner.space import load_space
 from tuner.space.format import read_space
 from tuner.workloads import get_workload
+from tuner.workloads.causal_lm_settings import CausalLMSettings
 
 SHIPPED = {
     "qlora27b": ("a6000",),
@@ -140,6 +142,18 @@ def test_a_gpu_without_bf16_is_left_with_fp16_and_the_others_with_both(name, gpu
     for c in runnable:
         # Weights in half precision are multiplied in their own.
         assert c["precision"] not in half or c["mixed_precision"] == c["precision"]
+
+
+@pytest.mark.parametrize("name", ["qlora4b", "gemma2_2b", "qwen7b_lora"])
+def test_products_with_quantised_layers_are_in_fp16_where_there_is_no_bf16(name):
+    space = load_space(name)
+    configuration = space.configuration({**(space.baseline or {}), "precision": "nf4"})
+    settings = CausalLMSettings.from_configuration(configuration)
+    assert (settings.mixed_precision, settings.load_dtype) == ("fp16", torch.float16)
+    turing = get_gpu(space.gpus[0])
+    assert not check_supported(configuration, turing)
+    (problem,) = check_supported(configuration.replace(compute_dtype="bf16"), turing)
+    assert "compute_dtype bf16" in problem.message
 
 
 # -- a search, reduced ----------------------------------------------------------------------

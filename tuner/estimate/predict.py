@@ -51,9 +51,9 @@ def resolve_subject(workload: str, model: str) -> Subject:
 def check_supported(configuration: Configuration, gpu: Gpu) -> list[Problem]:
     """What the GPU cannot do of what the configuration asks; empty when it can run."""
     problems = []
-    for knob in ("precision", "mixed_precision"):
+    for knob in ("precision", "mixed_precision", "compute_dtype"):
         value = configuration.get(knob, "no")
-        if value == "no":
+        if value in ("no", "auto"):
             continue
         reason = gpu.unsupported_reason(str(value))
         if reason is not None:
