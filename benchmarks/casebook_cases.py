@@ -103,8 +103,8 @@ SYSTEMS = (
             ),
             Finding(
                 "A step takes {step} with every example at full length, not 50 to 60 s. The "
-                "examples have 235 tokens in the mean, so most of a step at 1024 tokens would be "
-                "padding; `tuner data` counts it."
+                "examples have 235 tokens in the mean and a batch is as long as its longest, so "
+                "that steps on the data are shorter; `tuner data` counts by how much."
             ),
         ),
     ),
