@@ -28,8 +28,9 @@ CONFIGURATIONS = list(SPACE.configurations())
 
 
 def request(factory=None, **changes) -> SearchRequest:
-    values = {"space": SPACE, "gpu": GPU, "runner_factory": factory or MeasuredFakes(), "searcher": "tpe",
-              "versions": {"tuner": "1"}, "bench": BENCH, "margin_bytes": 7}  # fmt: skip
+    values = {"space": SPACE, "gpu": GPU, "runner_factory": factory or MeasuredFakes(),
+              "searcher": "tpe", "versions": {"tuner": "1"}, "bench": BENCH,
+              "margin_bytes": 7}  # fmt: skip
     return SearchRequest(**{**values, **changes})
 
 
