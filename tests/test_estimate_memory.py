@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tuner.estimate.allocator import AllocatorSettings, replay, round_size
 from tuner.estimate.memory import peak_memory
-from tuner.estimate.recorder import Block, Mark, Timeline
+from tuner.estimate.timeline import Block, Mark, Timeline
 from tuner.estimate.trace import trace
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, MemoryCategory, Phase

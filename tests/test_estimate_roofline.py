@@ -9,8 +9,8 @@ import pytest
 from estimate_samples import configuration, tiny_config
 
 from tuner.estimate.predict import Subject, predict
-from tuner.estimate.recorder import Work
 from tuner.estimate.roofline import Efficiency, Roofline, matmul_peak, power_limit
+from tuner.estimate.timeline import Work
 from tuner.estimate.work_arrays import WorkArrays
 from tuner.gpus import get_gpu
 from tuner.workloads import get_workload

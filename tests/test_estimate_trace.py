@@ -66,7 +66,7 @@ def executed(trace) -> Counter:
 @pytest.mark.parametrize(("model", "values"), PAIRS, ids=label_of)
 def test_remembered_layouts_give_the_same_timeline_as_execution(model, values, monkeypatch):
     remembered = traced(model, **values)
-    monkeypatch.setattr(recorder, "_signature", lambda *_: None)
+    monkeypatch.setattr(recorder, "signature_of", lambda *_: None)
     executed_each = traced(model, **values)
     assert remembered.timeline.blocks == executed_each.timeline.blocks
     assert remembered.timeline.events == executed_each.timeline.events

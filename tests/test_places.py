@@ -7,7 +7,7 @@ from estimate_samples import configuration, tiny_config
 
 from tuner.estimate.allocator import round_size
 from tuner.estimate.memory import live_at_peak, peak_memory
-from tuner.estimate.recorder import Block
+from tuner.estimate.timeline import Block
 from tuner.estimate.trace import Trace, trace
 from tuner.records import MemoryCategory
 from tuner.units import MIB

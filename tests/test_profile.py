@@ -23,8 +23,8 @@ from tuner.estimate.profile import (
     load_profile,
     profile_path,
 )
-from tuner.estimate.recorder import Work
 from tuner.estimate.roofline import KernelTimes, Roofline
+from tuner.estimate.timeline import Work
 from tuner.estimate.work_arrays import WorkArrays
 from tuner.gpus import get_gpu
 

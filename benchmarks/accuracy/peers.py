@@ -186,10 +186,10 @@ def naive_sum(case: Case) -> float:
     from unittest import mock
 
     from benchmarks.accuracy.attention import register
-    from tuner.estimate import recorder
+    from tuner.estimate import trace as tracing
     from tuner.estimate.cuda_path import CudaPath
+    from tuner.estimate.kernels import Kernels
     from tuner.estimate.predict import resolve_subject
-    from tuner.estimate.trace import trace
 
     def as_on_meta(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -201,10 +201,11 @@ def naive_sum(case: Case) -> float:
     )
     with (
         mock.patch.object(CudaPath, "__torch_function__", as_on_meta),
-        mock.patch.object(recorder, "DECOMPOSITIONS", {}),
-        mock.patch.object(recorder, "LEAVES", {}),
+        mock.patch.object(tracing, "CUDA_KERNELS", Kernels({}, {})),
     ):
-        traced = trace(subject.workload, subject.model_config, plain, compute_capability=(8, 0))
+        traced = tracing.trace(
+            subject.workload, subject.model_config, plain, compute_capability=(8, 0)
+        )
     timeline = traced.timeline
     sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
     return float(max(accumulate(sizes[index] * sign for index, sign in timeline.events)))

@@ -31,8 +31,8 @@ from tuner.estimate.layouts import (
     category_index,
 )
 from tuner.estimate.polynomial import Polynomial, Probe, Terms, fit
-from tuner.estimate.recorder import Timeline, Work
 from tuner.estimate.structure import Structure
+from tuner.estimate.timeline import Timeline, Work
 from tuner.estimate.trace import PassTrace, trace_passes
 from tuner.estimate.work_table import WorkTable
 from tuner.records import MemoryCategory

@@ -19,7 +19,7 @@ from tuner.gpus import Gpu
 from tuner.records import Configuration, MemoryCategory, Phase
 
 if TYPE_CHECKING:  # tracing imports torch
-    from tuner.estimate.recorder import Mark, Timeline
+    from tuner.estimate.timeline import Mark, Timeline
     from tuner.estimate.trace import Trace
 
 MAX_POINTS = 400

@@ -12,7 +12,7 @@ from tuner.estimate.alignment import align
 from tuner.estimate.compiled import CATEGORIES, SEGMENTS, Events, Segment
 from tuner.estimate.memory import category_of
 from tuner.estimate.polynomial import NotPolynomialError, Polynomial, Probe, fit
-from tuner.estimate.recorder import Block, Timeline
+from tuner.estimate.timeline import Block, Timeline
 from tuner.estimate.trace import PassTrace
 from tuner.records import MemoryCategory, Phase
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from tuner.estimate.allocator import AllocatorSettings, replay, round_size
-from tuner.estimate.recorder import Block, Mark, Timeline
+from tuner.estimate.timeline import Block, Mark, Timeline
 from tuner.records import Memory, MemoryCategory, Phase
 
 _HOLDS_LOGITS = (None, MemoryCategory.ACTIVATIONS)

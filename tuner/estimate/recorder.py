@@ -8,17 +8,25 @@ GPU would be asked), and the work of the operator: FLOPs, bytes, matmul shape.
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from tuner.estimate.kernels import CUDA_KERNELS, Kernels
+from tuner.estimate.operators import (
+    from_layouts,
+    layouts_of,
+    makes_new_tensors,
+    returns_first_argument,
+    signature_of,
+    tensors_in,
+    touches_gpu,
+    work_of,
+)
+from tuner.estimate.timeline import Block, Mark, Op, Timeline
 from tuner.records import MemoryCategory, Phase
 
 _aten = torch.ops.aten
@@ -26,91 +34,11 @@ _aten = torch.ops.aten
 _NO_KERNEL = frozenset({"detach", "alias", "lift_fresh", "empty", "empty_like", "empty_strided"})
 """Operators that launch no kernel although they are not views by their schema."""
 
-_MATMULS = {
-    _aten.mm.default: (0, 1),
-    _aten.bmm.default: (0, 1),
-    _aten.addmm.default: (1, 2),
-    _aten.baddbmm.default: (1, 2),
-    _aten.addmm_.default: (1, 2),
-    _aten.baddbmm_.default: (1, 2),
-}
-"""Matrix products, with the positions of their two factors."""
-
 _OF_ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product")
 """How operators begin whose results are scores, or are kept for them."""
 
 _CUBLAS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_"})
 """Operators that run on PyTorch's own cuBLAS handle."""
-
-
-@dataclass(slots=True)
-class Block:
-    """One storage: its size in bytes, when it lived and what it was for."""
-
-    size_bytes: int
-    born_phase: Phase
-    born_event: int
-    died_event: int = -1
-    category: MemoryCategory | None = None
-    is_logits: bool = False
-    paged: bool = False
-    """Managed memory of a paged optimizer: no torch counter sees it."""
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
-    made_by: str = ""
-    """The operator whose result it holds ("aten::mm"); empty for what was there before."""
-    place: str = ""
-    """The parameter that it belongs to, or the module in whose forward it was made, by name;
-    empty where nobody named it."""
-
-
-class Work(NamedTuple):
-    """What one operator computes. `kind` is its class of kernel, `dtype` its first input's.
-
-    `shape` is (batch, m, n, k) of a matrix product and None for everything else.
-    """
-
-    name: str
-    kind: str
-    flops: int
-    tensor_bytes: tuple[int, ...]
-    """Bytes read or written, by tensor."""
-    dtype: str
-    shape: tuple[int, int, int, int] | None
-    workspace_bytes: tuple[int, ...]
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes read and written in all."""
-        return sum(self.tensor_bytes)
-
-
-class Op(NamedTuple):
-    """One execution of `Timeline.works[work]` in the phase `Timeline.marks[mark]`."""
-
-    work: int
-    mark: int
-    recompute: bool
-
-
-class Mark(NamedTuple):
-    """A phase begins at `event`, in micro-step `micro_step` of optimizer step `step`."""
-
-    event: int
-    phase: Phase
-    step: int
-    micro_step: int
-
-
-@dataclass(slots=True)
-class Timeline:
-    """The whole story of a trace; `events` holds (block index, +1 allocation or -1 free)."""
-
-    blocks: list[Block] = field(default_factory=list)
-    events: list[tuple[int, int]] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=lambda: [Mark(0, Phase.LOAD, 0, 0)])
-    works: list[Work] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
 
 
 class _Seen(NamedTuple):
@@ -244,11 +172,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        signature = _signature(func, args, kwargs)
+        signature = signature_of(func, args, kwargs)
         seen = None if signature is None else self._seen.get(signature)
         if seen is not None and seen.layouts is not None:
-            out = _from_layouts(seen)
-        elif seen is not None and _returns_first_argument(func):
+            out = from_layouts(seen.layouts, is_tuple=seen.is_tuple)
+        elif seen is not None and returns_first_argument(func):
             out = args[0]
         else:
             out = func(*args, **kwargs)
@@ -279,15 +207,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> _Seen:
         name = func._schema.name.partition("::")[2]
         # `_unsafe_view` and its like share storage without saying so in their schema.
-        layouts = _layouts(out) if fresh and _makes_new_tensors(func) else None
-        if name in _NO_KERNEL or (func.is_view and not fresh) or not _touches_gpu(args, out):
+        layouts = layouts_of(out) if fresh and makes_new_tensors(func) else None
+        if name in _NO_KERNEL or (func.is_view and not fresh) or not touches_gpu(args, out):
             return _Seen(layouts, isinstance(out, tuple), None)
-        self.timeline.works.append(_work(self._kernels, func, args, kwargs, out))
+        self.timeline.works.append(work_of(self._kernels, func, args, kwargs, out))
         return _Seen(layouts, isinstance(out, tuple), len(self.timeline.works) - 1)
 
     def _note_outputs(self, out: Any, func: Any) -> bool:
         fresh = False
-        for tensor in (out,) if isinstance(out, torch.Tensor) else _tensors(out):
+        for tensor in (out,) if isinstance(out, torch.Tensor) else tensors_in(out):
             storage = tensor.untyped_storage()
             # Optimizers keep step counters on the host: not GPU memory.
             if storage._cdata in self._live or not tensor.is_meta:
@@ -349,114 +277,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for block in self.timeline.blocks[first_block:]:
             if block.died_event < 0 and block.category is None:
                 block.category = MemoryCategory.ACTIVATIONS
-
-
-def _work(
-    kernels: Kernels, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> Work:
-    name = func._schema.name.partition("::")[2]
-    inputs = [*_tensors(args), *_tensors(kwargs.values())]
-    outputs = list(_tensors(out))
-    dtype = str((inputs or outputs)[0].dtype).removeprefix("torch.")
-    moved = tuple(map(_touched_bytes, [*inputs, *outputs]))
-    if func in _MATMULS:
-        left, right = (args[position].shape for position in _MATMULS[func])
-        shape = (left[0] if len(left) == 3 else 1, left[-2], right[-1], left[-1])
-        if 0 in shape:  # of no rows: zeros are written where a result has any size
-            return Work(name, "elementwise", 0, moved, dtype, None, ())
-        return Work(name, "matmul", 2 * math.prod(shape), moved, dtype, shape, ())
-    if func in kernels.leaves:
-        leaf = kernels.leaves[func](func, args, out)
-        return Work(
-            name,
-            leaf.kind,
-            leaf.flops,
-            moved,
-            leaf.dtype or dtype,
-            leaf.shape,
-            leaf.workspace_bytes,
-        )
-    if func in flop_registry:
-        flops = int(flop_registry[func](*args, **kwargs, out_val=out))
-        return Work(name, "matmul", flops, moved, dtype, None, ())
-    return Work(name, "elementwise", 0, moved, dtype, None, ())
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in an operator's arguments or results (which nest one or two deep)."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (str, bytes)) or value is None:
-        return
-    elif hasattr(value, "__iter__"):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _signature(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A key that determines the layout of the results, or None when there is none."""
-    parts: list[Any] = [func]
-    for value in (*args, *kwargs.items()):
-        if isinstance(value, torch.Tensor):
-            parts.append((value.shape, value.stride(), value.dtype, value.is_meta))
-        elif isinstance(value, list):
-            if any(isinstance(item, torch.Tensor) for item in value):
-                return None
-            parts.append(tuple(value))
-        elif isinstance(value, tuple) and any(isinstance(v, torch.Tensor) for v in value):
-            return None
-        else:
-            parts.append((type(value), value))
-    key = tuple(parts)
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _makes_new_tensors(func: Any) -> bool:
-    schema = func._schema
-    return not schema.is_mutable and all(r.alias_info is None for r in schema.returns)
-
-
-def _returns_first_argument(func: Any) -> bool:
-    # An in-place operator on tensors without data has nothing to do.
-    schema = func._schema
-    return bool(schema.name.endswith("_") and schema.is_mutable and len(schema.returns) == 1)
-
-
-def _layouts(out: Any) -> tuple[Any, ...] | None:
-    results = out if isinstance(out, tuple) else (out,)
-    layouts: list[Any] = []
-    for result in results:
-        if result is None:
-            layouts.append(None)
-        elif isinstance(result, torch.Tensor) and result.is_meta:
-            layouts.append((tuple(result.shape), result.stride(), result.dtype))
-        else:
-            return None
-    return tuple(layouts)
-
-
-def _from_layouts(seen: _Seen) -> Any:
-    assert seen.layouts is not None
-    results = tuple(
-        None
-        if layout is None
-        else torch.empty_strided(layout[0], layout[1], dtype=layout[2], device="meta")
-        for layout in seen.layouts
-    )
-    return results if seen.is_tuple else results[0]
-
-
-def _touches_gpu(args: tuple[Any, ...], out: Any) -> bool:
-    return any(tensor.is_meta for tensor in _tensors((args, out)))
-
-
-def _touched_bytes(tensor: torch.Tensor) -> int:
-    # An expanded dimension (stride 0) is read once, whatever its logical size.
-    sizes = [
-        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0
-    ]
-    return math.prod(sizes) * tensor.element_size()

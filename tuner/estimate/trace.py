@@ -23,7 +23,8 @@ from tuner.estimate.device_path import DevicePath
 from tuner.estimate.flash_attention import flash_attention_on_meta
 from tuner.estimate.kernels import CUDA_KERNELS
 from tuner.estimate.places import named_modules
-from tuner.estimate.recorder import Recorder, Timeline
+from tuner.estimate.recorder import Recorder
+from tuner.estimate.timeline import Timeline
 from tuner.estimate.workspace import PROCESSOR, cublas_workspace_bytes
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.workloads.base import Workload

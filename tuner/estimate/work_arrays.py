@@ -13,7 +13,7 @@ from tuner.estimate.compiled import SEGMENTS, CompiledPasses, Floats, Segment
 from tuner.records import Phase
 
 if TYPE_CHECKING:  # the recorder imports torch, which an evaluation does without
-    from tuner.estimate.recorder import Timeline, Work
+    from tuner.estimate.timeline import Timeline, Work
 
 
 @dataclass(frozen=True, slots=True, eq=False)

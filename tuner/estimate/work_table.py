@@ -9,7 +9,7 @@ import numpy as np
 from tuner.estimate.compiled import SEGMENTS, Segment
 from tuner.estimate.layouts import CompileError
 from tuner.estimate.polynomial import NotPolynomialError, Polynomial, Probe, fit
-from tuner.estimate.recorder import Timeline, Work
+from tuner.estimate.timeline import Timeline, Work
 
 
 class WorkTable:
