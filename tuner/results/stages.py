@@ -126,13 +126,13 @@ def seconds_of(
     None where the examples, or the numbers, of a stage are not known.
     """
     epoch_s = run_s = 0.0
-    epochs_known = True
+    # A stage that says nothing of epochs has one, where others have some.
+    epochs_known = any(stage.epochs is not None for stage in space.stages)
     for stage in space.stages:
         numbers = stages.get(stage.name)
         if numbers is None or stage.examples is None or numbers.samples_per_s <= 0:
             return None
         seconds = stage.examples / numbers.samples_per_s
         epoch_s += seconds
-        run_s += seconds * (stage.epochs or 0.0)
-        epochs_known = epochs_known and stage.epochs is not None
+        run_s += seconds * (1.0 if stage.epochs is None else stage.epochs)
     return epoch_s, run_s if epochs_known else None
