@@ -166,7 +166,7 @@ def gpu_options(function: _Decorated) -> _Decorated:
             "--price",
             type=PriceType(),
             metavar="USD",
-            help="What an hour of the GPU costs, in place of the catalogue's price.",
+            help="Price of a GPU hour, in place of the catalogue's.",
         ),
         click.option(
             "--gpu-memory",
@@ -192,13 +192,12 @@ def measure_options(function: _Decorated) -> _Decorated:
         click.option(
             "--whole-steps",
             is_flag=True,
-            help="Time whole optimizer steps of real trials, however long they are.",
+            help="Time whole optimizer steps, however long.",
         ),
         click.option(
             "--lengths",
             type=click.Choice(["full", "data"]),
-            help="Lengths of a real trial's sequences: all the longest, or the data's.  "
-            "[default: full]",
+            help="Lengths of sequences in real trials: the longest, or the data's.",
         ),
         click.option(
             "--wait",
@@ -216,8 +215,7 @@ def measure_options(function: _Decorated) -> _Decorated:
             "--timeout",
             type=DurationType(),
             metavar="TIME",
-            help="When a real trial is given up.  [default: 10min until its first step has ended, "
-            "then what its pace needs]",
+            help="When a real trial ends. [default: 10min, then by its pace]",
         ),
         click.option(
             "--budget",
@@ -249,8 +247,7 @@ objective_option = click.option(
     "objectives",
     multiple=True,
     metavar="NAME",
-    help="What a front is over, such as epoch_usd or energy_j_per_sample, repeatable; the first "
-    "decides what is recommended. [default: the space's]",
+    help="What a front is over, repeatable; the first decides. [default: the space's]",
 )
 
 set_option = click.option(

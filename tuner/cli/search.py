@@ -37,13 +37,13 @@ def _search_options(function: _Decorated) -> _Decorated:
     for option in (
         click.option(
             "--memory-limit", type=MemoryLimitType(), metavar="SIZE",
-            help="Memory that a real trial may use, such as 24GiB: a larger GPU of this machine "
-            "stands in for the one asked for. auto: as much as that one has.",
+            help="Memory that a real trial may use, such as 24GiB, where a larger GPU stands in; "
+            "auto: as much as the one asked for has.",
         ),
         click.option(
             "--mode", type=click.Choice([str(mode) for mode in Mode]), default="auto",
             show_default=True,
-            help="Run trials for real, simulate them, or run them where such a GPU is at hand.",
+            help="Run trials, simulate them, or run them where there is such a GPU.",
         ),
         click.option("--address", metavar="ADDRESS", help="Ray cluster to use; default: own one."),
         click.option("--quiet", is_flag=True, help="Print the result only."),
@@ -54,8 +54,7 @@ def _search_options(function: _Decorated) -> _Decorated:
         ),
         click.option(
             "--searcher", type=click.Choice(SEARCHERS), default=DEFAULT_SEARCHER, show_default=True,
-            help="How configurations are proposed: by predictions and what trials say of them, by "
-            "a sampler of Optuna, or evenly.",
+            help="Who proposes: predictions and trials, a sampler of Optuna, or a grid.",
         ),
         click.option(
             "--study", type=click.Path(path_type=Path, dir_okay=True), metavar="FILE",
