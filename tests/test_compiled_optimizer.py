@@ -10,11 +10,14 @@ import torch
 
 from tuner.estimate.allocator import settled_size
 from tuner.estimate.optimizer_step import CompiledOptimizer, compile_optimizer, work_arrays
+from tuner.estimate.predict import predict, resolve_subject
+from tuner.estimate.predictor import Job, Predictor
 from tuner.estimate.roofline import Roofline
 from tuner.estimate.trace import trace_optimizer
 from tuner.estimate.work_arrays import WorkArrays, optimizer_executions_of
 from tuner.gpus import get_gpu
 from tuner.records import MemoryCategory
+from tuner.space import default_space
 
 OPTIMIZERS = ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd"]
 
@@ -33,13 +36,20 @@ def name(request) -> str:
     return request.param
 
 
-@pytest.fixture(scope="module", params=[0.0, 1.0], ids=["no clipping", "clipping"])
+HOW = {
+    "no clipping": {"max_grad_norm": 0.0},
+    "clipping": {"max_grad_norm": 1.0},
+    "scaled": {"max_grad_norm": 1.0, "scaled": True},
+}
+
+
+@pytest.fixture(scope="module", params=HOW.values(), ids=HOW)
 def both(request, name):
     """The compiled optimizer, and the trace of every parameter."""
     parameters = [kind for kind, count in TRAINABLE.items() for _ in range(count)]
     return (
-        compile_optimizer(name, TRAINABLE, max_grad_norm=request.param),
-        trace_optimizer(name, parameters, max_grad_norm=request.param),
+        compile_optimizer(name, TRAINABLE, **request.param),
+        trace_optimizer(name, parameters, **request.param),
     )
 
 
@@ -141,3 +151,22 @@ def test_no_kernels_take_no_time():
     arrays, executions = work_arrays(CompiledOptimizer(0, 0, 0, ()))
     assert (executions @ np.zeros((len(executions), 1))).sum() == 0
     assert arrays.bytes_moved.shape == (0, 1)
+
+
+def test_fp16_takes_a_pass_over_the_gradients_more_than_bf16():
+    # Ampere and newer compute both at the same rate: only the scaling of the loss differs.
+    subject = Job("causal_lm", "qwen2.5-1.5b")
+    shape = {"lora_rank": 64, "micro_batch": 1, "max_length": 128, "optimizer": "adamw_torch"}
+    space = default_space("qwen2.5-1.5b", {})
+    bf16, fp16 = (
+        space.configuration({**shape, "precision": dtype, "mixed_precision": dtype}, strict=False)
+        for dtype in ("bf16", "fp16")
+    )
+    gpu = get_gpu("a6000")
+    first, second = Predictor(subject).predict([bf16, fp16], gpu)
+    passes_s = (first.speed.step_s, second.speed.step_s)
+    gradients_s = first.trainable_params * 4 / gpu.bandwidth_bytes_per_s
+    assert gradients_s < passes_s[1] - passes_s[0] < 4 * gradients_s
+    full = [predict(resolve_subject("causal_lm", "qwen2.5-1.5b"), c, gpu) for c in (bf16, fp16)]
+    assert second.speed.step_s == pytest.approx(full[1].speed.step_s, rel=1e-3)
+    assert full[1].speed.step_s > full[0].speed.step_s

@@ -49,21 +49,27 @@ class CompiledOptimizer:
 
 
 def compile_optimizer(
-    name: str, trainable: Mapping[tuple[int, torch.dtype], int], *, max_grad_norm: float
+    name: str,
+    trainable: Mapping[tuple[int, torch.dtype], int],
+    *,
+    max_grad_norm: float,
+    scaled: bool = False,
 ) -> CompiledOptimizer:
     """Trace two steps of an optimizer; `trainable` counts the parameters of each size and dtype.
+
+    `max_grad_norm` and `scaled` as in `trace_optimizer`.
 
     Traced with two parameters of each kind, and once more with a third of each kind in turn:
     what an optimizer does is the same for every further parameter, so all quantities are affine
     in the counts. (Multi-tensor optimizers add up their buffers, the others reuse them.)
     """
     base = dict.fromkeys(trainable, 2)
-    traced = _quantities(name, base, max_grad_norm)
+    traced = _quantities(name, base, max_grad_norm, scaled)
     total = traced.memory.copy()
     left = {operator: amount.copy() for operator, amount in traced.work.items()}
     groups, states = [], []
     for kind, count in trainable.items():
-        more = _quantities(name, {**base, kind: 3}, max_grad_norm)
+        more = _quantities(name, {**base, kind: 3}, max_grad_norm, scaled)
         total += (count - 2) * (more.memory - traced.memory)
         states.append((count, list((more.states - traced.states).elements())))
         for operator, amount in more.work.items():
@@ -111,14 +117,17 @@ class _Quantities(NamedTuple):
 
 
 def _quantities(
-    name: str, trainable: Mapping[tuple[int, torch.dtype], int], max_grad_norm: float
+    name: str,
+    trainable: Mapping[tuple[int, torch.dtype], int],
+    max_grad_norm: float,
+    scaled: bool,
 ) -> _Quantities:
     """What the optimizer takes and does for these parameters, from a trace."""
     from tuner.estimate.trace import trace_optimizer
     from tuner.estimate.work_arrays import optimizer_executions_of
 
     parameters = [kind for kind, count in trainable.items() for _ in range(count)]
-    timeline = trace_optimizer(name, parameters, max_grad_norm=max_grad_norm)
+    timeline = trace_optimizer(name, parameters, max_grad_norm=max_grad_norm, scaled=scaled)
     given = (MemoryCategory.ADAPTERS, MemoryCategory.GRADIENTS)
     added = [
         0 if block.paged or block.category in given else settled_size(block.size_bytes)

@@ -162,9 +162,12 @@ class Predictor:
         name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"]))
         counts, dtypes = passes.trainable_counts.tolist(), passes.trainable_dtypes
         sizes = list(zip(numels, counts, dtypes, strict=True))
-        key = cache.entry_name("optimizer", name, str(clip > 0), repr(sizes))
+        scaled = configuration.get("mixed_precision") == "fp16"
+        key = cache.entry_name("optimizer", name, str(clip > 0), str(scaled), repr(sizes))
         if key not in self._optimizers:
-            self._optimizers[key] = read_optimizer(key) or build_optimizer(key, name, sizes, clip)
+            self._optimizers[key] = read_optimizer(key) or build_optimizer(
+                key, name, sizes, clip=clip, scaled=scaled
+            )
         return self._optimizers[key]
 
     def _evaluate(

@@ -51,7 +51,7 @@ def read_optimizer(entry: str) -> CompiledOptimizer | None:
 
 
 def build_optimizer(
-    entry: str, name: str, sizes: Sequence[tuple[int, int, str]], clip: float
+    entry: str, name: str, sizes: Sequence[tuple[int, int, str]], *, clip: float, scaled: bool
 ) -> CompiledOptimizer:
     """Compile the step of an optimizer over parameters of (numel, count, dtype), and store it."""
     import torch
@@ -59,6 +59,6 @@ def build_optimizer(
     trainable: Counter[tuple[int, torch.dtype]] = Counter()
     for numel, count, dtype in sizes:
         trainable[numel, getattr(torch, dtype)] += count
-    compiled = compile_optimizer(name, trainable, max_grad_norm=clip)
+    compiled = compile_optimizer(name, trainable, max_grad_norm=clip, scaled=scaled)
     cache.write_json(entry, compiled.to_dict())
     return compiled

@@ -28,7 +28,7 @@ from tuner.estimate.timeline import Timeline
 from tuner.estimate.workspace import PROCESSOR, cublas_workspace_bytes
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.workloads.base import Workload
-from tuner.workloads.optimizers import build_optimizer
+from tuner.workloads.optimizers import build_optimizer, unscale_without_data
 from tuner.workloads.quantized import logical_numel, quantized_tensors
 
 
@@ -172,9 +172,15 @@ def trace_passes(
 
 
 def trace_optimizer(
-    name: str, trainable: Sequence[tuple[int, torch.dtype]], *, max_grad_norm: float
+    name: str,
+    trainable: Sequence[tuple[int, torch.dtype]],
+    *,
+    max_grad_norm: float,
+    scaled: bool = False,
 ) -> Timeline:
     """Trace two optimizer steps, clipping included, on parameters of these sizes alone.
+
+    `scaled` gradients, those of a loss that was scaled for fp16, are divided by the scale first.
 
     Parameters and gradients are labelled as such, so that they can be told from what the
     optimizer adds. An optimizer does not see the model, only its parameters.
@@ -192,6 +198,8 @@ def trace_optimizer(
         optimizer = build_optimizer(name, parameters)
         for step in range(2):
             recorder.enter(Phase.OPTIMIZER, step, 0)
+            if scaled:
+                unscale_without_data(parameters)
             if max_grad_norm > 0:
                 torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
             optimizer.step()

@@ -18,7 +18,7 @@ from tuner.workloads.base import Counts, Environment, Machine
 from tuner.workloads.causal_lm_model import build_model
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.flops import StepFlops, step_flops
-from tuner.workloads.optimizers import build_optimizer
+from tuner.workloads.optimizers import build_optimizer, unscale_without_data
 from tuner.workloads.quantized import logical_numel
 from tuner.workloads.token_data import TokenBatches, build_loader
 
@@ -74,6 +74,8 @@ class CausalLMSession:
         self._environment.enter(Phase.OPTIMIZER, micro_steps)
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
+        elif self._settings.mixed_precision == "fp16":  # a trace
+            unscale_without_data(self._trainable)
         if self._settings.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(self._trainable, self._settings.max_grad_norm)
         if self._scaler is not None:

@@ -17,7 +17,7 @@ from tuner.errors import InputError
 from tuner.records import Phase
 from tuner.workloads.base import Counts, Environment, Machine
 from tuner.workloads.encoder_settings import EncoderSettings
-from tuner.workloads.optimizers import build_optimizer
+from tuner.workloads.optimizers import build_optimizer, unscale_without_data
 from tuner.workloads.token_data import TokenBatches, build_loader
 
 
@@ -99,6 +99,8 @@ class LossSession:
         self._environment.enter(Phase.OPTIMIZER, micro_steps)
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
+        elif self._settings.mixed_precision == "fp16":  # a trace
+            unscale_without_data(self._trainable)
         if self._settings.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(self._trainable, self._settings.max_grad_norm)
         if self._scaler is not None:
