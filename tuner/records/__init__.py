@@ -1,0 +1,32 @@
+"""The frozen values that travel between the layers, and nothing else.
+
+Sizes are in bytes and times in seconds; every physical quantity carries its unit in its
+name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device; a
+`TrialRecord` holds either or both and says which.
+"""
+
+from tuner.records.configuration import Configuration, KnobValue
+from tuner.records.kinds import Exhausted, MemoryCategory, Phase, Source, Status
+from tuner.records.measurement import Measurement
+from tuner.records.numbers import Memory, Speed, StageNumbers, hardest_stage
+from tuner.records.prediction import Prediction
+from tuner.records.trial import JOURNAL_SCHEMA, Outcome, TrialRecord
+
+__all__ = [
+    "JOURNAL_SCHEMA",
+    "Configuration",
+    "Exhausted",
+    "KnobValue",
+    "Measurement",
+    "Memory",
+    "MemoryCategory",
+    "Outcome",
+    "Phase",
+    "Prediction",
+    "Source",
+    "Speed",
+    "StageNumbers",
+    "Status",
+    "TrialRecord",
+    "hardest_stage",
+]

@@ -1,0 +1,62 @@
+"""The words in which records speak: where a number is from, how a trial ended, and when."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Source(enum.StrEnum):
+    """Where a number comes from."""
+
+    PREDICTED = "predicted"
+    MEASURED = "measured"
+
+
+class Status(enum.StrEnum):
+    """How a trial ended. Out of memory is an outcome, not an error."""
+
+    OK = "ok"
+    OOM = "oom"
+    THRASHING = "thrashing"
+    TIMEOUT = "timeout"
+    NON_FINITE = "non_finite"
+    CRASHED = "crashed"
+    INVALID = "invalid"
+    INTERRUPTED = "interrupted"
+
+
+class MemoryCategory(enum.StrEnum):
+    """What a byte of device memory is used for at the peak."""
+
+    WEIGHTS = "weights"
+    ADAPTERS = "adapters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    LOGITS_AND_LOSS = "logits_and_loss"
+    TEMPORARY = "temporary"
+    ALLOCATOR_OVERHEAD = "allocator_overhead"
+    """Reserved by PyTorch's caching allocator and not used at the peak: free blocks, and rests
+    of blocks that were not worth splitting off."""
+    CONTEXT_AND_WORKSPACE = "context_and_workspace"
+    """CUDA context, loaded kernels and what the driver keeps: outside PyTorch's counters."""
+
+
+class Exhausted(enum.StrEnum):
+    """Which memory ran out in a trial that ended with `Status.OOM`."""
+
+    DEVICE = "device"
+    """The memory of the device that trains: what a search learns limits from."""
+    HOST = "host"
+    """The machine's main memory, beside a GPU that may have had room."""
+
+
+class Phase(enum.StrEnum):
+    """The stage of a trial in which memory is used, or ran out."""
+
+    LOAD = "load"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"
+    """Of a verification: evaluating and saving a checkpoint, after the steps."""

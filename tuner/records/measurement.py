@@ -1,0 +1,130 @@
+"""What a device said of one configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.records.kinds import Source
+from tuner.records.numbers import (
+    Memory,
+    Speed,
+    StageNumbers,
+    build,
+    hardest_stage,
+    plain,
+    read_stages,
+    scalar_names,
+    stages_dict,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a real device did in one trial. `device` is the exact device name.
+
+    `steps` are the timed optimizer steps, after `warmup_steps` that were not timed. `memory` is
+    of all steps, its `phase_peak_bytes` of the warm-up. Everything with a default of None is
+    unknown where it is None: not asked of the device, or the device does not tell.
+    """
+
+    memory: Memory
+    speed: Speed
+    trainable_params: int
+    total_params: int
+    device: str
+    steps: int
+    loss_finite: bool
+    source: Source = Source.MEASURED
+    warmup_steps: int | None = None
+    load_s: float | None = None
+    """From the first touch of the device until model, adapters and optimizer exist."""
+    timed_micro_steps: int | None = None
+    """Micro-steps of the timed steps together. Where they are fewer than `steps` whole ones have,
+    `speed` was put together from micro-steps and updates, and a note says so."""
+    first_step_s: float | None = None
+    """The first optimizer step, of two micro-steps at most: kernels are loaded or compiled and
+    optimizer state is made."""
+    samples_per_s_interval: tuple[float, float] | None = None
+    """95 % confidence interval of the mean rate over the timed steps."""
+    stopped_by: str | None = None
+    """What ended the timed steps: "interval" (narrow enough), "budget", "loss", or, before
+    that, "memory" (beyond what may be recommended) or "dominated" (surely slower than a trial
+    that takes no more memory)."""
+    evaluation_peak_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    """Of a verification: the peak allocated while it evaluated and saved, and the size saved."""
+    padded_tokens_per_s: float | None = None
+    """Tokens a second with padding counted; `speed.tokens_per_s` counts none."""
+    data_wait_fraction: float | None = None
+    """Share of the timed steps in which the training process waited for its next batch."""
+    num_alloc_retries: int | None = None
+    """How often PyTorch's allocator had to give cached blocks back to find memory."""
+    timed_alloc_retries: int | None = None
+    """How many of these were in the timed steps, after caches had filled."""
+    nvml_process_bytes: int | None = None
+    nvml_device_bytes: int | None = None
+    """Device memory in use by this process, and by all, as the driver counts it."""
+    gpu_utilization: float | None = None
+    """Share of time in which a kernel ran, 0 to 1, as the driver counts it."""
+    power_w: float | None = None
+    energy_j_per_sample: float | None = None
+    energy_source: str | None = None
+    """"counter" (the driver's energy counter) or "sampled power"."""
+    memory_limit_bytes: int | None = None
+    """What the trial was allowed where a larger device stood in for a smaller one."""
+    weights: str | None = None
+    """"synthetic", or the checkpoint that was trained."""
+    lengths: str | None = None
+    """"full" where every sequence had the longest length, "data" where they had the data's."""
+    cpu_threads: int | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader should know, such as a knob that cannot act on this model."""
+    stages: Mapping[str, StageNumbers] = field(default_factory=dict)
+    """Each stage, as in `Prediction`: `memory` is that of the one that needs most."""
+
+    @property
+    def limiting_stage(self) -> str | None:
+        """The stage that needed most memory; None where there are no stages."""
+        return hardest_stage(self.stages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat JSON object, shaped as `Prediction.to_dict`."""
+        data = plain(self)
+        speed = data.pop("speed")
+        del data["stages"]
+        interval = self.samples_per_s_interval
+        return {
+            **data,
+            **speed,
+            "source": str(self.source),
+            "samples_per_s_interval": list(interval) if interval else None,
+            "notes": list(self.notes),
+            **stages_dict(self.stages),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        """The inverse of `to_dict`; what older versions did not write has its default."""
+        known = {k: data[k] for k in scalar_names(cls) if k in data or k not in _ADDED_LATER}
+        interval = known.get("samples_per_s_interval")
+        return cls(
+            memory=build(Memory, data["memory"]),
+            speed=build(Speed, data),
+            source=Source(data["source"]),
+            **{
+                **known,
+                "samples_per_s_interval": tuple(interval) if interval else None,
+                "notes": tuple(known.get("notes", ())),
+                "stages": read_stages(data),
+            },
+        )
+
+
+_ADDED_LATER = frozenset(
+    f.name
+    for f in dataclasses.fields(Measurement)
+    if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+)

@@ -1,0 +1,170 @@
+"""How a trial ended, and its line of the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.records.configuration import Configuration
+from tuner.records.kinds import Exhausted, Source, Status
+from tuner.records.measurement import Measurement
+from tuner.records.prediction import Prediction
+
+JOURNAL_SCHEMA = 1
+"""Version of the record that `TrialRecord.to_dict` writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of running one configuration once, whatever happened.
+
+    `prediction` of a simulated trial is the full trace; a real trial carries `measurement`.
+    `phase` and `requested_bytes` say where and at what size memory ran out, when it did, and
+    `exhausted` which memory; None in records of older versions, which knew the device's only.
+    `stage` is the stage that ended a trial of several stages before the others had run.
+    """
+
+    status: Status
+    prediction: Prediction | None = None
+    measurement: Measurement | None = None
+    phase: str | None = None
+    requested_bytes: int | None = None
+    message: str = ""
+    duration_s: float = 0.0
+    exhausted: Exhausted | None = None
+    stage: str | None = None
+
+    @property
+    def limiting_stage(self) -> str | None:
+        """The stage that decides whether it fits: that which ended it, or needs most memory."""
+        return self.stage or (self.evidence.limiting_stage if self.evidence else None)
+
+    @property
+    def device_ran_out(self) -> bool:
+        """Whether it says something of the device's memory that the trial ran out of memory."""
+        return self.status is Status.OOM and self.exhausted is not Exhausted.HOST
+
+    @property
+    def evidence(self) -> Prediction | Measurement | None:
+        """The numbers to rank by: measured ones where they exist, else predicted ones."""
+        return self.measurement or self.prediction
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """One line of the journal: everything needed to show, rank or repeat one trial."""
+
+    trial_id: str
+    space: str
+    gpu: str
+    gpu_memory_bytes: int
+    configuration: Configuration
+    outcome: Outcome
+    seed: int
+    started_at: str
+    """UTC, ISO 8601 with seconds."""
+    versions: Mapping[str, str]
+    searcher: str
+    run_id: str = ""
+    device: str | None = None
+    """Exact name of the device on which the trial ran, None for a simulated one. Another name
+    than those of the GPU type is that of a larger GPU which stood in for it."""
+    memory_limit_bytes: int | None = None
+    """Memory that the trial was allowed on `device`; None where it was allowed all of it."""
+    margin_bytes: int | None = None
+    """Memory that is to stay free; None where only the prediction says it."""
+    verification: bool = False
+    """Whether the trial was a verification: longest lengths, more steps, an evaluation, a save."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether the configuration passed its verification with the margin."""
+        return self.verification and self.fits
+
+    @property
+    def source(self) -> Source:
+        """Whether the trial ran on a device, however it ended there, or was simulated."""
+        ran = self.device is not None or self.outcome.measurement is not None
+        return Source.MEASURED if ran else Source.PREDICTED
+
+    @property
+    def reserve_bytes(self) -> int:
+        """The margin in bytes; 0 where nobody asked for one."""
+        if self.margin_bytes is not None:
+            return self.margin_bytes
+        return self.outcome.prediction.margin_bytes if self.outcome.prediction else 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the trial ended well and its memory, with the margin, is inside the GPU."""
+        if self.outcome.status is not Status.OK or self.outcome.stage is not None:
+            return False  # of the other stages nothing is known
+        if self.outcome.measurement is not None:
+            used_bytes = self.outcome.measurement.memory.device_bytes
+            return used_bytes + self.reserve_bytes <= self.gpu_memory_bytes
+        return self.outcome.prediction is not None and self.outcome.prediction.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only; `schema` says which version of this record it is."""
+        outcome = self.outcome
+        return {
+            "schema": JOURNAL_SCHEMA,
+            "trial_id": self.trial_id,
+            "run_id": self.run_id,
+            "space": self.space,
+            "gpu": self.gpu,
+            "gpu_memory_bytes": self.gpu_memory_bytes,
+            "configuration": self.configuration.to_dict(),
+            "status": str(outcome.status),
+            "phase": outcome.phase,
+            "requested_bytes": outcome.requested_bytes,
+            "exhausted": outcome.exhausted,
+            "stage": outcome.stage,
+            "message": outcome.message,
+            "duration_s": outcome.duration_s,
+            "predicted": outcome.prediction.to_dict() if outcome.prediction else None,
+            "measured": outcome.measurement.to_dict() if outcome.measurement else None,
+            "seed": self.seed,
+            "started_at": self.started_at,
+            "searcher": self.searcher,
+            "device": self.device,
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "margin_bytes": self.margin_bytes,
+            "verification": self.verification,
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrialRecord:
+        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError when malformed."""
+        predicted, measured = data["predicted"], data["measured"]
+        return cls(
+            trial_id=data["trial_id"],
+            run_id=data["run_id"],
+            space=data["space"],
+            gpu=data["gpu"],
+            gpu_memory_bytes=data["gpu_memory_bytes"],
+            configuration=Configuration(data["configuration"]),
+            outcome=Outcome(
+                status=Status(data["status"]),
+                prediction=Prediction.from_dict(predicted) if predicted else None,
+                measurement=Measurement.from_dict(measured) if measured else None,
+                phase=data["phase"],
+                requested_bytes=data["requested_bytes"],
+                message=data["message"],
+                duration_s=data["duration_s"],
+                # Added after the first journals were written.
+                exhausted=Exhausted(data["exhausted"]) if data.get("exhausted") else None,
+                stage=data.get("stage"),
+            ),
+            seed=data["seed"],
+            started_at=data["started_at"],
+            versions=data["versions"],
+            searcher=data["searcher"],
+            # Added after the first journals were written.
+            device=data.get("device"),
+            memory_limit_bytes=data.get("memory_limit_bytes"),
+            margin_bytes=data.get("margin_bytes"),
+            verification=data.get("verification", False),
+        )
