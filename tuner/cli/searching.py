@@ -111,7 +111,8 @@ def _write(plan: Plan, prepared: Prepared, result: SearchResult) -> View:
     notes = [*prepared.notes, *([f"{old} left out{used}"] if old else [])]
     from tuner.results.pruned import write_pruned
 
-    write_pruned(target.folder, result.pruned)
+    if result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
+        write_pruned(target.folder, result.pruned)
     return target.folder.write_all(
         [with_margin(record, plan.margin_bytes) for record in records],
         plan.facts,
