@@ -15,6 +15,7 @@ from torch import nn
 
 from tuner.errors import InputError
 from tuner.records import Phase
+from tuner.space.data import DataFacts
 from tuner.workloads.base import Counts, Environment, Machine
 from tuner.workloads.encoder_settings import EncoderSettings
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
@@ -82,6 +83,7 @@ class LossSession:
             settings.loader,
             vocab_size=self._vocab_size,
             shape=(settings.micro_batch, sum(f.texts * f.length for f in self._fields)),
+            data=DataFacts(examples=machine.data.examples) if machine.data else None,
         )
         self._batches = TokenBatches(loader, machine.device)
         if settings.mixed_precision == "fp16":
