@@ -93,6 +93,9 @@ def prior_intervals(memory: Memory, speed: Speed, method: str) -> dict[str, _End
     """
     # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
     device, reserved, allocated, step = _prior_ends(PROFILE_METHOD in method)
+    if memory.peak_allocated_bytes == memory.device_bytes:
+        # On a processor all three are resident bytes, which no allocator counts exactly.
+        reserved = allocated = device
     return _named(
         (memory.device_bytes * device[0], memory.device_bytes * device[1]),
         (memory.peak_reserved_bytes * reserved[0], memory.peak_reserved_bytes * reserved[1]),
