@@ -65,7 +65,9 @@ class TestDryRun:
 
     def test_names_knobs_that_change_nothing(self, folder, capsys):
         notes = planned(capsys, "--trials", "1")["notes"]
-        assert "precision changes neither memory nor time (predicted)" in notes
+        # Where gradients are many beside the work of a step, the scaled loss of fp16 costs time.
+        named = "precision changes neither memory nor time where micro_batch is 1 or 2 (predicted)"
+        assert named in notes
 
     @pytest.mark.parametrize("searcher", ["tpe", "random", "grid"])
     def test_knows_every_searcher(self, folder, capsys, searcher):

@@ -98,9 +98,9 @@ def optimizers(monkeypatch) -> list:
     seen = []
     real = stored.build_optimizer
 
-    def build(entry, name, sizes, clip):
+    def build(entry, name, sizes, *, clip, scaled):
         seen.append((name, clip))
-        return real(entry, name, sizes, clip)
+        return real(entry, name, sizes, clip=clip, scaled=scaled)
 
     monkeypatch.setattr(predictor, "build_optimizer", build)
     return seen
