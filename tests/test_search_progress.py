@@ -42,9 +42,9 @@ def test_shares_rise_to_the_whole_and_are_those_of_the_first_trials(number, seed
 
 def test_one_panel_for_predictions_and_one_more_for_time_on_a_device():
     slow, fast = make_record(100.0, settings={"micro_batch": 1}), make_record(300.0)
-    figure = progress_figure(view_of([slow, fast]))
+    figure = progress_figure(progress(view_of([slow, fast])))
     assert len(figure["data"]) == 3
-    assert progress_text(view_of([slow, fast])) == (
+    assert progress_text(progress(view_of([slow, fast]))) == (
         "99 % of the hypervolume of all 2 trials was there after 2, a configuration within 2 % of "
         "the fastest after 2; 0 ran out of memory"
     )
@@ -55,12 +55,14 @@ def test_one_panel_for_predictions_and_one_more_for_time_on_a_device():
             make_record(300.0, measured=True),
         )
     ]
-    figure = progress_figure(view_of(measured))
+    figure = progress_figure(progress(view_of(measured)))
     assert len(figure["data"]) == 6
     assert figure["data"][3]["x"] == [1.0, 2.0]  # minutes
 
 
 def test_nothing_that_fits_is_no_progress():
-    view = view_of([make_record(device_bytes=60 * GIB), make_record(10.0, device_bytes=61 * GIB)])
-    assert progress_figure(view) is None
-    assert progress_text(view) == ""
+    rows = progress(
+        view_of([make_record(device_bytes=60 * GIB), make_record(10.0, device_bytes=61 * GIB)])
+    )
+    assert progress_figure(rows) is None
+    assert progress_text(rows) == ""

@@ -31,14 +31,17 @@ class Answer:
 
 def searched_targets(space_name: str, model: str | None, results: Path) -> list[Target]:
     """The GPU types on which the space was searched. Raises `UnavailableError` for none."""
-    from tuner.cli.target import load_target
+    from tuner.cli.target import load_target, with_model
     from tuner.gpus import load_catalogue
+    from tuner.results.store import ResultsFolder
+    from tuner.space import load_space
 
-    found = []
-    for gpu in load_catalogue():
-        target = load_target(space_name, gpu, model=model, results=results)
-        if target.folder.journal.exists():
-            found.append(target)
+    name = with_model(load_space(space_name), model).name
+    found = [
+        load_target(space_name, gpu, model=model, results=results)
+        for gpu in load_catalogue()
+        if ResultsFolder(results, name, gpu).journal.exists()
+    ]
     if not found:
         raise UnavailableError(
             f"no results of {space_name!r} in {str(results)!r} yet",

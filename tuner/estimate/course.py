@@ -15,11 +15,11 @@ from tuner.estimate.memory import category_of
 from tuner.estimate.predict import Subject, require_supported, step_work
 from tuner.estimate.profile import DeviceProfile
 from tuner.estimate.roofline import Roofline, pass_times
+from tuner.estimate.timeline import Mark, Timeline
 from tuner.gpus import Gpu
 from tuner.records import Configuration, MemoryCategory, Phase
 
 if TYPE_CHECKING:  # tracing imports torch
-    from tuner.estimate.timeline import Mark, Timeline
     from tuner.estimate.trace import Trace
 
 MAX_POINTS = 400

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.estimate.compiled import SEGMENTS, CompiledPasses, Floats, Segment
+from tuner.estimate.timeline import Timeline, Work
 from tuner.records import Phase
-
-if TYPE_CHECKING:  # the recorder imports torch, which an evaluation does without
-    from tuner.estimate.timeline import Timeline, Work
 
 
 @dataclass(frozen=True, slots=True, eq=False)

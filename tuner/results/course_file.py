@@ -21,15 +21,7 @@ CourseOf = Callable[["Recommendation"], "MemoryCourse | None"]
 
 def load_or_trace(path: Path, best: Recommendation, trace: CourseOf) -> MemoryCourse | None:
     """The course in `path` where it is of `best`, else a new one. Writes nothing."""
-    from tuner.estimate.course import MemoryCourse
-
-    found = _read(path)
-    if found.get("of") == _subject(best):
-        try:
-            return MemoryCourse.from_dict(found["course"])
-        except (KeyError, TypeError, ValueError):
-            pass  # edited by hand, or of an older version: traced again
-    return trace(best)
+    return _stored(path, best) or trace(best)
 
 
 def course_json(course: MemoryCourse, best: Recommendation) -> str:
@@ -46,9 +38,12 @@ def _subject(best: Recommendation) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _stored(path: Path, best: Recommendation) -> MemoryCourse | None:
+    """What `path` holds, if it is of `best` and whole; None to trace it again."""
+    from tuner.estimate.course import MemoryCourse
+
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return MemoryCourse.from_dict(found["course"]) if found["of"] == _subject(best) else None
+    except (OSError, KeyError, TypeError, ValueError):  # none yet, edited, or of another version
+        return None

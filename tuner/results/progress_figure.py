@@ -60,14 +60,13 @@ def progress(view: View) -> list[Progress]:
     ]
 
 
-def progress_figure(view: View) -> dict[str, Any] | None:
+def progress_figure(rows: Sequence[Progress]) -> dict[str, Any] | None:
     """The share of the final result against trials, and against their time where it is known.
 
     None when nothing fits, or there was only one trial.
     """
     from plotly.subplots import make_subplots  # only where a report is written
 
-    rows = progress(view)
     if len(rows) < 2:
         return None
     step = -(-len(rows) // MAX_POINTS)
@@ -90,9 +89,8 @@ def progress_figure(view: View) -> dict[str, Any] | None:
     return {"data": data["data"], "layout": data["layout"]}
 
 
-def progress_text(view: View) -> str:
+def progress_text(rows: Sequence[Progress]) -> str:
     """When the front and the fastest were nearly found, in a sentence; empty when nothing fits."""
-    rows = progress(view)
     if not rows:
         return ""
     volume = next(row.trials for row in rows if row.hypervolume >= 0.99)

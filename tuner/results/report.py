@@ -16,7 +16,7 @@ from tuner.results.figures import agreement_figure, front_figure, knob_figures
 from tuner.results.levels import levels
 from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.plot import LABELS, subtitle
-from tuner.results.progress_figure import progress_figure, progress_text
+from tuner.results.progress_figure import progress, progress_figure, progress_text
 from tuner.results.stages import rows_of
 from tuner.results.table import value_text
 from tuner.results.view import View
@@ -69,10 +69,11 @@ def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
         lstrip_blocks=True,
     )
     knobs = knob_figures(view)
+    rows = progress(view)
     more = {
         "course": course_figure(course, view.gpu.memory_bytes, MEMORY_COLORS) if course else None,
         "agreement": agreement_figure(view),
-        "progress": progress_figure(view),
+        "progress": progress_figure(rows),
     }
     page = {
         "trials": _trials(view),
@@ -99,7 +100,7 @@ def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
         agreement_rows=agreement_rows(pairs(view.records)),
         verdicts=verdict_text(verdicts(view.records)),
         page=page,
-        progress_text=progress_text(view) if more["progress"] else "",
+        progress_text=progress_text(rows) if more["progress"] else "",
         estimate_command=_estimate_command(view),
         runs=_runs(view),
         versions=_versions(view),
