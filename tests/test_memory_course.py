@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from device_fakes import profile_of
 from measure_samples import knobs, model_folder
 from results_samples import GPU, SPACE, make_search
 
 from tuner.estimate.course import MAX_POINTS, MemoryCourse, memory_course
 from tuner.estimate.predict import predict, resolve_subject
+from tuner.estimate.processor import processor
 from tuner.gpus import get_gpu
 from tuner.records import MemoryCategory
 from tuner.results.course_figure import course_figure
@@ -72,3 +76,12 @@ def test_results_folder_keeps_the_course_and_traces_only_another_recommendation(
     assert len(asked) == 3
     folder.write_all(records, SPACE, GPU)
     assert "Memory over one optimizer step" not in folder.report_html.read_text()
+
+
+def test_a_processor_holds_nothing_beside_what_is_live(subject):
+    profile = replace(profile_of("CPU Testium 9"), context_bytes=0, live_factor=1.0)
+    cpu = processor(profile)
+    course = memory_course(subject, knobs(), cpu, profile=profile)
+    assert course.reserved_bytes == course.totals
+    predicted = predict(subject, knobs(), cpu, profile=profile)
+    assert max(course.totals) == predicted.memory.peak_allocated_bytes

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.estimate.allocator import replay, round_size
 from tuner.estimate.kernel_times import on_measured_device
-from tuner.estimate.memory import category_of
+from tuner.estimate.memory import category_of, memory_history, rounded_sizes
 from tuner.estimate.predict import Subject, require_supported, step_work
 from tuner.estimate.profile import DeviceProfile
 from tuner.estimate.roofline import Roofline, pass_times
 from tuner.estimate.timeline import Mark, Timeline
+from tuner.estimate.workspace import PROCESSOR
 from tuner.gpus import Gpu
 from tuner.records import Configuration, MemoryCategory, Phase
 
@@ -105,10 +105,12 @@ def memory_course(
     seconds = _phase_seconds(
         traced, gpu, kernel_times or Roofline(), configuration["precision"] == "tf32"
     )
-    return course_of(traced.timeline, seconds)
+    return course_of(traced.timeline, seconds, caching=gpu.compute_capability != PROCESSOR)
 
 
-def course_of(timeline: Timeline, seconds: Mapping[tuple[Phase, int], float]) -> MemoryCourse:
+def course_of(
+    timeline: Timeline, seconds: Mapping[tuple[Phase, int], float], *, caching: bool = True
+) -> MemoryCourse:
     """The course of a trace's second step; `seconds` by phase and micro-step."""
     first, spans, bounds = 0, [], []
     now_s = 0.0
@@ -120,7 +122,7 @@ def course_of(timeline: Timeline, seconds: Mapping[tuple[Phase, int], float]) ->
         spans.append(PhaseSpan(str(mark.phase), mark.micro_step, now_s, end_s))
         bounds.append((mark.event, end, now_s, end_s))
         now_s = end_s
-    live, reserved = _live_bytes(timeline, first)
+    live, reserved = _live_bytes(timeline, first, caching=caching)
     times_s = np.concatenate(
         [np.linspace(start_s, end_s, max(0, end - start)) for start, end, start_s, end_s in bounds]
     )
@@ -146,24 +148,26 @@ def _marks_of_step(
             yield mark, end
 
 
-def _live_bytes(timeline: Timeline, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _live_bytes(
+    timeline: Timeline, first: int, *, caching: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Allocated bytes by category (rows) after each event from `first` on, and reserved bytes.
 
     The rests in blocks that were not worth splitting off are overhead, as in a prediction.
     """
     rows = {category: row for row, category in enumerate(MemoryCategory)}
     row_of = [rows[category_of(block)] for block in timeline.blocks]
-    sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
-    rounded = [round_size(size) if size else 0 for size in sizes]
+    rounded = rounded_sizes(timeline)
     changes = np.zeros((len(rows), len(timeline.events)), dtype=np.int64)
     for event, (block, sign) in enumerate(timeline.events):
         if rounded[block]:
             changes[row_of[block], event] = sign * rounded[block]
     live = np.cumsum(changes, axis=1)
-    replayed = replay(timeline.events, sizes, keep_history=True)
-    whole = np.asarray(replayed.allocated_bytes)
-    live[rows[MemoryCategory.ALLOCATOR_OVERHEAD]] += whole - live.sum(axis=0)
-    return live[:, first:], np.asarray(replayed.reserved_bytes)[first:]
+    history = memory_history(timeline, caching=caching)
+    live[rows[MemoryCategory.ALLOCATOR_OVERHEAD]] += np.asarray(history.allocated) - live.sum(
+        axis=0
+    )
+    return live[:, first:], np.asarray(history.reserved)[first:]
 
 
 def _highest_of_bins(times_s: NDArray[np.float64], totals: NDArray[np.int64]) -> list[int]:

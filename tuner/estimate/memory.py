@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from tuner.estimate.allocator import AllocatorSettings, replay, round_size
 from tuner.estimate.timeline import Block, Mark, Timeline
@@ -11,6 +12,39 @@ from tuner.records import Memory, MemoryCategory, Phase
 
 _HOLDS_LOGITS = (None, MemoryCategory.ACTIVATIONS)
 """Categories that give way to LOGITS_AND_LOSS where a tensor has the vocabulary's width."""
+
+
+class History(NamedTuple):
+    """Bytes after each event of a timeline: in allocated blocks, and held for them."""
+
+    allocated: tuple[int, ...]
+    reserved: tuple[int, ...]
+    peak_reserved: int
+
+
+def block_sizes(timeline: Timeline) -> list[int]:
+    """Bytes that each block takes of its device as requested; 0 for managed memory."""
+    return [0 if block.paged else block.size_bytes for block in timeline.blocks]
+
+
+def rounded_sizes(timeline: Timeline) -> list[int]:
+    """`block_sizes`, as an allocator rounds them."""
+    return [round_size(size) if size else 0 for size in block_sizes(timeline)]
+
+
+def memory_history(
+    timeline: Timeline, *, settings: AllocatorSettings | None = None, caching: bool = True
+) -> History:
+    """Memory after each event, by the allocator's rules; see `peak_memory`."""
+    if caching:
+        sizes = block_sizes(timeline)
+        replayed = replay(timeline.events, sizes, settings=settings, keep_history=True)
+        return History(
+            replayed.allocated_bytes, replayed.reserved_bytes, replayed.peak_reserved_bytes
+        )
+    rounded = rounded_sizes(timeline)
+    live = tuple(accumulate(sign * rounded[index] for index, sign in timeline.events))
+    return History(live, live, max(live))
 
 
 def peak_memory(
@@ -27,17 +61,11 @@ def peak_memory(
     splitting off. Device memory adds `context_bytes`, which CUDA holds outside of both. Without
     `caching` nothing is kept beside what is live, as on a processor.
     """
-    sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
-    rounded = [round_size(size) if size else 0 for size in sizes]
-    if caching:
-        replayed = replay(timeline.events, sizes, settings=settings, keep_history=True)
-        live, reserved = replayed.allocated_bytes, replayed.peak_reserved_bytes
-    else:
-        live = tuple(accumulate(sign * rounded[index] for index, sign in timeline.events))
-        reserved = max(live)
+    history = memory_history(timeline, settings=settings, caching=caching)
+    live, reserved = history.allocated, history.peak_reserved
     peak_at = max(range(len(live)), key=live.__getitem__)
     phase_peaks = _phase_peaks(live, timeline.marks)
-    breakdown = _breakdown(timeline.blocks, rounded, peak_at)
+    breakdown = _breakdown(timeline.blocks, rounded_sizes(timeline), peak_at)
     # Rests inside blocks, and free blocks beside them.
     breakdown[MemoryCategory.ALLOCATOR_OVERHEAD] = reserved - sum(breakdown.values())
     breakdown[MemoryCategory.CONTEXT_AND_WORKSPACE] += context_bytes
@@ -56,8 +84,7 @@ def peak_memory(
 
 def live_at_peak(timeline: Timeline) -> list[Block]:
     """The blocks that are allocated when most is, those that are managed memory left out."""
-    sizes = [0 if block.paged else block.size_bytes for block in timeline.blocks]
-    live = replay(timeline.events, sizes, keep_history=True).allocated_bytes
+    live = memory_history(timeline).allocated
     peak_at = max(range(len(live)), key=live.__getitem__)
     return [b for b in timeline.blocks if not b.paged and _is_live(b, peak_at)]
 
