@@ -23,8 +23,8 @@ from tuner.advice.predicting import Predicted, SpacePredictor
 from tuner.cli.chosen import recommended
 from tuner.cli.target import load_target
 from tuner.errors import InputError, NothingFitsError
-from tuner.estimate.compiling import default_workers
-from tuner.estimate.predict import check_supported
+from tuner.estimators.compiling import default_workers
+from tuner.estimators.predict import check_supported
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import get_entry
 from tuner.records import Configuration, MemoryCategory

@@ -73,8 +73,8 @@ def _run(options: argparse.Namespace, step: str, cache: str, gpus: str) -> dict[
 
 
 def _step(options: argparse.Namespace) -> dict[str, Any]:
-    from tuner.estimate.predict import predict, resolve_subject
-    from tuner.estimate.predictor import Job, Predictor
+    from tuner.estimators.predict import predict, resolve_subject
+    from tuner.estimators.predictor import Job, Predictor
     from tuner.gpus import get_gpu
     from tuner.space import load_space
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tuner import nvml
-from tuner.estimate.profile import DeviceProfile, MatmulRate, TrafficRate
+from tuner.estimators.speed.profile import DeviceProfile, MatmulRate, TrafficRate
 from tuner.gpus import get_gpu
 from tuner.nvml import DeviceIdentity
 from tuner.records import Measurement, Outcome, Prediction, Status, TrialRecord

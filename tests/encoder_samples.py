@@ -10,8 +10,8 @@ import torch
 from compiled_samples import differences, shallow_model
 from transformers import BertConfig, RobertaConfig
 
-from tuner.estimate.predict import predict, resolve_subject
-from tuner.estimate.predictor import METHOD, Job, Predictor
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.predictor import METHOD, Job, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration
 from tuner.runner.device import RealEnvironment, open_session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.estimate.trace import Trace, trace
+from tuner.estimators.tracing.trace import Trace, trace
 from tuner.records import Configuration
 from tuner.workloads import get_workload
 

@@ -12,9 +12,9 @@ from benchmarks.accuracy.attention import register  # noqa: E402
 from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload  # noqa: E402
 from benchmarks.accuracy.harnesses import Case, express  # noqa: E402
 from benchmarks.accuracy.rows import read_rows  # noqa: E402
-from tuner.estimate.allocator import replay  # noqa: E402
-from tuner.estimate.memory import peak_memory  # noqa: E402
-from tuner.estimate.trace import Trace, trace  # noqa: E402
+from tuner.estimators.replay.allocator import replay  # noqa: E402
+from tuner.estimators.replay.memory import peak_memory  # noqa: E402
+from tuner.estimators.tracing.trace import Trace, trace  # noqa: E402
 from tuner.models.catalogue import resolve_config  # noqa: E402
 from tuner.records import Configuration, Memory  # noqa: E402
 from tuner.workloads import get_workload  # noqa: E402

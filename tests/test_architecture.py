@@ -23,7 +23,7 @@ LAYERS = (
     {"records", "units", "nvml", "host"},
     {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
-    {"estimate"},
+    {"estimators"},
     {"runner", "results", "apply", "export"},
     {"tune", "advice", "integrations", "testing"},
     {"cli", "__main__"},
@@ -33,11 +33,11 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # Libraries that cost tenths of seconds and more, and the only packages that may load them when
 # they are imported themselves. Elsewhere they are imported in the function that needs them.
 HEAVY = {
-    "torch": {"workloads", "estimate", "runner"},
+    "torch": {"workloads", "estimators", "runner"},
     "transformers": set(),
     "peft": set(),
-    "bitsandbytes": {"estimate"},
-    "numpy": {"data", "estimate", "tune"},
+    "bitsandbytes": {"estimators"},
+    "numpy": {"data", "estimators", "tune"},
     "ray": {"tune"},
     "optuna": {"tune"},
     "pandas": set(),

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.estimate import cache
+from tuner.estimators import cache
 
 ARRAYS = {"counts": np.arange(12, dtype=np.int32).reshape(3, 4), "names": np.array(["a", "bc"])}
 
@@ -198,7 +198,11 @@ def test_code_that_traces_is_part_of_the_environment(monkeypatch):
         assert cache.environment_digest() != before
     finally:
         cache.environment_digest.cache_clear()
-    assert {"estimate/trace.py", "estimate/compile.py", "workloads/causal_lm.py"} <= seen
+    assert {
+        "tracing/trace.py",
+        "compiler/compile.py",
+        "workloads/causal_lm.py",
+    } <= seen
 
 
 def test_switched_off_it_keeps_nothing(monkeypatch, tmp_path):

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from tuner.cli.calibrate import command
 from tuner.errors import InputError, UnavailableError
-from tuner.estimate import microbench
-from tuner.estimate.measure_device import measure_device
-from tuner.estimate.measure_plan import cuda_plan, fitting
-from tuner.estimate.microbench import Stopwatch
-from tuner.estimate.profile import load_profile
+from tuner.estimators.measure_device import measure_device
+from tuner.estimators.speed import microbench
+from tuner.estimators.speed.measure_plan import cuda_plan, fitting
+from tuner.estimators.speed.microbench import Stopwatch
+from tuner.estimators.speed.profile import load_profile
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,8 @@ from benchmarks.accuracy.coverage import (
     probable_priors,
     within_gpu,
 )
-from tuner.estimate.calibrate import prior_of
-from tuner.estimate.interval import Observation
+from tuner.estimators.calibration.calibrate import prior_of
+from tuner.estimators.calibration.interval import Observation
 
 
 def row(

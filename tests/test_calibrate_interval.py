@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.estimate.interval import (
+from tuner.estimators.calibration.interval import (
     COVERAGE,
     Calibration,
     Observation,

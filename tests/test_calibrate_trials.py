@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from results_samples import GPU, make_memory, make_record, make_speed
 
-from tuner.estimate.calibrate import (
+from tuner.estimators.calibration.calibrate import (
     Calibrations,
     calibrations_from,
     observations_of,
     prior_intervals,
     prior_of,
 )
-from tuner.estimate.correction import (
+from tuner.estimators.calibration.correction import (
     ALLOCATED,
     DEVICE,
     QUANTITIES,

@@ -11,7 +11,7 @@ from compiled_samples import shallow_model
 from benchmarks.casebook import COLUMNS, numbers_of, page
 from benchmarks.casebook_cases import SYSTEMS
 from tuner.advice.predicting import SpacePredictor
-from tuner.estimate.predict import check_supported
+from tuner.estimators.predict import check_supported
 from tuner.gpus import get_gpu
 from tuner.space import load_space
 from tuner.units import format_duration, format_size, significant

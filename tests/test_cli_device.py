@@ -14,7 +14,7 @@ from tuner.cli.main import run
 from tuner.cli.measuring import Measuring, Mode, Simulating, decide
 from tuner.cli.options import LIMIT_OF_TYPE
 from tuner.errors import InputError, UnavailableError
-from tuner.estimate.profile import profile_path
+from tuner.estimators.speed.profile import profile_path
 from tuner.gpus import get_gpu
 from tuner.units import GIB
 
@@ -45,7 +45,7 @@ class TestProcessor:
         assert gpu.sources["tflops"] == "measured by tuner calibrate, 2026-05-01T12:00:00+00:00"
 
     def test_is_measured_where_rates_are_needed_and_the_profile_is_kept(self, monkeypatch, capsys):
-        from tuner.estimate import measure_device
+        from tuner.estimators import measure_device
 
         asked = []
 

@@ -8,7 +8,7 @@ import pytest
 from encoder_samples import TINY_ROBERTA
 
 from tuner.cli.main import run
-from tuner.estimate import cache
+from tuner.estimators import cache
 
 SPACE = """\
 name: phases

@@ -18,7 +18,7 @@ from tuner.cli import trial_run
 from tuner.cli.device import cpu_label
 from tuner.cli.main import run
 from tuner.cli.support import require_supported
-from tuner.estimate.profile import profile_path
+from tuner.estimators.speed.profile import profile_path
 from tuner.gpus import get_gpu
 from tuner.records import Outcome, Prediction, Status
 from tuner.runner.base import MeasureOptions, TrialJob

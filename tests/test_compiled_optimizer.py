@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from tuner.estimate.allocator import settled_size
-from tuner.estimate.optimizer_step import CompiledOptimizer, compile_optimizer, work_arrays
-from tuner.estimate.predict import predict, resolve_subject
-from tuner.estimate.predictor import Job, Predictor
-from tuner.estimate.roofline import Roofline
-from tuner.estimate.trace import trace_optimizer
-from tuner.estimate.work_arrays import WorkArrays, optimizer_executions_of
+from tuner.estimators.compiler.optimizer_step import (
+    CompiledOptimizer,
+    compile_optimizer,
+    work_arrays,
+)
+from tuner.estimators.compiler.work_arrays import WorkArrays, optimizer_executions_of
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.replay.allocator import settled_size
+from tuner.estimators.speed.roofline import Roofline
+from tuner.estimators.tracing.trace import trace_optimizer
 from tuner.gpus import get_gpu
 from tuner.records import MemoryCategory
 from tuner.space import default_space

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimate.allocator import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES, replay
-from tuner.estimate.compiled import SEGMENTS, CompiledPasses, Events, Replayed
-from tuner.estimate.overhead import EXACT_UP_TO, anchors, interpolate
-from tuner.estimate.polynomial import Probe, Terms, fit
+from tuner.estimators.compiler.compiled import SEGMENTS, CompiledPasses, Events, Replayed
+from tuner.estimators.compiler.overhead import EXACT_UP_TO, anchors, interpolate
+from tuner.estimators.compiler.polynomial import Probe, Terms, fit
+from tuner.estimators.replay.allocator import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES, replay
 from tuner.units import KIB, MIB
 
 PROBES = (Probe(11, 640, 13), Probe(7, 896, 17))

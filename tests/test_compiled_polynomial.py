@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimate.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
-from tuner.estimate.structure import Structure
+from tuner.estimators.compiler.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
+from tuner.estimators.compiler.structure import Structure
 from tuner.records import Configuration
 
 PLAIN = Configuration(

@@ -15,8 +15,8 @@ from compiled_samples import (
     structures,
 )
 
-from tuner.estimate.predict import predict, resolve_subject
-from tuner.estimate.predictor import METHOD, Job, Predictor
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.predictor import METHOD, Job, Predictor
 from tuner.models.catalogue import architecture
 
 SEED = 20260

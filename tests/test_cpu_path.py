@@ -15,18 +15,18 @@ from estimate_samples import configuration, tiny_config, traced
 from torch.nn import functional as nn_functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.estimate import device_path
-from tuner.estimate.cpu_path import CpuPath
-from tuner.estimate.kernel_times import MeasuredKernelTimes, ProcessorKernelTimes
-from tuner.estimate.memory import peak_memory
-from tuner.estimate.predict import Subject, predict, step_work
-from tuner.estimate.predictor import Job, Predictor
-from tuner.estimate.processor import on_its_device, processor
-from tuner.estimate.reference import _Processor
-from tuner.estimate.reference_fit import two_parts
-from tuner.estimate.roofline import step_times
-from tuner.estimate.structure import Structure
-from tuner.estimate.workspace import PROCESSOR, cublas_workspace_bytes
+from tuner.estimators.compiler.structure import Structure
+from tuner.estimators.predict import Subject, predict, step_work
+from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.reference_fit import two_parts
+from tuner.estimators.replay.memory import peak_memory
+from tuner.estimators.speed.kernel_times import MeasuredKernelTimes, ProcessorKernelTimes
+from tuner.estimators.speed.processor import on_its_device, processor
+from tuner.estimators.speed.reference import _Processor
+from tuner.estimators.speed.roofline import step_times
+from tuner.estimators.tracing import device_path
+from tuner.estimators.tracing.cpu_path import CpuPath
+from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
 from tuner.models.catalogue import resolve_config
 from tuner.units import MIB
 from tuner.workloads import get_workload

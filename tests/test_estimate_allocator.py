@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.estimate.allocator import (
+from tuner.estimators.replay.allocator import (
     AllocatorSettings,
     CachingAllocator,
     replay,

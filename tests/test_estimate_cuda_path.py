@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional as nn_functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.estimate import cuda_path, device_path
-from tuner.estimate.cuda_path import CudaPath
-from tuner.estimate.recorder import Recorder
+from tuner.estimators.tracing import cuda_path, device_path
+from tuner.estimators.tracing.cuda_path import CudaPath
+from tuner.estimators.tracing.recorder import Recorder
 
 AMPERE, TURING = (8, 0), (7, 5)
 FLASH = "_scaled_dot_product_flash_attention"

@@ -7,10 +7,10 @@ from estimate_samples import BASE, SEVEN_LINEARS, tiny_config, traced
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimate.allocator import AllocatorSettings, replay, round_size
-from tuner.estimate.memory import peak_memory
-from tuner.estimate.timeline import Block, Mark, Timeline
-from tuner.estimate.trace import trace
+from tuner.estimators.replay.allocator import AllocatorSettings, replay, round_size
+from tuner.estimators.replay.memory import peak_memory
+from tuner.estimators.tracing.timeline import Block, Mark, Timeline
+from tuner.estimators.tracing.trace import trace
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.units import GIB, KIB, MIB

@@ -9,7 +9,7 @@ import pytest
 from estimate_samples import configuration, tiny_config
 
 from tuner.errors import EXIT_BAD_INPUT, InputError
-from tuner.estimate.predict import (
+from tuner.estimators.predict import (
     Subject,
     check_supported,
     method_text,

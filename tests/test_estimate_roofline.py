@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from estimate_samples import configuration, tiny_config
 
-from tuner.estimate.predict import Subject, predict
-from tuner.estimate.roofline import Efficiency, Roofline, matmul_peak, power_limit
-from tuner.estimate.timeline import Work
-from tuner.estimate.work_arrays import WorkArrays
+from tuner.estimators.compiler.work_arrays import WorkArrays
+from tuner.estimators.predict import Subject, predict
+from tuner.estimators.speed.roofline import Efficiency, Roofline, matmul_peak, power_limit
+from tuner.estimators.tracing.timeline import Work
 from tuner.gpus import get_gpu
 from tuner.workloads import get_workload
 

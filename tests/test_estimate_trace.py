@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from estimate_samples import SEVEN_LINEARS, tiny_config, traced
 
-from tuner.estimate import recorder
-from tuner.estimate.memory import peak_memory
+from tuner.estimators.replay.memory import peak_memory
+from tuner.estimators.tracing import recorder
 from tuner.records import MemoryCategory, Phase
 
 VARIANTS = [

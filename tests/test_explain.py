@@ -18,7 +18,7 @@ from tuner.advice.predicting import SpacePredictor
 from tuner.advice.speed import compute_precision, speed_notes
 from tuner.cli.main import run
 from tuner.errors import InputError
-from tuner.estimate.predictor import Job, Predictor
+from tuner.estimators.predictor import Job, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
 from tuner.results.store import ResultsFolder

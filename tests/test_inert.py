@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import make_memory, make_speed
 
-from tuner.estimate.inert import InertKnob, inert_knobs
+from tuner.estimators.inert import InertKnob, inert_knobs
 from tuner.records import Configuration, Prediction
 from tuner.units import GIB
 

@@ -186,7 +186,7 @@ def test_model_flops_are_those_of_a_prediction(changes):
     """The measurement counts layers, the prediction the operators of a trace."""
     from estimate_samples import configuration, tiny_config
 
-    from tuner.estimate.predict import Subject, predict
+    from tuner.estimators.predict import Subject, predict
     from tuner.gpus import get_gpu
     from tuner.runner.device import RealEnvironment, open_session
     from tuner.workloads import get_workload

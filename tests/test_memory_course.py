@@ -9,9 +9,9 @@ from device_fakes import profile_of
 from measure_samples import knobs, model_folder
 from results_samples import GPU, SPACE, make_search
 
-from tuner.estimate.course import MAX_POINTS, MemoryCourse, memory_course
-from tuner.estimate.predict import predict, resolve_subject
-from tuner.estimate.processor import processor
+from tuner.estimators.course import MAX_POINTS, MemoryCourse, memory_course
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.speed.processor import processor
 from tuner.gpus import get_gpu
 from tuner.records import MemoryCategory
 from tuner.results.course_figure import course_figure

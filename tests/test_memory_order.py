@@ -7,7 +7,7 @@ import itertools
 import pytest
 from encoder_samples import shallow_encoder
 
-from tuner.estimate.predictor import Job, Predictor
+from tuner.estimators.predictor import Job, Predictor
 from tuner.gpus import get_gpu
 from tuner.space import load_space
 from tuner.workloads.memory_order import MEMORY_ORDERS

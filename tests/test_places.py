@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from estimate_samples import configuration, tiny_config
 
-from tuner.estimate.allocator import round_size
-from tuner.estimate.memory import live_at_peak, peak_memory
-from tuner.estimate.timeline import Block
-from tuner.estimate.trace import Trace, trace
+from tuner.estimators.replay.allocator import round_size
+from tuner.estimators.replay.memory import live_at_peak, peak_memory
+from tuner.estimators.tracing.timeline import Block
+from tuner.estimators.tracing.trace import Trace, trace
 from tuner.records import MemoryCategory
 from tuner.units import MIB
 from tuner.workloads import get_workload

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tuner.errors import InputError
-from tuner.estimate import cache, compiling, predictor, stored
-from tuner.estimate.compiled import CompiledPasses
-from tuner.estimate.layouts import CompileError
-from tuner.estimate.predict import predict, resolve_subject
-from tuner.estimate.predictor import FALLBACK, METHOD, Job, Predictor
+from tuner.estimators import cache, compiling, predictor, stored
+from tuner.estimators.compiler.compiled import CompiledPasses
+from tuner.estimators.compiler.layouts import CompileError
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.predictor import FALLBACK, METHOD, Job, Predictor
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import architecture, load_catalogue, resolve_config
 from tuner.records import Configuration
@@ -211,7 +211,7 @@ def test_what_is_stored_is_not_compiled_again(job, compiled, optimizers):
 
 WARM = """
 import json, sys
-from tuner.estimate.predictor import Job, Predictor
+from tuner.estimators.predictor import Job, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration
 given = Configuration(json.loads(sys.argv[1]))
@@ -348,7 +348,7 @@ def test_what_does_not_compile_is_traced_and_says_why(job, model, monkeypatch, f
     def refuse(*_):
         raise CompileError("a layer does something new")
 
-    monkeypatch.setattr("tuner.estimate.compile.compile_passes", refuse)
+    monkeypatch.setattr("tuner.estimators.compiler.compile.compile_passes", refuse)
     (ours,) = Predictor(job).predict([BASE], AMPERE)
     full = predict(resolve_subject("causal_lm", model), BASE, AMPERE)
     assert ours.memory == full.memory

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import InputError
-from tuner.estimate import profile as profiles
-from tuner.estimate.kernel_times import MeasuredKernelTimes
-from tuner.estimate.profile import (
+from tuner.estimators.compiler.work_arrays import WorkArrays
+from tuner.estimators.speed import profile as profiles
+from tuner.estimators.speed.kernel_times import MeasuredKernelTimes
+from tuner.estimators.speed.profile import (
     AttentionRate,
     DeviceProfile,
     MatmulRate,
@@ -23,9 +24,8 @@ from tuner.estimate.profile import (
     load_profile,
     profile_path,
 )
-from tuner.estimate.roofline import KernelTimes, Roofline
-from tuner.estimate.timeline import Work
-from tuner.estimate.work_arrays import WorkArrays
+from tuner.estimators.speed.roofline import KernelTimes, Roofline
+from tuner.estimators.tracing.timeline import Work
 from tuner.gpus import get_gpu
 
 A6000 = get_gpu("a6000")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from estimate_samples import SIZES, tiny_config, traced
 
-from tuner.estimate.memory import category_of
-from tuner.estimate.recorder import Recorder
+from tuner.estimators.replay.memory import category_of
+from tuner.estimators.tracing.recorder import Recorder
 from tuner.records import MemoryCategory
 
 M, N, K, BATCH = 3, 5, 7, 2

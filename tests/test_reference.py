@@ -8,13 +8,20 @@ import pytest
 from device_fakes import profile_of
 
 from tuner.errors import UnavailableError
-from tuner.estimate import measure_device, reference
-from tuner.estimate.processor import on_its_device, processor
-from tuner.estimate.profile import REFERENCE, load_profile
-from tuner.estimate.reference import POINTS, WORKLOAD, ReferenceRun, model_config, run_reference
-from tuner.estimate.reference_fit import calibrated_on_reference
-from tuner.estimate.trace import trace
-from tuner.estimate.workspace import PROCESSOR
+from tuner.estimators import measure_device
+from tuner.estimators.reference_fit import calibrated_on_reference
+from tuner.estimators.speed import reference
+from tuner.estimators.speed.processor import on_its_device, processor
+from tuner.estimators.speed.profile import REFERENCE, load_profile
+from tuner.estimators.speed.reference import (
+    POINTS,
+    WORKLOAD,
+    ReferenceRun,
+    model_config,
+    run_reference,
+)
+from tuner.estimators.tracing.trace import trace
+from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.host import CpuTimes
 from tuner.units import MIB
 from tuner.workloads import get_workload
@@ -89,10 +96,10 @@ def test_what_trainings_were_made_of_is_found_again(tmp_path):
 
 def _as_predicted(profile, point) -> ReferenceRun:
     """What a training takes where predictions are right."""
-    from tuner.estimate.kernel_times import ProcessorKernelTimes
-    from tuner.estimate.memory import peak_memory
-    from tuner.estimate.predict import step_work
-    from tuner.estimate.roofline import step_times
+    from tuner.estimators.predict import step_work
+    from tuner.estimators.replay.memory import peak_memory
+    from tuner.estimators.speed.kernel_times import ProcessorKernelTimes
+    from tuner.estimators.speed.roofline import step_times
 
     gpu = processor(profile)
     traced = trace(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from results_samples import GPU, SPACE, make_record, make_search
 
-from tuner.estimate.course import MemoryCourse, PhaseSpan
+from tuner.estimators.course import MemoryCourse, PhaseSpan
 from tuner.results.report import report_html
 from tuner.results.view import build_view
 from tuner.units import GIB

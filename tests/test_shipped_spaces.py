@@ -18,7 +18,7 @@ from compiled_samples import shallow_model
 from tuner.apply.assign import assignments
 from tuner.apply.plan import make_plan
 from tuner.cli.main import run
-from tuner.estimate.predict import check_supported
+from tuner.estimators.predict import check_supported
 from tuner.export import Subject, export
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import resolve_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimate.shortlist import NEAR_LIMIT, shortlist
+from tuner.estimators.shortlist import NEAR_LIMIT, shortlist
 from tuner.records import Configuration, Memory, Prediction, Speed
 
 LIMIT, MARGIN = 1000, 30

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from test_stages import prediction
 
-from tuner.estimate.calibrate import observations_of
-from tuner.estimate.correction import multiplied, uncorrected
-from tuner.estimate.stages import combine, hardest_first
+from tuner.estimators.calibration.calibrate import observations_of
+from tuner.estimators.calibration.correction import multiplied, uncorrected
+from tuner.estimators.stages import combine, hardest_first
 from tuner.records import Measurement, Outcome, Source, Status, TrialRecord
 from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.runner.staged import StagedFactory, StagedRunner

@@ -9,9 +9,9 @@ import pytest
 from encoder_samples import shallow_encoder
 
 from tuner.errors import InputError
-from tuner.estimate.predict import predict, resolve_subject
-from tuner.estimate.predictor import Job, Predictor
-from tuner.estimate.stages import Work, combine, predict_stages, stage_work
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.stages import Work, combine, predict_stages, stage_work
 from tuner.gpus import get_gpu
 from tuner.records import Memory, Prediction, Speed
 from tuner.space import load_space

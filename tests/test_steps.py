@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measure_samples import job, knobs, model_folder, quick
 
-from tuner.estimate.memory import peak_memory
-from tuner.estimate.trace import trace
+from tuner.estimators.replay.memory import peak_memory
+from tuner.estimators.tracing.trace import trace
 from tuner.records import Measurement, Phase
 from tuner.runner import step_plan
 from tuner.runner.base import GiveUp, Instructions, MeasureOptions

@@ -9,7 +9,7 @@ import pytest
 from device_fakes import measured
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
-from tuner.estimate.calibrate import calibrations_from
+from tuner.estimators.calibration.calibrate import calibrations_from
 from tuner.records import Exhausted, Outcome, Status
 from tuner.results.pruned import write_pruned
 from tuner.results.store import ResultsFolder

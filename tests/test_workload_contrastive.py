@@ -17,7 +17,7 @@ from encoder_samples import (
 )
 
 from tuner.errors import InputError
-from tuner.estimate.predict import predict, resolve_subject
+from tuner.estimators.predict import predict, resolve_subject
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import resolve_config
 from tuner.workloads import get_workload, tokens_per_sample
@@ -112,7 +112,7 @@ def test_parameters_of_the_four_channel_embedder_on_minilm():
 
 
 def sizes_on_meta(model, values):
-    from tuner.estimate.trace import _packages_on_meta, _setup
+    from tuner.estimators.tracing.trace import _packages_on_meta, _setup
 
     config = resolve_config(model)
     recorder, path, environment = _setup(config, values, (7, 5))

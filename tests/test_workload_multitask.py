@@ -16,7 +16,7 @@ from encoder_samples import (
 )
 
 from tuner.errors import InputError
-from tuner.estimate.predict import predict, resolve_subject
+from tuner.estimators.predict import predict, resolve_subject
 from tuner.gpus import get_gpu
 from tuner.workloads import tokens_per_sample
 

@@ -9,7 +9,7 @@ import torch
 from estimate_samples import SEVEN_LINEARS, SIZES, configuration, tiny_config, traced
 
 from tuner.errors import InputError
-from tuner.estimate.predict import predict, resolve_subject
+from tuner.estimators.predict import predict, resolve_subject
 from tuner.gpus import get_gpu
 from tuner.runner.device import RealEnvironment, open_session
 from tuner.space.data import DataFacts

@@ -25,9 +25,9 @@ from benchmarks.accuracy.harnesses import Case, express
 from benchmarks.accuracy.predictions import predict_all
 from benchmarks.accuracy.report import Comparison
 from benchmarks.accuracy.rows import read_rows
-from tuner.estimate import correction
-from tuner.estimate.calibrate import prior_of
-from tuner.estimate.interval import Calibration, Interval, Observation, Prior, weighed
+from tuner.estimators.calibration import correction
+from tuner.estimators.calibration.calibrate import prior_of
+from tuner.estimators.calibration.interval import Calibration, Interval, Observation, Prior, weighed
 
 COVERAGE_TARGET = (0.85, 0.95)
 ABOVE_TARGET = 0.05

@@ -186,10 +186,10 @@ def naive_sum(case: Case) -> float:
     from unittest import mock
 
     from benchmarks.accuracy.attention import register
-    from tuner.estimate import trace as tracing
-    from tuner.estimate.cuda_path import CudaPath
-    from tuner.estimate.kernels import Kernels
-    from tuner.estimate.predict import resolve_subject
+    from tuner.estimators.predict import resolve_subject
+    from tuner.estimators.tracing import trace as tracing
+    from tuner.estimators.tracing.cuda_path import CudaPath
+    from tuner.estimators.tracing.kernels import Kernels
 
     def as_on_meta(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))

@@ -67,10 +67,10 @@ def _predict(task: _Task) -> Predicted:
     from benchmarks.accuracy.attention import register
     from benchmarks.accuracy.caching import CachingWorkload
     from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload
-    from tuner.estimate.allocator import replay
-    from tuner.estimate.memory import peak_memory
-    from tuner.estimate.predict import resolve_subject
-    from tuner.estimate.trace import trace
+    from tuner.estimators.predict import resolve_subject
+    from tuner.estimators.replay.allocator import replay
+    from tuner.estimators.replay.memory import peak_memory
+    from tuner.estimators.tracing.trace import trace
 
     register()
     gpu = get_gpu(task.gpu, extra=GPUS)
@@ -108,8 +108,8 @@ def _predict(task: _Task) -> Predicted:
 def _step_s(traced: Any, task: _Task, gpu: Any) -> float:
     import numpy as np
 
-    from tuner.estimate.predict import step_work
-    from tuner.estimate.roofline import step_times
+    from tuner.estimators.predict import step_work
+    from tuner.estimators.speed.roofline import step_times
 
     times = step_times(
         step_work(traced),

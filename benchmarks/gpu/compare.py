@@ -140,11 +140,11 @@ def _predicted(
     row: Mapping[str, Any], gpu: Any, profile_path: Path | None
 ) -> tuple[dict[str, Any], bool]:
     """What is predicted of a row, and whether it is to fit."""
-    from tuner.estimate.allocator import AllocatorSettings, replay
-    from tuner.estimate.kernel_times import MeasuredKernelTimes
-    from tuner.estimate.memory import peak_memory
-    from tuner.estimate.profile import find_profile, load_profile
-    from tuner.estimate.trace import trace
+    from tuner.estimators.replay.allocator import AllocatorSettings, replay
+    from tuner.estimators.replay.memory import peak_memory
+    from tuner.estimators.speed.kernel_times import MeasuredKernelTimes
+    from tuner.estimators.speed.profile import find_profile, load_profile
+    from tuner.estimators.tracing.trace import trace
     from tuner.records import Configuration
     from tuner.workloads import get_workload
 
@@ -180,8 +180,12 @@ def _predicted(
 def _step_s(traced: Any, gpu: Any, settings: Mapping[str, Any], times: Any) -> float:
     import numpy as np
 
-    from tuner.estimate.roofline import StepWork, step_times
-    from tuner.estimate.work_arrays import WorkArrays, executions_of, optimizer_executions_of
+    from tuner.estimators.compiler.work_arrays import (
+        WorkArrays,
+        executions_of,
+        optimizer_executions_of,
+    )
+    from tuner.estimators.speed.roofline import StepWork, step_times
 
     works = WorkArrays.of_works(traced.timeline.works)
     work = StepWork(

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.search.replay import Asked
 from benchmarks.search.tables import DEVICE, SAMPLES_PER_S, Table
 from benchmarks.search.worlds import BATCH, Trial
-from tuner.estimate.shortlist import shortlist
+from tuner.estimators.shortlist import shortlist
 from tuner.records import Configuration, Measurement, Memory, Outcome, Speed, Status, TrialRecord
 from tuner.tune.candidates import Candidates
 from tuner.tune.proposer import Proposer

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import TunerError
-from tuner.estimate.compiling import default_workers
-from tuner.estimate.predict import check_supported
-from tuner.estimate.predictor import Job, Predictor
-from tuner.estimate.stages import predict_overall
+from tuner.estimators.compiling import default_workers
+from tuner.estimators.predict import check_supported
+from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.stages import predict_overall
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
 from tuner.space import SearchSpace, list_spaces, load_space

@@ -61,8 +61,8 @@ def largest_allocations(
     """
     from collections import Counter
 
-    from tuner.estimate.memory import category_of, live_at_peak
-    from tuner.estimate.trace import trace  # torch
+    from tuner.estimators.replay.memory import category_of, live_at_peak
+    from tuner.estimators.tracing.trace import trace  # torch
 
     traced = trace(
         get_workload(workload),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.advice.predicting import Predicted, SpacePredictor
 from tuner.errors import InputError
-from tuner.estimate.predict import check_supported
+from tuner.estimators.predict import check_supported
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue, Prediction
 from tuner.space import SearchSpace

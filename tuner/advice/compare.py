@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.advice.predicting import Predicted, SpacePredictor
-from tuner.estimate.predict import check_supported
+from tuner.estimators.predict import check_supported
 from tuner.expressions import show
 from tuner.gpus import Gpu
 from tuner.records import Configuration, KnobValue, Measurement, Prediction

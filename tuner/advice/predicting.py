@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.estimate.predict import predict, resolve_subject
-from tuner.estimate.predictor import Job, OnProgress, Predictor
-from tuner.estimate.profile import DeviceProfile
-from tuner.estimate.stages import Predict, predict_stages
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.predictor import Job, OnProgress, Predictor
+from tuner.estimators.speed.profile import DeviceProfile
+from tuner.estimators.stages import Predict, predict_stages
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Prediction
 from tuner.space import SearchSpace

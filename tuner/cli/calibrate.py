@@ -10,7 +10,7 @@ import click
 from tuner.cli.options import DurationType, examples, json_option
 
 if TYPE_CHECKING:
-    from tuner.estimate.profile import DeviceProfile
+    from tuner.estimators.speed.profile import DeviceProfile
 
 DEFAULT_BUDGET_S = 90.0
 
@@ -54,11 +54,11 @@ def command(
     """
     from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_json
-    from tuner.estimate.profile import profile_path
+    from tuner.estimators.speed.profile import profile_path
 
     with quiet_libraries():
         # Seconds to import: torch and bitsandbytes.
-        from tuner.estimate.measure_device import measure_device
+        from tuner.estimators.measure_device import measure_device
 
         profile = measure_device(
             device, budget_s=budget_s, smoke=smoke, report=lambda line: click.echo(line, err=True)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tuner.cli.search_plan import Plan
-    from tuner.estimate.course import MemoryCourse
+    from tuner.estimators.course import MemoryCourse
     from tuner.results.best import Recommendation
 
 
 def course_of(plan: Plan, best: Recommendation) -> MemoryCourse | None:
     """The course of `best`, in the stage that limits it; None where no model is known."""
-    from tuner.estimate.course import memory_course
-    from tuner.estimate.predict import resolve_subject
+    from tuner.estimators.course import memory_course
+    from tuner.estimators.predict import resolve_subject
 
     space = plan.part.space
     if not space.predictable:

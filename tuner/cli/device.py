@@ -14,7 +14,7 @@ from tuner.errors import InputError, UnavailableError
 from tuner.units import format_gib
 
 if TYPE_CHECKING:
-    from tuner.estimate.profile import DeviceProfile
+    from tuner.estimators.speed.profile import DeviceProfile
     from tuner.gpus import Gpu
 
 CPU, AUTO = "cpu", "auto"
@@ -105,7 +105,7 @@ def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfil
     Nobody publishes what a processor computes in which precision: its rates are measured, in a
     quarter of a minute, and kept as `tuner calibrate --device cpu` would. Imports torch then.
     """
-    from tuner.estimate.profile import find_profile, profile_path
+    from tuner.estimators.speed.profile import find_profile, profile_path
 
     if not is_cpu(gpu):
         return gpu, find_profile(gpu) or _profile_named(gpu.name)
@@ -113,7 +113,7 @@ def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfil
     label = cpu_label()
     profile = _profile_named(label)
     if profile is None or profile.lacks_reference:
-        from tuner.estimate.measure_device import measure_device
+        from tuner.estimators.measure_device import measure_device
 
         if not quiet:
             click.echo(f"measuring {gpu.name}, once: it has no device profile", err=err)
@@ -257,7 +257,7 @@ def _measured_at(profile: DeviceProfile) -> str:
 
 
 def _profile_named(name: str) -> DeviceProfile | None:
-    from tuner.estimate.profile import load_profile, profile_path
+    from tuner.estimators.speed.profile import load_profile, profile_path
 
     try:
         path = profile_path(name)
@@ -267,6 +267,6 @@ def _profile_named(name: str) -> DeviceProfile | None:
 
 
 def _slug(name: str) -> str:
-    from tuner.estimate.profile import profile_path
+    from tuner.estimators.speed.profile import profile_path
 
     return profile_path(name).stem

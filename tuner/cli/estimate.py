@@ -18,8 +18,8 @@ from tuner.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from tuner.estimate.profile import DeviceProfile
-    from tuner.estimate.stages import StagedPrediction
+    from tuner.estimators.speed.profile import DeviceProfile
+    from tuner.estimators.stages import StagedPrediction
     from tuner.gpus import Gpu
     from tuner.records import Configuration, Prediction
     from tuner.space import SearchSpace
@@ -119,7 +119,7 @@ def predict_one(
 ) -> Prediction:
     """The prediction of one configuration. Raises `InputError` when the GPU cannot run it."""
     from tuner.cli.support import require_supported
-    from tuner.estimate.predictor import Job, Predictor
+    from tuner.estimators.predictor import Job, Predictor
 
     model = space.predicted_model()
     require_supported(configuration, gpu)
@@ -151,8 +151,8 @@ def predict_stages_of(
 ) -> StagedPrediction:
     """One configuration in every stage of its space; see `predict_one`."""
     from tuner.cli.support import require_supported
-    from tuner.estimate.predictor import Job, Predictor
-    from tuner.estimate.stages import predict_stages
+    from tuner.estimators.predictor import Job, Predictor
+    from tuner.estimators.stages import predict_stages
 
     model = space.predicted_model()
     for values in space.stage_configurations(configuration).values():

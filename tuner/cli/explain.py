@@ -122,7 +122,7 @@ def space_predictor(target: Target, fraction: float | None) -> Iterator[SpacePre
     from tuner.advice.predicting import SpacePredictor
     from tuner.cli.device import with_profile
     from tuner.cli.progress import compiling
-    from tuner.estimate.compiling import default_workers
+    from tuner.estimators.compiling import default_workers
 
     gpu, profile = with_profile(target.gpu, quiet=False, err=True)
     with compiling(err=True, quiet=False) as report:

@@ -11,7 +11,7 @@ from tuner.cli.measuring import Measuring, Simulating
 from tuner.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
-    from tuner.estimate.profile import DeviceProfile
+    from tuner.estimators.speed.profile import DeviceProfile
     from tuner.gpus import Gpu
     from tuner.runner.base import TrialJob
     from tuner.space import SearchSpace

@@ -18,7 +18,7 @@ from tuner.records import Configuration, KnobValue, Source, TrialRecord
 
 if TYPE_CHECKING:
     from tuner.cli.support import SupportedSpace
-    from tuner.estimate.profile import DeviceProfile
+    from tuner.estimators.speed.profile import DeviceProfile
     from tuner.results.facts import SpaceFacts
     from tuner.results.front import Objective
     from tuner.tune.request import Bench
@@ -137,7 +137,7 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
         gpu, profile = with_profile(gpu, quiet=options.quiet, err=options.as_json)
     # Seconds to import from here on.
     from tuner.cli.support import supported_part
-    from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION
+    from tuner.estimators.predict import DEFAULT_MARGIN_FRACTION
     from tuner.runner.base import outcome_versions
 
     narrowed = dataclasses.replace(narrowed, gpu=gpu)

@@ -101,7 +101,7 @@ def _in_stages(
     plan: Plan, runners: RunnerFactory, predictions: Sequence[Prediction]
 ) -> RunnerFactory:
     """What runs a trial in each stage, the one that needs most memory first, if there are some."""
-    from tuner.estimate.stages import hardest_first
+    from tuner.estimators.stages import hardest_first
     from tuner.runner.staged import StagedFactory
 
     space = plan.part.space
@@ -136,7 +136,7 @@ SHORTLIST_SHARE = 0.75
 
 def _initial(plan: Plan, predictions: Sequence[Prediction]) -> list[Configuration]:
     """What is tried first: the space's baseline, and the short list of the predicted space."""
-    from tuner.estimate.shortlist import shortlist
+    from tuner.estimators.shortlist import shortlist
 
     space = plan.part.space
     baseline = _baseline(space)
@@ -152,9 +152,9 @@ def _baseline(space: SearchSpace) -> list[Configuration]:
 
 def _predictions(plan: Plan) -> list[Prediction]:
     """A prediction of every configuration that can be tried, in their order."""
-    from tuner.estimate.compiling import default_workers
-    from tuner.estimate.predictor import Job, Predictor
-    from tuner.estimate.stages import predict_overall
+    from tuner.estimators.compiling import default_workers
+    from tuner.estimators.predictor import Job, Predictor
+    from tuner.estimators.stages import predict_overall
 
     space, options = plan.part.space, plan.options
     predictor = Predictor(Job(space.workload, space.predicted_model()), workers=default_workers())
@@ -184,7 +184,7 @@ def _predictions(plan: Plan) -> list[Prediction]:
 
 def _inert(plan: Plan, predictions: Sequence[Prediction]) -> tuple[str, ...]:
     """What is to be said of knobs that change nothing; said once here, and in the report."""
-    from tuner.estimate.inert import inert_knobs
+    from tuner.estimators.inert import inert_knobs
 
     if not predictions:
         return ()

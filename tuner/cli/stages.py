@@ -12,7 +12,7 @@ from tuner.results.stages import StageRow, rows_of, stage_rows
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
-    from tuner.estimate.stages import StagedPrediction
+    from tuner.estimators.stages import StagedPrediction
     from tuner.records import Configuration, TrialRecord
     from tuner.results.facts import SpaceFacts
 

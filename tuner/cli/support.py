@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.errors import InputError, Problem
-from tuner.estimate.predict import check_supported
+from tuner.estimators.predict import check_supported
 from tuner.gpus import Gpu
 from tuner.records import Configuration
 from tuner.space import SearchSpace

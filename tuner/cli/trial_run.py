@@ -158,7 +158,7 @@ def run_trial(
     question: Question, gpu: Gpu, trials_on: Measuring, margin_fraction: float | None
 ) -> Trial:
     """Predict, then run. Raises `InputError` for what cannot be run on this GPU at all."""
-    from tuner.estimate.predict import DEFAULT_MARGIN_FRACTION
+    from tuner.estimators.predict import DEFAULT_MARGIN_FRACTION
 
     space, configuration = one_configuration(question.space_name, question.model, question.settings)
     data = question.data_of(space)
@@ -198,7 +198,7 @@ def _in_stages(
     """The trial: in every stage where the space has some, the hardest first."""
     if not space.stages:
         return runner.run(configuration)
-    from tuner.estimate.stages import hardest_first
+    from tuner.estimators.stages import hardest_first
     from tuner.runner.staged import StagedRunner
 
     orders = {configuration.key: hardest_first(prediction)} if prediction is not None else {}

@@ -11,7 +11,7 @@ from tuner.results.view import Kind
 from tuner.units import GIB
 
 if TYPE_CHECKING:
-    from tuner.estimate.course import MemoryCourse, PhaseSpan
+    from tuner.estimators.course import MemoryCourse, PhaseSpan
 
 
 def course_figure(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.estimate.course import MemoryCourse
+    from tuner.estimators.course import MemoryCourse
     from tuner.results.best import Recommendation
 
 CourseOf = Callable[["Recommendation"], "MemoryCourse | None"]
@@ -40,7 +40,7 @@ def _subject(best: Recommendation) -> dict[str, Any]:
 
 def _stored(path: Path, best: Recommendation) -> MemoryCourse | None:
     """What `path` holds, if it is of `best` and whole; None to trace it again."""
-    from tuner.estimate.course import MemoryCourse
+    from tuner.estimators.course import MemoryCourse
 
     try:
         found = json.loads(path.read_text("utf-8"))

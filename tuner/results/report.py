@@ -23,7 +23,7 @@ from tuner.results.view import View
 from tuner.units import GIB, format_duration, format_gib, format_size, significant
 
 if TYPE_CHECKING:
-    from tuner.estimate.course import MemoryCourse
+    from tuner.estimators.course import MemoryCourse
 
 MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",

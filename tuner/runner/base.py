@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal, Protocol
 
-from tuner.estimate.profile import DeviceProfile
+from tuner.estimators.speed.profile import DeviceProfile
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Outcome, Source
 from tuner.space.command import Command

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.estimate.roofline import matmul_peak
+from tuner.estimators.speed.roofline import matmul_peak
 from tuner.gpus import Gpu
 from tuner.records import Configuration
 

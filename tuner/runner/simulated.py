@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from tuner.errors import InputError
-from tuner.estimate.predict import predict, resolve_subject
+from tuner.estimators.predict import predict, resolve_subject
 from tuner.records import Configuration, Outcome, Prediction, Source, Status
 from tuner.runner.base import PLAIN, Instructions, TrialJob
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tuner.estimate.stages import Work, combine, mean_speed, numbers_of, stage_work, weights
+from tuner.estimators.stages import Work, combine, mean_speed, numbers_of, stage_work, weights
 from tuner.records import (
     Configuration,
     Measurement,

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 
-from tuner.estimate.calibrate import prior_of
-from tuner.estimate.correction import DEVICE, STEP, uncorrected
-from tuner.estimate.profile import METHOD as PROFILE_METHOD
+from tuner.estimators.calibration.calibrate import prior_of
+from tuner.estimators.calibration.correction import DEVICE, STEP, uncorrected
+from tuner.estimators.speed.profile import METHOD as PROFILE_METHOD
 from tuner.records import Prediction
 from tuner.runner.base import MeasureOptions
 from tuner.runner.step_plan import StepPlan

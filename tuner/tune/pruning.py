@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.estimate.calibrate import calibrations_from
+from tuner.estimators.calibration.calibrate import calibrations_from
 from tuner.records import Prediction, TrialRecord
 from tuner.results.pruned import Pruned
 from tuner.tune.candidates import Candidates

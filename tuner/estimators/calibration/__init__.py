@@ -1,0 +1,1 @@
+"""Predictions corrected by measurements, and their intervals."""

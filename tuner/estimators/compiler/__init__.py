@@ -1,0 +1,1 @@
+"""A few traces compiled into polynomials in micro-batch, length and rank."""

@@ -1,0 +1,202 @@
+"""How allocated memory rises and falls over one optimizer step, by what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.estimators.predict import Subject, require_supported, step_work
+from tuner.estimators.replay.memory import category_of, memory_history, rounded_sizes
+from tuner.estimators.speed.kernel_times import on_measured_device
+from tuner.estimators.speed.profile import DeviceProfile
+from tuner.estimators.speed.roofline import Roofline, pass_times
+from tuner.estimators.tracing.timeline import Mark, Timeline
+from tuner.estimators.tracing.workspace import PROCESSOR
+from tuner.gpus import Gpu
+from tuner.records import Configuration, MemoryCategory, Phase
+
+if TYPE_CHECKING:  # tracing imports torch
+    from tuner.estimators.tracing.trace import Trace
+
+MAX_POINTS = 400
+"""Moments of a course: more than a screen shows, and a page stays small."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    """A phase of the step and when it runs, in seconds from the step's start."""
+
+    phase: str
+    micro_step: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCourse:
+    """Predicted memory at moments of one optimizer step.
+
+    `categories` maps a name of `MemoryCategory` to its allocated bytes at each of `times_s`;
+    `reserved_bytes` is what the allocator holds then. Of an optimizer step with many micro-steps
+    the first and one further are shown: the others repeat the latter. Managed memory of paged
+    optimizers and the CUDA context are in neither.
+    """
+
+    times_s: tuple[float, ...]
+    categories: Mapping[str, tuple[int, ...]]
+    reserved_bytes: tuple[int, ...]
+    spans: tuple[PhaseSpan, ...]
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """Allocated bytes in all, at each moment."""
+        return tuple(map(sum, zip(*self.categories.values(), strict=True)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "times_s": list(self.times_s),
+            "categories": {name: list(sizes) for name, sizes in self.categories.items()},
+            "reserved_bytes": list(self.reserved_bytes),
+            "spans": [[s.phase, s.micro_step, s.start_s, s.end_s] for s in self.spans],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MemoryCourse:
+        """The inverse of `to_dict`. Raises `KeyError`, `TypeError` or `ValueError`."""
+        return cls(
+            times_s=tuple(map(float, data["times_s"])),
+            categories={str(k): tuple(map(int, v)) for k, v in data["categories"].items()},
+            reserved_bytes=tuple(map(int, data["reserved_bytes"])),
+            spans=tuple(
+                PhaseSpan(str(phase), int(micro_step), float(start), float(end))
+                for phase, micro_step, start, end in data["spans"]
+            ),
+        )
+
+
+def memory_course(
+    subject: Subject,
+    configuration: Configuration,
+    gpu: Gpu,
+    *,
+    profile: DeviceProfile | None = None,
+) -> MemoryCourse:
+    """Trace `configuration` and say what it has allocated over its second optimizer step.
+
+    How long a phase takes is the roofline's answer; inside a phase, allocations and frees
+    are spread evenly over its time. Takes as long as a prediction at full depth. Raises
+    `InputError` when the GPU cannot run it.
+    """
+    from tuner.estimators.tracing.trace import trace
+
+    gpu, kernel_times, _ = on_measured_device(gpu, profile)
+    require_supported(configuration, gpu)
+    traced = trace(
+        subject.workload,
+        subject.model_config,
+        configuration,
+        compute_capability=gpu.compute_capability,
+    )
+    seconds = _phase_seconds(
+        traced, gpu, kernel_times or Roofline(), configuration["precision"] == "tf32"
+    )
+    return course_of(traced.timeline, seconds, caching=gpu.compute_capability != PROCESSOR)
+
+
+def course_of(
+    timeline: Timeline, seconds: Mapping[tuple[Phase, int], float], *, caching: bool = True
+) -> MemoryCourse:
+    """The course of a trace's second step; `seconds` by phase and micro-step."""
+    first, spans, bounds = 0, [], []
+    now_s = 0.0
+    marks = timeline.marks
+    ends = [mark.event for mark in marks[1:]] + [len(timeline.events)]
+    for mark, end in _marks_of_step(marks, ends, step=1):
+        first = first or mark.event
+        end_s = now_s + seconds[mark.phase, mark.micro_step]
+        spans.append(PhaseSpan(str(mark.phase), mark.micro_step, now_s, end_s))
+        bounds.append((mark.event, end, now_s, end_s))
+        now_s = end_s
+    live, reserved = _live_bytes(timeline, first, caching=caching)
+    times_s = np.concatenate(
+        [np.linspace(start_s, end_s, max(0, end - start)) for start, end, start_s, end_s in bounds]
+    )
+    keep = _highest_of_bins(times_s, live.sum(axis=0))
+    categories = {
+        str(category): tuple(int(size) for size in live[row, keep])
+        for row, category in enumerate(MemoryCategory)
+        if live[row].any()
+    }
+    return MemoryCourse(
+        times_s=tuple(float(f"{t:.6g}") for t in times_s[keep]),
+        categories=categories,
+        reserved_bytes=tuple(int(size) for size in reserved[keep]),
+        spans=tuple(spans),
+    )
+
+
+def _marks_of_step(
+    marks: Sequence[Mark], ends: Sequence[int], *, step: int
+) -> Iterator[tuple[Mark, int]]:
+    for mark, end in zip(marks, ends, strict=True):
+        if mark.step == step and mark.phase is not Phase.LOAD:
+            yield mark, end
+
+
+def _live_bytes(
+    timeline: Timeline, first: int, *, caching: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Allocated bytes by category (rows) after each event from `first` on, and reserved bytes.
+
+    The rests in blocks that were not worth splitting off are overhead, as in a prediction.
+    """
+    rows = {category: row for row, category in enumerate(MemoryCategory)}
+    row_of = [rows[category_of(block)] for block in timeline.blocks]
+    rounded = rounded_sizes(timeline)
+    changes = np.zeros((len(rows), len(timeline.events)), dtype=np.int64)
+    for event, (block, sign) in enumerate(timeline.events):
+        if rounded[block]:
+            changes[row_of[block], event] = sign * rounded[block]
+    live = np.cumsum(changes, axis=1)
+    history = memory_history(timeline, caching=caching)
+    live[rows[MemoryCategory.ALLOCATOR_OVERHEAD]] += np.asarray(history.allocated) - live.sum(
+        axis=0
+    )
+    return live[:, first:], np.asarray(history.reserved)[first:]
+
+
+def _highest_of_bins(times_s: NDArray[np.float64], totals: NDArray[np.int64]) -> list[int]:
+    """The place of the highest total in each of `MAX_POINTS` equal parts of the time."""
+    part = np.minimum(
+        (times_s / max(float(times_s[-1]), 1e-12) * MAX_POINTS).astype(int), MAX_POINTS - 1
+    )
+    keep = []
+    for number in np.unique(part):
+        places = np.flatnonzero(part == number)
+        keep.append(int(places[np.argmax(totals[places])]))
+    return keep
+
+
+def _phase_seconds(
+    traced: Trace, gpu: Gpu, times: Any, allow_tf32: bool
+) -> dict[tuple[Phase, int], float]:
+    """Seconds of each phase of the traced second step."""
+    from tuner.estimators.compiler.compiled import SEGMENTS
+
+    work = step_work(traced)
+    passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
+    seconds = {
+        (segment.phase, segment.micro_step): float(sum(s[0] for s in by_kind.values()))
+        for segment, by_kind in zip(SEGMENTS, passes.seconds, strict=True)
+    }
+    kernel_s = times.seconds(work.optimizer, gpu, allow_tf32=allow_tf32)
+    optimizer_s = float((work.optimizer_executions @ kernel_s)[0])
+    for mark in traced.timeline.marks:
+        if mark.phase is Phase.OPTIMIZER:
+            seconds[mark.phase, mark.micro_step] = optimizer_s
+    return seconds

@@ -1,0 +1,192 @@
+"""The prediction of one configuration on one GPU, from a trace of its own training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tuner.errors import InputError, Problem
+from tuner.estimators.calibration.calibrate import prior_intervals
+from tuner.estimators.compiler.work_arrays import WorkArrays, executions_of, optimizer_executions_of
+from tuner.estimators.speed.kernel_times import on_measured_device
+from tuner.estimators.speed.processor import on_its_device
+from tuner.estimators.speed.profile import DeviceProfile
+from tuner.estimators.speed.roofline import StepTimes, StepWork, matmul_peak, step_times
+from tuner.estimators.tracing.workspace import PROCESSOR
+from tuner.gpus import Gpu
+from tuner.models.catalogue import resolve_config
+from tuner.records import Configuration, Memory, Prediction, Speed
+from tuner.space.vocabulary import unmodelled
+from tuner.workloads import get_workload, tokens_per_sample
+
+if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
+    from tuner.estimators.tracing.trace import Trace
+    from tuner.workloads.base import Workload
+
+DEFAULT_MARGIN_FRACTION = 0.03
+"""Part of the GPU's memory to keep free: reserved memory differed by up to 11.7 % between two
+identical published runs, and drivers and displays take their share."""
+
+METHOD = "trace of two optimizer steps at full depth"
+
+_COMPUTE_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is trained: the workload and model of a search, the configuration resolved once."""
+
+    workload: Workload
+    model: str
+    model_config: Any
+
+
+def resolve_subject(workload: str, model: str) -> Subject:
+    """Look both names up. Raises `InputError` for names that do not exist."""
+    return Subject(get_workload(workload), model, resolve_config(model))
+
+
+def check_supported(configuration: Configuration, gpu: Gpu) -> list[Problem]:
+    """What the GPU cannot do of what the configuration asks; empty when it can run."""
+    problems = []
+    for knob in ("precision", "mixed_precision", "compute_dtype"):
+        value = configuration.get(knob, "no")
+        if value in ("no", "auto"):
+            continue
+        reason = gpu.unsupported_reason(str(value))
+        if reason is not None:
+            problems.append(Problem(f"{knob} {value} on {gpu.name}: {reason}", where=knob))
+    return problems
+
+
+def predict(
+    subject: Subject,
+    configuration: Configuration,
+    gpu: Gpu,
+    *,
+    margin_fraction: float | None = None,
+    profile: DeviceProfile | None = None,
+) -> Prediction:
+    """Peak memory and step time of `configuration` on `gpu`, from a trace at full depth.
+
+    A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot run
+    it or the model cannot be built from it.
+    """
+    from tuner.estimators.replay.memory import peak_memory
+    from tuner.estimators.tracing.trace import trace
+
+    gpu, kernel_times, rates = on_measured_device(gpu, profile)
+    require_supported(configuration, gpu)
+    traced = trace(
+        subject.workload,
+        subject.model_config,
+        configuration,
+        compute_capability=gpu.compute_capability,
+    )
+    memory = peak_memory(
+        traced.timeline,
+        context_bytes=gpu.context_bytes,
+        caching=gpu.compute_capability != PROCESSOR,
+    )
+    times = step_times(
+        step_work(traced),
+        gpu,
+        grad_accum=np.array([grad_accum_of(configuration)]),
+        allow_tf32=configuration["precision"] == "tf32",
+        kernel_times=kernel_times,
+    )
+    return build_prediction(
+        on_its_device(memory, gpu, profile),
+        speed_of(times, 0, subject.workload.name, configuration, gpu),
+        gpu,
+        params=(traced.trainable_params, traced.total_params),
+        method=method_text(f"{METHOD}; {rates}", subject.workload.name, configuration),
+        margin_fraction=margin_fraction,
+    )
+
+
+def method_text(how: str, workload: str, configuration: Configuration) -> str:
+    """How a prediction came about, and which of the configuration's knobs it knows nothing of."""
+    left_out = unmodelled(workload, configuration)
+    return f"{how}; without the effect of {', '.join(left_out)}" if left_out else how
+
+
+def require_supported(configuration: Configuration, gpu: Gpu) -> None:
+    """Raise `InputError` with every reason why the GPU cannot run the configuration."""
+    problems = check_supported(configuration, gpu)
+    if problems:
+        raise InputError("the GPU cannot run this configuration", problems=problems)
+
+
+def build_prediction(
+    memory: Memory,
+    speed: Speed,
+    gpu: Gpu,
+    *,
+    params: tuple[int, int],
+    method: str,
+    margin_fraction: float | None,
+) -> Prediction:
+    """A prediction, with the verdict on device memory. `params` are trainable and total."""
+    fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
+    margin = round(gpu.memory_bytes * fraction)
+    return Prediction(
+        fits=memory.device_bytes + margin <= gpu.memory_bytes,
+        limit_bytes=gpu.memory_bytes,
+        margin_bytes=margin,
+        memory=memory,
+        speed=speed,
+        trainable_params=params[0],
+        total_params=params[1],
+        gpu=gpu.id,
+        method=method,
+        intervals=prior_intervals(memory, speed, method),
+    )
+
+
+def grad_accum_of(configuration: Configuration) -> int:
+    """Micro-steps of an optimizer step."""
+    return int(str(configuration.get("grad_accum", 1)))
+
+
+def speed_of(
+    times: StepTimes, point: int, workload: str, configuration: Configuration, gpu: Gpu
+) -> Speed:
+    """The speed at one of the points of `times`, which has this configuration."""
+    grad_accum = grad_accum_of(configuration)
+    samples = int(str(configuration["micro_batch"])) * grad_accum
+    step_s = float(times.step_s[point])
+    return Speed(
+        step_s=step_s,
+        it_per_s=grad_accum / step_s,
+        samples_per_s=samples / step_s,
+        tokens_per_s=samples * tokens_per_sample(workload, configuration) / step_s,
+        mfu=_mfu(float(times.model_flops[point]) / step_s, configuration, gpu),
+        breakdown_s={kind: float(seconds[point]) for kind, seconds in times.breakdown_s.items()},
+    )
+
+
+def step_work(traced: Trace) -> StepWork:
+    """The work of one optimizer step: the second of a trace, when optimizer states exist."""
+    timeline = traced.timeline
+    works = WorkArrays.of_works(timeline.works)
+    return StepWork(
+        passes=works,
+        executions=executions_of(timeline, step=1),
+        optimizer=works,
+        optimizer_executions=optimizer_executions_of(timeline, step=1),
+    )
+
+
+def _mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | None:
+    """Model FLOP/s over the dense peak of the precision in which most products run."""
+    mixed = str(configuration.get("mixed_precision", "no"))
+    precision = mixed if mixed != "no" else str(configuration["precision"])
+    if precision in ("nf4", "int8"):
+        precision = "bf16"
+    if precision not in gpu.flops:
+        return None
+    dtype = _COMPUTE_DTYPES[precision]
+    return flops_per_s / matmul_peak(gpu, dtype, allow_tf32=precision == "tf32")

@@ -1,0 +1,1 @@
+"""Allocations replayed through the rules of the caching allocator: peak memory."""

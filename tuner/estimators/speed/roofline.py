@@ -1,0 +1,248 @@
+"""Step time from the work of every operator: a roofline for one GPU.
+
+A kernel takes the longer of its arithmetic and its memory traffic, and never less than a
+launch. Efficiencies are properties of kinds of kernels, not of models or configurations; a
+device profile can replace them with measured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.estimators.compiler.compiled import SEGMENTS, Floats
+from tuner.estimators.compiler.work_arrays import WorkArrays
+from tuner.estimators.speed.power import sustained_flops
+from tuner.gpus import Gpu
+
+_PRECISION_OF_DTYPE = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """The share of a GPU's peaks that kinds of kernels reach, and the cost of a launch.
+
+    The values are what a first untuned comparison with published A100 and T4 step times used
+    (docs/accuracy.md); `tuner calibrate` replaces them.
+    """
+
+    matmul: float = 0.75
+    attention: float = 0.5
+    bandwidth: Mapping[str, float] = field(
+        default_factory=lambda: {"elementwise": 0.8, "matmul": 0.8, "dequantise": 0.6}
+    )
+    kernel_s: float = 3e-6
+    """Shortest time of a kernel on the device."""
+    launch_s: float = 25e-6
+    """Host time to issue one operator from Python, with what modules do between operators.
+
+    Eager decoding of Llama-7B on an A100 is bound by it: 25.5 tokens/s (pytorch.org/blog/
+    accelerating-generative-ai-2) at some 1,570 operators a token (49 in each of 32 layers of
+    gpt-fast's model.py).
+    """
+    tile: int = 128
+    """Rows and columns of a matmul tile: the last tile and the last wave are padding."""
+
+
+class KernelTimes(Protocol):
+    """How long kernels take on a GPU, and what launching one costs the host."""
+
+    launch_s: float
+    overlaps: bool
+    """Whether the host issues operators while the device computes earlier ones."""
+
+    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+        """Seconds of each operator at each point, shape (W, P)."""
+
+
+class Roofline:
+    """`KernelTimes` of a data sheet: the longest of arithmetic, power limit, traffic and launch."""
+
+    overlaps = True
+
+    def __init__(self, efficiency: Efficiency | None = None) -> None:
+        self._efficiency = efficiency or Efficiency()
+        self.launch_s = self._efficiency.launch_s
+
+    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+        """See `KernelTimes.seconds`."""
+        efficiency = self._efficiency
+        share = np.array(
+            [
+                efficiency.bandwidth.get(str(kind), efficiency.bandwidth["elementwise"])
+                for kind in works.kinds
+            ]
+        )
+        traffic_s = works.bytes_moved / (gpu.bandwidth_bytes_per_s * share[:, None])
+        peak = np.array([matmul_peak(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
+        reached = np.where(works.kinds == "attention", efficiency.attention, efficiency.matmul)
+        used = tile_use(works, gpu, efficiency.tile)
+        arithmetic_s = works.flops / (peak[:, None] * reached[:, None] * used)
+        # Padding and idle multiprocessors cost time, but no power: the limit is one of its own.
+        limit = np.array([power_limit(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
+        arithmetic_s = np.maximum(arithmetic_s, works.flops / limit[:, None])
+        seconds: Floats = np.maximum(np.maximum(arithmetic_s, traffic_s), efficiency.kernel_s)
+        return seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepWork:
+    """The work of one optimizer step: what passes and optimizer run, and how often.
+
+    `executions` (S, 2, W) as in `CompiledPasses`; `optimizer_executions` (V,) over the
+    operators in `optimizer`, at one point or at as many as `passes`.
+    """
+
+    passes: WorkArrays
+    executions: NDArray[np.int64]
+    optimizer: WorkArrays
+    optimizer_executions: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTimes:
+    """Seconds of optimizer steps at P points: in all (P,), and by kind of work.
+
+    The kind "launch" is host time that the device waits for. `model_flops` (P,) counts no
+    recomputation.
+    """
+
+    step_s: Floats
+    breakdown_s: Mapping[str, Floats]
+    model_flops: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassTimes:
+    """Seconds of forward and backward passes at P points, by kind of work, and model FLOPs.
+
+    One mapping and one row for each of `SEGMENTS`.
+    """
+
+    seconds: tuple[Mapping[str, Floats], ...]
+    model_flops: Floats
+
+
+def step_times(
+    work: StepWork,
+    gpu: Gpu,
+    *,
+    grad_accum: NDArray[np.int64],
+    allow_tf32: bool = False,
+    kernel_times: KernelTimes | None = None,
+) -> StepTimes:
+    """Time of one optimizer step at each point, with `grad_accum` (P,) micro-steps."""
+    times = kernel_times or Roofline()
+    passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
+    optimizer_s = optimizer_time(work.optimizer, work.optimizer_executions, gpu, times, allow_tf32)
+    return whole_step(passes, optimizer_s, grad_accum)
+
+
+def optimizer_time(
+    works: WorkArrays,
+    executions: NDArray[np.int64],
+    gpu: Gpu,
+    times: KernelTimes,
+    allow_tf32: bool,
+) -> Floats:
+    """Seconds of an optimizer's update at each point of `works`; `executions` (V,).
+
+    Multi-tensor optimizers launch few kernels for many tensors: no host time is counted where
+    the device has work meanwhile.
+    """
+    seconds: Floats = executions @ times.seconds(works, gpu, allow_tf32=allow_tf32)
+    return seconds if times.overlaps else seconds + executions.sum() * times.launch_s
+
+
+def pass_times(
+    works: WorkArrays,
+    executions: NDArray[np.int64],
+    gpu: Gpu,
+    *,
+    allow_tf32: bool,
+    times: KernelTimes,
+) -> PassTimes:
+    """Time of each pass at each point of `works`; `executions` as in `CompiledPasses`."""
+    kernel_s = times.seconds(works, gpu, allow_tf32=allow_tf32)
+    segments = []
+    for plain, again in executions.astype(float):
+        device_s = {"recompute": again @ kernel_s}
+        for kind in np.unique(works.kinds):
+            device_s[str(kind)] = (plain * (works.kinds == kind)) @ kernel_s
+        host_s = (plain.sum() + again.sum()) * times.launch_s
+        hidden_s = sum(device_s.values()) if times.overlaps else np.zeros(kernel_s.shape[1])
+        device_s["launch"] = np.maximum(0.0, host_s - hidden_s)
+        segments.append(device_s)
+    return PassTimes(tuple(segments), executions[:, 0].astype(float) @ works.flops)
+
+
+def whole_step(
+    passes: PassTimes,
+    optimizer_s: Floats,
+    grad_accum: NDArray[np.int64],
+    *,
+    places: NDArray[np.int64] | slice = slice(None),
+) -> StepTimes:
+    """Optimizer steps of `grad_accum` (Q,) micro-steps each, at these `places` of the points.
+
+    The first micro-step counts once, the second stands for all further ones.
+    """
+    breakdown: dict[str, Floats] = {}
+    flops = np.zeros(len(grad_accum))
+    for number, segment in enumerate(SEGMENTS):
+        repeats = np.ones(len(grad_accum)) if segment.micro_step == 0 else grad_accum - 1.0
+        for kind, seconds in passes.seconds[number].items():
+            breakdown[kind] = breakdown.get(kind, 0.0) + repeats * seconds[places]
+        flops += repeats * passes.model_flops[number][places]
+    breakdown["optimizer"] = optimizer_s + np.zeros(len(grad_accum))
+    step_s: Floats = sum(breakdown.values(), np.zeros(len(grad_accum)))
+    return StepTimes(step_s, breakdown, flops)
+
+
+def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
+    """Dense FLOP/s of the GPU for operands of `dtype` (a torch dtype name).
+
+    A type without tensor cores for it (bf16 on Turing, int8 on Volta) runs at the fp32 rate.
+    """
+    return gpu.flops[_rate_of(gpu, dtype, allow_tf32)]
+
+
+def power_limit(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
+    """FLOP/s of steady products of `dtype` that the GPU's power limit allows."""
+    return sustained_flops(gpu, _rate_of(gpu, dtype, allow_tf32))
+
+
+def _rate_of(gpu: Gpu, dtype: str, allow_tf32: bool) -> str:
+    """The key of `Gpu.flops` whose rate operands of `dtype` run at."""
+    if dtype == "float32" and allow_tf32 and "tf32" in gpu.flops:
+        return "tf32"
+    precision = _PRECISION_OF_DTYPE.get(dtype, "fp32")
+    return precision if precision in gpu.flops else "fp32"
+
+
+def tile_use(works: WorkArrays, gpu: Gpu, tile: int) -> Floats:
+    """Share of each product's tiles and waves that is not padding, shape (W, P).
+
+    A product of m x n runs as tiles of at most 128 x 128, `sm_count` at a time (NVIDIA, Matrix
+    Multiplication Background User's Guide, "Tile quantization" and "Wave quantization"). Thin
+    products, as LoRA's, take smaller tiles, down to 16 wide, and split a long k over the
+    multiprocessors that would idle.
+    """
+    batch, m, n, k = (works.shapes[:, axis, :] for axis in range(4))
+    tile_m, tile_n = _tile_side(m, tile), _tile_side(n, tile)
+    tiles_m, tiles_n = np.ceil(m / tile_m), np.ceil(n / tile_n)
+    waves = batch * tiles_m * tiles_n / gpu.sm_count
+    split = np.minimum(1.0, waves * np.maximum(1.0, np.floor(k / 512)))
+    waves = np.where(waves < 1, split, waves)
+    full = (m * n) / (tiles_m * tiles_n * tile_m * tile_n)
+    used: Floats = np.where(works.has_shape[:, None], full * waves / np.ceil(waves), 1.0)
+    return used
+
+
+def _tile_side(size: Floats, tile: int) -> Floats:
+    side: Floats = np.where(size >= tile, float(tile), np.ceil(size / 16) * 16)
+    return side

@@ -1,0 +1,64 @@
+"""What compiling leaves on disk, read back where it is sound; what is not is deleted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tuner.estimators import cache
+from tuner.estimators.compiler.compiled import CompiledPasses, Replayed, Replays
+from tuner.estimators.compiler.optimizer_step import CompiledOptimizer, compile_optimizer
+from tuner.estimators.compiler.overhead import Point
+
+
+def read_passes(entry: str) -> CompiledPasses | None:
+    """The compiled structure in this entry; None where there is none that is whole."""
+    arrays = cache.read_arrays(entry)
+    if arrays is None:
+        return None
+    try:
+        return CompiledPasses.from_arrays(arrays)
+    except (KeyError, TypeError, ValueError, IndexError):
+        cache.delete(entry)
+        return None
+
+
+def read_replays(entry: str) -> dict[Point, Replays]:
+    """The replays in this entry, by point."""
+    stored = cache.read_json(entry)
+    if stored is None:
+        return {}
+    try:
+        return {
+            tuple(map(int, point)): (Replayed(*map(int, once)), Replayed(*map(int, more)))
+            for *point, once, more in stored
+        }
+    except (TypeError, ValueError):
+        cache.delete(entry)
+        return {}
+
+
+def read_optimizer(entry: str) -> CompiledOptimizer | None:
+    """The compiled optimizer step in this entry; None where there is none that is whole."""
+    stored = cache.read_json(entry)
+    if stored is None:
+        return None
+    try:
+        return CompiledOptimizer.from_dict(stored)
+    except (KeyError, TypeError, ValueError):
+        cache.delete(entry)
+        return None
+
+
+def build_optimizer(
+    entry: str, name: str, sizes: Sequence[tuple[int, int, str]], *, clip: float, scaled: bool
+) -> CompiledOptimizer:
+    """Compile the step of an optimizer over parameters of (numel, count, dtype), and store it."""
+    import torch
+
+    trainable: Counter[tuple[int, torch.dtype]] = Counter()
+    for numel, count, dtype in sizes:
+        trainable[numel, getattr(torch, dtype)] += count
+    compiled = compile_optimizer(name, trainable, max_grad_norm=clip, scaled=scaled)
+    cache.write_json(entry, compiled.to_dict())
+    return compiled
