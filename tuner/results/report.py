@@ -16,6 +16,7 @@ from tuner.results.figures import agreement_figure, front_figure, knob_figures
 from tuner.results.levels import levels
 from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.plot import LABELS, subtitle
+from tuner.results.plotlyjs import plotlyjs
 from tuner.results.progress_figure import progress, progress_figure, progress_text
 from tuner.results.stages import rows_of
 from tuner.results.table import value_text
@@ -59,7 +60,6 @@ def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
     # Only where a report is written: both take longer to import than `tuner best` may run.
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     environment = Environment(
         loader=PackageLoader("tuner.results", "page"),
@@ -84,7 +84,7 @@ def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
         },
     }
     # Nothing in an inlined script may close its element.
-    plotlyjs = Markup(get_plotlyjs().replace("</script", "<\\/script"))  # noqa: S704 - a library
+    library = Markup(plotlyjs().replace("</script", "<\\/script"))  # noqa: S704
     text: str = environment.get_template("report.html.j2").render(
         view=view,
         best=view.best,
@@ -104,7 +104,7 @@ def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
         estimate_command=_estimate_command(view),
         runs=_runs(view),
         versions=_versions(view),
-        plotlyjs=plotlyjs,
+        plotlyjs=library,
         value_text=value_text,
         format_gib=format_gib,
     )

@@ -4,10 +4,11 @@
   const { columns, knobs, rates, kinds, labels, rows } = page.trials;
   // plotly.js reads tags and, between dollar signs, formulas in its texts.
   const asText = (value) => String(value).replace(/[&<>$]/g, (c) => `&#${c.charCodeAt(0)};`);
-  const number = (value, digits) =>
-    value.toLocaleString("en", { maximumFractionDigits: digits });
-  const rate = (value) => value.toLocaleString("en",
-    { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+  // A format is made once: `toLocaleString` makes one for each number, and there are thousands.
+  const formats = [0, 1, 2, 3].map((digits) => new Intl.NumberFormat("en", { maximumFractionDigits: digits }));
+  const number = (value, digits) => formats[digits].format(value);
+  const rates3 = new Intl.NumberFormat("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+  const rate = (value) => rates3.format(value);
 
   // Plots ---------------------------------------------------------------------------------
   function hover(index) {
