@@ -61,7 +61,7 @@ def main() -> int:
 
 def run(trials: int, micro_batch: int, budget_s: float) -> list[tuple[str, Outcome]]:
     """Outcomes in the order in which they ran, one way after the other."""
-    from tuner.cli.device import CPU, find_gpu
+    from tuner.engine.device import CPU, find_gpu
     from tuner.runner.base import MeasureOptions, TrialJob
     from tuner.runner.isolated import IsolatedRunner
 

@@ -104,7 +104,7 @@ def in_runner(name: str, trials: int) -> Timed:
 
 
 def job() -> Any:
-    from tuner.cli.device import CPU, find_gpu
+    from tuner.engine.device import CPU, find_gpu
     from tuner.runner.base import TrialJob
 
     return TrialJob("causal_lm", MODEL, find_gpu(CPU))

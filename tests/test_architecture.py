@@ -26,6 +26,7 @@ LAYERS = (
     {"estimators"},
     {"runner", "results", "apply", "export"},
     {"tune", "advice", "integrations", "testing"},
+    {"engine"},
     {"cli", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

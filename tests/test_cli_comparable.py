@@ -9,7 +9,7 @@ import pytest
 from device_fakes import measured
 from results_samples import GPU, SPACE, make_record
 
-from tuner.cli.target import comparable, stale, stale_text, with_margin
+from tuner.engine.target import comparable, stale, stale_text, with_margin
 from tuner.records import Source
 from tuner.units import GIB
 

@@ -9,10 +9,10 @@ import pytest
 from device_fakes import A6000, H200, T4, UNKNOWN, pretend, profile_of
 
 from tuner import host
-from tuner.cli.device import cpu_label, find_gpu, local_gpus, with_profile
+from tuner.cli.listening import Printer
 from tuner.cli.main import run
-from tuner.cli.measuring import Measuring, Mode, Simulating, decide
-from tuner.cli.options import LIMIT_OF_TYPE
+from tuner.engine.device import cpu_label, find_gpu, local_gpus, with_profile
+from tuner.engine.measuring import LIMIT_OF_TYPE, Measuring, Mode, Simulating, decide
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.speed.profile import profile_path
 from tuner.gpus import get_gpu
@@ -55,7 +55,7 @@ class TestProcessor:
 
         monkeypatch.setattr(measure_device, "measure_device", measure)
         for _ in range(2):
-            gpu, profile = with_profile(find_gpu("cpu"), quiet=False, err=True)
+            gpu, profile = with_profile(find_gpu("cpu"), Printer(err=True))
             assert gpu.flops["bf16"] == 2e11
             assert profile == profile_of(cpu_label())
         assert asked == ["cpu"]

@@ -14,8 +14,8 @@ from cli_samples import make_trial, write_samples
 from started import start
 
 from tuner.cli.main import run
-from tuner.cli.search_plan import SearchOptions, make_plan
-from tuner.cli.target import load_target
+from tuner.engine.plan import SearchOptions, make_plan
+from tuner.engine.target import load_target
 from tuner.errors import InputError
 from tuner.records import Status
 from tuner.results.journal import read_journal
@@ -35,8 +35,8 @@ def folder(tmp_path, monkeypatch):
 
 def options(**changes) -> SearchOptions:
     values = {"trials": 4, "seed": 0, "time_limit": None, "margin": None, "searcher": "tpe",
-              "workers": None, "fresh": False, "quiet": False, "address": None, "where": (),
-              "settings": (), "as_json": False}  # fmt: skip
+              "workers": None, "fresh": False, "address": None, "where": (),
+              "settings": {}}  # fmt: skip
     return SearchOptions(**{**values, **changes})
 
 
@@ -133,7 +133,7 @@ class TestPlan:
         assert self.target(model="./tiny-model").folder == own.folder
 
     def test_settings_hold_a_knob_and_drop_its_floor(self, folder):
-        plan = make_plan(self.target(), options(settings=("lora_rank=4", "micro_batch=2")))
+        plan = make_plan(self.target(), options(settings={"lora_rank": "4", "micro_batch": 2}))
         assert plan.conditions == ()
         assert {c["lora_rank"] for c in plan.part.configurations()} == {4}
         found = {c["micro_batch"]: plan.meets(c) for c in plan.target.space.configurations()}
@@ -158,13 +158,13 @@ class TestPlan:
         assert sorted(folder.rglob("*")) == before
 
     def test_fresh_keeps_the_journal_of_before(self, folder):
-        from tuner.cli.searching import _journal
+        from tuner.engine.search import journal_of
 
         target = self.target()
         with target.folder.writer() as writer:
             writer.append(make_trial(folder, 20, 100, micro_batch=1))
         plan = make_plan(target, options(fresh=True))
-        with _journal(plan) as (writer, known):
+        with journal_of(plan) as (writer, known):
             assert known == ()
             writer.append(make_trial(folder, 30, 200, micro_batch=2))
         kept = [read_journal(p).records for p in sorted(target.folder.path.glob("*.jsonl"))]

@@ -15,9 +15,10 @@ from results_samples import make_memory, make_speed
 
 from tuner import host
 from tuner.cli import trial_run
-from tuner.cli.device import cpu_label
 from tuner.cli.main import run
-from tuner.cli.support import require_supported
+from tuner.engine.device import cpu_label
+from tuner.engine.estimate import Estimate
+from tuner.engine.support import require_supported
 from tuner.estimators.speed.profile import profile_path
 from tuner.gpus import get_gpu
 from tuner.records import Outcome, Prediction, Status
@@ -41,12 +42,13 @@ def machine(tmp_path, monkeypatch):
     pretend(monkeypatch)
     asked = SimpleNamespace(job=None, options=None, closed=0, outcome=measured_outcome())
 
-    def predicted(space, configuration, gpu, margin_fraction, profile):
+    def predicted(space, configuration, gpu, *, margin_fraction, profile):
         require_supported(configuration, gpu)
         margin = round(gpu.memory_bytes * (margin_fraction or 0.03))
-        return dataclasses.replace(
+        prediction = dataclasses.replace(
             PREDICTION, limit_bytes=gpu.memory_bytes, margin_bytes=margin, gpu=gpu.id
         )
+        return Estimate(space, configuration, gpu, prediction)
 
     class Runner:
         def __init__(self, job: TrialJob, options: MeasureOptions, *, environment: Any) -> None:
@@ -62,7 +64,7 @@ def machine(tmp_path, monkeypatch):
         def __exit__(self, *error: object) -> None:
             asked.closed += 1
 
-    monkeypatch.setattr(trial_run, "predict_overall_of", predicted)
+    monkeypatch.setattr(trial_run, "estimate_configuration", predicted)
     monkeypatch.setitem(
         sys.modules, "tuner.runner.isolated", SimpleNamespace(IsolatedRunner=Runner)
     )

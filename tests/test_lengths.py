@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from encoder_samples import TINY_ROBERTA, configuration
 
-from tuner.cli.own_code import model_version, require_lengths
+from tuner.engine.own_code import model_version, require_lengths
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
 from tuner.runner.base import MeasureOptions, TrialJob
@@ -68,8 +68,8 @@ def test_the_longest_come_once_however_few_examples_there_are(workers):
 
 
 def test_a_search_measures_on_the_lengths_that_were_asked_for():
-    from tuner.cli.measuring import Measuring
-    from tuner.cli.search_request import measure_options
+    from tuner.engine.measuring import Measuring
+    from tuner.engine.prepare import measure_options
 
     given = SimpleNamespace(
         budget=None, timeout=None, weights=None, wait=None, lengths="data", whole_steps=True

@@ -9,16 +9,13 @@ import click
 
 from tuner.cli.render import console, count, print_fields, print_rows, settings_text, table
 from tuner.cli.stages import print_stages
-from tuner.errors import NothingFitsError
 from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import Recommendation
 from tuner.results.cost import RunCost, run_cost
-from tuner.results.front import device_bytes, margin_bytes
-from tuner.results.view import source_label
+from tuner.results.front import margin_bytes
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
-    from tuner.cli.target import Target
     from tuner.results.view import View
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
@@ -220,34 +217,6 @@ def print_agreement(records: Sequence[TrialRecord]) -> None:
         print_rows(columns, [list(row.values()) for row in rows], right=columns[1:])
     if text:
         click.echo(text)
-
-
-def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]) -> str:
-    """Why there is no recommendation, with the number that says how far away it is."""
-    sizes = [size for r in records if (size := device_bytes(r)) is not None]
-    tried = f"none of the {len(records)} configurations tried fits {target.gpu.name}"
-    if conditions:
-        tried += f" where {conditions_text(conditions)}"
-    if not sizes:
-        return tried
-    limit = format_size(target.gpu.memory_bytes)
-    margin = max(map(margin_bytes, records), default=0)
-    return (
-        f"{tried}: the smallest needs {format_size(min(sizes))} ({source_label(records)}) of "
-        f"{limit}, of which "
-        f"{format_size(margin)} are to stay free"
-    )
-
-
-def nothing_fits_error(
-    target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]
-) -> NothingFitsError:
-    """The error that ends a command which has nothing to recommend."""
-    return NothingFitsError(
-        nothing_fits(target, records, conditions),
-        hint="lower the floors with --where, allow smaller values in the space, try more "
-        "trials, or take a larger GPU",
-    )
 
 
 def record_dict(record: TrialRecord) -> dict[str, Any]:

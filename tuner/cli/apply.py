@@ -85,8 +85,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     """
     from tuner.apply.assign import assignments, unmapped
     from tuner.apply.plan import make_plan
-    from tuner.cli.chosen import recommended
-    from tuner.cli.target import load_target
+    from tuner.engine.chosen import recommended
+    from tuner.engine.target import load_target
     from tuner.expressions import show
     from tuner.units import format_size
 

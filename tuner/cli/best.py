@@ -61,10 +61,11 @@ def command(  # noqa: PLR0913 - one argument for each option
     that was tried fits.
     """
     from tuner.cli.answers import print_recommendation
-    from tuner.cli.chosen import recommended
-    from tuner.cli.every_gpu import ALL, answers, print_answers, searched_targets
+    from tuner.cli.every_gpu import print_answers
     from tuner.cli.render import print_json
-    from tuner.cli.target import load_target
+    from tuner.engine.chosen import recommended
+    from tuner.engine.gpus_compared import ALL, answers, searched_targets
+    from tuner.engine.target import load_target
     from tuner.errors import InputError
 
     choice: dict[str, Any] = {

@@ -52,8 +52,8 @@ def command(
     the cost of a launch and the size of the CUDA context. Predictions for this GPU type then use
     what was measured in place of the data sheet. Nothing else should run on the GPU meanwhile.
     """
-    from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_json
+    from tuner.engine.quiet import quiet_libraries
     from tuner.estimators.speed.profile import profile_path
 
     with quiet_libraries():

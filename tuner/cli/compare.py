@@ -13,7 +13,6 @@ from tuner.cli.options import (
     gpu_options,
     json_option,
     model_option,
-    parse_margin,
     results_option,
     set_option,
     space_option,
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from tuner.advice.baseline import Baseline
     from tuner.advice.compare import Comparison, Row
     from tuner.advice.predicting import SpacePredictor
-    from tuner.cli.target import Target
+    from tuner.engine.target import Target
     from tuner.records import Configuration
     from tuner.results.best import Recommendation
 
@@ -85,9 +84,10 @@ def command(  # noqa: PLR0913 - one argument for each option
     """
     from tuner.advice.baseline import read_baseline
     from tuner.cli.explain import require_predictable
-    from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_json
-    from tuner.cli.target import check_conditions, load_target
+    from tuner.engine.margin import parse_margin
+    from tuner.engine.quiet import quiet_libraries
+    from tuner.engine.target import check_conditions, load_target
     from tuner.space import parse_settings
 
     target = load_target(
@@ -110,7 +110,7 @@ def _compare(
 ) -> Comparison:
     from tuner.advice.compare import Comparison, side_of
     from tuner.cli.explain import measured_trials, space_predictor
-    from tuner.cli.support import require_supported
+    from tuner.engine.support import require_supported
 
     require_supported(baseline.configuration, target.gpu)
     best = _searched(target, where)
@@ -141,7 +141,7 @@ def _compare(
 
 def _searched(target: Target, where: tuple[str, ...]) -> Recommendation | None:
     """The recommendation of a search; None where there was no search."""
-    from tuner.cli.chosen import recommended
+    from tuner.engine.chosen import recommended
 
     try:
         return recommended(target, where)

@@ -68,8 +68,8 @@ class DataFile:
                     "a tokenizer or a column needs a file to read", hint="name it with --data"
                 )
             return None
-        from tuner.cli.quiet import quiet_libraries
         from tuner.data import read_lengths  # numpy
+        from tuner.engine.quiet import quiet_libraries
 
         with quiet_libraries():
             return read_lengths(

@@ -14,7 +14,7 @@ from tuner.errors import EXIT_FOUND, EXIT_UNAVAILABLE
 
 if TYPE_CHECKING:
     from tuner.advice.doctor import DeviceFacts, Facts
-    from tuner.cli.device import LocalGpu
+    from tuner.engine.device import LocalGpu
 
 _DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
 
@@ -72,7 +72,7 @@ def gather() -> Facts:
     from tuner.advice import versions
     from tuner.advice.doctor import Facts
     from tuner.advice.probe import probe
-    from tuner.cli.device import local_gpus
+    from tuner.engine.device import local_gpus
 
     found = local_gpus()
     identity = nvml.device_identity(found[0].index) if found else None

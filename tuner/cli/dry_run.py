@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.measuring import Measuring, Simulating
 from tuner.cli.render import console, print_fields, print_json, settings_text, table
-from tuner.cli.search_plan import Plan
-from tuner.cli.search_request import Prepared, measure_options, prepare
-from tuner.cli.search_text import print_plan, stopped_text
-from tuner.cli.target import comparable, with_margin
+from tuner.cli.search_text import stopped_text
+from tuner.engine.listener import Listener
+from tuner.engine.measuring import Measuring, Simulating
+from tuner.engine.plan import Plan
+from tuner.engine.prepare import Prepared, measure_options, prepare
+from tuner.engine.target import comparable, with_margin
 from tuner.errors import EXIT_FOUND, InputError
 from tuner.units import format_duration, format_size, significant
 
@@ -22,7 +23,7 @@ SHOWN = 12
 """Trials in the table; what comes later depends on what these come to. JSON has all."""
 
 
-def dry_run(plan: Plan) -> int:
+def dry_run(plan: Plan, listener: Listener, *, as_json: bool) -> int:
     """Print the trials that would run; writes nothing but the cache of predictions.
 
     Exit code 0 whatever they are expected to come to. Raises `InputError` for code of the
@@ -36,15 +37,14 @@ def dry_run(plan: Plan) -> int:
         )
     known = () if options.fresh else comparable(plan.target.folder.read().records, plan.target)
     known = tuple(with_margin(record, plan.margin_bytes) for record in known)
-    if not options.quiet:
-        print_plan(plan, known)
-    prepared = prepare(plan, known)
+    listener.planned(plan, known)
+    prepared = prepare(plan, known, listener)
     from tuner.tune.preview import preview  # Ray and Optuna: seconds to import
 
     trials_on = plan.trials_on
     how = measure_options(trials_on, options) if isinstance(trials_on, Measuring) else None
     found = preview(prepared.request, how)
-    if options.as_json:
+    if as_json:
         print_json(_to_dict(plan, prepared, found))
     else:
         _print(plan, found)

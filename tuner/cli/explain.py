@@ -14,7 +14,6 @@ from tuner.cli.options import (
     gpu_options,
     json_option,
     model_option,
-    parse_margin,
     results_option,
     set_option,
     space_option,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from tuner.advice.changes import Change
     from tuner.advice.explain import Explanation
     from tuner.advice.predicting import SpacePredictor
-    from tuner.cli.target import Target
+    from tuner.engine.target import Target
     from tuner.records import Configuration, Measurement
 
 MAX_PAIRS = 12
@@ -68,9 +67,10 @@ def command(  # noqa: PLR0913 - one argument for each option
     the space are predicted; those that fit are listed by the throughput that they cost. Exit
     code 0 whether it fits or not.
     """
-    from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_json
-    from tuner.cli.target import load_target
+    from tuner.engine.margin import parse_margin
+    from tuner.engine.quiet import quiet_libraries
+    from tuner.engine.target import load_target
     from tuner.space import parse_settings
 
     target = load_target(
@@ -99,7 +99,7 @@ def require_predictable(target: Target) -> None:
 
 def _explain(target: Target, configuration: Configuration, fraction: float | None) -> Explanation:
     from tuner.advice.explain import explain
-    from tuner.cli.support import require_supported
+    from tuner.engine.support import require_supported
 
     require_supported(configuration, target.gpu)
     with space_predictor(target, fraction) as predictor:
@@ -108,7 +108,7 @@ def _explain(target: Target, configuration: Configuration, fraction: float | Non
 
 def measured_trials(target: Target) -> dict[Configuration, Measurement]:
     """What trials of the target came to on a device, by configuration; empty without results."""
-    from tuner.cli.target import comparable
+    from tuner.engine.target import comparable
 
     records = comparable(target.folder.read().records, target)
     return {
@@ -120,11 +120,12 @@ def measured_trials(target: Target) -> dict[Configuration, Measurement]:
 def space_predictor(target: Target, fraction: float | None) -> Iterator[SpacePredictor]:
     """What predicts configurations of the target; progress goes to stderr."""
     from tuner.advice.predicting import SpacePredictor
-    from tuner.cli.device import with_profile
+    from tuner.cli.listening import Printer
     from tuner.cli.progress import compiling
+    from tuner.engine.device import with_profile
     from tuner.estimators.compiling import default_workers
 
-    gpu, profile = with_profile(target.gpu, quiet=False, err=True)
+    gpu, profile = with_profile(target.gpu, Printer(err=True))
     with compiling(err=True, quiet=False) as report:
         yield SpacePredictor(
             target.space,

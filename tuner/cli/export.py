@@ -18,7 +18,7 @@ from tuner.cli.options import (
 from tuner.errors import InputError
 
 if TYPE_CHECKING:
-    from tuner.cli.target import Target
+    from tuner.engine.target import Target
     from tuner.export import Subject
     from tuner.records import KnobValue
     from tuner.results.best import Recommendation
@@ -95,8 +95,8 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     What the tool has no setting for is said in a comment and on stderr.
     """
-    from tuner.cli.chosen import recommended
-    from tuner.cli.target import load_target
+    from tuner.engine.chosen import recommended
+    from tuner.engine.target import load_target
     from tuner.errors import unknown
     from tuner.export import FORMATS, export
 

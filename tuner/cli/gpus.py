@@ -29,8 +29,8 @@ def command(*, gpu_name: str | None, as_json: bool) -> None:
 
     "auto" is this machine's GPU, and "cpu" its processor.
     """
-    from tuner.cli.device import find_gpu
     from tuner.cli.render import print_json
+    from tuner.engine.device import find_gpu
     from tuner.gpus import load_catalogue
 
     if gpu_name is not None:

@@ -47,7 +47,7 @@ def command(*, interval: float, once: bool, as_json: bool) -> None:
     terminal, lines in a pipe, a JSON object a line with --json; Ctrl-C ends it.
     """
     from tuner.advice.watch import Watcher
-    from tuner.cli.device import local_gpus
+    from tuner.engine.device import local_gpus
 
     watcher = Watcher([device.index for device in local_gpus()])
     try:

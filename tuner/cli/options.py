@@ -6,18 +6,13 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from tuner.engine.measuring import LIMIT_OF_TYPE
 from tuner.errors import InputError
 from tuner.units import parse_bytes
-
-if TYPE_CHECKING:
-    from tuner.gpus import Gpu
-
-LIMIT_OF_TYPE = -1
-"""Value of `--memory-limit auto`: as much as the type asked for has."""
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -72,29 +67,6 @@ class DurationType(click.ParamType[float]):
                 hint="write for example 90s, 5min or 1h30m",
             )
         return total_s
-
-
-def parse_margin(text: str | None, gpu: Gpu, *, what: str = "margin") -> float | None:
-    """The fraction of the memory of `gpu` that "3%" or "2GiB" is; None for None.
-
-    Raises `InputError` for a number without unit (3 may be meant as 3 % or as 0.03), and for
-    all of the memory or more.
-    """
-    if text is None:
-        return None
-    percent = _PERCENT.fullmatch(text)
-    try:
-        if percent:
-            fraction = float(percent.group(1)) / 100
-        else:
-            fraction = parse_bytes(text) / gpu.memory_bytes
-    except InputError:
-        raise InputError(
-            f"{what} {text!r} is not a share of the memory", hint="write for example 3% or 2GiB"
-        ) from None
-    if fraction >= 1:
-        raise InputError(f"{what} {text!r} leaves nothing of the memory of {gpu.name}")
-    return fraction
 
 
 class ShareType(click.ParamType[float]):

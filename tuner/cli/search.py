@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-from tuner.cli.measuring import Mode
 from tuner.cli.options import (
     AmountType,
     DurationType,
@@ -25,6 +24,7 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
+from tuner.engine.measuring import Mode
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -111,7 +111,7 @@ def _search_options(function: _Decorated) -> _Decorated:
 @set_option
 @results_option
 @json_option
-def command(
+def command(  # noqa: PLR0913 - one argument for each option that is not about how to search
     *,
     space_name: str,
     gpu_name: str,
@@ -120,6 +120,10 @@ def command(
     price: float | None,
     results: Path,
     mode: str,
+    settings: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    dry_run: bool,
     **options: Any,
 ) -> int:
     """Search a space for the fastest configuration that fits a GPU.
@@ -128,11 +132,13 @@ def command(
     else every number is predicted, and all output says so. Ctrl-C leaves a valid result of what
     was done, and the same command goes on from there. Exit code 1 when nothing fits.
     """
-    from tuner.cli.search_plan import SearchOptions
     from tuner.cli.searching import run_search  # torch comes with it
-    from tuner.cli.target import load_target
+    from tuner.engine.plan import SearchOptions
+    from tuner.engine.target import load_target
+    from tuner.space import parse_settings
 
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
-    return run_search(target, SearchOptions(mode=Mode(mode), **options))
+    how = SearchOptions(mode=Mode(mode), settings=parse_settings(settings), **options)
+    return run_search(target, how, as_json=as_json, quiet=quiet, dry=dry_run)

@@ -8,26 +8,25 @@ import click
 
 from tuner.cli.answers import (
     conditions_text,
-    nothing_fits,
     print_agreement,
     print_front,
     print_recommendation,
     record_dict,
     sources_text,
 )
-from tuner.cli.measuring import Simulating
 from tuner.cli.render import count, print_fields, print_json
-from tuner.cli.search_plan import Plan, SearchOptions
+from tuner.engine.chosen import nothing_fits
+from tuner.engine.measuring import Simulating
+from tuner.engine.plan import Plan, SearchOptions
 from tuner.records import TrialRecord
 from tuner.units import format_duration, format_gib
 
 if TYPE_CHECKING:
-    from tuner.cli.support import SupportedSpace
-    from tuner.results.view import View
-    from tuner.tune.request import SearchResult
+    from tuner.engine.search import Found
+    from tuner.engine.support import SupportedSpace
 
 
-def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
+def print_plan(plan: Plan, known: tuple[TrialRecord, ...], *, err: bool) -> None:
     """What will be searched, on what, and where the numbers come from."""
     target, options, part = plan.target, plan.options, plan.part
     gpu = target.gpu
@@ -49,9 +48,9 @@ def print_plan(plan: Plan, known: tuple[TrialRecord, ...]) -> None:
             ("known", _known_text(plan, known)),
             ("numbers", _numbers_text(plan)),
         ],
-        err=options.as_json,
+        err=err,
     )
-    click.echo(err=options.as_json)
+    click.echo(err=err)
 
 
 def _limits_text(plan: Plan) -> str:
@@ -121,10 +120,11 @@ def stopped_text(options: SearchOptions, stopped_by: str) -> str:
     return f"; {text}" if text else ""
 
 
-def print_answer(plan: Plan, result: SearchResult, view: View) -> None:
+def print_answer(found: Found, *, as_json: bool) -> None:
     """The front, the recommendation and how good predictions were; JSON where asked for."""
-    if plan.options.as_json:
-        print_json(_answer_dict(plan, result, view))
+    plan, result, view = found.plan, found.result, found.view
+    if as_json:
+        print_json(answer_dict(found))
         return
     new = len(result.records) - result.reused
     ended = stopped_text(plan.options, str(result.stopped_by))
@@ -161,7 +161,9 @@ def _study_text(plan: Plan) -> str:
     return shlex.join(["optuna-dashboard", str(path)]) if path is not None else ""
 
 
-def _answer_dict(plan: Plan, result: SearchResult, view: View) -> dict[str, Any]:
+def answer_dict(found: Found) -> dict[str, Any]:
+    """What a search of one GPU type came to, for `--json`."""
+    plan, result, view = found.plan, found.result, found.view
     folder = plan.target.folder
     return {
         "space": plan.target.space.name,

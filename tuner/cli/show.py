@@ -21,7 +21,7 @@ from tuner.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from tuner.cli.target import Target
+    from tuner.engine.target import Target
     from tuner.records import TrialRecord
     from tuner.results.view import View
 
@@ -62,7 +62,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     as_json: bool,
 ) -> None:
     """Print the front of a search, or all that is known of one TRIAL of it."""
-    from tuner.cli.target import load_target, require_records, stale, stale_text
+    from tuner.engine.target import load_target, require_records, stale, stale_text
 
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
@@ -98,13 +98,13 @@ def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> 
     from tuner.cli.answers import (
         conditions_text,
         counts_text,
-        nothing_fits_error,
         print_front,
         print_levels,
         record_dict,
     )
     from tuner.cli.render import print_fields, print_json
-    from tuner.cli.target import check_conditions
+    from tuner.engine.chosen import nothing_fits_error
+    from tuner.engine.target import check_conditions
     from tuner.results.objectives import require_known
     from tuner.results.view import build_view
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -67,14 +67,3 @@ def print_rows_of_stages(rows: Sequence[StageRow], source: str) -> None:
     click.echo("* needs most memory: it decides what fits")
     if not all(row.fits for row in rows):
         click.echo("! does not fit")
-
-
-def staged_to_dict(staged: StagedPrediction) -> dict[str, Any]:
-    """The stages as JSON types."""
-    return {
-        "limiting_stage": staged.limiting,
-        "misfits": list(staged.misfits),
-        "epoch_s": staged.epoch_s,
-        "run_s": staged.run_s,
-        "stages": {name: prediction.to_dict() for name, prediction in staged.stages.items()},
-    }

@@ -14,7 +14,6 @@ from tuner.cli.options import (
     json_option,
     measure_options,
     model_option,
-    parse_margin,
     set_option,
     space_option,
 )
@@ -62,9 +61,10 @@ def command(*, as_json: bool, margin: str | None, **options: Any) -> int:
     What was predicted stands beside it. Nothing is written. Exit code 1 when the configuration
     does not fit or did not run to its end.
     """
-    from tuner.cli.quiet import quiet_libraries
     from tuner.cli.render import print_json
     from tuner.cli.trial_run import Question, print_trial, run_trial, to_dict
+    from tuner.engine.margin import parse_margin
+    from tuner.engine.quiet import quiet_libraries
 
     question = Question.of(**options)
     gpu, trials_on = question.device_type()

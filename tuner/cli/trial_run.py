@@ -10,13 +10,14 @@ import click
 
 from tuner.cli.comparison import more_text, params_text, print_comparison, print_measured
 from tuner.cli.data_file import DataFile
-from tuner.cli.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
-from tuner.cli.estimate import one_configuration, predict_overall_of
 from tuner.cli.evidence import fits_text
-from tuner.cli.measuring import Measuring, cpu_share, limit_of
-from tuner.cli.own_code import require_lengths, trial_job
+from tuner.cli.listening import Printer
 from tuner.cli.render import print_fields, settings_text
 from tuner.cli.stages import print_stages
+from tuner.engine.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
+from tuner.engine.estimate import estimate_configuration, one_configuration
+from tuner.engine.measuring import Measuring, cpu_share, limit_of
+from tuner.engine.own_code import require_lengths, trial_job
 from tuner.errors import (
     EXIT_BAD_INPUT,
     EXIT_FOUND,
@@ -159,13 +160,17 @@ def run_trial(
 ) -> Trial:
     """Predict, then run. Raises `InputError` for what cannot be run on this GPU at all."""
     from tuner.estimators.predict import DEFAULT_MARGIN_FRACTION
+    from tuner.space import parse_settings
 
-    space, configuration = one_configuration(question.space_name, question.model, question.settings)
+    settings = parse_settings(question.settings)
+    space, configuration = one_configuration(question.space_name, question.model, settings)
     data = question.data_of(space)
     prediction, profile = None, None
     if space.predictable:
-        gpu, profile = with_profile(gpu, quiet=False, err=True)
-        prediction = predict_overall_of(space, configuration, gpu, margin_fraction, profile)
+        gpu, profile = with_profile(gpu, Printer(err=True))
+        prediction = estimate_configuration(
+            space, configuration, gpu, margin_fraction=margin_fraction, profile=profile
+        ).prediction
     job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     options = trials_on.options(
         budget_s=question.budget,

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tuner.cli.device import CPU, LocalGpu, is_cpu, local_gpus
-from tuner.cli.options import LIMIT_OF_TYPE
+from tuner.engine.device import CPU, LocalGpu, is_cpu, local_gpus
 from tuner.errors import InputError, UnavailableError
 from tuner.units import format_gib
 
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from tuner.gpus import Gpu
     from tuner.runner.base import MeasureOptions, RunnerFactory, TrialJob
     from tuner.tune.request import Bench
+
+LIMIT_OF_TYPE = -1
+"""A memory limit of as much as the type asked for has (`--memory-limit auto`)."""
 
 SMALLER = 0.95
 """A memory below this share of the device's is another amount, not another driver."""

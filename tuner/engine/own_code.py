@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.measuring import Measuring, Simulating
+from tuner.engine.measuring import Measuring, Simulating
 from tuner.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import click
-
+from tuner.engine.listener import SILENT, Listener
 from tuner.errors import InputError, UnavailableError
 from tuner.units import format_gib
 
@@ -99,7 +98,7 @@ def cpu_label() -> str:
     return f"CPU {host.cpu_name()}"
 
 
-def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfile | None]:
+def with_profile(gpu: Gpu, listener: Listener = SILENT) -> tuple[Gpu, DeviceProfile | None]:
     """`gpu` and what was measured of it; a processor that has no profile is measured now.
 
     Nobody publishes what a processor computes in which precision: its rates are measured, in a
@@ -115,19 +114,17 @@ def with_profile(gpu: Gpu, *, quiet: bool, err: bool) -> tuple[Gpu, DeviceProfil
     if profile is None or profile.lacks_reference:
         from tuner.estimators.measure_device import measure_device
 
-        if not quiet:
-            click.echo(f"measuring {gpu.name}, once: it has no device profile", err=err)
+        listener.say(f"measuring {gpu.name}, once: it has no device profile")
         profile = measure_device(CPU, budget_s=CPU_BUDGET_S)
         path = profile_path(label)
         try:
             profile.save(path)
         except OSError as error:
-            click.echo(f"cannot keep the profile in {str(path)!r}: {error.strerror}", err=True)
-    if not quiet and (profile.step_spread or 0.0) > BUSY_SPREAD:
-        click.echo(
+            listener.warn(f"cannot keep the profile in {str(path)!r}: {error.strerror}")
+    if (profile.step_spread or 0.0) > BUSY_SPREAD:
+        listener.warn(
             f"warning: {gpu.name} was busy when it was measured: predicted speeds are uncertain; "
-            "`tuner calibrate --device cpu` measures again",
-            err=True,
+            "`tuner calibrate --device cpu` measures again"
         )
     return _with_rates(gpu, profile), profile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuner.cli.search_plan import Plan
+    from tuner.engine.plan import Plan
     from tuner.estimators.course import MemoryCourse
     from tuner.results.best import Recommendation
 

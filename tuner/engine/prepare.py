@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from tuner.cli.device import CPU
-from tuner.cli.measuring import Measuring
-from tuner.cli.own_code import trial_job
-from tuner.cli.progress import compiling
-from tuner.cli.render import count, print_fields
-from tuner.cli.search_plan import Plan, SearchOptions
-from tuner.cli.target import stale
+from tuner.engine.device import CPU
+from tuner.engine.listener import SILENT, Listener
+from tuner.engine.measuring import Measuring
+from tuner.engine.own_code import trial_job
+from tuner.engine.plan import Plan, SearchOptions
+from tuner.engine.target import stale
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.units import format_duration
 
@@ -38,7 +35,7 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
+def prepare(plan: Plan, known: tuple[TrialRecord, ...], listener: Listener = SILENT) -> Prepared:
     """Predict what is to be searched, and say all that a search needs to know.
 
     Where the budget is spent already, nothing is tried and nothing is predicted.
@@ -65,7 +62,7 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
     if not space.predictable:
         initial = _baseline(space)
     elif sum(plan.is_alike(r) and not r.verification for r in known) < options.trials:
-        predictions = _predictions(plan)
+        predictions = _predictions(plan, listener)
         initial = _initial(plan, predictions)
         how["predictions"] = {
             configuration.key: prediction
@@ -94,7 +91,7 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...]) -> Prepared:
         versions=plan.versions,
         **how,
     )
-    return Prepared(request, tuple(predictions), _inert(plan, predictions))
+    return Prepared(request, tuple(predictions), _inert(plan, predictions, listener))
 
 
 def _in_stages(
@@ -150,16 +147,16 @@ def _baseline(space: SearchSpace) -> list[Configuration]:
     return [space.configuration(space.baseline)] if space.baseline else []
 
 
-def _predictions(plan: Plan) -> list[Prediction]:
+def _predictions(plan: Plan, listener: Listener) -> list[Prediction]:
     """A prediction of every configuration that can be tried, in their order."""
     from tuner.estimators.compiling import default_workers
     from tuner.estimators.predictor import Job, Predictor
     from tuner.estimators.stages import predict_overall
 
-    space, options = plan.part.space, plan.options
+    space = plan.part.space
     predictor = Predictor(Job(space.workload, space.predicted_model()), workers=default_workers())
     started = time.monotonic()
-    with compiling(err=options.as_json, quiet=options.quiet) as report:
+    with listener.compiling() as report:
 
         def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
             return predictor.predict(
@@ -171,18 +168,16 @@ def _predictions(plan: Plan) -> list[Prediction]:
             )
 
         predictions = predict_overall(space, plan.part.supported, predict)
-    if not options.quiet:
-        fitting = sum(prediction.fits for prediction in predictions)
-        stages = f" in {len(space.stages)} stages" if space.stages else ""
-        click.echo(
-            f"predicted all {count(len(predictions))} configurations{stages} in "
-            f"{format_duration(time.monotonic() - started)}: {count(fitting)} fit",
-            err=options.as_json,
-        )
+    fitting = sum(prediction.fits for prediction in predictions)
+    stages = f" in {len(space.stages)} stages" if space.stages else ""
+    listener.say(
+        f"predicted all {len(predictions):,} configurations{stages} in "
+        f"{format_duration(time.monotonic() - started)}: {fitting:,} fit"
+    )
     return predictions
 
 
-def _inert(plan: Plan, predictions: Sequence[Prediction]) -> tuple[str, ...]:
+def _inert(plan: Plan, predictions: Sequence[Prediction], listener: Listener) -> tuple[str, ...]:
     """What is to be said of knobs that change nothing; said once here, and in the report."""
     from tuner.estimators.inert import inert_knobs
 
@@ -190,7 +185,6 @@ def _inert(plan: Plan, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         return ()
     found = inert_knobs(plan.part.supported, predictions, tuple(plan.part.knobs))
     notes = tuple(f"{inert} (predicted)" for inert in found)
-    if not plan.options.quiet:
-        for note in notes:
-            print_fields([("note", note)], err=plan.options.as_json)
+    for note in notes:
+        listener.note(note)
     return notes

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.device import with_profile
-from tuner.cli.measuring import Measuring, Mode, Simulating, decide
-from tuner.cli.options import parse_margin
-from tuner.cli.own_code import model_version, require_lengths, require_trials, searcher_of
-from tuner.cli.target import Target, check_conditions
+from tuner.engine.device import with_profile
+from tuner.engine.listener import SILENT, Listener
+from tuner.engine.margin import parse_margin
+from tuner.engine.measuring import Measuring, Mode, Simulating, decide
+from tuner.engine.own_code import model_version, require_lengths, require_trials, searcher_of
+from tuner.engine.target import Target, check_conditions
 from tuner.errors import InputError
 from tuner.records import Configuration, KnobValue, Source, TrialRecord
+from tuner.tune.request import DEFAULT_SEARCHER, DEFAULT_TRIALS
 
 if TYPE_CHECKING:
-    from tuner.cli.support import SupportedSpace
+    from tuner.engine.support import SupportedSpace
     from tuner.estimators.speed.profile import DeviceProfile
     from tuner.results.facts import SpaceFacts
     from tuner.results.front import Objective
@@ -26,20 +28,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """The options of `tuner search` that say how to search."""
+    """How to search: what the options of `tuner search` and the arguments of `tuner.search` say.
 
-    trials: int
-    seed: int
-    time_limit: float | None
-    margin: str | None
-    searcher: str
-    workers: int | None
-    fresh: bool
-    quiet: bool
-    address: str | None
-    where: tuple[str, ...]
-    settings: tuple[str, ...]
-    as_json: bool
+    Times are in seconds, memory is in bytes; `margin` is a share ("3%") or a size ("2GiB").
+    """
+
+    trials: int = DEFAULT_TRIALS
+    seed: int = 0
+    time_limit: float | None = None
+    margin: str | None = None
+    searcher: str = DEFAULT_SEARCHER
+    workers: int | None = None
+    fresh: bool = False
+    address: str | None = None
+    where: tuple[str, ...] = ()
+    settings: Mapping[str, KnobValue] = field(default_factory=dict)
     mode: Mode = Mode.AUTO
     memory_limit: int | None = None
     budget: float | None = None
@@ -51,7 +54,6 @@ class SearchOptions:
     gpu_hours: float | None = None
     max_cost: float | None = None
     min_gain: float | None = None
-    dry_run: bool = False
     study: Path | None = None
     objectives: tuple[str, ...] = ()
 
@@ -105,11 +107,9 @@ class Plan:
         return held and self.part.space.matches(configuration, self.options.where)
 
 
-def make_plan(target: Target, options: SearchOptions) -> Plan:
+def make_plan(target: Target, options: SearchOptions, listener: Listener = SILENT) -> Plan:
     """Check everything that can be wrong. Raises `InputError`; writes no results."""
-    from tuner.space import parse_settings
-
-    settings = parse_settings(options.settings)
+    settings = options.settings
     space = target.space.with_settings(settings) if settings else target.space
     narrowed = dataclasses.replace(target, space=space)
     check_study(options.study)
@@ -134,9 +134,9 @@ def make_plan(target: Target, options: SearchOptions) -> Plan:
     target.folder.read()  # a journal that cannot be read is found now
     gpu, profile = target.gpu, None
     if space.predictable:
-        gpu, profile = with_profile(gpu, quiet=options.quiet, err=options.as_json)
+        gpu, profile = with_profile(gpu, listener)
     # Seconds to import from here on.
-    from tuner.cli.support import supported_part
+    from tuner.engine.support import supported_part
     from tuner.estimators.predict import DEFAULT_MARGIN_FRACTION
     from tuner.runner.base import outcome_versions
 
@@ -168,7 +168,7 @@ def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]
     """
     from tuner.results.front import DEFAULT_OBJECTIVES
     from tuner.results.objectives import objectives_of
-    from tuner.tune.request import DEFAULT_SEARCHER, check_objectives
+    from tuner.tune.request import check_objectives
 
     names = tuple(dict.fromkeys(options.objectives)) or target.facts.objectives
     found = objectives_of(names, target.facts, target.gpu)

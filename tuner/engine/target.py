@@ -1,4 +1,4 @@
-"""What a command is about: a search space, a GPU type and the folder of their results."""
+"""What is searched: a search space, a GPU type and the folder of their results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load_target(
     price: float | None = None,
 ) -> Target:
     """Look everything up that can be without torch. Raises `InputError`."""
-    from tuner.cli.device import find_gpu
+    from tuner.engine.device import find_gpu
     from tuner.results.store import ResultsFolder
     from tuner.space import load_space
 

@@ -1,12 +1,19 @@
-"""The configuration that a search recommends, as `best`, `apply` and `export` look it up."""
+"""The configuration that a search recommends, looked up in its journal; or why there is none."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tuner.errors import NothingFitsError
+from tuner.records import TrialRecord
+from tuner.results.front import device_bytes, margin_bytes
+from tuner.results.view import source_label
+from tuner.units import format_size
+
 if TYPE_CHECKING:
-    from tuner.cli.target import Target
+    from tuner.engine.target import Target
     from tuner.results.best import Recommendation
 
 
@@ -25,9 +32,8 @@ def recommended(
     Raises `UnavailableError` where nothing was searched yet,
     and `NothingFitsError`.
     """
-    from tuner.cli.answers import nothing_fits_error
-    from tuner.cli.options import parse_margin
-    from tuner.cli.target import check_conditions, require_records, with_margin
+    from tuner.engine.margin import parse_margin
+    from tuner.engine.target import check_conditions, require_records, with_margin
     from tuner.results.best import recommend
     from tuner.results.journal import latest
     from tuner.results.objectives import objectives_of, require_known
@@ -58,3 +64,33 @@ def recommended(
         met = [r for r in records if target.space.matches(r.configuration, where)]
         raise nothing_fits_error(dataclasses.replace(target, gpu=allowed), met, conditions)
     return best
+
+
+def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]) -> str:
+    """Why there is no recommendation, with the number that says how far away it is."""
+    sizes = [size for r in records if (size := device_bytes(r)) is not None]
+    tried = f"none of the {len(records)} configurations tried fits {target.gpu.name}"
+    if conditions:
+        from tuner.expressions import all_of
+
+        tried += f" where {all_of(conditions)}"
+    if not sizes:
+        return tried
+    limit = format_size(target.gpu.memory_bytes)
+    margin = max(map(margin_bytes, records), default=0)
+    return (
+        f"{tried}: the smallest needs {format_size(min(sizes))} ({source_label(records)}) of "
+        f"{limit}, of which "
+        f"{format_size(margin)} are to stay free"
+    )
+
+
+def nothing_fits_error(
+    target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]
+) -> NothingFitsError:
+    """The error that ends a command which has nothing to recommend."""
+    return NothingFitsError(
+        nothing_fits(target, records, conditions),
+        hint="lower the floors with --where, allow smaller values in the space, try more "
+        "trials, or take a larger GPU",
+    )

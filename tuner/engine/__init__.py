@@ -1,0 +1,1 @@
+"""What the commands and the Python API do: plan, predict, search, choose. It prints nothing."""

@@ -1,0 +1,100 @@
+"""The memory and speed of one configuration on one GPU, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import InputError
+
+if TYPE_CHECKING:
+    from tuner.estimators.speed.profile import DeviceProfile
+    from tuner.estimators.stages import StagedPrediction
+    from tuner.gpus import Gpu
+    from tuner.records import Configuration, Prediction
+    from tuner.space import SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is predicted of one configuration; `stages` says it of each, where there are some."""
+
+    space: SearchSpace
+    configuration: Configuration
+    gpu: Gpu
+    prediction: Prediction
+    stages: StagedPrediction | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `tuner estimate --json` prints it."""
+        from tuner.runner.base import outcome_versions
+
+        values: dict[str, Any] = {
+            "space": self.space.name if self.space.path is not None else None,
+            "model": self.space.model,
+            **self.prediction.to_dict(),
+            "configuration": self.configuration.to_dict(),
+            "versions": outcome_versions(),
+        }
+        if self.stages is None:
+            return values
+        return {
+            **values,
+            "limiting_stage": self.stages.limiting,
+            "misfits": list(self.stages.misfits),
+            "epoch_s": self.stages.epoch_s,
+            "run_s": self.stages.run_s,
+            "stages": {name: one.to_dict() for name, one in self.stages.stages.items()},
+        }
+
+
+def one_configuration(
+    space_name: str | None, model: str | None, settings: Mapping[str, Any]
+) -> tuple[SearchSpace, Configuration]:
+    """The configuration that a space or a model and settings name, with its space.
+
+    Without a space it is that of a LoRA training with defaults for all that is not set.
+    """
+    from tuner.engine.target import with_model
+    from tuner.space import default_space, load_space
+
+    if space_name is not None:
+        space = with_model(load_space(space_name), model)
+    elif model is not None:
+        space = default_space(model, settings)
+    else:
+        raise InputError("neither a search space nor a model is named", hint="name one of them")
+    return space, space.configuration(settings, strict=False)
+
+
+def estimate_configuration(
+    space: SearchSpace,
+    configuration: Configuration,
+    gpu: Gpu,
+    *,
+    margin_fraction: float | None = None,
+    profile: DeviceProfile | None = None,
+) -> Estimate:
+    """The prediction of one configuration, of each stage and of all together where there are some.
+
+    Raises `InputError`, with everything that is wrong, when the GPU cannot run it.
+    """
+    from tuner.engine.support import require_supported
+    from tuner.estimators.predictor import Job, Predictor
+    from tuner.estimators.stages import predict_stages
+
+    stages = [*space.stage_configurations(configuration).values()]
+    for values in stages or [configuration]:
+        require_supported(values, gpu)
+    predictor = Predictor(Job(space.workload, space.predicted_model()))
+
+    def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
+        return predictor.predict(
+            configurations, gpu, margin_fraction=margin_fraction, profile=profile
+        )
+
+    if not stages:
+        return Estimate(space, configuration, gpu, predict([configuration])[0])
+    staged = predict_stages(space, [configuration], predict)[0]
+    return Estimate(space, configuration, gpu, staged.overall, staged)

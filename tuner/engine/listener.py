@@ -1,0 +1,44 @@
+"""What hears of a search while it runs: the command line prints it, a program does otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tuner.engine.plan import Plan
+    from tuner.records import TrialRecord
+    from tuner.tune.progress import Progress
+
+Compiling = Callable[[int, int], None]
+"""Called with the number of structures that were traced, and of those in all."""
+
+
+class Listener:
+    """Hears everything and tells nobody: the base of those that do."""
+
+    def say(self, text: str) -> None:
+        """What happened, in a sentence: nothing that the answer would not hold without it."""
+
+    def warn(self, text: str) -> None:
+        """What the user should hear even where nothing else is said."""
+
+    def note(self, text: str) -> None:
+        """Something about the space that its author may want to know."""
+
+    def planned(self, plan: Plan, known: tuple[TrialRecord, ...]) -> None:
+        """A search was checked and begins; `known` are the trials of earlier ones."""
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[Compiling]:
+        """While a space is predicted; what it yields is called as that goes on."""
+        yield lambda done, total: None
+
+    @contextlib.contextmanager
+    def searching(self) -> Iterator[Callable[[Progress], None]]:
+        """While trials run; what it yields is called at each change."""
+        yield lambda progress: None
+
+
+SILENT = Listener()
