@@ -15,6 +15,7 @@ from tuner.records import Configuration, KnobValue
 from tuner.space.apply import ApplyTarget
 from tuner.space.command import Command
 from tuner.space.data import DataFacts
+from tuner.space.distributed_terms import rule_with_ranks
 from tuner.space.knobs import Knob
 from tuner.space.rules import (
     Derivations,
@@ -252,7 +253,7 @@ class SearchSpace:
         """Everything that a configuration must meet, in every stage."""
         texts = [(text, f"constraints[{i}]") for i, text in enumerate(self.constraints)]
         always = VOCABULARIES[self.workload].always if self.predictable else ()
-        texts += [(text, "") for text in always]
+        texts += [(rule_with_ranks(text, self.names), "") for text in always]
         rules: list[Rule] = []
         for stage in (None, *self.stages):
             kinds = [kind_rule(self.terms[n], self.derivations, stage) for n in self.derived]
@@ -296,12 +297,16 @@ def complete_space(space: SearchSpace) -> SearchSpace:
     unset = space.names - mentioned
     missing = [term for name, term in space.terms.items() if name in unset]
     values = {term.name: term.default for term in missing if term.default_rule is None}
-    rules = {term.name: term.default_rule for term in missing if term.default_rule is not None}
+    rules = {
+        term.name: rule_with_ranks(term.default_rule, mentioned)
+        for term in missing
+        if term.default_rule is not None
+    }
     if "grad_accum" in mentioned and "effective_batch" in unset:
         # The default derives the accumulation from the effective batch; here it is the other
         # way round.
         del values["effective_batch"]
-        rules["effective_batch"] = "micro_batch * grad_accum"
+        rules["effective_batch"] = rule_with_ranks("micro_batch * grad_accum", mentioned)
     return dataclasses.replace(
         space,
         fixed={**space.fixed, **values},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.errors import InputError, Problem, unknown
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue
+from tuner.space.distributed_terms import GPUS_PER_TRIAL, rule_with_ranks
 from tuner.space.knobs import Knob
 from tuner.space.rules import show_values
 
@@ -34,6 +35,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
 def configure(space: SearchSpace, settings: Mapping[str, Any], *, strict: bool) -> Configuration:
     """See `SearchSpace.configuration`."""
     wanted = _read(space, settings, strict=strict)
+    space = _with_ranks(space, wanted)
     first = {name: knob.values[0] for name, knob in space.knobs.items()}
     values: dict[str, KnobValue] = {**space.fixed, **first, **(space.baseline or {})}
     values |= {name: value for name, value in wanted.items() if name not in space.derived}
@@ -49,6 +51,18 @@ def configure(space: SearchSpace, settings: Mapping[str, Any], *, strict: bool) 
         if full[name] != wanted[name]
     )
     return Configuration(full)
+
+
+def _with_ranks(space: SearchSpace, wanted: Mapping[str, KnobValue]) -> SearchSpace:
+    """The space with the GPUs of a trial among its names, where only the settings speak of them.
+
+    What the space derives the accumulation from then counts the ranks too.
+    """
+    if GPUS_PER_TRIAL not in wanted or GPUS_PER_TRIAL in space.names:
+        return space
+    derived = {n: rule_with_ranks(rule, (GPUS_PER_TRIAL,)) for n, rule in space.derived.items()}
+    fixed = {**space.fixed, GPUS_PER_TRIAL: wanted[GPUS_PER_TRIAL]}
+    return dataclasses.replace(space, fixed=fixed, derived=derived)
 
 
 def pin(space: SearchSpace, settings: Mapping[str, Any]) -> SearchSpace:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tuner.records import Configuration
 from tuner.space.contrastive_terms import CONTRASTIVE
+from tuner.space.distributed_terms import DISTRIBUTED_TERMS
 from tuner.space.machine_terms import MACHINE
 from tuner.space.multitask_terms import MULTITASK
 from tuner.space.terms import Term, Vocabulary
@@ -33,7 +34,7 @@ _CAUSAL_LM = (
     Term(
         "effective_batch",
         "int",
-        "sequences in one optimizer step: micro_batch * grad_accum",
+        "sequences in one optimizer step: micro_batch * grad_accum (* gpus_per_trial)",
         default=16,
         minimum=1,
     ),
@@ -175,7 +176,7 @@ _CAUSAL_LM = (
 VOCABULARIES: Mapping[str, Vocabulary] = {
     "causal_lm": Vocabulary(
         "causal_lm",
-        {term.name: term for term in (*_CAUSAL_LM, *MACHINE)},
+        {term.name: term for term in (*_CAUSAL_LM, *MACHINE, *DISTRIBUTED_TERMS)},
         always=("effective_batch == micro_batch * grad_accum",),
     ),
     "contrastive": CONTRASTIVE,

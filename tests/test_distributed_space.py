@@ -1,0 +1,92 @@
+"""`gpus_per_trial` in search spaces: its kinds, its rules, and what follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import InputError
+from tuner.records import Configuration
+from tuner.space import load_space
+from tuner.space.distributed_terms import gpus_per_trial, most_gpus_per_trial, strategy
+
+SPACE = """
+name: pair
+workload: causal_lm
+model: tiny-llama-3m
+knobs:
+  micro_batch: [1, 2, 4]
+  {knob}
+fixed:
+  effective_batch: 8
+  lora_rank: 8
+  max_length: 64
+  precision: fp32
+  {fixed}
+derived:
+  lora_alpha: 2 * lora_rank
+  {derived}
+"""
+
+
+def write(folder: Path, *, knob: str = "", fixed: str = "", derived: str = "") -> str:
+    path = folder / "pair.yaml"
+    path.write_text(SPACE.format(knob=knob, fixed=fixed, derived=derived))
+    return str(path)
+
+
+def test_the_accumulation_follows_from_the_gpus(tmp_path: Path) -> None:
+    space = load_space(write(tmp_path, fixed="gpus_per_trial: 2"))
+    found = {c["micro_batch"]: c["grad_accum"] for c in space.configurations()}
+    assert found == {1: 4, 2: 2, 4: 1}
+
+
+def test_as_a_knob_each_value_has_an_accumulation_of_its_own(tmp_path: Path) -> None:
+    space = load_space(write(tmp_path, knob="gpus_per_trial: [1, 2, 4]"))
+    found = {
+        (c["gpus_per_trial"], c["micro_batch"], c["grad_accum"]) for c in space.configurations()
+    }
+    # 4 sequences on each of 4 GPUs are more than the effective batch of 8.
+    assert found == {(n, m, 8 // n // m) for n in (1, 2, 4) for m in (1, 2, 4) if n * m <= 8}
+    assert most_gpus_per_trial(space.choices, space.fixed) == 4
+
+
+def test_a_rule_of_the_users_that_forgets_the_gpus_is_named(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, fixed="gpus_per_trial: 2", derived="grad_accum: effective_batch // micro_batch"
+    )
+    with pytest.raises(InputError) as error:
+        load_space(path)
+    assert "micro_batch * grad_accum * gpus_per_trial" in str(error.value.problems or error.value)
+
+
+def test_one_gpu_changes_no_configuration_of_a_space_that_does_not_say(tmp_path: Path) -> None:
+    space = load_space(write(tmp_path))
+    configuration = next(space.configurations())
+    assert "gpus_per_trial" not in configuration
+    assert "distributed" not in configuration
+    assert gpus_per_trial(configuration) == 1
+    assert strategy(configuration) == "ddp"
+
+
+def test_a_setting_on_the_command_line_divides_the_accumulation() -> None:
+    space = load_space("tiny_cpu")
+    one = space.configuration({"micro_batch": "2"}, strict=False)
+    two = space.configuration({"micro_batch": "2", "gpus_per_trial": "2"}, strict=False)
+    assert (one["grad_accum"], two["grad_accum"]) == (4, 2)
+    assert two["effective_batch"] == one["effective_batch"]
+    with pytest.raises(InputError, match="does not hold"):
+        space.configuration({"micro_batch": "8", "gpus_per_trial": "2"}, strict=False)
+
+
+@pytest.mark.parametrize("value", [0, -1, 17, "two", 1.5, True])
+def test_other_numbers_of_gpus_are_refused(tmp_path: Path, value: object) -> None:
+    with pytest.raises(InputError):
+        load_space(write(tmp_path, fixed=f"gpus_per_trial: {value}"))
+
+
+@pytest.mark.parametrize("value", [True, 0, 17, "2"])
+def test_a_configuration_from_elsewhere_is_checked_too(value: object) -> None:
+    with pytest.raises(InputError, match="gpus_per_trial"):
+        gpus_per_trial(Configuration({"gpus_per_trial": value}))
