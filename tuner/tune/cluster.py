@@ -15,9 +15,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import ray
+from ray._private import ray_constants
 
 from tuner.errors import InputError, UnavailableError
 from tuner.runner.environment import DEVICE_ORDER
+from tuner.tune.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000
 """Trials exchange a few kilobytes; Ray's own default is 30 % of the host's memory."""
@@ -25,6 +27,11 @@ OBJECT_STORE_BYTES = 100_000_000
 JOIN_TIMEOUT_S = 5.0
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+NOT_WATCHED = Watch()
+
+METRICS_PERIOD_MS = 2000
+"""How often processes of a cluster of its own hand in their metrics; Ray's default is 10 s."""
 
 SOCKET_ROOM = 60
 """Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""
@@ -34,7 +41,6 @@ QUIET_ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_enable_metrics_collection": "0",
     # A trial that exhausts the host's memory ends by itself; Ray would end its supervisor.
     "RAY_memory_monitor_refresh_ms": "0",
     **DEVICE_ORDER,
@@ -75,8 +81,9 @@ def connected(
     cpus: int,
     gpus: Sequence[int] = (),
     undisturbed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    watch: Watch = NOT_WATCHED,
 ) -> Iterator[None]:
-    """Ray is initialised inside.
+    """Ray is initialised inside, and can be watched as `watch` says.
 
     Uses the connection of this process if there is one; else joins the cluster at `address`;
     else starts a cluster with `cpus` CPUs and the GPUs of these indices, and on leaving ends all
@@ -92,9 +99,10 @@ def connected(
         stack.callback(_shut_down, undisturbed)
         with undisturbed():
             if address is None:
-                _start(folder, cpus, gpus)
+                url = _start(folder, cpus, gpus, watch)
             else:
-                _join(address)
+                url = _join(address)
+        _tell(watch, url)
         yield
 
 
@@ -139,18 +147,52 @@ def offered(address: str) -> Mapping[str, float]:
         return dict(ray.cluster_resources())
 
 
-def _start(folder: Path, cpus: int, gpus: Sequence[int]) -> None:
-    with _visible(gpus):
-        ray.init(
+def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
+    """Start a cluster on this machine; returns the address of its dashboard, if it has one."""
+    with _visible(gpus), _on_localhost():
+        context = ray.init(
             address="local",
             num_cpus=cpus,
             num_gpus=len(gpus),
-            include_dashboard=False,
+            include_dashboard=watch.dashboard,
+            dashboard_host=LOCALHOST,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
             _temp_dir=str(folder),
+            _metrics_export_port=watch.metrics_port or None,
+            # Collecting them takes time of the processor that trials run on.
+            _system_config={
+                "enable_metrics_collection": watch.metrics,
+                "metrics_report_interval_ms": METRICS_PERIOD_MS,
+            },
         )
+    return str(context.dashboard_url or "")
+
+
+@contextlib.contextmanager
+def _on_localhost() -> Iterator[None]:
+    """The processes of a cluster that is started inside listen on the loopback address alone.
+
+    So Ray does by itself on macOS and Windows. It asks a constant of its own for that, and has no
+    argument for it: an address of localhost is replaced by the one that other machines see.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _tell(watch: Watch, dashboard: str) -> None:
+    """Say where there is something to see of the cluster that was started or joined."""
+    if watch.dashboard and dashboard:
+        watch.tell(f"dashboard: http://{dashboard}")
+    if watch.metrics_port is not None:
+        (node,) = ray.nodes()
+        watch.tell(f"metrics: http://{LOCALHOST}:{node['MetricsExportPort']}/metrics")
+        watch.tell(f"to import into Grafana: {GRAFANA_DASHBOARD}")
 
 
 @contextlib.contextmanager
@@ -175,13 +217,15 @@ def _shut_down(undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
         ray.shutdown()
 
 
-def _join(address: str) -> None:
+def _join(address: str) -> str:
+    """Join the cluster; returns the address of its dashboard, if it has one."""
     if address != "auto":
         _check_answer(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise _no_cluster(address) from error
+    return str(context.dashboard_url or "")
 
 
 def _check_answer(address: str) -> None:
