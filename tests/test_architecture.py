@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.main import COMMANDS
+from tuner.cli.main import COMMANDS, module_of
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tuner").rglob("*.py"))
@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "tuner").rglob("*.py"))
 # From the bottom up; a layer imports from itself and from what stands above it in this list.
 LAYERS = (
     {"__init__", "errors"},
-    {"records", "units", "nvml", "host"},
+    {"records", "text", "units", "nvml", "host"},
     {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
     {"estimators"},
@@ -164,7 +164,7 @@ def test_light_modules_load_no_heavy_library():
     }
     modules = [m for m in map(module_name, FILES) if package_of(m) in light]
     modules += ["tuner.runner.base", "tuner.workloads", "tuner.workloads.base", "tuner.cli.main"]
-    modules += [f"tuner.cli.{name}" for name in COMMANDS]
+    modules += [module_of(name) for name in COMMANDS]
     loaded = run_python(
         "import importlib, json, sys\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"

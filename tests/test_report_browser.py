@@ -157,7 +157,7 @@ def test_reader_without_eyes_is_told_what_each_plot_and_section_is(browser, repo
     opened = Opened(browser, report)
     page = opened.page
     for plot in page.locator(".plot").all():
-        assert plot.get_attribute("role") == "img"
+        assert plot.get_attribute("role") in ("img", "figure")
         assert len(plot.get_attribute("aria-label")) > 20
     for section in page.locator("section").all():
         title = section.get_attribute("aria-labelledby")

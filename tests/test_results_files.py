@@ -22,6 +22,7 @@ from tuner.results.plot import pareto_png
 from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder, safe_name, write_atomically
 from tuner.results.view import build_view
+from tuner.text import printable
 from tuner.units import GIB, significant
 
 FILES = {"trials.jsonl", "pareto.csv", "best.yaml", "pareto.png", "report.html"}
@@ -237,7 +238,7 @@ def test_names_are_shown_as_text():
     assert page.tags.count("script") == 3
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert EVIL[:20] in "".join(page.text)
-    assert page.data["trials"]["rows"][0][-1] == EVIL
+    assert page.data["trials"]["rows"][0][-1] == printable(EVIL) != EVIL
     ticks = page.data["figures"]["knob-0"]["layout"]["xaxis"]["ticktext"]
     assert not [text for text in ticks if "<" in text or "$" in text]  # plotly reads both
     assert pareto_png(view).startswith(b"\x89PNG")

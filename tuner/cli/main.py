@@ -22,6 +22,7 @@ COMMANDS = (
     "search",
     "best",
     "show",
+    "report",
     "explain",
     "compare",
     "apply",
@@ -29,14 +30,27 @@ COMMANDS = (
     "estimate",
     "trial",
     "calibrate",
+    "submit",
+    "jobs",
+    "logs",
+    "stop",
+    "fetch",
+    "node-resources",
     "doctor",
     "monitor",
     "data",
     "gpus",
     "models",
     "spaces",
+    "cluster-job",
 )
 """In the order in which people need them. Each is `command` in the module of its name."""
+
+
+def module_of(command: str) -> str:
+    """The module of a command: `tuner.cli.node_resources` for "node-resources"."""
+    return f"tuner.cli.{command.replace('-', '_')}"
+
 
 EXIT_BROKEN_PIPE = 128 + 13
 """What a shell reports of a program that SIGPIPE ended."""
@@ -53,7 +67,7 @@ class LazyGroup(click.Group):
         """The subcommand, or None when there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        found = importlib.import_module(f"tuner.cli.{cmd_name}").command
+        found = importlib.import_module(module_of(cmd_name)).command
         assert isinstance(found, click.Command)
         return found
 

@@ -217,8 +217,18 @@ def find_baseline(
     return matches[0] if len({r.configuration.key for r in matches}) == 1 else None
 
 
-def best_yaml(best: Recommendation | None, space: SpaceFacts, gpu: GpuLike, *, trials: int) -> str:
+def best_yaml(
+    best: Recommendation | None,
+    space: SpaceFacts,
+    gpu: GpuLike,
+    *,
+    trials: int,
+    command: str = "",
+    notes: Sequence[str] = (),
+) -> str:
     """The text of `best.yaml`: two lines for people, then `Recommendation.to_dict` as YAML.
+
+    Below it, under `search`, the command that searched and what was noted on the way.
 
     When nothing fits, `configuration` is null and the text says so; an answer of an earlier
     search must not stay behind.
@@ -246,6 +256,8 @@ def best_yaml(best: Recommendation | None, space: SpaceFacts, gpu: GpuLike, *, t
             + f"# Every number of memory, speed, time and cost below is {source} ({how}).\n"
         )
         data = best.to_dict()
+    if command or notes:
+        data["search"] = {"command": command, "notes": list(notes)}
     body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
     return comment + body
 

@@ -45,5 +45,6 @@ def _stored(path: Path, best: Recommendation) -> MemoryCourse | None:
     try:
         found = json.loads(path.read_text("utf-8"))
         return MemoryCourse.from_dict(found["course"]) if found["of"] == _subject(best) else None
-    except (OSError, KeyError, TypeError, ValueError):  # none yet, edited, or of another version
+    # None yet, edited, or of another version.
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None

@@ -24,6 +24,7 @@ from tuner.results.plot import (
 )
 from tuner.results.table import value_text
 from tuner.results.view import Kind, View
+from tuner.text import printable
 from tuner.units import GIB, significant
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def _value_order(value: KnobValue) -> tuple[bool, float, str]:
 
 def _as_text(value: KnobValue) -> str:
     """A value for a label, cut to fit, in which plotly.js would read tags and $formulas$."""
-    text = value_text(value)
+    text = printable(value_text(value))
     short = text if len(text) <= MAX_TICK_LENGTH else text[: MAX_TICK_LENGTH - 1] + "…"
     return html.escape(short).replace("$", "&#36;")
 

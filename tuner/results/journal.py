@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import sys
 import tempfile
@@ -20,8 +19,12 @@ from types import TracebackType
 from typing import Any
 
 from tuner.errors import InputError, Problem, UnavailableError
-from tuner.records import JOURNAL_SCHEMA, Source, Status, TrialRecord
+from tuner.records import JOURNAL_SCHEMA, Source, StageNumbers, Status, TrialRecord
 from tuner.results.repeats import pooled
+
+MAX_MAGNITUDE = 1e30
+"""No quantity of a training run comes near it (an exaFLOP for a century is 3e27), and beyond a
+float's range a number cannot be shown."""
 
 MAX_PROBLEMS = 20
 """How many malformed lines one error lists; a wrong file would otherwise fill the screen."""
@@ -213,11 +216,16 @@ def _standing(record: TrialRecord) -> tuple[bool, bool]:
 
 
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_MAGNITUDE
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # False of nan, too.
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= MAX_MAGNITUDE
+    )
 
 
 def _is_str(value: object) -> bool:
@@ -226,6 +234,20 @@ def _is_str(value: object) -> bool:
 
 def _is_pair(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_str, value))
+
+
+def _is_knob_value(value: object) -> bool:
+    if isinstance(value, int | float):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, str) or _is_texts(value)
+
+
+def _is_stage(value: object) -> bool:
+    return isinstance(value, StageNumbers) and not _wrong_types(value)
 
 
 def _mapping_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -247,6 +269,10 @@ _TYPE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "Mapping[str, float]": _mapping_of(_is_number),
     "Mapping[str, str]": _mapping_of(_is_str),
     "Mapping[str, tuple[float, float]]": _mapping_of(_is_pair),
+    "Mapping[str, StageNumbers]": _mapping_of(_is_stage),
+    "tuple[float, float] | None": lambda value: value is None or _is_pair(value),
+    "tuple[str, ...]": _is_texts,
+    "Configuration": _mapping_of(_is_knob_value),
 }
 
 

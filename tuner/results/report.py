@@ -13,15 +13,18 @@ from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdict
 from tuner.results.best import Recommendation
 from tuner.results.course_figure import course_figure
 from tuner.results.figures import agreement_figure, front_figure, knob_figures
+from tuner.results.gpus_figure import gpu_rows, gpus_figure
 from tuner.results.levels import levels
 from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.plot import LABELS, subtitle
 from tuner.results.plotlyjs import plotlyjs
 from tuner.results.progress_figure import progress, progress_figure, progress_text
+from tuner.results.siblings import Siblings, front_of
 from tuner.results.stages import rows_of
 from tuner.results.table import value_text
 from tuner.results.view import View
-from tuner.units import GIB, format_duration, format_gib, format_size, significant
+from tuner.text import printable
+from tuner.units import GIB, MIB, format_duration, format_gib, format_size, significant
 
 if TYPE_CHECKING:
     from tuner.estimators.course import MemoryCourse
@@ -39,6 +42,9 @@ MEMORY_COLORS: Mapping[str, str] = {
 }
 _MORE_COLORS = tuple(MEMORY_COLORS.values())
 MAX_FRONT_ROWS = 60
+LEAST_SHOWN_BYTES = MIB // 20
+"""What is less would be shown as 0.0 MiB."""
+NO_SIBLINGS = Siblings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +57,14 @@ class Part:
     color: str | None
 
 
-def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
+def report_html(
+    view: View, *, course: MemoryCourse | None = None, siblings: Siblings = NO_SIBLINGS
+) -> str:
     """The report as HTML text. Every name in it is shown as text, whatever it contains.
 
-    `course` is the memory of the recommended configuration over a step, where it is known. The
-    page asks nothing of the network, and its content security policy forbids it to.
+    `course` is the memory of the recommended configuration over a step, where it is known;
+    `siblings` are the results on other GPU types. The page asks nothing of the network, and its
+    content security policy forbids it to.
     """
     # Only where a report is written: both take longer to import than `tuner best` may run.
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -67,16 +76,19 @@ def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
     knobs = knob_figures(view)
     rows = progress(view)
+    fronts = [front_of(view), *siblings.fronts] if siblings.fronts else []
     more = {
+        "gpus": gpus_figure(fronts, lines=view.is_default),
         "course": course_figure(course, view.gpu.memory_bytes, MEMORY_COLORS) if course else None,
         "agreement": agreement_figure(view),
         "progress": progress_figure(rows),
     }
     page = {
-        "trials": _trials(view),
+        "trials": _all_shown(_trials(view)),
         "figures": {
             "front": front_figure(view) if view.is_default else objective_figure(view),
             **{name: figure for name, figure in more.items() if figure},
@@ -105,10 +117,27 @@ def report_html(view: View, *, course: MemoryCourse | None = None) -> str:
         runs=_runs(view),
         versions=_versions(view),
         plotlyjs=library,
+        gpu_rows=gpu_rows(fronts),
+        unreadable=siblings.unreadable,
         value_text=value_text,
         format_gib=format_gib,
     )
     return text
+
+
+def _shown(value: Any) -> Any:
+    """What a name may not do to a page either: turn the direction of writing, or hide."""
+    # Markup is the page's own.
+    return printable(value) if type(value) is str else value
+
+
+def _all_shown(value: Any) -> Any:
+    """The same of every text in lists and tables of them."""
+    if isinstance(value, dict):
+        return {_shown(name): _all_shown(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_all_shown(item) for item in value]
+    return _shown(value)
 
 
 def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
@@ -155,7 +184,7 @@ def _memory_parts(best: Recommendation) -> list[Part]:
     parts = [
         Part(_words(name), format_size(size), 100 * size / limit, _color(index, name))
         for index, (name, size) in enumerate(known.items())
-        if size > 0
+        if size >= LEAST_SHOWN_BYTES
     ]
     free = best.free_bytes
     return [*parts, Part("free", format_gib(free), 100 * free / limit, None)]

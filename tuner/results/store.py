@@ -16,6 +16,7 @@ from tuner.results.best import Recommendation, best_yaml
 from tuner.results.course_file import CourseOf, course_json, load_or_trace
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.journal import JournalContents, JournalWriter, check_writable, read_journal
+from tuner.results.siblings import read_siblings
 from tuner.results.table import pareto_csv
 from tuner.results.view import View, build_view
 
@@ -123,7 +124,8 @@ class ResultsFolder:
             course = load_or_trace(self.memory_course, view.best, course_of)
             if course is not None:
                 write_atomically(self.memory_course, _utf8(course_json(course, view.best)))
-        write_atomically(self.report_html, _utf8(report_html(view, course=course)))
+        others = read_siblings(self, view.knobs)
+        write_atomically(self.report_html, _utf8(report_html(view, course=course, siblings=others)))
         return view
 
 
@@ -131,7 +133,14 @@ def write_tables(folder: ResultsFolder, view: View) -> None:
     """Write `pareto.csv` and `best.yaml`: milliseconds, for use while a search runs."""
     best: Recommendation | None = view.best
     write_atomically(folder.pareto_csv, _utf8(pareto_csv(view)))
-    text = best_yaml(best, view.space, view.gpu, trials=len(view.records))
+    text = best_yaml(
+        best,
+        view.space,
+        view.gpu,
+        trials=len(view.records),
+        command=view.command,
+        notes=view.notes,
+    )
     write_atomically(folder.best_yaml, _utf8(text))
 
 

@@ -1,0 +1,80 @@
+"""`tuner report`: the files of a search drawn again from its journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tuner.cli.options import (
+    examples,
+    gpu_options,
+    json_option,
+    model_option,
+    results_option,
+    space_option,
+    where_option,
+)
+
+
+@click.command(
+    "report",
+    short_help="Draw the report of a search again, and open it.",
+    epilog=examples(
+        "tuner report --space qlora27b --gpu a6000 --open",
+        "tuner report --space qlora27b --gpu all    # every type, beside each other",
+    ),
+)
+@space_option()
+@gpu_options
+@model_option("The model that --model of the search named.")
+@where_option
+@click.option("--open", "is_opened", is_flag=True, help="Open the report in a browser.")
+@results_option
+@json_option
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    space_name: str,
+    gpu_name: str,
+    gpu_memory: int | None,
+    price: float | None,
+    model: str | None,
+    where: tuple[str, ...],
+    is_opened: bool,
+    results: Path,
+    as_json: bool,
+) -> int:
+    """Write report.html, pareto.png, pareto.csv and best.yaml again from the journal.
+
+    Nothing is searched and nothing is run. Without --where the conditions of the search
+    stay. Exit code 1 when nothing that was tried fits.
+    """
+    from tuner.cli.render import print_fields, print_json
+    from tuner.engine.gpus_compared import ALL, searched_targets
+    from tuner.engine.report import redraw
+    from tuner.engine.target import load_target
+    from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError
+
+    if gpu_name == ALL:
+        if gpu_memory is not None or price is not None:
+            raise InputError("--gpu-memory and --price are about one GPU type, and --gpu is all")
+        targets = searched_targets(space_name, model, results)
+        for target in targets:  # each shows the others as they are now
+            redraw(target, where)
+    else:
+        memory = {"gpu_memory": gpu_memory, "price": price}
+        targets = [load_target(space_name, gpu_name, model=model, results=results, **memory)]
+    views = [redraw(target, where) for target in targets]
+    files = [target.folder.report_html for target in targets]
+    if as_json:
+        print_json(
+            [
+                {"gpu": view.gpu.id, "report": str(path), "trials": len(view.records)}
+                for view, path in zip(views, files, strict=True)
+            ]
+        )
+    else:
+        print_fields([(view.gpu.id, str(path)) for view, path in zip(views, files, strict=True)])
+    if is_opened:
+        click.launch(str(files[0]))
+    return EXIT_FOUND if any(view.best for view in views) else EXIT_NOTHING_FITS

@@ -1,0 +1,55 @@
+"""Draws the files of a search again from its journal, without searching."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.engine.target import Target, check_conditions, require_records
+from tuner.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from tuner.results.view import View
+
+
+def redraw(target: Target, where: tuple[str, ...] = ()) -> View:
+    """Write table, recommendation, picture and report of `target` again; returns what they show.
+
+    Nothing is traced and nothing is run: the numbers are those of the journal, and the memory over
+    a step is shown where the search kept it for what is recommended now. Without `where` the
+    conditions, the command and the notes of the search stay, as `best.yaml` holds them. Raises
+    `UnavailableError` where nothing was searched, and `InputError` for what is no condition.
+    """
+    records = require_records(target)
+    kept = _kept(target.folder.best_yaml)
+    search = _mapping(kept.get("search"))
+    conditions = where or tuple(_mapping(kept.get("chosen_from")).get("conditions") or ())
+    return target.folder.write_all(
+        records,
+        target.facts,
+        target.gpu,
+        where=lambda configuration: target.space.matches(configuration, conditions),
+        conditions=check_conditions(target, conditions),
+        command=str(search.get("command") or ""),
+        notes=tuple(map(str, search.get("notes") or ())),
+        course_of=lambda best: None,
+    )
+
+
+def _kept(path: Path) -> Mapping[str, Any]:
+    """What `best.yaml` of the search says; empty where there is none yet."""
+    import yaml  # 30 ms
+
+    if not path.exists():
+        return {}
+    try:
+        return _mapping(yaml.safe_load(path.read_text("utf-8")))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UnavailableError(
+            f"cannot read {str(path)!r}: {error}", hint="remove it: the journal has all numbers"
+        ) from error
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
