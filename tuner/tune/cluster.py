@@ -98,10 +98,7 @@ def connected(
             folder = stack.enter_context(scratch_folder())
         stack.callback(_shut_down, undisturbed)
         with undisturbed():
-            if address is None:
-                url = _start(folder, cpus, gpus, watch)
-            else:
-                url = _join(address)
+            url = _start(folder, cpus, gpus, watch) if address is None else _join(address)
         _tell(watch, url)
         yield
 

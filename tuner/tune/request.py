@@ -16,6 +16,7 @@ from tuner.results.front import DEFAULT_OBJECTIVES, Objective
 from tuner.results.pruned import Pruned
 from tuner.runner.base import RunnerFactory, outcome_versions
 from tuner.tune.budget import Budget, StoppedBy
+from tuner.tune.watch import Watch
 
 SEARCHERS = ("guided", "tpe", "nsga2", "gp", "random", "grid")
 DEFAULT_SEARCHER = "guided"
@@ -84,6 +85,7 @@ class SearchRequest:
       those GPUs of this machine that `local_gpus` lists by index.
     - `study_path` is a file in which the Optuna study is kept for other Optuna tools; it is
       derived from the journal and written anew by each search.
+    - `watch` says how others can watch the search; it changes nothing of what the search does.
     """
 
     space: Space
@@ -111,6 +113,7 @@ class SearchRequest:
     local_gpus: Sequence[int] = ()
     resources_per_trial: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     run_id: str = ""
+    watch: Watch = field(default_factory=Watch)
     versions: Mapping[str, str] = field(default_factory=outcome_versions)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ the records that go into the journal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ray.tune.logger import LoggerCallback, TBXLoggerCallback
@@ -89,9 +89,9 @@ class TrialTracker:
         self._logger.log_trial_end(run, failed=record.outcome.status in FAILURES)
 
 
-def trackers(tracked: Sequence[Tracking], experiment: str) -> list[TrialTracker]:
-    """One for each tracking; `experiment` is the name of MLflow's experiment."""
-    return [TrialTracker(_logger(one, experiment), Path(one.where)) for one in tracked]
+def tracker_of(tracking: Tracking, experiment: str) -> TrialTracker:
+    """What writes trials there; `experiment` is the name of MLflow's experiment."""
+    return TrialTracker(_logger(tracking, experiment), Path(tracking.where))
 
 
 def _logger(tracking: Tracking, experiment: str) -> LoggerCallback:
