@@ -112,16 +112,26 @@ def _normalise(text: str) -> str:
     return re.sub(r"[\s_-]+", "", text).casefold()
 
 
-def _find(text: str, catalogue: _Catalogue) -> Gpu:
-    """The entry that `text` names, or the error that says why there is none."""
+def types_named(text: str, extra: Path | None = None) -> tuple[str, ...]:
+    """The ids of the types that answer to `text`: one for most names, none for an unknown one."""
+    return _named(text, _load(extra))
+
+
+def _named(text: str, catalogue: _Catalogue) -> tuple[str, ...]:
     key = _normalise(text)
     gpus = catalogue.gpus
     for gpu in gpus.values():
         if key in map(_normalise, (gpu.id, *gpu.aliases)):
-            return gpu
-    ids = catalogue.ambiguous.get(key) or tuple(
+            return (gpu.id,)
+    return tuple(catalogue.ambiguous.get(key, ())) or tuple(
         gpu.id for gpu in gpus.values() if key in map(_normalise, (gpu.name, *gpu.device_names))
     )
+
+
+def _find(text: str, catalogue: _Catalogue) -> Gpu:
+    """The entry that `text` names, or the error that says why there is none."""
+    gpus = catalogue.gpus
+    ids = _named(text, catalogue)
     if len(ids) == 1:
         return gpus[ids[0]]
     if ids:
@@ -160,7 +170,7 @@ def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
     # PyYAML costs 15 ms, which importing this module need not pay.
     from tuner.gpu_file import YamlFile
 
-    file = YamlFile(path)
+    file = YamlFile(path, trusted=shipped)
     top = file.mapping(file.root(), "", known=("gpus", "ambiguous"))
     gpus = dict(base.gpus)
     entries = file.mapping(top["gpus"], "gpus") if "gpus" in top else {}

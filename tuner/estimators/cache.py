@@ -106,7 +106,7 @@ def read_json(name: str) -> Any | None:
         return None
     try:
         return json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         _delete(f"{name}.json")
         return None
 

@@ -196,6 +196,8 @@ def _from_folder(path: Path) -> PreTrainedConfig:
         )
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise InputError(f"{str(file)!r} cannot be read as JSON: nested too deeply") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{str(file)!r} cannot be read as JSON: {error}") from error
     if not isinstance(fields, dict) or "model_type" not in fields:

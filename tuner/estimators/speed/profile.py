@@ -7,7 +7,6 @@ launch cost. `tuner.estimators.speed.kernel_times` makes predictions of it.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,12 @@ if TYPE_CHECKING:  # only for annotations
     from tuner.gpus import Gpu
 
 SCHEMA = 1
+MAX_BYTES = 4 * 2**20
+"""A profile has some hundred rows, in less than 100 KiB."""
+
+LEAST, MOST = 1e-15, 1e21
+"""No rate, size or time of a device is outside; products of three of them are still floats."""
+
 FOLDER_VARIABLE = "TUNER_PROFILES"
 """Environment variable that names the folder of profiles."""
 
@@ -138,11 +143,21 @@ def load_profile(path: Path) -> DeviceProfile:
     import yaml  # as in `save`
 
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise InputError(f"{path} is larger than {MAX_BYTES} bytes, and no device profile")
+        content = yaml.safe_load(data.decode("utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError:
+        raise InputError(f"{path} is not valid YAML: nested too deeply") from None
+    except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
+        # What PyYAML makes values with escapes from it: `!!int ""`, 2026-13-45, `!!bool x`.
+        raise InputError(f"{path} is not valid YAML: {str(error)[:200]}") from error
+    except yaml.YAMLError as error:
+        reason = (str(error).splitlines() or ["it cannot be read"])[0]
+        raise InputError(f"{path} is not valid YAML: {reason[:200]}") from error
     problems: list[Problem] = []
     profile = _read(content, problems)
     if problems or profile is None:
@@ -252,18 +267,24 @@ def _read(content: Any, problems: list[Problem]) -> DeviceProfile | None:
         problems.append(Problem("is not a mapping (`key: value` lines)"))
         return None
     if content.get("schema") != SCHEMA:
-        problems.append(Problem(f"{content.get('schema')!r} is not {SCHEMA}", "schema"))
+        problems.append(Problem(f"{_shown(content.get('schema'))} is not {SCHEMA}", "schema"))
         return None
     values: dict[str, Any] = _fields(content, _TOP, "", problems)
     versions = content.get("versions")
     if not isinstance(versions, dict):
         problems.append(Problem("is not a mapping of names to versions", "versions"))
         versions = {}
-    values["versions"] = {str(name): str(version) for name, version in versions.items()}
-    values["skipped"] = tuple(str(text) for text in content.get("skipped") or ())
+    values["versions"] = {str(name): str(v) for name, v in versions.items() if _is_plain(v)}
+    if len(values["versions"]) < len(versions):
+        problems.append(Problem("holds more than names and versions", "versions"))
+    skipped = content.get("skipped") or []
+    if not isinstance(skipped, list) or not all(isinstance(text, str) for text in skipped):
+        problems.append(Problem("is not a list of texts", "skipped"))
+        skipped = []
+    values["skipped"] = tuple(skipped)
     for name, (cls, fields) in _ROWS.items():
         values[name] = tuple(_rows(content.get(name), name, (cls, fields), problems))
-    unknown = sorted(map(str, content.keys() - {*values, "schema"}))
+    unknown = sorted(f"{key!s:.60}" for key in content.keys() - {*values, "schema"})
     problems += [Problem("is not a known key", key) for key in unknown]
     for name in ("matmul", "traffic"):
         if not values[name] and not problems:
@@ -297,7 +318,7 @@ def _fields(
         value = content.get(name)
         is_left_out = value is None and form.optional and (form.late or name in content)
         if not is_left_out and not _is_valid(value, form):
-            problems.append(Problem(f"{value!r} is not {form.says}", f"{prefix}{name}"))
+            problems.append(Problem(f"{_shown(value)} is not {form.says}", f"{prefix}{name}"))
         values[name] = value
     return values
 
@@ -307,5 +328,23 @@ def _is_valid(value: Any, form: _Field) -> bool:
         return False
     if isinstance(value, str):
         return bool(value)
-    number = float(value)  # type: ignore[arg-type]
-    return math.isfinite(number) and (number > 0 if form.positive else number >= 0)
+    number: Any = value
+    if number == 0:
+        return not form.positive
+    return LEAST <= number <= MOST  # False of nan, too
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and _shown(value) != _HUGE
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; a list or mapping may hold itself, and is only named."""
+    if isinstance(value, (dict, list, set, tuple)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and abs(value) > MOST:
+        return _HUGE  # Python does not write out more than 4,300 digits
+    return f"{value!r:.60}"
+
+
+_HUGE = "a huge number"

@@ -1,0 +1,178 @@
+"""Damaged files of people: an answer comes, and no traceback, no hang and no write.
+
+A short, always equal part of `python -m benchmarks.fuzz`, and what that has found before.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from benchmarks.fuzz.hostile import WHOLE_FILES, bomb
+from benchmarks.fuzz.mutate import parsed, structure_edited, text_edited, written
+from benchmarks.fuzz.targets import SPACE, STAGED, TARGETS, Target
+from tuner.errors import InputError, TunerError
+from tuner.estimators.speed.profile import load_profile
+from tuner.gpus import load_catalogue
+from tuner.results.journal import encode, read_journal
+from tuner.space import load_space
+
+ROOT = Path(__file__).parents[1]
+BY_NAME = {target.name: target for target in TARGETS}
+LIGHT = [target for target in TARGETS if target.name != "model"]  # transformers takes seconds
+
+
+def answers(target: Target, path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    try:
+        target.check(path)
+    except TunerError as error:
+        answer = str(error)
+    else:
+        answer = "a value"
+    assert answer.strip()
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("target", LIGHT, ids=lambda target: target.name)
+def test_a_damaged_file_is_answered(target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    path = tmp_path / target.file
+
+    @settings(
+        max_examples=25,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(target.inputs())
+    def feed(data: bytes) -> None:
+        answers(target, path, data)
+
+    feed()
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([target.file, "scratch"])
+
+
+@pytest.mark.parametrize("target", LIGHT, ids=lambda target: target.name)
+def test_a_file_that_is_something_else_is_answered(target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    for data in WHOLE_FILES:
+        if len(data) <= 1000:  # the long ones take a while, and are below where they matter
+            answers(target, tmp_path / target.file, data)
+
+
+class TestMutations:
+    """The fuzzer itself: an edit changes a file, and what is not edited stays."""
+
+    @pytest.mark.parametrize("form", ["yaml", "json", "jsonl", "csv"])
+    def test_an_unedited_file_keeps_its_meaning(self, form):
+        data = {
+            "yaml": SPACE.encode(),
+            "json": b'{"a": [1, {"b": null}]}',
+            "jsonl": b'{"a": 1}\n{"b": 2}\n',
+            "csv": b"a,b\r\n1,2\r\n",
+        }[form]
+        tree = parsed(data, form)
+        assert parsed(written(structure_edited(tree, [], ["x"]), form), form) == tree
+
+    def test_each_edit_changes_something(self):
+        tree = parsed(SPACE.encode(), "yaml")
+        for kind in ("replace", "remove", "rename", "copy", "add", "wrap", "swap"):
+            assert structure_edited(tree, [(kind, 0.4, 0.8, 0)], ["hostile"]) != tree, kind
+        for kind in ("bytes", "cut", "double", "end", "word", "line", "crlf", "indent"):
+            assert text_edited(SPACE.encode(), [(kind, 0.4, 0.8, 3)]) != SPACE.encode(), kind
+
+    @pytest.mark.parametrize("name", ["space", "journal", "profile", "table", "runs", "gpus"])
+    def test_an_undamaged_file_is_accepted(self, name, tmp_path, monkeypatch):
+        """Otherwise nothing behind the first check would ever be reached."""
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "scratch").mkdir()
+        accepted = []
+        target = BY_NAME[name]
+
+        @settings(max_examples=60, derandomize=True, database=None,
+                  suppress_health_check=list(HealthCheck))  # fmt: skip
+        @given(target.inputs())
+        def feed(data: bytes) -> None:
+            (tmp_path / target.file).write_bytes(data)
+            try:
+                target.check(tmp_path / target.file)
+            except TunerError:
+                return
+            accepted.append(data)
+
+        feed()
+        assert accepted
+
+
+class TestFoundBefore:
+    def test_thousands_of_brackets_in_a_gpu_file(self, tmp_path):
+        """libyaml overflowed the stack of the process (SIGSEGV)."""
+        (tmp_path / "gpus.yaml").write_bytes(b"[" * 100_000)
+        program = (
+            "from pathlib import Path; from tuner.gpus import load_catalogue; "
+            "load_catalogue(Path('gpus.yaml'))"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True,
+            env={"PYTHONPATH": str(ROOT)}, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 1, ended.stderr
+        assert "nested too deeply" in ended.stderr
+
+    @pytest.mark.parametrize(
+        "text",
+        ["2026-13-45", '!!int ""', "!!bool x", "!!timestamp x", "? " * 50_000, "[" * 50_000,
+         bomb(30), "schema: &a [*a]", "schema: 1\nlaunch_s: &a [*a]\nversions: {a: *a}",
+         "schema: 1\nmemory_bytes: 1" + "0" * 400, "x" * 5_000_000],
+        ids=range(11),
+    )  # fmt: skip
+    def test_a_profile_that_pyyaml_or_a_float_cannot_take(self, text, tmp_path):
+        (tmp_path / "a6000.yaml").write_text(text)
+        with pytest.raises(InputError) as raised:
+            load_profile(tmp_path / "a6000.yaml")
+        assert len(str(raised.value)) < 10_000
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"configuration": {"micro_batch": float("nan")}}, "configuration"),
+            ({"configuration": {"micro_batch": {"a": 1}}}, "configuration"),
+            ({"configuration": {"names": [["q_proj"]]}}, "configuration"),
+            ({"gpu_memory_bytes": 10**400}, "gpu_memory_bytes"),
+            ({"predicted.stages": {"a": {"device_bytes": None, "samples_per_s": 1.0,
+                                         "step_s": 1.0}}}, "stages"),
+            ({"predicted.samples_per_s": 1e300}, "samples_per_s"),
+        ],
+    )  # fmt: skip
+    def test_a_journal_with_a_wrong_value_names_its_field(self, change, field, tmp_path):
+        journal = next(iter(sorted(ROOT.glob("results/dynamo_t4/*/trials.jsonl"))))
+        record = read_journal(journal).records[0]
+        line = json.loads(encode(record))
+        for path, value in change.items():
+            *outer, last = path.split(".")
+            inner = line
+            for name in outer:
+                inner = inner[name]
+            inner[last] = value
+        path = tmp_path / "trials.jsonl"
+        path.write_text(json.dumps(line) + "\n")
+        with pytest.raises(InputError, match=field):
+            read_journal(path)
+
+    def test_a_space_with_knobs_of_a_stage_is_json(self, tmp_path):
+        (tmp_path / "input.yaml").write_text(STAGED)
+        stages = json.loads(json.dumps(load_space(str(tmp_path / "input.yaml")).to_dict()))[
+            "stages"
+        ]
+        assert [stage["searched"] for stage in stages] == [[], ["micro_batch"]]
+
+    def test_the_shipped_catalogue_is_still_read(self):
+        assert len(load_catalogue()) > 20
