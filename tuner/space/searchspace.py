@@ -206,6 +206,7 @@ class SearchSpace:
             **plain,
             "knobs": {name: list(values) for name, values in self.choices.items()},
             "defaulted": sorted(self.defaulted),
+            "stages": [{**s, "searched": sorted(s["searched"])} for s in plain["stages"]],
             "path": str(self.path) if self.path else None,
         }
 
