@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from tuner.cli.render import console, count, print_fields, print_rows, settings_text, table
+from tuner.cli.render import (
+    console,
+    count,
+    echo,
+    print_fields,
+    print_rows,
+    settings_text,
+    table,
+)
 from tuner.cli.stages import print_stages
 from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import Recommendation
@@ -16,6 +22,7 @@ from tuner.results.front import margin_bytes
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
+    from tuner.engine.target import Target
     from tuner.results.view import View
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
@@ -42,10 +49,10 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     # Derived values follow from the knobs and would only take their room.
     names = view.space.knobs or view.knobs
     differing = [n for n in names if len({r.configuration.get(n) for r in view.front}) > 1]
-    click.echo(f"Front ({view.source}): {_front_text(view)}")
+    echo(f"Front ({view.source}): {_front_text(view)}")
     same = [n for n in names if n not in differing]
     print_fields([("all with", settings_text(view.front[0].configuration, same))])
-    click.echo()
+    echo()
     out = console()
     # Those objectives that no column shows already.
     more = [o for o in view.objectives if o.name not in (*_SHOWN_OBJECTIVES, *differing)]
@@ -65,9 +72,9 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     needed = out.measure(wide, options=unbounded).maximum
     out.print(wide if needed <= out.width else narrow)
     if view.best is not None:
-        click.echo("* recommended")
+        echo("* recommended")
     if any(record.trial_id in stale for record in view.front):
-        click.echo("~ stale: of other library versions than the newest trials")
+        echo("~ stale: of other library versions than the newest trials")
 
 
 def print_levels(view: View) -> None:
@@ -76,12 +83,12 @@ def print_levels(view: View) -> None:
 
     found = levels(view)
     if not found:
-        click.echo("There are no levels: no capacity knob (rank, length) has two values here.")
+        echo("There are no levels: no capacity knob (rank, length) has two values here.")
         return
     names = list(dict.fromkeys(name for level in found for name in level.values))
-    click.echo(f"Fronts by level of {' and '.join(names)} ({view.source}): in each level")
-    click.echo(f"{_front_text(view)}; floors do not apply")
-    click.echo()
+    echo(f"Fronts by level of {' and '.join(names)} ({view.source}): in each level")
+    echo(f"{_front_text(view)}; floors do not apply")
+    echo()
     rows = table([*names, *_MAIN_NUMBERS, "settings"], right=(*names, *_MAIN_NUMBERS))
     knobs = [name for name in view.space.knobs or view.knobs if name not in names]
     on_front = [record for level in found for record in level.front]
@@ -126,11 +133,16 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
     ]
 
 
-def print_recommendation(best: Recommendation) -> None:
-    """The recommended configuration with what it needs and what follows from it."""
+def print_recommendation(best: Recommendation, *, use: Sequence[str] = ()) -> None:
+    """The recommended configuration with what it needs and what follows from it.
+
+    `use` are commands that bring it to where training is configured.
+    """
     speed, memory = best.evidence.speed, best.evidence.memory
-    click.echo(f"Recommended ({best.source}): {best.title}")
+    echo(f"Recommended ({best.source}): {best.title}")
     free = f"{format_size(best.free_bytes)} stay free"
+    around = best.device_bytes_interval
+    size = format_size(memory.device_bytes) + (f" ({around.text(format_size)})" if around else "")
     margin = margin_bytes(best.record)
     mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""
     # Code of the user's own need not count tokens.
@@ -142,13 +154,13 @@ def print_recommendation(best: Recommendation) -> None:
             ("rest", settings_text({n: best.configuration[n] for n in _others(best, names)})),
             (
                 "memory",
-                f"{format_size(memory.device_bytes)} of {format_size(best.gpu.memory_bytes)}"
+                f"{size} of {format_size(best.gpu.memory_bytes)}"
                 f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, of which "
                 f"{format_size(margin)} are the margin",
             ),
             (
                 "speed",
-                f"{significant(speed.samples_per_s)} samples/s, {tokens}"
+                f"{significant(speed.samples_per_s)} samples/s{_interval_text(best)}, {tokens}"
                 f"{format_duration(speed.step_s)} an optimizer step{mfu}",
             ),
             ("verified", best.verified_text),
@@ -160,6 +172,28 @@ def print_recommendation(best: Recommendation) -> None:
         indent=2,
     )
     print_stages(best.record, best.space)
+    for number, line in enumerate(use):
+        # A command is one line, however long: it is there to be copied.
+        echo(f"  {'' if number else 'use':<10}{line}")
+
+
+def use_commands(
+    target: Target,
+    *,
+    where: Sequence[str] = (),
+    headroom: str | None = None,
+    max_memory: int | None = None,
+    objectives: Sequence[str] = (),
+) -> tuple[str, str]:
+    """What brings the recommendation chosen so into one's own file, and to another tool."""
+    words = [word for text in where for word in ("--where", text)]
+    words += ["--max-memory", f"{max_memory}B"] if max_memory is not None else []
+    words += ["--headroom", headroom] if headroom is not None else []
+    words += [word for name in objectives for word in ("--objective", name)]
+    return (
+        target.command("apply", *words, "--to", "train.py"),
+        target.command("export", *words, "--format", "trl"),
+    )
 
 
 def _others(best: Recommendation, names: Sequence[str]) -> list[str]:
@@ -167,6 +201,11 @@ def _others(best: Recommendation, names: Sequence[str]) -> list[str]:
     of_stages = {name for stage in best.space.stages for name in stage.values}
     hidden = {*names, *best.space.defaults, *of_stages}
     return [name for name in best.configuration if name not in hidden]
+
+
+def _interval_text(best: Recommendation) -> str:
+    interval = best.samples_per_s_interval
+    return f" ({interval.text(significant)})" if interval else ""
 
 
 def _time_text(cost: RunCost | None) -> str:
@@ -212,11 +251,11 @@ def print_agreement(records: Sequence[TrialRecord]) -> None:
     rows = agreement_rows(found)
     text = verdict_text(verdicts(records))
     if rows:
-        click.echo(f"\nPredicted against measured ({len(found)} trials)")
+        echo(f"\nPredicted against measured ({len(found)} trials)")
         columns = list(rows[0])
         print_rows(columns, [list(row.values()) for row in rows], right=columns[1:])
     if text:
-        click.echo(text)
+        echo(text)
 
 
 def record_dict(record: TrialRecord) -> dict[str, Any]:

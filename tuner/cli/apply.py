@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.options import (
+    choice_options,
     examples,
     gpu_options,
     model_option,
     results_option,
     space_option,
-    where_option,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @space_option()
 @gpu_options
 @model_option("The model that --model of the search named.")
-@where_option
+@choice_options
 @click.option(
     "--to",
     "files",
@@ -70,6 +70,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     price: float | None,
     model: str | None,
     where: tuple[str, ...],
+    max_memory: int | None,
+    headroom: str | None,
+    objectives: tuple[str, ...],
     files: tuple[Path, ...],
     maps: tuple[str, ...],
     targets: tuple[str, ...],
@@ -93,7 +96,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
-    best = recommended(target, where)
+    best = recommended(
+        target, where, headroom=headroom, max_memory=max_memory, objectives=objectives
+    )
     click.echo(
         f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id} ({best.source})",
         err=True,

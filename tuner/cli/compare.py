@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     short_help="Compare what you use now with the recommendation.",
     epilog=examples(
         "tuner compare --space qlora27b --gpu a6000 --baseline current.yaml",
-        "tuner compare --space qlora27b --gpu a6000 --set max_length=2048 --format markdown",
+        "tuner compare --space qlora27b --gpu a6000 --set max_length=2048 \\",
+        "    --format markdown",
     ),
 )
 @space_option()

@@ -24,7 +24,7 @@ MAX_COLUMNS = 6
     epilog=examples(
         "tuner data --space qlora27b",
         "tuner data --space qlora27b --data train.jsonl --length-column n_tokens",
-        "tuner data --space qlora27b --data train.jsonl --tokenizer ./my-model --json",
+        "tuner data --space qlora27b --data train.jsonl --tokenizer ./my-model",
     ),
 )
 @space_option()

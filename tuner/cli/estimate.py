@@ -18,7 +18,7 @@ from tuner.cli.options import (
     "estimate",
     short_help="Predict memory and speed of one configuration.",
     epilog=examples(
-        "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4 --set lora_rank=128",
+        "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
         "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4 --json",
     ),
 )

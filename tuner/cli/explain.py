@@ -38,7 +38,7 @@ _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
     "explain",
     short_help="Say why a configuration does not fit, and what would.",
     epilog=examples(
-        "tuner explain --space qlora27b --gpu a6000 --set micro_batch=4 --set max_length=2048",
+        "tuner explain --space qlora27b --gpu a6000 --set micro_batch=4",
         "tuner explain --space qlora27b --gpu a6000 --json",
     ),
 )

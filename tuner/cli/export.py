@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.options import (
+    choice_options,
     examples,
     gpu_options,
     model_option,
     results_option,
     space_option,
-    where_option,
 )
 from tuner.errors import InputError
 
@@ -48,7 +48,7 @@ FORMAT_NAMES = (
 @space_option()
 @gpu_options
 @model_option("The model that --model of the search named.")
-@where_option
+@choice_options
 @click.option(
     "--format",
     "name",
@@ -85,6 +85,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     price: float | None,
     model: str | None,
     where: tuple[str, ...],
+    max_memory: int | None,
+    headroom: str | None,
+    objectives: tuple[str, ...],
     name: str,
     output: Path | None,
     maps: tuple[str, ...],
@@ -109,7 +112,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
-    best = recommended(target, where)
+    best = recommended(
+        target, where, headroom=headroom, max_memory=max_memory, objectives=objectives
+    )
     exported = export(name, _subject(target, best, targets=targets, maps=maps))
     if output is None:
         click.echo(exported.text, nl=False)

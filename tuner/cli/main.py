@@ -15,8 +15,10 @@ from typing import Any
 import click
 
 from tuner import __version__
-from tuner.cli.options import examples
+from tuner.cli.options import examples, with_help_all
+from tuner.cli.render import echo
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, TunerError, unknown
+from tuner.text import printable
 
 COMMANDS = (
     "search",
@@ -69,7 +71,7 @@ class LazyGroup(click.Group):
             return None
         found = importlib.import_module(module_of(cmd_name)).command
         assert isinstance(found, click.Command)
-        return found
+        return with_help_all(found)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -90,8 +92,8 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     epilog=examples(
-        "tuner search --space qlora27b --gpu a6000    (search, and recommend)",
-        "tuner best --space qlora27b --gpu a6000      (the recommendation again)",
+        "tuner search --space qlora27b --gpu a6000  # search, and recommend",
+        "tuner best --space qlora27b --gpu a6000    # the recommendation again",
         "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -116,17 +118,25 @@ def run(arguments: Sequence[str]) -> int:
             list(arguments), prog_name="tuner", standalone_mode=False, obj=tuple(arguments)
         )
     except TunerError as error:
-        click.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         return error.exit_code
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:
-        error.show()
+        _as_printable(error).show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else EXIT_FOUND
+
+
+def _as_printable(error: click.ClickException) -> click.ClickException:
+    """The same complaint, with what was typed spelled out where a terminal would obey it."""
+    text = printable(error.format_message())
+    if isinstance(error, click.UsageError):
+        return click.UsageError(text, error.ctx)
+    return click.ClickException(text)
 
 
 def main() -> None:

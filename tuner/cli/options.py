@@ -14,6 +14,9 @@ from tuner.engine.measuring import LIMIT_OF_TYPE
 from tuner.errors import InputError
 from tuner.units import parse_bytes
 
+_ALL_OPTIONS = "tuner.all_options"
+"""Whether all options are to be shown, in a context's `meta`."""
+
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
@@ -23,6 +26,39 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d
 def examples(*lines: str) -> str:
     """An epilog that shows command lines as they are (click would fill them as prose)."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class RareOption(click.Option):
+    """An option that few need: `--help` leaves it out, and `--help-all` shows it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """As click does, where all options are asked for; else None, which leaves it out."""
+        return super().get_help_record(ctx) if ctx.meta.get(_ALL_OPTIONS) else None
+
+
+def with_help_all(command: click.Command) -> click.Command:
+    """`command` with `--help-all`, where it has rare options."""
+    names = {name for parameter in command.params for name in parameter.opts}
+    if "--help-all" in names or not any(isinstance(p, RareOption) for p in command.params):
+        return command
+    command.params.append(
+        click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            help="Show all options, also those that few need.",
+            callback=_show_all,
+        )
+    )
+    return command
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        ctx.meta[_ALL_OPTIONS] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 class SizeType(click.ParamType[int]):
@@ -102,6 +138,22 @@ class AmountType(click.ParamType[float]):
         return amount
 
 
+class ObjectiveType(click.ParamType[str]):
+    """The name of an objective; the short ones become those that results use."""
+
+    name = "objective"
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> str:
+        """The name as results know it. Raises `InputError` for one that is none."""
+        from tuner.errors import unknown
+        from tuner.results.objectives import NAMES, SHORT  # not needed to print a help text
+
+        name = SHORT.get(value, value)
+        if name not in NAMES:
+            raise unknown("objective", value, (*SHORT, *NAMES))
+        return str(name)
+
+
 class PriceType(click.ParamType[float]):
     """An amount of money per hour."""
 
@@ -127,7 +179,7 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
         "space_name",
         metavar="NAME",
         required=required,
-        help="Search space: a name that `tuner spaces` lists, or a YAML file.",
+        help="Search space (`tuner spaces`), or a YAML file.",
     )
 
 
@@ -136,12 +188,14 @@ def gpu_options(function: _Decorated) -> _Decorated:
     for option in (
         click.option(
             "--price",
+            cls=RareOption,
             type=PriceType(),
             metavar="USD",
             help="Price of a GPU hour, in place of the catalogue's.",
         ),
         click.option(
             "--gpu-memory",
+            cls=RareOption,
             type=SizeType(),
             metavar="SIZE",
             help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
@@ -151,7 +205,7 @@ def gpu_options(function: _Decorated) -> _Decorated:
             "gpu_name",
             metavar="GPU",
             required=True,
-            help="GPU type (`tuner gpus`); auto: this machine's GPU, cpu: its processor.",
+            help="GPU type (`tuner gpus`); auto, cpu: of this machine.",
         ),
     ):
         function = option(function)
@@ -163,22 +217,26 @@ def measure_options(function: _Decorated) -> _Decorated:
     for option in (
         click.option(
             "--whole-steps",
+            cls=RareOption,
             is_flag=True,
             help="Time whole optimizer steps, however long.",
         ),
         click.option(
             "--lengths",
+            cls=RareOption,
             type=click.Choice(["full", "data"]),
             help="Lengths of sequences in real trials: the longest, or the data's.",
         ),
         click.option(
             "--wait",
+            cls=RareOption,
             type=DurationType(),
             metavar="TIME",
             help="How long a device that others use is waited for.  [default: 3s]",
         ),
         click.option(
             "--weights",
+            cls=RareOption,
             metavar="WHICH",
             help="Weights of real trials: synthetic, hub, or the folder of a checkpoint.  "
             "[default: synthetic]",
@@ -210,17 +268,36 @@ where_option = click.option(
     "--where",
     multiple=True,
     metavar="CONDITION",
-    help="Condition such as 'lora_rank >= 64', repeatable; it replaces the space's floors "
-    "on the same knobs.",
+    help="Such as 'lora_rank >= 64', in place of the space's floors on these knobs; repeatable.",
 )
 
 objective_option = click.option(
     "--objective",
     "objectives",
+    type=ObjectiveType(),
     multiple=True,
     metavar="NAME",
-    help="What a front is over, repeatable; the first decides. [default: the space's]",
+    help="throughput, memory, energy, cost or others; repeatable, the first decides.",
 )
+
+
+def choice_options(function: _Decorated) -> _Decorated:
+    """`--where`, `--max-memory`, `--headroom` and `--objective`: what may be recommended."""
+    for option in (
+        objective_option,
+        click.option(
+            "--headroom",
+            metavar="SHARE",
+            help="Memory to keep free, such as 10% or 4GiB.  [default: the search's]",
+        ),
+        click.option(
+            "--max-memory", type=SizeType(), metavar="SIZE", help="Use no more, such as 40GiB."
+        ),
+        where_option,
+    ):
+        function = option(function)
+    return function
+
 
 set_option = click.option(
     "--set",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.text import printable
+
 if TYPE_CHECKING:  # 60 ms that are spent only where a table is drawn
     from rich.console import Console
     from rich.table import Table
@@ -19,6 +21,11 @@ if TYPE_CHECKING:  # 60 ms that are spent only where a table is drawn
 PIPE_WIDTH = 80
 """Columns where nobody says how wide the output is: a log of a CI shows 80 without wrapping."""
 MAX_FIELD_WIDTH = 100
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """A line of text, in which no name or message can make the terminal do anything."""
+    click.echo(printable(text), err=err)
 
 
 def print_json(value: Any) -> None:
@@ -44,7 +51,7 @@ def print_fields(pairs: Iterable[tuple[str, str]], *, err: bool = False, indent:
         )
         head = " " * indent + label
         for number, line in enumerate(lines):
-            click.echo(f"{head if number == 0 else '':<{column}}{line}", err=err)
+            echo(f"{head if number == 0 else '':<{column}}{line}", err=err)
 
 
 def console(*, err: bool = False) -> Console:
@@ -62,11 +69,16 @@ def console(*, err: bool = False) -> Console:
 
 
 def table(columns: Sequence[str], *, right: Sequence[str] = ()) -> Table:
-    """An empty table; the columns in `right` hold numbers."""
+    """An empty table; the columns in `right` hold numbers. Cells are shown as `echo` shows text."""
     from rich import box  # with the console
     from rich.table import Table
 
-    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    class _Table(Table):
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            shown = (printable(cell) if isinstance(cell, str) else cell for cell in cells)
+            super().add_row(*shown, **options)
+
+    result = _Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for name in columns:
         number = name in right
         result.add_column(name, justify="right" if number else "left", no_wrap=number)

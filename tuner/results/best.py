@@ -36,6 +36,29 @@ class Gain:
     saved_bytes: int | None
 
 
+PREDICTED_PERCENT = 90
+"""Of runs that lie within the interval of a prediction (see docs/accuracy_coverage.md)."""
+MEASURED_PERCENT = 95
+"""Confidence of the interval of the mean rate over the timed steps of one trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Where a number lies in `percent` of 100 cases."""
+
+    low: float
+    high: float
+    percent: int
+
+    def text(self, shown: Callable[[float], str]) -> str:
+        """For people: "90 %: 0.21 to 0.33"."""
+        return f"{self.percent} %: {shown(self.low)} to {shown(self.high)}"
+
+    def to_dict(self) -> dict[str, float | int]:
+        """JSON types."""
+        return {"low": _rounded(self.low), "high": _rounded(self.high), "percent": self.percent}
+
+
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """The fastest trial that fits with its margin, with what follows from it.
@@ -76,6 +99,29 @@ class Recommendation:
     def free_bytes(self) -> int:
         """Memory of the GPU that stays free at the peak, the margin included."""
         return self.gpu.memory_bytes - self.evidence.memory.device_bytes
+
+    @property
+    def device_bytes_interval(self) -> Interval | None:
+        """Where the peak of device memory is expected, in bytes; None where nothing says."""
+        if not isinstance(self.evidence, Prediction):
+            return None
+        ends = self.evidence.intervals.get("device_bytes")
+        return Interval(*ends, PREDICTED_PERCENT) if ends else None
+
+    @property
+    def samples_per_s_interval(self) -> Interval | None:
+        """Where the throughput is expected; None where nothing says.
+
+        A prediction's is that of the step time: every step has the same number of samples.
+        """
+        if not isinstance(self.evidence, Prediction):
+            ends = self.evidence.samples_per_s_interval
+            return Interval(*ends, MEASURED_PERCENT) if ends else None
+        low_s, high_s = self.evidence.intervals.get("step_s", (0.0, 0.0))
+        if not low_s > 0:
+            return None
+        samples = self.evidence.speed.samples_per_s * self.evidence.speed.step_s
+        return Interval(samples / high_s, samples / low_s, PREDICTED_PERCENT)
 
     @property
     def limit_text(self) -> str:
@@ -135,6 +181,7 @@ class Recommendation:
         return {
             "peak_device_memory": format_size(memory.device_bytes),
             "peak_device_bytes": memory.device_bytes,
+            **_interval_dict("peak_device_bytes", self.device_bytes_interval),
             "peak_reserved_bytes": memory.peak_reserved_bytes,
             "peak_allocated_bytes": memory.peak_allocated_bytes,
             "peak_phase": memory.peak_phase,
@@ -150,6 +197,7 @@ class Recommendation:
         speed = self.evidence.speed
         return {
             "samples_per_s": _rounded(speed.samples_per_s),
+            **_interval_dict("samples_per_s", self.samples_per_s_interval),
             "tokens_per_s": _rounded(speed.tokens_per_s),
             "step": format_duration(speed.step_s),
             "step_s": _rounded(speed.step_s),
@@ -298,6 +346,10 @@ def _gain_dict(gain: Gain | None) -> dict[str, Any] | None:
         "speedup": round(gain.speedup, 4) if gain.speedup is not None else None,
         "saved_bytes": gain.saved_bytes,
     }
+
+
+def _interval_dict(name: str, interval: Interval | None) -> dict[str, Any]:
+    return {f"{name}_interval": interval.to_dict()} if interval else {}
 
 
 def _rounded(value: float) -> float:

@@ -25,6 +25,14 @@ NAMES = (
     "length_coverage",
 )
 
+SHORT = {
+    "throughput": "samples_per_s",
+    "memory": "device_bytes",
+    "energy": "energy_j_per_sample",
+    "cost": "epoch_usd",
+}
+"""What people call the objectives that they name most."""
+
 NEEDS = {
     "energy_j_per_sample": "it is measured on GPUs that tell their power, and never predicted",
     "epoch_usd": "it needs --price and the number of examples in the space's data",
@@ -35,7 +43,9 @@ NEEDS = {
 
 
 def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: GpuLike) -> tuple[Objective, ...]:
-    """The objectives of those names. Raises `InputError` for a name that is none.
+    """The objectives of those names, each once. Raises `InputError` for a name that is none.
+
+    The short names of `SHORT` are names too.
 
     - "energy_j_per_sample" is only known of trials that were measured with a power reading.
     - "epoch_usd" is not known without a price and the number of examples.
@@ -64,10 +74,11 @@ def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: GpuLike) -> tupl
             "length_coverage", UP, "examples not truncated (share)", lambda r: _coverage(r, space)
         ),
     }
-    for name in names:
+    full = dict.fromkeys(SHORT.get(name, name) for name in names)
+    for name in full:
         if name not in known:
-            raise unknown("objective", name, NAMES)
-    return tuple(known[name] for name in names)
+            raise unknown("objective", name, (*SHORT, *NAMES))
+    return tuple(known[name] for name in full)
 
 
 def require_known(records: Iterable[TrialRecord], objectives: Iterable[Objective]) -> None:
