@@ -1,0 +1,46 @@
+"""`tuner jobs`: the searches that a cluster runs or has run."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from tuner.cli.job_options import address_option, plain, state_text, to_dict
+from tuner.cli.options import examples, json_option
+
+
+@click.command(
+    "jobs",
+    short_help="List the searches on a Ray cluster.",
+    epilog=examples("tuner jobs", "tuner jobs --address http://head:8265 --json"),
+)
+@address_option
+@json_option
+def command(*, address: str | None, as_json: bool) -> None:
+    """List the searches that a cluster runs or has run, the newest first.
+
+    The cluster forgets them when its head node is started anew; their results stay on its disk.
+    """
+    from tuner.cli.render import print_json, print_rows
+    from tuner.tune.jobs import connect  # Ray: seconds to import
+    from tuner.units import format_duration
+
+    server = connect(address)
+    found = server.jobs()
+    if as_json:
+        print_json([to_dict(job) for job in found])
+        return
+    if not found:
+        click.echo(f"the cluster at {server.address} has had no search yet")
+        return
+    rows = []
+    for job in found:
+        started = ended = ""
+        if job.started_s is not None:
+            started = datetime.fromtimestamp(job.started_s).strftime("%m-%d %H:%M")
+            if job.ended_s is not None:
+                ended = format_duration(max(0.0, job.ended_s - job.started_s))
+        texts = (job.id, state_text(job), job.space, job.gpu, job.submitted_by)
+        rows.append((*map(plain, texts), started, ended))
+    print_rows(["id", "state", "space", "GPU", "by", "started", "took"], rows, right=("took",))

@@ -1,0 +1,164 @@
+"""`tuner submit`: sends a search to a Ray cluster, which runs it without this machine."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.job_options import address_option
+from tuner.cli.options import examples, json_option
+from tuner.cli.search import command as search
+from tuner.engine.measuring import Mode
+
+if TYPE_CHECKING:
+    from tuner.engine.target import Target
+
+NOT_SENT = {"results", "address", "dry_run", "study", "fresh", "quiet", "as_json"}
+"""Options of `tuner search` that are about the machine on which it is typed."""
+
+_SHARED = [param for param in search.params if param.name not in NOT_SENT]
+_RAW = "tuner.submit.raw"
+
+
+class _Submit(click.Command):
+    """Keeps what was typed for the options of `tuner search`, to be typed again elsewhere."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_RAW] = self.make_parser(ctx).parse_args(list(args))[0]
+        return super().parse_args(ctx, args)
+
+
+def search_arguments(raw: Mapping[str, Any]) -> list[str]:
+    """What was typed of the options of `tuner search`, but for the space; `raw` is unconverted."""
+    found: list[str] = []
+    for param in _SHARED:
+        value = raw.get(param.name or "")
+        if value is None or param.name == "space_name":
+            continue
+        if isinstance(param, click.Option) and param.is_flag:
+            found.append(param.opts[0])
+            continue
+        for text in value if isinstance(value, list | tuple) else [value]:
+            found += [f"{param.opts[0]}={text}"] if text.startswith("-") else [param.opts[0], text]
+    return found
+
+
+@click.command(
+    "submit",
+    cls=_Submit,
+    short_help="Send a search to a Ray cluster.",
+    epilog=examples(
+        "tuner submit --space qlora27b --gpu a6000",
+        "tuner submit --space qlora27b --gpu a6000 --gpu-hours 4 --address http://head:8265",
+        "tuner submit --space mine.yaml --gpu a6000 --working-dir .   (it runs your own code)",
+    ),
+)
+@click.option(
+    "--working-dir",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Folder of your own training code; all of it goes along.",
+)
+@click.option(
+    "--id",
+    "job_id",
+    metavar="ID",
+    help="Id of the job.  [default: space, GPU type and a number]",
+)
+@address_option
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    address: str | None,
+    working_dir: Path | None,
+    job_id: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Send a search to a Ray cluster and return; the cluster runs it without this machine.
+
+    The options are those of `tuner search`. All that can be checked is checked here first. What
+    goes along is the file of the space; where the space runs code of your own, also the folder
+    that --working-dir names. Prints the job's id, which the commands jobs, logs, stop and fetch
+    take.
+    """
+    from tuner.engine.job_files import check_id, user_name
+    from tuner.engine.submission import new_id
+
+    targets = _checked(options)
+    gpus = [target.gpu.id for target in targets]
+    chosen = check_id(job_id or new_id(targets[0].space.name, gpus))
+    about = {"space": targets[0].space.name, "gpu": ",".join(gpus), "user": user_name()}
+    typed = search_arguments(ctx.meta[_RAW])
+    from tuner.tune.jobs import connect  # Ray: seconds to import
+
+    server = connect(address)
+    with tempfile.TemporaryDirectory(prefix="tuner-") as scratch:
+        folder = Path(scratch) if working_dir is None else working_dir
+        space = _placed(targets[0], options, folder, whole=working_dir is not None)
+        _send(server, chosen, ["--space", space, *typed], about, folder)
+    if as_json:
+        from tuner.cli.render import print_json
+
+        print_json({"id": chosen, "address": server.address, **about})
+        return
+    click.echo(chosen)
+    more = "" if address is None else f" --address {shlex.quote(address)}"
+    click.echo(f"see `tuner logs {chosen} --follow{more}`, `tuner fetch {chosen}{more}`", err=True)
+
+
+def _checked(options: Mapping[str, Any]) -> list[Target]:
+    """What is to be searched, one target for each GPU type, all of it checked."""
+    from tuner.engine.plan import SearchOptions
+    from tuner.engine.submission import check_search, check_type
+    from tuner.engine.target import load_target
+    from tuner.errors import InputError
+    from tuner.space import parse_settings
+
+    given = dict(options)
+    selected = {name: given.pop(name) for name in ("model", "gpu_memory", "price")}
+    space, names = given.pop("space_name"), given.pop("gpu_name").split(",")
+    # Nothing is written; but nothing that is in ./results may be in the way either.
+    with tempfile.TemporaryDirectory(prefix="tuner-") as scratch:
+        targets = [
+            load_target(space, check_type(name.strip()), results=Path(scratch), **selected)
+            for name in names
+        ]
+        if len({target.gpu.id for target in targets}) < len(targets):
+            raise InputError(f"--gpu {','.join(names)!r} names a type twice")
+        how = SearchOptions(
+            mode=Mode(given.pop("mode")), settings=parse_settings(given.pop("settings")), **given
+        )
+        check_search(targets, how)
+    return targets
+
+
+def _placed(target: Target, options: Mapping[str, Any], folder: Path, *, whole: bool) -> str:
+    """Put what the search reads into `folder`; how `--space` names the space there."""
+    from tuner.engine.submission import put_together, space_in
+    from tuner.space import load_space
+
+    own = load_space(options["space_name"])  # as the file has it, without --model
+    if whole:
+        return space_in(folder, options["space_name"], own)
+    return put_together(own, options["model"], folder)
+
+
+def _send(
+    server: Any, job_id: str, arguments: Sequence[str], about: Mapping[str, str], folder: Path
+) -> None:
+    from tuner.tune.jobs import KIND, SEARCH
+
+    command = ["tuner", "cluster-job", "run", job_id, "--user", about["user"]]
+    command += ["--about", about["space"], about["gpu"], "--", *arguments]
+    server.submit(job_id, shlex.join(command), metadata={KIND: SEARCH, **about}, folder=folder)
+
+
+command.params = [*_SHARED, *command.params]

@@ -1,0 +1,362 @@
+"""Ray's job server: sends a search to a cluster, and asks what became of it.
+
+A client of what Ray opens already, its dashboard's HTTP port: nothing listens here. Where Ray asks
+for a token, the one that Ray itself would use is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from tuner.errors import EXIT_NOTHING_FITS, InputError, UnavailableError
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+"""Where `ray start --head` puts its dashboard, and where a tunnel to one usually ends."""
+
+ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
+
+CONNECT_TIMEOUT_S = 5.0
+
+KIND, SEARCH, FETCH = "tuner", "search", "fetch"
+"""Key of a job's metadata that says that it is of this program, and its values."""
+
+STOP_WAIT_S = 120
+"""How long a search may take to end after it was told to; Ray's default is 3 s, and then the
+results would not be written. A search ends its trials and writes what it has."""
+
+POLL_S = 0.5
+
+NOTHING_FITS_THERE = 10
+"""Exit code of a job in which nothing fits. That of `tuner search` would be 1, with which Python
+also ends when something is broken."""
+
+_LOGGERS = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
+
+
+class State(enum.StrEnum):
+    """What became of a job."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    NOTHING_FITS = "nothing fits"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will stay what it is."""
+        return self not in (State.WAITING, State.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A search on the cluster. Times are seconds since 1970, by the cluster's clock.
+
+    `exit_code` is that of `tuner search` there, None while it runs and where Ray does not know.
+    `message` is what Ray says of a job that failed.
+    """
+
+    id: str
+    state: State
+    space: str = ""
+    gpu: str = ""
+    submitted_by: str = ""
+    started_s: float | None = None
+    ended_s: float | None = None
+    exit_code: int | None = None
+    message: str = ""
+
+
+class JobServer:
+    """The job server of one cluster. Every method raises `UnavailableError` when it is gone."""
+
+    def __init__(self, client: JobSubmissionClient, address: str) -> None:
+        self._client = client
+        self.address = address
+
+    def submit(
+        self,
+        job_id: str,
+        command: str,
+        *,
+        metadata: Mapping[str, str],
+        folder: Path | None = None,
+    ) -> None:
+        """Start `command` on the head node, in a copy of `folder`.
+
+        Raises `InputError` where a job has this id already.
+        """
+        environment: dict[str, Any] = {
+            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
+        }
+        if folder is not None:
+            environment["working_dir"] = str(folder)
+        with self._errors(), _silent():
+            try:
+                self._client.submit_job(
+                    entrypoint=command,
+                    submission_id=job_id,
+                    runtime_env=environment,
+                    metadata=dict(metadata),
+                )
+            except RuntimeError as error:
+                if "already exists" in str(error):
+                    raise InputError(
+                        f"the cluster has a job {job_id!r} already",
+                        hint="give this one another --id",
+                    ) from error
+                raise
+
+    def jobs(self) -> list[Job]:
+        """The searches that the cluster remembers, the newest first."""
+        with self._errors():
+            found = self._client.list_jobs()
+        searches = [_job(d) for d in found if (d.metadata or {}).get(KIND) == SEARCH]
+        return sorted(searches, key=lambda job: job.started_s or 0.0, reverse=True)
+
+    def job(self, job_id: str) -> Job:
+        """One job. Raises `InputError` where the cluster does not know it."""
+        with self._errors(job_id):
+            return _job(self._client.get_job_info(job_id))
+
+    def logs(self, job_id: str) -> str:
+        """What the job has printed until now."""
+        with self._errors(job_id):
+            return str(self._client.get_job_logs(job_id))
+
+    def follow(self, job_id: str) -> Iterator[str]:
+        """What the job has printed, and what it prints from now on, until it ends."""
+        self.job(job_id)
+        pieces = self._client.tail_job_logs(job_id)
+
+        async def next_piece() -> str | None:
+            return await anext(pieces, None)
+
+        with self._errors(job_id), _silent(), asyncio.Runner() as runner:
+            while (piece := runner.run(next_piece())) is not None:
+                yield piece
+
+    def stop(self, job_id: str) -> bool:
+        """Tell a job to end; whether it was running."""
+        with self._errors(job_id):
+            return bool(self._client.stop_job(job_id))
+
+    def wait(self, job_id: str, timeout_s: float) -> Job:
+        """The job when it has ended, or as it is after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            job = self.job(job_id)
+            if job.state.ended or time.monotonic() >= deadline:
+                return job
+            time.sleep(POLL_S)
+
+    def forget(self, job_id: str) -> None:
+        """Strike an ended job off the cluster's list."""
+        with self._errors(job_id):
+            self._client.delete_job(job_id)
+
+    @contextlib.contextmanager
+    def _errors(self, job_id: str = "") -> Iterator[None]:
+        """What the client raises, said to the user."""
+        with _said(self.address):
+            try:
+                yield
+            except RuntimeError as error:
+                if job_id and "does not exist" in str(error):
+                    raise InputError(
+                        f"the cluster at {self.address} knows no job {job_id!r}",
+                        hint="`tuner jobs` lists those that it knows; it forgets them when its "
+                        "head node is started anew",
+                    ) from error
+                raise UnavailableError(
+                    f"the job server at {self.address} refuses: {_short(error)}"
+                ) from error
+
+
+def connect(address: str | None = None) -> JobServer:
+    """The job server at `address`, else at RAY_API_SERVER_ADDRESS, else on this machine.
+
+    Raises `InputError` for what is no address, `UnavailableError` where no job server answers, and
+    where it asks for a token and there is none, or another one.
+    """
+    # Ray counts these variables for more than the address that it is given.
+    url = url_of(address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS)
+    _check_answer(url)
+    token = auth_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    with _said(url), _address_variable(url), _silent():
+        return JobServer(JobSubmissionClient(url, headers=headers), url)
+
+
+def url_of(address: str) -> str:
+    """`address` as a URL. Raises `InputError` for what is none."""
+    text = DEFAULT_ADDRESS if address == "auto" else address
+    text = (text if "://" in text else f"http://{text}").rstrip("/")
+    parts = urlsplit(text)
+    try:
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
+    except ValueError:  # the port is not a number
+        usable = False
+    if not usable or parts.username or parts.query or parts.fragment:
+        raise InputError(
+            f"{address!r} is not the address of a Ray job server",
+            hint="write http://HOST:8265, where the dashboard of the cluster is",
+        )
+    return text
+
+
+def auth_token() -> str | None:
+    """The token that Ray would use; None where there is none, or RAY_AUTH_MODE is "disabled".
+
+    Looked for where Ray's documentation says: RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH
+    names, ~/.ray/auth_token. Raises `UnavailableError` where RAY_AUTH_MODE is "token" and there is
+    none, and for a named file that cannot be read or is empty.
+    """
+    mode = os.environ.get("RAY_AUTH_MODE", "").lower()
+    if mode == "disabled":
+        return None
+    if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    if named := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return _token_in(Path(named))
+    try:
+        usual = Path.home() / ".ray" / "auth_token"
+    except RuntimeError:  # no home directory, as in some containers
+        usual = None
+    if usual is not None and usual.is_file():
+        return _token_in(usual)
+    if mode == "token":
+        raise UnavailableError("RAY_AUTH_MODE is token, and there is no token", hint=_WHERE)
+    return None
+
+
+_WHERE = (
+    "put the cluster's token (`ray get-auth-token` on its head node) into ~/.ray/auth_token, or "
+    "into RAY_AUTH_TOKEN"
+)
+
+
+def _token_in(path: Path) -> str:
+    try:
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"cannot read the token in {str(path)!r}", hint=_WHERE) from error
+    if not token:
+        raise UnavailableError(f"the file of the token, {str(path)!r}, is empty", hint=_WHERE)
+    return token
+
+
+def _check_answer(url: str) -> None:
+    """Raise unless something listens there."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    assert parts.hostname is not None
+    try:
+        socket.create_connection((parts.hostname, port), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, UnicodeError) as error:
+        raise _no_server(url) from error
+
+
+@contextlib.contextmanager
+def _said(url: str) -> Iterator[None]:
+    """What the client raises of the connection, said to the user."""
+    try:
+        yield
+    except AuthenticationError as error:
+        if "required" in str(error):
+            raise UnavailableError(
+                f"the cluster at {url} asks for a token, and there is none here", hint=_WHERE
+            ) from error
+        raise UnavailableError(
+            f"the cluster at {url} has another token than the one that is here", hint=_WHERE
+        ) from error
+    except (TimeoutError, ConnectionError, requests.exceptions.RequestException) as error:
+        raise _no_server(url) from error
+
+
+def _no_server(url: str) -> UnavailableError:
+    return UnavailableError(
+        f"no Ray job server answers at {url}",
+        hint="is the cluster running, and the way to its dashboard open? "
+        "`ray dashboard cluster.yaml` or `kubectl port-forward` open one (docs/cluster.md)",
+    )
+
+
+@contextlib.contextmanager
+def _address_variable(url: str) -> Iterator[None]:
+    """RAY_API_SERVER_ADDRESS is `url` inside; Ray takes it before the address it is given."""
+    before = os.environ.get(ADDRESS_VARIABLE)
+    os.environ[ADDRESS_VARIABLE] = url
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ADDRESS_VARIABLE]
+        else:
+            os.environ[ADDRESS_VARIABLE] = before
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Ray's client says nothing but errors inside."""
+    before = {name: logging.getLogger(name).level for name in _LOGGERS}
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+_STATES = {
+    JobStatus.PENDING: State.WAITING,
+    JobStatus.RUNNING: State.RUNNING,
+    JobStatus.STOPPED: State.STOPPED,
+    JobStatus.SUCCEEDED: State.DONE,
+    JobStatus.FAILED: State.FAILED,
+}
+
+
+def _job(details: JobDetails) -> Job:
+    metadata = details.metadata or {}
+    state, code = _STATES[details.status], details.driver_exit_code
+    if state is State.FAILED and code == NOTHING_FITS_THERE:
+        state, code = State.NOTHING_FITS, EXIT_NOTHING_FITS
+    return Job(
+        id=details.submission_id or details.job_id or "",
+        state=state,
+        space=metadata.get("space", ""),
+        gpu=metadata.get("gpu", ""),
+        submitted_by=metadata.get("user", ""),
+        started_s=details.start_time / 1000 if details.start_time else None,
+        ended_s=details.end_time / 1000 if details.end_time else None,
+        exit_code=code,
+        message=details.message or "",
+    )
+
+
+def _short(error: Exception) -> str:
+    """The first lines of what a server said; it may send a whole traceback."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 400 else f"{text[:400]} ..."
