@@ -57,15 +57,15 @@ def command(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Print the fastest configuration that fits, from a search that was run.
 
-    --gpu all compares every GPU type that the space was searched on. Exit code 1 when nothing
-    that was tried fits.
+    --gpu all compares every GPU type that the space was searched on, --gpu a6000,t4 those that
+    are named. Exit code 1 when nothing that was tried fits.
     """
     from tuner.cli.answers import print_recommendation
     from tuner.cli.every_gpu import print_answers
     from tuner.cli.render import print_json
     from tuner.engine.chosen import recommended
-    from tuner.engine.gpus_compared import ALL, answers, searched_targets
-    from tuner.engine.target import load_target
+    from tuner.engine.gpus_compared import answers
+    from tuner.engine.targets import ALL, gpu_names, load_targets, searched_targets
     from tuner.errors import InputError
 
     choice: dict[str, Any] = {
@@ -77,13 +77,21 @@ def command(  # noqa: PLR0913 - one argument for each option
         if gpu_memory is not None or price is not None:
             raise InputError("--gpu-memory and --price are about one GPU type, and --gpu is all")
         targets = searched_targets(space_name, model, results)
+    else:
+        targets = load_targets(
+            space_name,
+            gpu_names(gpu_name),
+            model=model,
+            results=results,
+            gpu_memory=gpu_memory,
+            price=price,
+        )
+    if gpu_name == ALL or "," in gpu_name:
         print_answers(
             answers(targets, lambda target: recommended(target, where, **choice)), as_json=as_json
         )
         return
-    target = load_target(
-        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
-    )
+    target = targets[0]
     best = recommended(target, where, **choice)
     if as_json:
         print_json(best.to_dict())

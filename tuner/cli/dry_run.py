@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,8 +11,8 @@ from tuner.cli.render import console, print_fields, print_json, settings_text, t
 from tuner.cli.search_text import stopped_text
 from tuner.engine.listener import Listener
 from tuner.engine.measuring import Measuring, Simulating
-from tuner.engine.plan import Plan
-from tuner.engine.prepare import Prepared, measure_options, prepare
+from tuner.engine.plan import Plan, Refused
+from tuner.engine.prepare import Predictors, Prepared, measure_options, prepare
 from tuner.engine.target import comparable, with_margin
 from tuner.errors import EXIT_FOUND, InputError
 from tuner.units import format_duration, format_size, significant
@@ -23,12 +24,30 @@ SHOWN = 12
 """Trials in the table; what comes later depends on what these come to. JSON has all."""
 
 
-def dry_run(plan: Plan, listener: Listener, *, as_json: bool) -> int:
+def dry_run(plans: Sequence[Plan | Refused], listener: Listener, *, as_json: bool) -> int:
     """Print the trials that would run; writes nothing but the cache of predictions.
 
     Exit code 0 whatever they are expected to come to. Raises `InputError` for code of the
     user's own, of which nothing is predicted.
     """
+    answers = []
+    predictors = Predictors()
+    for plan in plans:
+        if isinstance(plan, Refused):
+            listener.refused(plan)
+            answers.append({"dry_run": True, "gpu": plan.target.gpu.id, "reason": plan.reason})
+            continue
+        if len(plans) > 1 and not as_json:
+            click.echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}\n")
+        answers.append(_dry_run(plan, listener, predictors, as_json=as_json))
+    if as_json:
+        print_json(answers if len(plans) > 1 else answers[0])
+    return EXIT_FOUND
+
+
+def _dry_run(
+    plan: Plan, listener: Listener, predictors: Predictors, *, as_json: bool
+) -> dict[str, Any]:
     options = plan.options
     if not plan.part.space.predictable:
         raise InputError(
@@ -38,17 +57,19 @@ def dry_run(plan: Plan, listener: Listener, *, as_json: bool) -> int:
     known = () if options.fresh else comparable(plan.target.folder.read().records, plan.target)
     known = tuple(with_margin(record, plan.margin_bytes) for record in known)
     listener.planned(plan, known)
-    prepared = prepare(plan, known, listener)
+    prepared = prepare(plan, known, listener, predictors=predictors)
+    if prepared.hopeless:
+        if not as_json:
+            click.echo(f"\nDry run: no trial would run: {prepared.hopeless}.")
+        return {"dry_run": True, "gpu": plan.target.gpu.id, "reason": prepared.hopeless}
     from tuner.tune.preview import preview  # Ray and Optuna: seconds to import
 
     trials_on = plan.trials_on
     how = measure_options(trials_on, options) if isinstance(trials_on, Measuring) else None
     found = preview(prepared.request, how)
-    if as_json:
-        print_json(_to_dict(plan, prepared, found))
-    else:
+    if not as_json:
         _print(plan, found)
-    return EXIT_FOUND
+    return _to_dict(plan, prepared, found)
 
 
 def _print(plan: Plan, found: Preview) -> None:

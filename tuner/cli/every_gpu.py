@@ -6,20 +6,15 @@ from collections.abc import Sequence
 
 import click
 
-from tuner.engine.gpus_compared import Answer
-from tuner.errors import NothingFitsError
+from tuner.cli.render import print_fields
+from tuner.engine.gpus_compared import Answer, require_an_answer
 
 
 def print_answers(found: Sequence[Answer], *, as_json: bool) -> None:
     """The comparison as a table. Raises `NothingFitsError` where no type fits anything."""
     from tuner.cli.render import print_json
 
-    if not any(answer.best for answer in found):
-        raise NothingFitsError(
-            "nothing fits any of these GPU types:\n"
-            + "\n".join(f"  {answer.gpu.id}: {answer.reason}" for answer in found),
-            hint="lower the floors with --where, or search larger GPUs",
-        )
+    require_an_answer(found)
     if as_json:
         print_json(
             [
@@ -28,17 +23,21 @@ def print_answers(found: Sequence[Answer], *, as_json: bool) -> None:
             ]
         )
         return
-    _print_table([answer for answer in found if answer.best])
-    for answer in found:
-        if answer.best is None:
-            click.echo(f"{answer.gpu.id}: {answer.reason}")
+    print_comparison_of(found)
+
+
+def print_comparison_of(found: Sequence[Answer]) -> None:
+    """The recommendations side by side, and why a type has none."""
+    if any(answer.best for answer in found):
+        _print_table([answer for answer in found if answer.best])
+    print_fields([(a.gpu.id, a.reason) for a in found if a.best is None])
     unpriced = [a.gpu.id for a in found if a.best and a.epoch_usd is None]
     if unpriced:
         click.echo(f"no price is known of {', '.join(unpriced)}: see `tuner gpus`")
 
 
 def _print_table(found: Sequence[Answer]) -> None:
-    from tuner.cli.render import console, print_fields, settings_text, table
+    from tuner.cli.render import console, settings_text, table
     from tuner.units import GIB, format_duration, significant
 
     bests = [answer.best for answer in found if answer.best]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli.progress import compiling, reporting
 from tuner.cli.render import print_fields
-from tuner.engine.listener import Compiling, Listener
+from tuner.engine.listener import Compiling, Listener, Searching
 
 if TYPE_CHECKING:
-    from tuner.engine.plan import Plan
+    from tuner.engine.plan import Plan, Refused
     from tuner.records import TrialRecord
-    from tuner.tune.progress import Progress
 
 
 class Printer(Listener):
@@ -24,6 +23,7 @@ class Printer(Listener):
     def __init__(self, *, err: bool = False, quiet: bool = False) -> None:
         self._err = err
         self._quiet = quiet
+        self._planned = 0
 
     def say(self, text: str) -> None:
         """A line."""
@@ -40,11 +40,18 @@ class Printer(Listener):
             print_fields([("note", text)], err=self._err)
 
     def planned(self, plan: Plan, known: tuple[TrialRecord, ...]) -> None:
-        """The plan as fields."""
+        """The plan as fields; of a second GPU type those that are about it."""
         from tuner.cli.search_text import print_plan
 
         if not self._quiet:
-            print_plan(plan, known, err=self._err)
+            print_plan(plan, known, err=self._err, again=self._planned > 0)
+            self._planned += 1
+
+    def refused(self, refused: Refused) -> None:
+        """A field named after the GPU type."""
+        if not self._quiet:
+            text = f"not searched: {refused.reason}"
+            print_fields([(refused.target.gpu.id, text)], err=self._err)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[Compiling]:
@@ -53,7 +60,7 @@ class Printer(Listener):
             yield report
 
     @contextlib.contextmanager
-    def searching(self) -> Iterator[Callable[[Progress], None]]:
+    def searching(self) -> Iterator[Searching]:
         """A live display in a terminal, lines elsewhere."""
         with reporting(err=self._err, quiet=self._quiet) as report:
             yield report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,8 @@ if TYPE_CHECKING:  # `tuner search --help` needs neither
 
     from tuner.tune.progress import Progress
 
-Report = Callable[["Progress"], None]
+Report = Callable[[Mapping[str, "Progress"]], None]
+"""Called with how far the search of each GPU type is, by its id."""
 
 LINE_PERIOD_S = 5.0
 """Between two plain lines, unless a better configuration was found."""
@@ -25,7 +26,7 @@ LINE_PERIOD_S = 5.0
 
 @contextlib.contextmanager
 def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
-    """What to call with each `Progress` of a search; the display ends on leaving."""
+    """What to call at each change of a search; the display ends on leaving."""
     if quiet:
         yield lambda progress: None
         return
@@ -34,7 +35,7 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
         with _live(out) as report:
             yield report
     else:
-        yield PlainLines(err=err)
+        yield PlainLinesOfEach(err=err)
 
 
 @contextlib.contextmanager
@@ -59,10 +60,13 @@ def compiling(*, err: bool, quiet: bool) -> Iterator[Callable[[int, int], None]]
     yield report
 
 
-def progress_line(progress: Progress) -> str:
-    """One line of at most 80 columns: done, running, out of memory, best so far, time left."""
+def progress_line(progress: Progress, label: str = "") -> str:
+    """One line of at most 80 columns: done, running, out of memory, best so far, time left.
+
+    `label` comes first: the GPU type, where several are searched.
+    """
     parts = {
-        "done": f"{progress.done}/{progress.total} done",
+        "done": f"{label}{': ' * bool(label)}{progress.done}/{progress.total} done",
         "running": f"{progress.running} running" if progress.running else "",
         "oom": f"{progress.oom} out of memory",
         "failed": f"{progress.failed} failed" if progress.failed else "",
@@ -86,8 +90,15 @@ def _speed(progress: Progress) -> str:
 class PlainLines:
     """Prints a line when there is something new to say, and not too often."""
 
-    def __init__(self, *, err: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        err: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        label: str = "",
+    ) -> None:
         self._err = err
+        self._label = label
         self._clock = clock
         self._last_s: float | None = None
         self._said: tuple[Any, ...] = ()
@@ -103,7 +114,23 @@ class PlainLines:
         waited = self._last_s is None or now_s - self._last_s >= LINE_PERIOD_S
         if better or waited or progress.done == progress.total:
             self._last_s, self._said = now_s, state
-            click.echo(progress_line(progress), err=self._err)
+            click.echo(progress_line(progress, self._label), err=self._err)
+
+
+class PlainLinesOfEach:
+    """Plain lines of every GPU type, with its name where there are several."""
+
+    def __init__(self, *, err: bool = False) -> None:
+        self._err = err
+        self._lines: dict[str, PlainLines] = {}
+
+    def __call__(self, states: Mapping[str, Progress]) -> None:
+        """Print the line of each type that is due."""
+        for gpu, progress in states.items():
+            if gpu not in self._lines:
+                label = gpu if len(states) > 1 else ""
+                self._lines[gpu] = PlainLines(err=self._err, label=label)
+            self._lines[gpu](progress)
 
 
 @contextlib.contextmanager
@@ -111,18 +138,19 @@ def _live(out: Any) -> Iterator[Report]:
     from rich.live import Live  # only in a terminal
 
     with Live(console=out, transient=True, refresh_per_second=4) as live:
-        yield lambda progress: live.update(drawn(progress))
+        yield lambda states: live.update(drawn(states))
 
 
-def drawn(progress: Progress) -> Table:
-    """A bar, the line of `progress_line` and the best configuration, one below the other."""
+def drawn(states: Mapping[str, Progress]) -> Table:
+    """For each GPU type a bar, the line of `progress_line` and the best configuration."""
     from rich.progress_bar import ProgressBar  # only in a terminal
     from rich.table import Table
 
     grid = Table.grid()
-    grid.add_row(ProgressBar(total=progress.total, completed=progress.done, width=60))
-    grid.add_row(progress_line(progress))
-    grid.add_row(best_line(progress))
+    for gpu, progress in states.items():
+        grid.add_row(ProgressBar(total=progress.total, completed=progress.done, width=60))
+        grid.add_row(progress_line(progress, gpu if len(states) > 1 else ""))
+        grid.add_row(best_line(progress))
     return grid
 
 

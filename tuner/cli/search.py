@@ -97,7 +97,7 @@ def _search_options(function: _Decorated) -> _Decorated:
         "tuner search --space qlora27b --gpu a6000",
         "tuner search --space qlora27b --gpu l40s --set precision=nf4 --where 'lora_rank >= 64'",
         "tuner search --space tiny_cpu --gpu cpu        (real trials on this machine's processor)",
-        "tuner search --space qlora27b --gpu auto       (real trials on this machine's GPU)",
+        "tuner search --space qlora27b --gpu a6000,t4,h100_sxm --address auto",
         "tuner search --space qlora27b --gpu auto --max-cost 2 --min-gain 1% --dry-run",
     ),
 )
@@ -129,16 +129,23 @@ def command(  # noqa: PLR0913 - one argument for each option that is not about h
     """Search a space for the fastest configuration that fits a GPU.
 
     With a GPU of that type at hand, each trial is a short training run in a process of its own;
-    else every number is predicted, and all output says so. Ctrl-C leaves a valid result of what
+    else every number is predicted, and all output says so. Several types (--gpu a6000,t4) are
+    searched together and compared; budgets are for each. Ctrl-C leaves a valid result of what
     was done, and the same command goes on from there. Exit code 1 when nothing fits.
     """
     from tuner.cli.searching import run_search  # torch comes with it
     from tuner.engine.plan import SearchOptions
-    from tuner.engine.target import load_target
+    from tuner.engine.targets import gpu_names, load_targets
     from tuner.space import parse_settings
 
-    target = load_target(
-        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+    targets = load_targets(
+        space_name,
+        gpu_names(gpu_name),
+        model=model,
+        results=results,
+        gpu_memory=gpu_memory,
+        price=price,
+        address=options["address"],
     )
     how = SearchOptions(mode=Mode(mode), settings=parse_settings(settings), **options)
-    return run_search(target, how, as_json=as_json, quiet=quiet, dry=dry_run)
+    return run_search(targets, how, as_json=as_json, quiet=quiet, dry=dry_run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,35 +15,45 @@ from tuner.cli.answers import (
     record_dict,
     sources_text,
 )
+from tuner.cli.every_gpu import print_comparison_of
 from tuner.cli.render import count, print_fields, print_json
 from tuner.engine.chosen import nothing_fits
+from tuner.engine.gpus_compared import answers_found
 from tuner.engine.measuring import Simulating
-from tuner.engine.plan import Plan, SearchOptions
+from tuner.engine.plan import Plan, Refused, SearchOptions
+from tuner.engine.search import Found
 from tuner.records import TrialRecord
 from tuner.units import format_duration, format_gib
 
 if TYPE_CHECKING:
-    from tuner.engine.search import Found
     from tuner.engine.support import SupportedSpace
 
 
-def print_plan(plan: Plan, known: tuple[TrialRecord, ...], *, err: bool) -> None:
-    """What will be searched, on what, and where the numbers come from."""
+def print_plan(
+    plan: Plan, known: tuple[TrialRecord, ...], *, err: bool, again: bool = False
+) -> None:
+    """What will be searched, on what, and where the numbers come from.
+
+    What is the same for all GPU types is left out where it is said `again`.
+    """
     target, options, part = plan.target, plan.options, plan.part
     gpu = target.gpu
     wanted = f"{options.trials} of {count(len(part.supported))} configurations"
     searcher = f"{options.searcher}, seed {options.seed}"
     if not target.space.predictable:
         searcher += "; guided needs predictions, and there are none of your own code"
+    common = [
+        ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
+        ("model" if target.space.model else "trains", target.space.subject),
+        ("for", ", ".join(objective.label for objective in plan.objectives)),
+        ("at most", _limits_text(plan)),
+        ("where", _where_text(plan)),
+    ]
     print_fields(
         [
-            ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
-            ("model" if target.space.model else "trains", target.space.subject),
+            *([] if again else common),
             ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {_price_text(plan)}"),
             ("to try", f"{wanted} ({searcher})"),
-            ("for", ", ".join(objective.label for objective in plan.objectives)),
-            ("at most", _limits_text(plan)),
-            ("where", _where_text(plan)),
             ("left out", _left_out_text(part)),
             ("margin", f"{format_gib(plan.margin_bytes)} of memory are to stay free (--margin)"),
             ("known", _known_text(plan, known)),
@@ -152,6 +163,64 @@ def print_answer(found: Found, *, as_json: bool) -> None:
             ("more", plan.target.command("show")),
         ]
     )  # fmt: skip
+
+
+def print_answers(found: Sequence[Found | Refused], *, as_json: bool) -> None:
+    """What each GPU type came to, and all of them side by side; a list where JSON is asked for.
+
+    The list is in the order of the comparison: the cheapest epoch first.
+    """
+    answers = answers_found(found)
+    if as_json:
+        order = [answer.gpu.id for answer in answers]
+        dicts = {(one["gpu"]): one for one in map(_any_dict, found)}
+        print_json([dicts[gpu] for gpu in order])
+        return
+    ran = [one for one in found if isinstance(one, Found)]
+    for one in ran:
+        _print_part(one)
+    click.echo()
+    print_comparison_of(answers)
+    click.echo()
+    for note in dict.fromkeys(note for one in ran for note in one.view.notes):
+        print_fields([("note", note)])
+    folders = [str(one.plan.target.folder.path) for one in ran]
+    best = next((one.plan for one in ran if one.view.best), None)
+    print_fields(
+        [
+            ("files", f"best.yaml, pareto.csv, pareto.png, report.html and trials.jsonl in "
+             f"{'/, '.join(folders)}/"),
+            ("study", _study_text(ran[0].plan)),
+            ("more", best.target.command("best") if best else ""),
+        ]
+    )  # fmt: skip
+
+
+def _print_part(found: Found) -> None:
+    """The front of one GPU type of several."""
+    plan, result, view = found.plan, found.result, found.view
+    new = len(result.records) - result.reused
+    ended = stopped_text(plan.options, str(result.stopped_by))
+    click.echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}")
+    click.echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
+    click.echo(sources_text(view.records))
+    if view.best is not None:
+        print_front(view)
+    print_agreement(view.records)
+
+
+def _any_dict(found: Found | Refused) -> dict[str, Any]:
+    if isinstance(found, Found):
+        return answer_dict(found)
+    target = found.target
+    return {
+        "space": target.space.name,
+        "model": target.space.model,
+        "gpu": target.gpu.id,
+        "reason": found.reason,
+        "best": None,
+        "front": [],
+    }
 
 
 def _study_text(plan: Plan) -> str:

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 
 import click
 
 from tuner.cli.dry_run import dry_run
 from tuner.cli.listening import Printer
-from tuner.cli.search_text import print_answer
-from tuner.engine.plan import SearchOptions, make_plan
+from tuner.cli.search_text import print_answer, print_answers
+from tuner.engine.plan import SearchOptions, make_plans
 from tuner.engine.quiet import quiet_libraries
-from tuner.engine.search import run_plan
+from tuner.engine.search import Found, run_plans
 from tuner.engine.target import Target
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 
 
 def run_search(
-    target: Target, options: SearchOptions, *, as_json: bool, quiet: bool, dry: bool
+    targets: Sequence[Target], options: SearchOptions, *, as_json: bool, quiet: bool, dry: bool
 ) -> int:
     """The whole command; returns its exit code."""
     printer = Printer(err=as_json, quiet=quiet)
     with quiet_libraries():
-        plan = make_plan(target, options, printer)
+        plans = make_plans(targets, options, printer)
         if dry:
-            return dry_run(plan, printer, as_json=as_json)
-        found = run_plan(plan, command=_command_line(), listener=printer)
-    print_answer(found, as_json=as_json)
-    if found.result.interrupted:
+            return dry_run(plans, printer, as_json=as_json)
+        found = run_plans(plans, command=_command_line(), listener=printer)
+    ran = [one for one in found if isinstance(one, Found)]
+    if len(found) == 1:
+        print_answer(ran[0], as_json=as_json)
+    else:
+        print_answers(found, as_json=as_json)
+    if any(one.result.interrupted for one in ran):
         return EXIT_INTERRUPTED
-    return EXIT_FOUND if found.view.best is not None else EXIT_NOTHING_FITS
+    return EXIT_FOUND if any(one.view.best for one in ran) else EXIT_NOTHING_FITS
 
 
 def _command_line() -> str:

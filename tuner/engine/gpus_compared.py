@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.engine.target import Target, load_target, with_model
+from tuner.engine.chosen import nothing_fits
+from tuner.engine.target import Target
 from tuner.errors import NothingFitsError, UnavailableError
 
 if TYPE_CHECKING:
+    from tuner.engine.plan import Refused
+    from tuner.engine.search import Found
     from tuner.gpus import Gpu
     from tuner.results.best import Recommendation
-
-ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,37 +32,50 @@ class Answer:
         return self.best.cost.epoch_usd if self.best and self.best.cost else None
 
 
-def searched_targets(space_name: str, model: str | None, results: Path) -> list[Target]:
-    """The GPU types on which the space was searched. Raises `UnavailableError` for none."""
-    from tuner.gpus import load_catalogue
-    from tuner.results.store import ResultsFolder
-    from tuner.space import load_space
-
-    name = with_model(load_space(space_name), model).name
-    found = [
-        load_target(space_name, gpu, model=model, results=results)
-        for gpu in load_catalogue()
-        if ResultsFolder(results, name, gpu).journal.exists()
-    ]
-    if not found:
-        raise UnavailableError(
-            f"no results of {space_name!r} in {str(results)!r} yet",
-            hint=f"run `tuner search --space {space_name} --gpu GPU` for each GPU type to compare",
-        )
-    return found
-
-
 def answers(
     targets: Sequence[Target], recommended: Callable[[Target], Recommendation]
 ) -> list[Answer]:
     """The answer of each target: the cheapest epoch first, then the fastest, then the rest."""
-    found = []
+    found: list[Answer] = []
+    missing: list[UnavailableError] = []
     for target in targets:
         try:
             found.append(Answer(target.gpu, recommended(target)))
-        except NothingFitsError as error:
+        except (NothingFitsError, UnavailableError) as error:
+            # One that was not searched yet is no reason to keep quiet about the others.
             found.append(Answer(target.gpu, None, error.message))
+            missing += [error] if isinstance(error, UnavailableError) else []
+    if len(missing) == len(targets):
+        raise missing[0]
     return sorted(found, key=_order)
+
+
+def answers_found(found: Sequence[Found | Refused]) -> list[Answer]:
+    """The answers of a search of several GPU types, in the same order as those of `answers`."""
+    return sorted(map(_answer, found), key=_order)
+
+
+def _answer(found: Found | Refused) -> Answer:
+    from tuner.engine.plan import Refused
+
+    if isinstance(found, Refused):
+        return Answer(found.target.gpu, None, found.reason)
+    plan, view = found.plan, found.view
+    if view.best is not None:
+        return Answer(plan.target.gpu, view.best)
+    met = [record for record in view.records if plan.meets(record.configuration)]
+    return Answer(plan.target.gpu, None, nothing_fits(plan.target, met, plan.conditions))
+
+
+def require_an_answer(found: Sequence[Answer]) -> None:
+    """Raise `NothingFitsError` with every reason where no GPU type has a recommendation."""
+    if any(answer.best for answer in found):
+        return
+    raise NothingFitsError(
+        "nothing fits any of these GPU types:\n"
+        + "\n".join(f"  {answer.gpu.id}: {answer.reason}" for answer in found),
+        hint="lower the floors with --where, or search larger GPUs",
+    )
 
 
 def _order(answer: Answer) -> tuple[bool, float, float]:

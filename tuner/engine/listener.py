@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuner.engine.plan import Plan
+    from tuner.engine.plan import Plan, Refused
     from tuner.records import TrialRecord
     from tuner.tune.progress import Progress
 
 Compiling = Callable[[int, int], None]
 """Called with the number of structures that were traced, and of those in all."""
+Searching = Callable[[Mapping[str, "Progress"]], None]
+"""Called with how far the search of each GPU type is, by its id; those that have begun."""
 
 
 class Listener:
@@ -30,13 +32,16 @@ class Listener:
     def planned(self, plan: Plan, known: tuple[TrialRecord, ...]) -> None:
         """A search was checked and begins; `known` are the trials of earlier ones."""
 
+    def refused(self, refused: Refused) -> None:
+        """No trial is run on a GPU type, where others are searched as well."""
+
     @contextlib.contextmanager
     def compiling(self) -> Iterator[Compiling]:
         """While a space is predicted; what it yields is called as that goes on."""
         yield lambda done, total: None
 
     @contextlib.contextmanager
-    def searching(self) -> Iterator[Callable[[Progress], None]]:
+    def searching(self) -> Iterator[Searching]:
         """While trials run; what it yields is called at each change."""
         yield lambda progress: None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +13,8 @@ from tuner.engine.listener import SILENT, Listener
 from tuner.engine.margin import parse_margin
 from tuner.engine.measuring import Measuring, Mode, Simulating, decide
 from tuner.engine.own_code import model_version, require_lengths, require_trials, searcher_of
-from tuner.engine.target import Target, check_conditions
-from tuner.errors import InputError
+from tuner.engine.target import CannotRunError, Target, check_conditions
+from tuner.errors import InputError, NothingFitsError, TunerError, UnavailableError
 from tuner.records import Configuration, KnobValue, Source, TrialRecord
 from tuner.tune.request import DEFAULT_SEARCHER, DEFAULT_TRIALS
 
@@ -105,6 +105,56 @@ class Plan:
         """Whether a configuration of an earlier search is one that this one may recommend."""
         held = all(configuration.get(name) == value for name, value in self.pinned.items())
         return held and self.part.space.matches(configuration, self.options.where)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A GPU type on which no trial is run, and why."""
+
+    target: Target
+    error: TunerError
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        problems = getattr(self.error, "problems", ())
+        listed = "; ".join(str(problem) for problem in problems)
+        return f"{self.error.message}: {listed}" if listed else self.error.message
+
+
+def make_plans(
+    targets: Sequence[Target], options: SearchOptions, listener: Listener = SILENT
+) -> list[Plan | Refused]:
+    """A plan for each GPU type, or what it lacks; see `make_plan`.
+
+    What is wrong with the question itself is raised. So is what the only type lacks, and
+    `NothingFitsError` where all types lack something.
+    """
+    if len(targets) == 1:
+        return [make_plan(targets[0], options, listener)]
+    plans: list[Plan | Refused] = []
+    for target in targets:
+        try:
+            plans.append(make_plan(target, options, listener))
+        except (CannotRunError, UnavailableError) as error:
+            plans.append(Refused(target, error))
+    refused = [plan for plan in plans if isinstance(plan, Refused)]
+    if len(refused) == len(plans):
+        raise none_left(refused)
+    return plans
+
+
+def none_left(refused: Sequence[Refused]) -> TunerError:
+    """The error where every GPU type is refused, with all reasons."""
+    if len(refused) == 1:
+        return refused[0].error
+    missing = all(isinstance(one.error, UnavailableError) for one in refused)
+    kind = UnavailableError if missing else NothingFitsError
+    return kind(
+        "none of these GPU types can be searched:\n"
+        + "\n".join(f"  {one.target.gpu.id}: {one.reason}" for one in refused),
+        hint=refused[0].error.hint,
+    )
 
 
 def make_plan(target: Target, options: SearchOptions, listener: Listener = SILENT) -> Plan:

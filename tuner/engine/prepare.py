@@ -14,9 +14,10 @@ from tuner.engine.own_code import trial_job
 from tuner.engine.plan import Plan, SearchOptions
 from tuner.engine.target import stale
 from tuner.records import Configuration, Prediction, TrialRecord
-from tuner.units import format_duration
+from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
+    from tuner.estimators.predictor import Job, Predictor
     from tuner.runner.base import MeasureOptions, RunnerFactory
     from tuner.space import SearchSpace
     from tuner.tune.request import SearchRequest
@@ -27,18 +28,44 @@ class Prepared:
     """A search that is ready to run.
 
     `predictions` are those of the supported configurations, in their order; empty where nothing
-    had to be predicted. `notes` are sentences about the space for people.
+    had to be predicted. `notes` are sentences about the space for people. `hopeless` says why no
+    trial is worth running; empty where some may fit.
     """
 
     request: SearchRequest
     predictions: tuple[Prediction, ...]
     notes: tuple[str, ...]
+    hopeless: str = ""
 
 
-def prepare(plan: Plan, known: tuple[TrialRecord, ...], listener: Listener = SILENT) -> Prepared:
+class Predictors:
+    """Makes one predictor for each workload and model, so that GPU types share what is traced."""
+
+    def __init__(self) -> None:
+        self._made: dict[Job, Predictor] = {}
+
+    def of(self, space: SearchSpace) -> Predictor:
+        """The predictor of the space's workload and model."""
+        from tuner.estimators.compiling import default_workers
+        from tuner.estimators.predictor import Job, Predictor
+
+        job = Job(space.workload, space.predicted_model())
+        if job not in self._made:
+            self._made[job] = Predictor(job, workers=default_workers())
+        return self._made[job]
+
+
+def prepare(
+    plan: Plan,
+    known: tuple[TrialRecord, ...],
+    listener: Listener = SILENT,
+    *,
+    predictors: Predictors | None = None,
+) -> Prepared:
     """Predict what is to be searched, and say all that a search needs to know.
 
-    Where the budget is spent already, nothing is tried and nothing is predicted.
+    Where the budget is spent already, nothing is tried and nothing is predicted. Several GPU
+    types are predicted in little more time than one with the same `predictors`.
     """
     from tuner.runner.factories import SimulatedFactory
     from tuner.tune.request import SearchRequest
@@ -62,7 +89,7 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...], listener: Listener = SIL
     if not space.predictable:
         initial = _baseline(space)
     elif sum(plan.is_alike(r) and not r.verification for r in known) < options.trials:
-        predictions = _predictions(plan, listener)
+        predictions = _predictions(plan, predictors or Predictors(), listener)
         initial = _initial(plan, predictions)
         how["predictions"] = {
             configuration.key: prediction
@@ -91,7 +118,12 @@ def prepare(plan: Plan, known: tuple[TrialRecord, ...], listener: Listener = SIL
         versions=plan.versions,
         **how,
     )
-    return Prepared(request, tuple(predictions), _inert(plan, predictions, listener))
+    return Prepared(
+        request,
+        tuple(predictions),
+        _inert(plan, predictions, listener),
+        hopeless(plan, known, predictions),
+    )
 
 
 def _in_stages(
@@ -147,14 +179,12 @@ def _baseline(space: SearchSpace) -> list[Configuration]:
     return [space.configuration(space.baseline)] if space.baseline else []
 
 
-def _predictions(plan: Plan, listener: Listener) -> list[Prediction]:
+def _predictions(plan: Plan, predictors: Predictors, listener: Listener) -> list[Prediction]:
     """A prediction of every configuration that can be tried, in their order."""
-    from tuner.estimators.compiling import default_workers
-    from tuner.estimators.predictor import Job, Predictor
     from tuner.estimators.stages import predict_overall
 
     space = plan.part.space
-    predictor = Predictor(Job(space.workload, space.predicted_model()), workers=default_workers())
+    predictor = predictors.of(space)
     started = time.monotonic()
     with listener.compiling() as report:
 
@@ -171,10 +201,37 @@ def _predictions(plan: Plan, listener: Listener) -> list[Prediction]:
     fitting = sum(prediction.fits for prediction in predictions)
     stages = f" in {len(space.stages)} stages" if space.stages else ""
     listener.say(
-        f"predicted all {len(predictions):,} configurations{stages} in "
+        f"predicted all {len(predictions):,} configurations{stages} for {plan.target.gpu.id} in "
         f"{format_duration(time.monotonic() - started)}: {fitting:,} fit"
     )
     return predictions
+
+
+def hopeless(plan: Plan, known: Sequence[TrialRecord], predictions: Sequence[Prediction]) -> str:
+    """Why no trial can fit, from the predictions alone; empty where one may, or one did.
+
+    A simulated trial comes to what is predicted. A real one may need less: it is hopeless only
+    where the lower end of the prediction's interval is too much as well.
+    """
+    if not predictions or any(record.fits for record in known):
+        return ""
+    if any(_may_fit(prediction, measured=plan.bench is not None) for prediction in predictions):
+        return ""
+    least = min(prediction.memory.device_bytes for prediction in predictions)
+    gpu = plan.target.gpu
+    return (
+        f"none of the {len(predictions):,} configurations is predicted to fit {gpu.name}: the "
+        f"smallest needs {format_size(least)} of {format_size(gpu.memory_bytes)}, of which "
+        f"{format_size(plan.margin_bytes)} are to stay free"
+    )
+
+
+def _may_fit(prediction: Prediction, *, measured: bool) -> bool:
+    if prediction.fits or not measured:
+        return prediction.fits
+    # Without an interval nothing is known of how wrong the prediction may be.
+    low_bytes, _ = prediction.intervals.get("device_bytes", (0.0, 0.0))
+    return low_bytes + prediction.margin_bytes <= prediction.limit_bytes
 
 
 def _inert(plan: Plan, predictions: Sequence[Prediction], listener: Listener) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Searches one GPU type: reads the journal, runs what is missing, writes every result.
+"""Searches GPU types: reads the journals, runs what is missing, writes every result.
 
 Nothing is written, and Ray is not started, before all that can be checked has been checked.
 """
@@ -6,23 +6,32 @@ Nothing is written, and Ray is not started, before all that can be checked has b
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.engine.course import course_of
+from tuner.engine.journals import journal_of
 from tuner.engine.listener import SILENT, Listener
-from tuner.engine.plan import Plan
-from tuner.engine.prepare import Prepared, prepare
+from tuner.engine.plan import Plan, Refused, none_left
+from tuner.engine.prepare import Predictors, Prepared, prepare
 from tuner.engine.target import comparable, stale, stale_text, with_margin
+from tuner.errors import NothingFitsError, TunerError
 from tuner.records import TrialRecord
 
 if TYPE_CHECKING:
     from tuner.results.journal import JournalWriter
     from tuner.results.view import View
-    from tuner.tune.request import SearchResult
+    from tuner.tune.progress import Progress
+    from tuner.tune.request import SearchRequest, SearchResult
+
+HINT = "lower the floors with --where, allow smaller values in the space, or take a larger GPU"
+
+LEAST_TIME_S = 1e-3
+"""What is left of a time limit that is over: no trial starts, and what is known is still told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,77 +43,173 @@ class Found:
     view: View
 
 
-def run_plan(plan: Plan, *, command: str, listener: Listener = SILENT) -> Found:
-    """Search as `plan` says; `command` is how the report tells to do it again."""
-    with journal_of(plan) as (writer, known):
-        listener.planned(plan, known)
-        prepared = prepare(plan, known, listener)
-        from tuner.tune.driver import search  # Ray and Optuna: seconds to import
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A search that is about to run, with its journal."""
 
-        with listener.searching() as report:
-            result = search(prepared.request, on_progress=report, on_record=writer.append)
-    return Found(plan, result, write(plan, prepared, result, command=command))
+    plan: Plan
+    prepared: Prepared
+    writer: JournalWriter
 
 
-@contextlib.contextmanager
-def journal_of(plan: Plan) -> Iterator[tuple[JournalWriter, tuple[TrialRecord, ...]]]:
-    """The journal to append to, and what it holds already.
+def run_plans(
+    plans: Sequence[Plan | Refused], *, command: str, listener: Listener = SILENT
+) -> list[Found | Refused]:
+    """Search every GPU type that is planned; `command` is what the reports tell to repeat.
 
-    Known predictions are appended again when another margin is asked for: whether they fit
-    then changes, and the last line of a configuration counts. Where nothing was appended, no
-    empty journal stays behind.
+    A type that no configuration is predicted to fit is refused, and no trial is run on it. Raises
+    `NothingFitsError` where that leaves no type. All journals are valid then, as they are after
+    an interruption and after any other error.
     """
-    folder = plan.target.folder
-    if plan.options.fresh:
-        _set_aside(plan)
-    existed = [path for path in (folder.path, *folder.path.parents) if path.exists()]
-    try:
-        with folder.writer() as writer:
-            known = []
-            for record in comparable(folder.read().records, plan.target):
-                changed = with_margin(record, plan.margin_bytes)
-                if changed != record:
-                    writer.append(changed)
-                known.append(changed)
-            yield writer, tuple(known)
-    finally:
-        if folder.journal.exists() and not folder.journal.stat().st_size:
-            folder.journal.unlink()
-            for path in (folder.path, *folder.path.parents):
-                if path in existed or any(path.iterdir()):
-                    break
-                path.rmdir()
+    found: dict[str, Found | Refused] = {}
+    with contextlib.ExitStack() as journals:
+        opened = _open(plans, journals, found, listener)
+        if not opened:
+            raise none_left([one for one in found.values() if isinstance(one, Refused)])
+        results = _run(opened, listener)
+    ran = [(one, result) for one, result in zip(opened, results, strict=True) if result]
+    for late in opened[len(ran) :]:
+        error = TunerError("interrupted before its first trial")
+        found[late.plan.target.gpu.id] = Refused(late.plan.target, error)
+    for one in _write(ran, command=command):
+        found[one.plan.target.gpu.id] = one
+    return [found[plan.target.gpu.id] for plan in plans]
 
 
-def _set_aside(plan: Plan) -> None:
-    """Rename the journal of earlier searches, so that this one begins anew and nothing is lost."""
-    journal = plan.target.folder.journal
-    if not journal.exists():
-        return
-    with plan.target.folder.writer():  # nobody else is writing
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
-        journal.rename(journal.with_name(f"trials-{stamp}.jsonl"))
+def _open(
+    plans: Sequence[Plan | Refused],
+    journals: contextlib.ExitStack,
+    found: dict[str, Found | Refused],
+    listener: Listener,
+) -> list[_Open]:
+    """What is to run, with its journal open in `journals`; who is refused goes to `found`."""
+    begun: list[tuple[Plan, JournalWriter, tuple[TrialRecord, ...]]] = []
+    for plan in plans:
+        if isinstance(plan, Refused):
+            found[plan.target.gpu.id] = plan
+            listener.refused(plan)
+        else:
+            begun.append((plan, *journals.enter_context(journal_of(plan))))
+            listener.planned(plan, begun[-1][2])
+    opened = []
+    predictors = Predictors()
+    for plan, writer, known in begun:
+        prepared = prepare(plan, known, listener, predictors=predictors)
+        if not prepared.hopeless:
+            opened.append(_Open(plan, prepared, writer))
+            continue
+        refused = Refused(plan.target, NothingFitsError(prepared.hopeless, hint=HINT))
+        found[plan.target.gpu.id] = refused
+        if len(plans) > 1:  # else it is the error that the search ends with
+            listener.refused(refused)
+    return opened
 
 
-def write(plan: Plan, prepared: Prepared, result: SearchResult, *, command: str) -> View:
-    """Write every file of the results folder, and return what they show."""
-    target = plan.target
-    found = target.folder.read().records
-    records = comparable(found, target) or result.records
-    old = stale_text(stale(found, target), records)
-    used = f" (hints for this search: {result.stale})" if result.stale else ""
-    notes = [*prepared.notes, *([f"{old} left out{used}"] if old else [])]
+def _run(opened: Sequence[_Open], listener: Listener) -> list[SearchResult | None]:
+    """The result of each search; None for the last ones, if an interruption left them no time."""
+    from tuner.engine.driving import search_all  # Ray and Optuna: seconds to import
+
+    writers = {one.plan.target.gpu.id: one.writer for one in opened}
+    gpus = list(writers)
+    latest: dict[str, Progress] = {}
+    results: list[SearchResult | None] = []
+    started_s = time.monotonic()
+    with listener.searching() as report:
+        for batch in batches([one.prepared.request for one in opened]):
+            if any(result is None or result.interrupted for result in results):
+                results += [None] * len(batch)
+                continue
+            ids = gpus[len(results) : len(results) + len(batch)]
+
+            def progress(states: Sequence[Progress], ids: Sequence[str] = ids) -> None:
+                latest.update(zip(ids, states, strict=True))
+                report(latest)
+
+            spent_s = time.monotonic() - started_s
+            results += search_all(
+                [_with_time_left(request, spent_s) for request in batch],
+                on_progress=progress,
+                on_record=lambda record: writers[record.gpu].append(record),
+            )
+    return results
+
+
+def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
+    """The searches that run at the same time, batch after batch, in their order.
+
+    On a cluster all do, and so do simulated ones. A search that measures on this machine has it
+    for itself: Ray does not tell apart the GPU types of one machine.
+    """
+    together: list[SearchRequest] = []
+    for request in requests:
+        if request.bench is None or request.address is not None:
+            together.append(request)
+            continue
+        if together:
+            yield together
+            together = []
+        yield [request]
+    if together:
+        yield together
+
+
+def _with_time_left(request: SearchRequest, spent_s: float) -> SearchRequest:
+    """`request` with what earlier batches have left of the time."""
+    if request.time_limit_s is None:
+        return request
+    left_s = max(request.time_limit_s - spent_s, LEAST_TIME_S)
+    return dataclasses.replace(request, time_limit_s=left_s)
+
+
+def _write(ran: Sequence[tuple[_Open, SearchResult]], *, command: str) -> list[Found]:
+    """Write every file of every GPU type's folder, and return what they show.
+
+    The tables of all come first: each report shows the fronts of the other GPU types beside it.
+    """
     from tuner.results.pruned import write_pruned
+    from tuner.results.store import write_tables
+    from tuner.results.view import build_view
 
-    if result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
-        write_pruned(target.folder, result.pruned)
-    return target.folder.write_all(
-        [with_margin(record, plan.margin_bytes) for record in records],
-        plan.facts,
-        target.gpu,
-        where=plan.meets,
-        conditions=plan.all_conditions,
-        command=command,
-        notes=notes,
-        course_of=functools.partial(course_of, plan),
-    )
+    contents = [_Contents.of(one, result, command=command) for one, result in ran]
+    if len(ran) > 1:
+        for (one, _), shown in zip(ran, contents, strict=True):
+            view = build_view(shown.records, one.plan.facts, one.plan.target.gpu, **shown.how)
+            write_tables(one.plan.target.folder, view)
+    found = []
+    for (one, result), shown in zip(ran, contents, strict=True):
+        plan = one.plan
+        folder = plan.target.folder
+        if result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
+            write_pruned(folder, result.pruned)
+        course = functools.partial(course_of, plan)
+        view = folder.write_all(
+            shown.records, plan.facts, plan.target.gpu, course_of=course, **shown.how
+        )
+        found.append(Found(plan, result, view))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What a results folder is written from."""
+
+    records: Sequence[TrialRecord]
+    how: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, one: _Open, result: SearchResult, *, command: str) -> _Contents:
+        """What the journal holds now of what can be compared."""
+        plan, target = one.plan, one.plan.target
+        found = target.folder.read().records
+        records = comparable(found, target) or result.records
+        old = stale_text(stale(found, target), records)
+        used = f" (hints for this search: {result.stale})" if result.stale else ""
+        return cls(
+            [with_margin(record, plan.margin_bytes) for record in records],
+            {
+                "where": plan.meets,
+                "conditions": plan.all_conditions,
+                "command": command,
+                "notes": [*one.prepared.notes, *([f"{old} left out{used}"] if old else [])],
+            },
+        )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.engine.target import CannotRunError
 from tuner.errors import InputError, Problem
 from tuner.estimators.predict import check_supported
 from tuner.gpus import Gpu
@@ -61,7 +62,7 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
         for message in problems:
             reasons[message] = reasons.get(message, 0) + 1
     if not supported:
-        raise InputError(
+        raise CannotRunError(
             f"{gpu.name} can run no configuration of search space {space.name!r}",
             problems=[Problem(reason) for reason in reasons],
             hint=_hint(gpu, space),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from tuner.gpus import Gpu
     from tuner.results.store import ResultsFolder
     from tuner.space import SearchSpace
+
+
+class CannotRunError(InputError):
+    """A GPU type can run no configuration of a search space; another one may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class Target:
 
 
 def load_target(
-    space_name: str,
+    space: str | SearchSpace,
     gpu_name: str,
     *,
     model: str | None = None,
@@ -49,15 +54,41 @@ def load_target(
     gpu_memory: int | None = None,
     price: float | None = None,
 ) -> Target:
-    """Look everything up that can be without torch. Raises `InputError`."""
-    from tuner.engine.device import find_gpu
-    from tuner.results.store import ResultsFolder
+    """Look everything up that can be without torch. Raises `InputError`.
+
+    `space` is a name, the path of a YAML file, or a space that was read already.
+    """
     from tuner.space import load_space
 
-    space = with_model(load_space(space_name), model)
+    if isinstance(space, str):
+        name, read = space, load_space(space)
+    else:
+        name, read = str(space.path or space.name), space
+    return target_of(
+        with_model(read, model),
+        gpu_name,
+        selected=["--space", name, *(["--model", model] if model else [])],
+        results=results,
+        gpu_memory=gpu_memory,
+        price=price,
+    )
+
+
+def target_of(
+    space: SearchSpace,
+    gpu_name: str,
+    *,
+    selected: Sequence[str],
+    results: Path,
+    gpu_memory: int | None = None,
+    price: float | None = None,
+) -> Target:
+    """The target of a space that is settled; `selected` are the arguments that select it."""
+    from tuner.engine.device import find_gpu
+    from tuner.results.store import ResultsFolder
+
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
-    arguments = ["--space", space_name, "--gpu", gpu_name]
-    arguments += ["--model", model] if model else []
+    arguments = [*selected[:2], "--gpu", gpu_name, *selected[2:]]
     arguments += ["--gpu-memory", f"{gpu_memory}B"] if gpu_memory else []
     arguments += ["--results", str(results)] if results != Path("results") else []
     return Target(space, gpu, ResultsFolder(results, space.name, gpu.id), tuple(arguments))
