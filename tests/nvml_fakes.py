@@ -5,26 +5,32 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from pynvml import NVMLError  # the real errors, with their codes and texts
 
-class NVMLError(Exception):
-    pass
+NOT_SUPPORTED, INVALID_ARGUMENT = 3, 2
+GPU_IS_LOST, RESET_REQUIRED, UNKNOWN = 15, 16, 999
 
 
 class FakeNvml:
     """The functions of `pynvml` that the program calls, with their parameters.
 
-    `values` has what each answers; one that is missing is not supported by the device.
+    `values` has what each answers; one that is missing is not supported by the device. `lost` has
+    the error codes that devices answer everything with, by their index.
     """
 
     NVMLError = NVMLError
 
     def __init__(self, **values: object) -> None:
         self.values = values
+        self.lost: dict[int, int] = {}
+        self.count = 1
         self.open = 0
 
-    def _value(self, name: str):
+    def _value(self, name: str, handle: int | None = None):
+        if handle in self.lost:
+            raise NVMLError(self.lost[handle])
         if name not in self.values:
-            raise NVMLError("Not Supported")
+            raise NVMLError(NOT_SUPPORTED)
         return self.values[name]
 
     def nvmlInit(self) -> None:
@@ -34,46 +40,60 @@ class FakeNvml:
         self.open -= 1
 
     def nvmlDeviceGetHandleByIndex(self, index):
+        if index >= self.count:
+            raise NVMLError(INVALID_ARGUMENT)
+        if self.lost.get(index) == UNKNOWN:  # "Unable to determine the device handle"
+            raise NVMLError(UNKNOWN)
         return index
 
     def nvmlDeviceGetName(self, handle):
-        return self._value("name")
+        return self._value("name", handle)
 
     def nvmlDeviceGetMemoryInfo(self, handle, version=None):
-        used, total = self._value("memory")
+        used, total = self._value("memory", handle)
         return SimpleNamespace(used=used, total=total)
 
     def nvmlDeviceGetUtilizationRates(self, handle):
-        return SimpleNamespace(gpu=self._value("utilization"), memory=0)
+        return SimpleNamespace(gpu=self._value("utilization", handle), memory=0)
 
     def nvmlDeviceGetPowerUsage(self, handle):
-        return self._value("power")
+        return self._value("power", handle)
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        return self._value("power_limit")
+        return self._value("power_limit", handle)
 
     def nvmlDeviceGetTemperature(self, handle, sensor):
         assert sensor == 0
-        return self._value("temperature")
+        return self._value("temperature", handle)
 
     def nvmlDeviceGetClockInfo(self, handle, type):
         assert type == 1
-        return self._value("clock")
+        return self._value("clock", handle)
 
     def nvmlDeviceGetMaxClockInfo(self, handle, type):
         assert type == 1
-        return self._value("max_clock")
+        return self._value("max_clock", handle)
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
-        return self._value("reasons")
+        return self._value("reasons", handle)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
         return [
-            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self._value("processes")
+            SimpleNamespace(pid=pid, usedGpuMemory=used)
+            for pid, used in self._value("processes", handle)
         ]
 
     def nvmlSystemGetProcessName(self, pid):
         return f"/usr/bin/program{pid}"
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        return self._value("capability", handle)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        return self._value("energy", handle)
+
+    def nvmlSystemGetDriverVersion(self):
+        return self._value("driver")
 
     def nvmlSystemGetCudaDriverVersion(self):
         return self._value("cuda")

@@ -8,7 +8,7 @@ import pytest
 
 from tuner import nvml
 from tuner.errors import UnavailableError
-from tuner.nvml import DeviceProcess, DeviceUse
+from tuner.nvml import DeviceProcess, DeviceUse, UnknownDeviceError
 from tuner.runner import preflight
 from tuner.runner.base import MeasureOptions
 
@@ -145,7 +145,7 @@ def test_without_a_driver_there_is_nothing_to_ask(install):
 
 
 def test_a_device_that_is_lost_is_named(install):
-    install(Driver(LookupError("the driver knows no CUDA device 1")))
+    install(Driver(UnknownDeviceError("the driver knows no CUDA device 1")))
     with pytest.raises(UnavailableError, match="no CUDA device 1"):
         wait("cuda:1")
 

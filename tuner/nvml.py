@@ -1,7 +1,9 @@
 """What the NVIDIA driver says of a device: memory in use, by whom, driver version.
 
 Reading it creates no CUDA context, so a process that will fork may ask. Everything is None
-where the driver does not answer (no NVIDIA driver, or a container that hides processes).
+where the driver does not answer (no NVIDIA driver, or a container that hides processes). A
+device that the driver knows and cannot talk to, because it fell off the bus or needs a reset,
+is a `DeviceLostError`.
 """
 
 from __future__ import annotations
@@ -13,8 +15,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.errors import UnavailableError
+
 _CHIP = 0  # NVML_TEMPERATURE_GPU
 _MULTIPROCESSORS = 1  # NVML_CLOCK_SM
+
+
+_LOST = (
+    8,  # NVML_ERROR_INSUFFICIENT_POWER: a cable is not attached
+    10,  # NVML_ERROR_TIMEOUT
+    11,  # NVML_ERROR_IRQ_ISSUE
+    15,  # NVML_ERROR_GPU_IS_LOST
+    16,  # NVML_ERROR_RESET_REQUIRED
+    999,  # NVML_ERROR_UNKNOWN: "Unable to determine the device handle for GPU"
+)
+"""Errors of a device that is there and does not answer (nvml.h, nvmlReturn_t)."""
+
+MOST_DEVICES = 64
+"""More than any machine has."""
+
+
+class UnknownDeviceError(UnavailableError, LookupError):
+    """The driver has no device of this index."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="`tuner doctor` lists the GPUs of this machine")
+
+
+class DeviceLostError(UnavailableError, LookupError):
+    """The driver knows the device, and it does not answer any more."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            hint="the kernel's log says why (`dmesg | grep -i xid`); a reset (`nvidia-smi "
+            "--gpu-reset`) or a restart of the machine may bring it back",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +86,20 @@ class DeviceProcess:
     pid: int
     name: str
     used_bytes: int | None
+
+
+def device_fault(index: int = 0) -> str | None:
+    """Why the driver cannot talk to CUDA device `index`; None where it can, or has none."""
+    try:
+        with _handle(index) as found:
+            if found is not None:
+                nvml, handle = found
+                nvml.nvmlDeviceGetMemoryInfo(handle)
+    except DeviceLostError as error:
+        return error.message
+    except UnknownDeviceError:
+        return None
+    return None
 
 
 def device_processes(index: int = 0) -> tuple[DeviceProcess, ...] | None:
@@ -175,7 +225,18 @@ class DeviceReader:
 
     def processes(self) -> tuple[DeviceProcess, ...] | None:
         """The processes that compute on the device."""
-        return _processes(self._nvml, self._handle)
+        try:
+            return _processes(self._nvml, self._handle)
+        except self._nvml.NVMLError:
+            return None
+
+    def fault(self) -> str | None:
+        """Why the device does not answer, in the driver's words; None where it does."""
+        try:
+            self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        except self._nvml.NVMLError as error:
+            return str(error) if _is_lost(error) else None
+        return None
 
     def close(self) -> None:
         """Let the driver's library go; the reader cannot be used after it."""
@@ -219,11 +280,16 @@ def _handle(index: int) -> Iterator[tuple[Any, Any] | None]:
         return
     try:
         yield pynvml, _visible_handle(pynvml, index)
-    except pynvml.NVMLError:
-        # An index that does not exist, or a device that was lost.
-        raise LookupError(f"the driver knows no CUDA device {index}") from None
+    except pynvml.NVMLError as error:
+        if _is_lost(error):
+            raise DeviceLostError(f"GPU {index} does not answer its driver: {error}") from None
+        raise UnknownDeviceError(f"the driver knows no CUDA device {index}: {error}") from None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _is_lost(error: Exception) -> bool:
+    return getattr(error, "value", None) in _LOST
 
 
 def _visible_handle(nvml: Any, index: int) -> Any:
@@ -238,7 +304,9 @@ def _visible_handle(nvml: Any, index: int) -> Any:
 def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...] | None:
     try:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLError:
+    except nvml.NVMLError as error:
+        if _is_lost(error):
+            raise
         return None
     return tuple(
         DeviceProcess(

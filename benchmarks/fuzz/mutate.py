@@ -49,9 +49,9 @@ def edits(kinds: Sequence[str], most: int = 4) -> st.SearchStrategy[list[Edit]]:
 def damaged(
     files: Sequence[bytes], *, form: str, values: Sequence[object] = ()
 ) -> st.SearchStrategy[bytes]:
-    """One of `files` after some edits. `form` is yaml (whose reader takes every value as text),
-    typed yaml, json, jsonl, csv or text.
+    """One of `files` after some edits.
 
+    `form` is yaml (whose reader takes every value as text), typed yaml, json, jsonl, csv or text.
     `values` come beside the hostile ones that suit every file of the form.
     """
     raws = YAML_TEXTS if form.endswith("yaml") else JSON_TEXTS

@@ -72,6 +72,8 @@ class Facts:
     """What is known of a machine. `probe` is what `tuner.advice.probe` found."""
 
     devices: tuple[DeviceFacts, ...] = ()
+    lost: tuple[str, ...] = ()
+    """What the driver says of each GPU that it knows and cannot talk to."""
     driver: str | None = None
     driver_cuda: tuple[int, int] | None = None
     has_device_files: bool = False
@@ -94,6 +96,16 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def _devices(facts: Facts) -> Iterator[Finding]:
+    for text in facts.lost:
+        yield Finding(
+            "GPU",
+            Level.PROBLEM,
+            text,
+            "the kernel's log says why (dmesg | grep -i xid); nvidia-smi --gpu-reset or a restart "
+            "of the machine may bring it back",
+        )
+    if facts.lost and not facts.devices:
+        return
     if not facts.devices:
         if facts.has_device_files:
             yield Finding(

@@ -42,6 +42,8 @@ class DeviceReading:
     max_clock_hz: float | None = None
     slowdowns: tuple[str, ...] = ()
     processes: tuple[DeviceProcess, ...] = ()
+    fault: str | None = None
+    """Why the device does not answer any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +73,19 @@ class Watcher:
 
     def __init__(self, indices: Sequence[int]) -> None:
         readers = [(index, nvml.open_reader(index)) for index in indices]
-        self._readers = [(index, reader) for index, reader in readers if reader is not None]
+        self._readers = [
+            (index, reader, reader.name()) for index, reader in readers if reader is not None
+        ]
         self._times = host.cpu_times()
 
     def read(self) -> Reading:
         """What is so now; the processors' share is that since the last call."""
-        devices = tuple(_device(index, reader) for index, reader in self._readers)
+        devices = tuple(_device(*each) for each in self._readers)
         return Reading(devices, self._host())
 
     def close(self) -> None:
         """Let the driver's library go."""
-        for _, reader in self._readers:
+        for _, reader, _ in self._readers:
             reader.close()
 
     def _host(self) -> HostReading:
@@ -95,11 +99,15 @@ class Watcher:
         return HostReading(host.usable_cpus(), share, used, total)
 
 
-def _device(index: int, reader: DeviceReader) -> DeviceReading:
+def _device(index: int, reader: DeviceReader, name: str) -> DeviceReading:
+    """What the device says now; one that was lost has no more than its name."""
+    fault = reader.fault()
+    if fault is not None:
+        return DeviceReading(index=index, name=name, fault=fault)
     memory, clocks = reader.memory() or (None, None), reader.clocks_hz() or (None, None)
     return DeviceReading(
         index=index,
-        name=reader.name(),
+        name=name,
         used_bytes=memory[0],
         total_bytes=memory[1],
         utilization=reader.utilization(),
@@ -128,6 +136,11 @@ def advice(readings: Sequence[Reading]) -> list[str]:
 def _device_advice(series: Sequence[DeviceReading], readings: Sequence[Reading]) -> list[str]:
     now = series[-1]
     where = f"GPU {now.index}"
+    if now.fault is not None:
+        return [
+            f"{where}: does not answer its driver ({now.fault}); what trained there failed. The "
+            "kernel's log says why (dmesg | grep -i xid), and `tuner doctor` what to do"
+        ]
     texts = []
     if now.slowdowns:
         clocks = ""

@@ -72,12 +72,13 @@ def gather() -> Facts:
     from tuner.advice import versions
     from tuner.advice.doctor import Facts
     from tuner.advice.probe import probe
-    from tuner.engine.device import local_gpus
+    from tuner.engine.device import local_gpus, lost_gpus
 
     found = local_gpus()
     identity = nvml.device_identity(found[0].index) if found else None
     return Facts(
         devices=tuple(map(_facts_of, found)),
+        lost=tuple(lost_gpus()),
         driver=identity.driver if identity else None,
         driver_cuda=nvml.driver_cuda_version() if found else None,
         has_device_files=_DEVICE_FILES.is_dir() and any(_DEVICE_FILES.iterdir()),

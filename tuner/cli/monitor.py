@@ -47,8 +47,10 @@ def command(*, interval: float, once: bool, as_json: bool) -> None:
     terminal, lines in a pipe, a JSON object a line with --json; Ctrl-C ends it.
     """
     from tuner.advice.watch import Watcher
-    from tuner.engine.device import local_gpus
+    from tuner.engine.device import local_gpus, lost_gpus
 
+    for text in lost_gpus():
+        click.echo(f"warning: {text} (`tuner doctor` says what to do)", err=True)
     watcher = Watcher([device.index for device in local_gpus()])
     try:
         if as_json:
@@ -155,6 +157,8 @@ def device_text(device: DeviceReading) -> str:
     """What is known of a device, on one line."""
     from tuner.units import format_gib
 
+    if device.fault is not None:
+        return f"does not answer: {device.fault}"
     parts = []
     if device.used_bytes is not None and device.total_bytes is not None:
         used = device.used_bytes / device.total_bytes

@@ -149,17 +149,35 @@ def local_gpus() -> list[LocalGpu]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return []
-    count = math.inf if visible is None else len(visible.split(","))
+    count = nvml.MOST_DEVICES if visible is None else len(visible.split(","))
     found: list[LocalGpu] = []
-    while len(found) < count:
+    for index in range(count):
         try:
-            identity = nvml.device_identity(len(found))
+            identity = nvml.device_identity(index)
+        except nvml.DeviceLostError:
+            continue  # `lost_gpus` tells of it
         except LookupError:
             break
         if identity is None:
             break
         gpu = _type_of(identity.name, identity.total_bytes, identity.compute_capability)
-        found.append(LocalGpu(len(found), identity.name, identity.total_bytes, gpu))
+        found.append(LocalGpu(index, identity.name, identity.total_bytes, gpu))
+    return found
+
+
+def lost_gpus() -> list[str]:
+    """What the driver says of each device that it knows and cannot talk to."""
+    from tuner import nvml
+
+    found: list[str] = []
+    for index in range(nvml.MOST_DEVICES):
+        try:
+            if nvml.device_use(index) is None:
+                break
+        except nvml.DeviceLostError as error:
+            found.append(error.message)
+        except LookupError:
+            break
     return found
 
 

@@ -21,12 +21,12 @@ from types import TracebackType
 from typing import Any
 
 from tuner.errors import UnavailableError
-from tuner.records import Configuration, Outcome, Source
+from tuner.records import Configuration, Outcome, Source, Status
 from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.runner.deadline import Deadline
 from tuner.runner.messages import Ended, Facts, Ready, Refused, Run, Start, Stop
 from tuner.runner.outcome import Ending, classify, unavailable
-from tuner.runner.preflight import wait_for_device
+from tuner.runner.preflight import require_answer, wait_for_device
 from tuner.runner.processes import end_marked, oom_kills, oom_kills_since
 
 START_WITHIN_S = 300.0
@@ -149,7 +149,10 @@ class IsolatedRunner:
         problem = unavailable(ending)
         if problem is not None:
             raise UnavailableError(problem)
-        return classify(ending)
+        outcome = classify(ending)
+        if outcome.status in (Status.CRASHED, Status.TIMEOUT):
+            require_answer(self._options)
+        return outcome
 
     def interrupt(self) -> None:
         """Give up the trial that runs, which then ends as `interrupted`."""

@@ -50,20 +50,34 @@ def obstacle(options: MeasureOptions) -> str | None:
 
     On a GPU: other processes that compute on it, or memory in use without a known holder. On
     the CPU: less free memory than the trial's limit. Without NVIDIA's driver nothing is known,
-    and the trial itself will tell.
+    and the trial itself will tell. Raises `UnavailableError` where the driver has no such GPU, or
+    cannot talk to it.
     """
     if options.device == "cpu":
         return _host_obstacle(options.memory_limit_bytes)
-    index = int(options.device.partition(":")[2] or 0)
-    try:
-        processes = nvml.device_processes(index)
-        use = nvml.device_use(index)
-    except LookupError as error:
-        raise UnavailableError(str(error)) from error
+    index = _index(options)
+    processes = nvml.device_processes(index)
+    use = nvml.device_use(index)
     others = [process for process in processes or () if process.pid != os.getpid()]
     if others:
         return f"{options.device} is in use by {', '.join(map(_named, others))}"
     return None if use is None else _memory_obstacle(options, use)
+
+
+def require_answer(options: MeasureOptions) -> None:
+    """Raise `UnavailableError` where the driver cannot talk to the GPU of `options` any more.
+
+    What fails on such a device says nothing of the configuration that was tried.
+    """
+    if options.device == "cpu":
+        return
+    fault = nvml.device_fault(_index(options))
+    if fault is not None:
+        raise nvml.DeviceLostError(fault)
+
+
+def _index(options: MeasureOptions) -> int:
+    return int(options.device.partition(":")[2] or 0)
 
 
 def _memory_obstacle(options: MeasureOptions, use: nvml.DeviceUse) -> str | None:

@@ -331,7 +331,7 @@ def _is_valid(value: Any, form: _Field) -> bool:
     number: Any = value
     if number == 0:
         return not form.positive
-    return LEAST <= number <= MOST  # False of nan, too
+    return bool(LEAST <= number <= MOST)  # False of nan, too
 
 
 def _is_plain(value: Any) -> bool:

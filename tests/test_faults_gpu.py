@@ -1,0 +1,189 @@
+"""A GPU that falls off the bus: said as what it is, and never taken for a trial's doing.
+
+The driver is a fake with the errors of the real one (`pynvml.NVMLError`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pynvml
+import pytest
+from nvml_fakes import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN, FakeNvml
+
+from tuner import nvml
+from tuner.advice.doctor import Facts, Level, examine
+from tuner.advice.watch import Watcher, advice
+from tuner.cli import monitor
+from tuner.cli.main import run
+from tuner.engine.device import local_gpus, lost_gpus
+from tuner.errors import UnavailableError
+from tuner.gpus import get_gpu
+from tuner.records import Configuration, Exhausted, Status
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.gpu_watch import GpuWatch
+from tuner.runner.isolated import IsolatedRunner
+from tuner.runner.outcome import Ending, Raised, classify
+from tuner.runner.preflight import obstacle, require_answer
+from tuner.tune.verified import VerifiedFactory
+from tuner.units import GIB
+
+MEMORY = get_gpu("a6000").memory_bytes
+LOST = [GPU_IS_LOST, RESET_REQUIRED, UNKNOWN]
+ON_GPU = MeasureOptions(device="cuda:0")
+JOB = TrialJob("causal_lm", "plain", get_gpu("a6000"))
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Two RTX A6000 that answer."""
+    fake = FakeNvml(
+        name="NVIDIA RTX A6000", memory=(0, MEMORY), capability=(8, 6), driver="580.1",
+        processes=[], utilization=97, power=287_000, energy=1_000_000, cuda=12_080,
+    )  # fmt: skip
+    fake.count = 2
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(monitor, "FIRST_S", 0.0)
+    return fake
+
+
+def test_the_codes_are_those_of_the_header():
+    assert pynvml.NVML_ERROR_GPU_IS_LOST == GPU_IS_LOST
+    assert pynvml.NVML_ERROR_RESET_REQUIRED == RESET_REQUIRED
+    assert pynvml.NVML_ERROR_UNKNOWN == UNKNOWN
+    named = (
+        "INSUFFICIENT_POWER",
+        "TIMEOUT",
+        "IRQ_ISSUE",
+        "GPU_IS_LOST",
+        "RESET_REQUIRED",
+        "UNKNOWN",
+    )
+    assert tuple(getattr(pynvml, f"NVML_ERROR_{name}") for name in named) == nvml._LOST
+
+
+@pytest.mark.parametrize("code", LOST)
+class TestReadings:
+    def test_a_lost_device_is_an_answer_with_what_to_do(self, driver, code):
+        driver.lost = {0: code}
+        for ask in (nvml.device_use, nvml.device_identity, nvml.device_processes):
+            with pytest.raises(nvml.DeviceLostError, match="GPU 0 does not answer") as raised:
+                ask(0)
+            assert isinstance(raised.value, UnavailableError)
+            assert "xid" in str(raised.value)
+        assert nvml.device_fault(0)
+        assert nvml.device_fault(1) is None
+        assert driver.open == 0
+
+    def test_the_other_devices_keep_their_numbers(self, driver, code):
+        driver.lost = {0: code}
+        assert [gpu.index for gpu in local_gpus()] == [1]
+        (text,) = lost_gpus()
+        assert text.startswith("GPU 0 does not answer its driver")
+
+    def test_a_trial_does_not_begin_on_it(self, driver, code):
+        driver.lost = {0: code}
+        with pytest.raises(nvml.DeviceLostError):
+            obstacle(ON_GPU)
+        with pytest.raises(UnavailableError):
+            VerifiedFactory(lambda: None, ("NVIDIA RTX A6000",), (MEMORY,))()
+
+    def test_a_watch_over_steps_ends_with_what_it_saw(self, driver, code):
+        with GpuWatch(0) as watch:
+            driver.lost = {0: code}
+        assert watch.activity.energy_j is None or watch.activity.energy_source == "sampled power"
+        assert driver.open == 0
+
+
+def test_what_a_healthy_device_does_not_support_is_no_fault(driver):
+    assert nvml.device_fault(0) is None
+    driver.lost = {0: NOT_SUPPORTED}
+    assert nvml.device_fault(0) is None
+    require_answer(ON_GPU)
+    require_answer(MeasureOptions(device="cpu"))
+
+
+def test_without_a_driver_nothing_is_lost(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    assert lost_gpus() == []
+    assert nvml.device_fault(0) is None
+    require_answer(ON_GPU)
+
+
+class TestTrial:
+    def run(self, fault):
+        nothing = lambda options, given_up: True  # noqa: E731 - a preflight that finds nothing
+        with IsolatedRunner(JOB, ON_GPU, body="runner_bodies:PLAIN", preflight=nothing) as runner:
+            return runner.run(Configuration({"act": fault}))
+
+    def test_a_crash_on_a_lost_device_is_not_the_trials(self, driver):
+        driver.lost = {0: GPU_IS_LOST}
+        with pytest.raises(nvml.DeviceLostError):
+            self.run("segfault")
+
+    def test_a_crash_on_a_healthy_device_is(self, driver):
+        assert self.run("segfault").status is Status.CRASHED
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "CUDA error: an illegal memory access was encountered",
+            "CUDA error: device-side assert triggered",
+            "CUDA error: uncorrectable ECC error encountered",
+            "CUDA error: unspecified launch failure",
+            "CUDA error: unknown error",
+            "NVML_SUCCESS == r INTERNAL ASSERT FAILED; GPU is lost",
+            "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error",
+        ],
+    )
+    def test_errors_of_the_device_are_not_out_of_memory(self, text):
+        """Though the log before them says so: what was survived is not the end."""
+        raised = (Raised(("torch.AcceleratorError", "builtins.RuntimeError"), text),)
+        log = "CUDA out of memory. Tried to allocate 2.00 GiB\nretrying with less"
+        outcome = classify(Ending(device="cuda:0", exit_code=70, raised=raised, log_tail=log))
+        assert outcome.status is Status.CRASHED
+        assert outcome.exhausted is None
+        assert text in outcome.message
+
+    def test_out_of_memory_still_is(self):
+        raised = (
+            Raised(("torch.OutOfMemoryError",), "CUDA out of memory. Tried to allocate 2 GiB"),
+        )
+        outcome = classify(Ending(device="cuda:0", exit_code=70, raised=raised))
+        assert (outcome.status, outcome.exhausted) == (Status.OOM, Exhausted.DEVICE)
+        assert outcome.requested_bytes == 2 * GIB
+
+
+class TestCommands:
+    def test_monitor_says_when_a_device_is_lost_meanwhile(self, driver):
+        watcher = Watcher([0, 1])
+        before = watcher.read()
+        driver.lost = {1: GPU_IS_LOST}
+        after = watcher.read()
+        watcher.close()
+        assert [device.fault for device in before.devices] == [None, None]
+        assert after.devices[0].fault is None
+        assert (after.devices[1].name, after.devices[1].fault) == (
+            "NVIDIA RTX A6000",
+            "GPU is lost",
+        )
+        assert monitor.device_text(after.devices[1]) == "does not answer: GPU is lost"
+        (text,) = advice([before, after])
+        assert "GPU 1: does not answer its driver (GPU is lost)" in text
+        assert driver.open == 0
+
+    def test_monitor_names_a_device_that_was_lost_before(self, driver, capsys):
+        driver.lost = {0: RESET_REQUIRED}
+        assert run(["monitor", "--once", "--json"]) == 0
+        printed = capsys.readouterr()
+        assert [device["index"] for device in json.loads(printed.out)["devices"]] == [1]
+        assert "GPU 0 does not answer its driver: GPU requires restart" in printed.err
+
+    @pytest.mark.parametrize("code", LOST)
+    def test_doctor_has_it_as_a_problem(self, driver, code):
+        driver.lost = {0: code, 1: code}
+        found = [f for f in examine(Facts(lost=tuple(lost_gpus()))) if f.check == "GPU"]
+        assert [f.level for f in found] == [Level.PROBLEM, Level.PROBLEM]
+        assert "xid" in found[0].fix
