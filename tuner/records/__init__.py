@@ -7,7 +7,7 @@ name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device;
 
 from tuner.records.configuration import Configuration, KnobValue
 from tuner.records.kinds import Exhausted, MemoryCategory, Phase, Source, Status
-from tuner.records.measurement import Measurement
+from tuner.records.measurement import Measurement, RankMemory
 from tuner.records.numbers import Memory, Speed, StageNumbers, hardest_stage
 from tuner.records.prediction import Prediction
 from tuner.records.trial import JOURNAL_SCHEMA, Outcome, TrialRecord
@@ -23,6 +23,7 @@ __all__ = [
     "Outcome",
     "Phase",
     "Prediction",
+    "RankMemory",
     "Source",
     "Speed",
     "StageNumbers",

@@ -22,6 +22,20 @@ from tuner.records.numbers import (
 
 
 @dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Peak memory of one rank of a trial on several GPUs, in bytes, as in `Memory`."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+
+    @classmethod
+    def of(cls, memory: Memory) -> RankMemory:
+        """The peaks of a rank's memory."""
+        return cls(memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.device_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """What a real device did in one trial. `device` is the exact device name.
 
@@ -84,6 +98,9 @@ class Measurement:
     """What a reader should know, such as a knob that cannot act on this model."""
     stages: Mapping[str, StageNumbers] = field(default_factory=dict)
     """Each stage, as in `Prediction`: `memory` is that of the one that needs most."""
+    ranks: tuple[RankMemory, ...] = ()
+    """Each rank of a trial on several GPUs, in their order; `memory` is that of the one that
+    needed most, `speed` that of all together. Empty for a trial on one GPU."""
 
     @property
     def limiting_stage(self) -> str | None:
@@ -94,7 +111,7 @@ class Measurement:
         """One flat JSON object, shaped as `Prediction.to_dict`."""
         data = plain(self)
         speed = data.pop("speed")
-        del data["stages"]
+        del data["stages"], data["ranks"]
         interval = self.samples_per_s_interval
         return {
             **data,
@@ -103,6 +120,7 @@ class Measurement:
             "samples_per_s_interval": list(interval) if interval else None,
             "notes": list(self.notes),
             **stages_dict(self.stages),
+            **({"ranks": [dataclasses.asdict(rank) for rank in self.ranks]} if self.ranks else {}),
         }
 
     @classmethod
@@ -119,6 +137,7 @@ class Measurement:
                 "samples_per_s_interval": tuple(interval) if interval else None,
                 "notes": tuple(known.get("notes", ())),
                 "stages": read_stages(data),
+                "ranks": tuple(build(RankMemory, rank) for rank in data.get("ranks", ())),
             },
         )
 

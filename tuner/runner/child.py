@@ -25,6 +25,7 @@ from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.messages import TrialBody
 from tuner.runner.outcome import Raised
 from tuner.runner.processes import die_with
+from tuner.runner.ranks import RankFailed
 
 FACTS, RESULT, RAISED = "facts", "result", "raised"
 """Keys of a line: something learnt, a measurement, the exceptions that ended the trial."""
@@ -104,7 +105,8 @@ def _run(task: ChildTask) -> int:
 def _say_raised(lines: int, error: BaseException) -> int:
     try:
         _lift_memory_limit()
-        links = [{"kinds": link.kinds, "text": link.text} for link in Raised.chain(error)]
+        chain = error.links if isinstance(error, RankFailed) else Raised.chain(error)
+        links = [{"kinds": link.kinds, "text": link.text} for link in chain]
         _write(lines, {RAISED: links})
         # After the line that counts: this one may fail, as when a disk or memory is full.
         with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ import torch
 
 from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Phase
+from tuner.runner.rank import Rank
 from tuner.runner.synthetic import fill
 from tuner.space.data import DataFacts
 from tuner.units import KIB
@@ -97,7 +98,8 @@ class RealEnvironment:
     has the highest allocated memory of each phase while `recording`; recording costs a fraction
     of a millisecond a phase, and is switched off around timed steps. `on_phase` is called when
     a phase begins while recording, `on_enter`, where it is set, whenever a session says so.
-    `checkpoint`, `data` and `full_micro_steps` are those of `tuner.workloads.base.Machine`.
+    `checkpoint`, `data` and `full_micro_steps` are those of `tuner.workloads.base.Machine`. `rank`
+    is that of this process in a trial on several GPUs.
     """
 
     def __init__(
@@ -108,8 +110,10 @@ class RealEnvironment:
         data: DataFacts | None = None,
         full_micro_steps: int = 0,
         on_phase: Callable[[Phase], None] | None = None,
+        rank: Rank | None = None,
     ) -> None:
         self.device = device
+        self.rank = rank or Rank()
         self.checkpoint = checkpoint
         self.data = data
         self.full_micro_steps = full_micro_steps

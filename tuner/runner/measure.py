@@ -22,6 +22,7 @@ from tuner.runner.deadline import NEEDED_S
 from tuner.runner.device import RealEnvironment, alloc_retries, open_session, parse_device
 from tuner.runner.mfu import mfu
 from tuner.runner.place import Place, peaks_of
+from tuner.runner.rank import Rank
 from tuner.runner.settings import apply_settings
 from tuner.runner.step_plan import StepPlan
 from tuner.runner.steps import Stepper, TimedSteps, time_steps, warm_up
@@ -38,7 +39,11 @@ SEED = 0
 
 
 def measure(
-    job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
+    job: TrialJob,
+    configuration: Configuration,
+    options: MeasureOptions,
+    report: Report,
+    rank: Rank | None = None,
 ) -> Measurement:
     """Train `configuration` for some steps on `options.device`, and return what that took.
 
@@ -51,13 +56,16 @@ def measure(
 
     The process must be a fresh one that has imported what training needs (`Training.prepare`):
     limits and settings stay in force, and the memory of an import would be taken for the trial's.
+
+    In a process that is a `rank` of several, memory is this one's, and rates are of all together.
     """
+    rank = rank or Rank()
     if options.instructions.verify:
         options = thorough(options)
     torch.manual_seed(SEED)
     started = time.perf_counter()
     notes = apply_settings(configuration, options.device)
-    plan = StepPlan(options, int(str(configuration.get("grad_accum", 1))))
+    plan = StepPlan(options, int(str(configuration.get("grad_accum", 1))), rank.count)
     place = Place(job, options)
     report({"device": place.name})
     environment = RealEnvironment(
@@ -66,8 +74,10 @@ def measure(
         data=_data(job, options),
         full_micro_steps=plan.full_micro_steps,
         on_phase=lambda phase: report({"phase": str(phase)}),
+        rank=rank,
     )
     with _last_words(environment, report):
+        rank.join(options.device)
         session = open_session(
             get_workload(job.workload),
             resolve_config(job.model) if job.model is not None else None,
@@ -152,7 +162,8 @@ def _train(
     """Warm up, time steps, and verify where that is asked for."""
     verifies = plan.options.instructions.verify
     call = LastCall(session, environment) if verifies else None
-    rule = StopRule(plan.options, lambda: place.device_bytes(environment))
+    rank = environment.rank
+    rule = StopRule(plan.options, lambda: int(rank.most(place.device_bytes(environment))))
     stepper = Stepper(session, environment, plan.micro_steps)
     warm = warm_up(stepper, plan, rule, on_pace=lambda seconds: report({NEEDED_S: seconds}))
     report({"first_step_s": warm.first_step_s, **peaks_of(environment), "phase": None})

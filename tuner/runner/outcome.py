@@ -73,7 +73,19 @@ _NO_DEVICE = re.compile(
     r"|no kernel image is available",
     re.IGNORECASE,
 )
+RANK = "rank"
+"""The fact that says which rank of a trial on several GPUs ended it."""
+
 _KILLED_HELPER = re.compile(r"killed by signal: Killed")  # torch.utils.data, a worker
+
+# gloo (tcp/pair.cc and "Application timeout" of its unbound buffers), the process group's store,
+# and NCCL: a rank whose peer has gone.
+_LOST_PEER = re.compile(
+    r"Connection (closed by|reset by|refused)|Broken pipe|Socket closed|recvBytes|sendBytes"
+    r"|remote process exited|NCCL error|ncclRemoteError|ncclSystemError"
+    r"|gloo/transport/tcp",
+    re.IGNORECASE,
+)
 
 _CRASH = "Fatal Python error"  # faulthandler
 _STACK_LINES = 5
@@ -151,6 +163,11 @@ class Ending:
 def is_out_of_memory(text: str) -> bool:
     """Whether an error text or the end of a log says that memory ran out, whichever it was."""
     return _verdict(text) in (_Verdict.DEVICE, _Verdict.HOST)
+
+
+def is_lost_peer(text: str) -> bool:
+    """Whether an error of one rank of a trial only says that another rank has ended."""
+    return _LOST_PEER.search(text) is not None
 
 
 def requested_bytes(text: str) -> int | None:
@@ -305,15 +322,16 @@ def _ended_by_itself(exit_code: int | None) -> bool:
 
 def _exit_text(ending: Ending) -> str:
     code = ending.exit_code
+    process = f"rank {ending.facts[RANK]}" if RANK in ending.facts else "the process"
     if code is None:
-        return "the process ended in a way that is not known"
+        return f"{process} ended in a way that is not known"
     if code >= 0:
-        return f"the process ended without a result (exit code {code})"
+        return f"{process} ended without a result (exit code {code})"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"the process was ended by {name}"
+    return f"{process} was ended by {name}"
 
 
 def _last_lines(log: str) -> str:

@@ -31,11 +31,16 @@ class StepPlan:
 
     options: MeasureOptions
     micro_steps: int
+    ranks: int = 1
 
     @property
     def whole_only(self) -> bool:
-        """Whether every step after the first is a whole one in any case."""
-        return self.options.whole_steps or self.options.instructions.verify
+        """Whether every step after the first is a whole one in any case.
+
+        Several ranks exchange gradients in the last micro-step only, so that no other one speaks
+        for it.
+        """
+        return self.ranks > 1 or self.options.whole_steps or self.options.instructions.verify
 
     @property
     def first(self) -> int:

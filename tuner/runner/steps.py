@@ -41,7 +41,7 @@ class Stepper:
         started = time.perf_counter()
         self.session.optimizer_step(self.micro_steps)
         self.environment.synchronize()
-        spent_s = time.perf_counter() - started
+        spent_s = self._slowest_s(time.perf_counter() - started)
         return StepTime(spent_s, spent_s, parts_known=False)
 
     def by_parts(self, micro_steps: int) -> StepTime:
@@ -58,10 +58,15 @@ class Stepper:
             self.environment.on_enter = None
         self.environment.synchronize()
         parts = self._clock.stop(micro_steps)
-        spent_s = time.perf_counter() - started
+        spent_s = self._slowest_s(time.perf_counter() - started)
         if parts is None:
             return StepTime(spent_s, spent_s * self.micro_steps / micro_steps, parts_known=False)
-        return StepTime(spent_s, parts.whole_s(self.micro_steps), parts_known=True)
+        whole_s = self._slowest_s(parts.whole_s(self.micro_steps))
+        return StepTime(spent_s, whole_s, parts_known=True)
+
+    def _slowest_s(self, seconds: float) -> float:
+        """The time of the slowest rank: with it, all ranks decide alike how to go on."""
+        return self.environment.rank.most(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ def warm_up(
     the session does not announce its micro-steps, every further step is a whole one.
     """
     environment, counts = stepper.environment, stepper.session.counts
+    ranks = environment.rank.count
     first: StepTime | None = None
     ended = False
     while not ended:
@@ -94,6 +100,7 @@ def warm_up(
             first = step
             on_pace(plan.needed_s(step.whole_s))
         samples = (stepper.session.counts.samples - before) * plan.micro_steps // micro_steps
+        samples *= ranks
         ended = rule.ends_warm_up(samples, step.whole_s)
     assert first is not None
     environment.note_peak()
@@ -105,6 +112,9 @@ def warm_up(
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
     """What the timed steps came to. Amounts are those of one whole optimizer step.
+
+    `samples` and tokens are those of all ranks of a trial on several GPUs, everything else is of
+    this one.
 
     `interval` is of the time of a whole step. `micro_steps` were timed in all, of which a step
     has `micro_steps_per_step`; `spent_s` is the time of what was run.
@@ -162,6 +172,7 @@ class TimedSteps:
 def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: int) -> TimedSteps:
     """Time steps of `micro_steps` until the mean of whole ones is known, or the budget is spent."""
     session, environment = stepper.session, stepper.environment
+    rank = environment.rank
     device = parse_device(environment.device)
     before, retries = replace(session.counts), alloc_retries(device)
     mean, spent_s, stopped_by = RunningMean(), 0.0, None
@@ -173,9 +184,9 @@ def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: in
             mean.add(step.whole_s)
             spent_s += step.spent_s
             # Asked between the steps: the answer waits for the device.
-            finite = math.isfinite(float(session.loss))
+            finite = rank.all(math.isfinite(float(session.loss)))
             count = mean.interval().count
-            samples = (session.counts.samples - before.samples) * share / count
+            samples = (session.counts.samples - before.samples) * share / count * rank.count
             stopped_by = rule.reason_to_stop(mean, samples, spent_s) if finite else "loss"
     after, end_retries = session.counts, alloc_retries(device)
     share /= count
@@ -185,9 +196,9 @@ def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: in
         micro_steps=count * micro_steps,
         micro_steps_per_step=plan.micro_steps,
         spent_s=spent_s,
-        samples=(after.samples - before.samples) * share,
-        tokens=(after.tokens - before.tokens) * share,
-        padded_tokens=(after.padded_tokens - before.padded_tokens) * share,
+        samples=rank.total((after.samples - before.samples) * share),
+        tokens=rank.total((after.tokens - before.tokens) * share),
+        padded_tokens=rank.total((after.padded_tokens - before.padded_tokens) * share),
         model_flops=None if flops is None else flops * share,
         data_wait_s=(after.data_wait_s - before.data_wait_s) * share,
         loss_finite=finite,

@@ -5,11 +5,19 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.messages import Report
+from tuner.runner.ranks import run_ranks
+from tuner.space.distributed_terms import gpus_per_trial
+from tuner.space.vocabulary import VOCABULARIES
+
+if TYPE_CHECKING:  # it imports torch, which is imported with care here
+    from tuner.runner.rank import Rank
 
 
 class Training:
@@ -19,7 +27,7 @@ class Training:
         """Import the libraries, and the code of the job's model and workload."""
         import_libraries()
         from tuner.models.catalogue import resolve_config
-        from tuner.runner import measure  # noqa: F401
+        from tuner.runner import measure, rank  # noqa: F401
         from tuner.workloads import get_workload
 
         if job.code_path is not None:
@@ -32,13 +40,40 @@ class Training:
     def measure(
         self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
     ) -> Measurement:
-        """See `tuner.runner.measure.measure`."""
+        """See `tuner.runner.measure.measure`; on several GPUs a process for each does it."""
         from tuner.runner.measure import measure
+        from tuner.runner.rank import Rank
 
-        return measure(job, configuration, options, report)
+        # Code of the user's own has names of its own, which mean what it says.
+        count = gpus_per_trial(configuration) if job.workload in VOCABULARIES else 1
+        if count == 1:
+            return measure(job, configuration, options, report)
+
+        def one_rank(number: int, store: str, report: Report) -> Measurement:
+            return measure_rank(job, configuration, options, report, Rank(number, count, store))
+
+        return run_ranks(count, one_rank, report)
 
 
 TRAINING = Training()
+
+
+def measure_rank(
+    job: TrialJob,
+    configuration: Configuration,
+    options: MeasureOptions,
+    report: Report,
+    rank: Rank,
+) -> Measurement:
+    """What one rank of several measures in this process, which it makes that rank."""
+    from tuner.runner.measure import measure
+
+    rank.settle()
+    limit_bytes = options.memory_limit_bytes
+    if limit_bytes is not None and options.device == "cpu":
+        limit_bytes //= rank.count  # the ranks share one machine
+    options = replace(options, device=rank.device(options.device), memory_limit_bytes=limit_bytes)
+    return measure(job, configuration, options, report, rank)
 
 
 def import_libraries() -> None:

@@ -19,6 +19,7 @@ from tuner.workloads.causal_lm_model import build_model
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.flops import StepFlops, step_flops
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
+from tuner.workloads.parallel import Parallelism, Ranks, distribute
 from tuner.workloads.quantized import logical_numel
 from tuner.workloads.token_data import TokenBatches, build_loader
 
@@ -26,8 +27,15 @@ from tuner.workloads.token_data import TokenBatches, build_loader
 class CausalLMSession:
     """A causal language model ready to train on batches of random tokens."""
 
-    def __init__(self, model: Any, settings: CausalLMSettings, environment: Environment) -> None:
+    def __init__(
+        self,
+        model: Any,
+        settings: CausalLMSettings,
+        environment: Environment,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.model = model
+        self._ranks = ranks or Ranks.alone(model)
         self._settings = settings
         self._environment = environment
         parameters = list(model.parameters())
@@ -55,6 +63,7 @@ class CausalLMSession:
             data=machine.data,
             full=machine.full_micro_steps * settings.micro_batch,
             padded=settings.padded,
+            rank=self._ranks.number,
         )
         self._batches = TokenBatches(loader, machine.device)
         self._flops = flops
@@ -70,7 +79,8 @@ class CausalLMSession:
     def optimizer_step(self, micro_steps: int) -> None:
         """Run `micro_steps` forward and backward passes, clip, and update once."""
         for micro_step in range(micro_steps):
-            self.micro_step(micro_step)
+            with self._ranks.exchange(is_last=micro_step == micro_steps - 1):
+                self.micro_step(micro_step)
         self._environment.enter(Phase.OPTIMIZER, micro_steps)
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
@@ -139,7 +149,7 @@ class CausalLMSession:
         dtype = self._settings.autocast_dtype
         precision = self._environment.autocast(dtype) if dtype else contextlib.nullcontext()
         with precision:
-            return self.model(**batch, use_cache=False)
+            return self._ranks.called(**batch, use_cache=False)
 
     def _loss_as_trainer(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """The loss as transformers' Trainer computes it: outputs die before backward.
@@ -169,9 +179,14 @@ class CausalLM:
         built or trained as the configuration says.
         """
         settings = CausalLMSettings.from_configuration(configuration)
+        parallelism = Parallelism(settings.gpus_per_trial, settings.distributed)
+        parallelism.require(configuration)
         environment.enter(Phase.LOAD, 0)
         model = build_model(model_config, settings, environment)
-        session = CausalLMSession(model, settings, environment)
+        # Layers of a tower that no text passes through get adapters, and never a gradient.
+        may_have_idle = model_config.get_text_config() is not model_config
+        ranks = distribute(model, parallelism, environment, may_have_idle=may_have_idle)
+        session = CausalLMSession(model, settings, environment, ranks)
         if isinstance(environment, Machine):
             session.use_data(environment, step_flops(model, model_config))
         return session

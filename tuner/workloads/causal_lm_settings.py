@@ -10,6 +10,7 @@ import torch
 
 from tuner.errors import InputError, Problem
 from tuner.records import Configuration
+from tuner.space.distributed_terms import gpus_per_trial, strategy
 from tuner.space.vocabulary import NO_NAMES
 from tuner.workloads.token_data import LoaderSettings
 
@@ -50,6 +51,8 @@ class CausalLMSettings:
     offload: float
     cudnn_benchmark: bool
     allocator: str
+    gpus_per_trial: int
+    distributed: str
     loader: LoaderSettings
 
     @classmethod
@@ -83,6 +86,8 @@ class CausalLMSettings:
             offload=_number(values.get("offload", 0.0)),
             cudnn_benchmark=bool(values.get("cudnn_benchmark", False)),
             allocator=str(values.get("allocator", "")),
+            gpus_per_trial=gpus_per_trial(values),
+            distributed=strategy(values),
             loader=_loader(values),
         )
 

@@ -17,7 +17,8 @@ from tuner.space.data import DataFacts, TokenLengths
 _IGNORE_INDEX = -100
 _UNKNOWN_EXAMPLES = 1_000_000
 """Examples of an epoch where the data's number is not known: no trial reaches its end."""
-_SEED = 0
+_SEEDS_PER_RANK = 1 << 32
+"""Seeds of examples: ranks of a trial on several GPUs see different ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class SyntheticTokens(Dataset[torch.Tensor]):
     """Examples of random tokens: the same ones for the same index, made when asked for.
 
     Their lengths are cut at `max_length`, which all of the first `full` examples have, and all
-    examples where `lengths` is None.
+    examples where `lengths` is None. Each `rank` has examples of its own.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class SyntheticTokens(Dataset[torch.Tensor]):
         examples: int,
         lengths: TokenLengths | None = None,
         full: int = 0,
+        rank: int = 0,
     ) -> None:
+        self._seed = rank * _SEEDS_PER_RANK
         self._vocab_size = vocab_size
         self._max_length = max_length
         self._examples = examples
@@ -65,7 +68,7 @@ class SyntheticTokens(Dataset[torch.Tensor]):
         return self._examples
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(_SEED + index)
+        generator = torch.Generator().manual_seed(self._seed + index)
         length = self._longest
         if self._points and index >= self._full:
             length = self._drawn_length(float(torch.rand((), generator=generator)))
@@ -164,6 +167,7 @@ def build_loader(
     data: DataFacts | None = None,
     full: int = 0,
     padded: bool = False,
+    rank: int = 0,
 ) -> DataLoader[torch.Tensor]:
     """A loader of micro-batches of `shape`, (examples, longest length).
 
@@ -187,7 +191,14 @@ def build_loader(
     longest = max(1, max_length - padded)
     workers = settings.num_workers
     return DataLoader(
-        SyntheticTokens(vocab_size, longest, examples=examples + full, lengths=lengths, full=full),
+        SyntheticTokens(
+            vocab_size,
+            longest,
+            examples=examples + full,
+            lengths=lengths,
+            full=full,
+            rank=rank,
+        ),
         sampler=FullFirst(examples, full),
         batch_size=micro_batch,
         drop_last=True,

@@ -169,6 +169,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The value of a tensor without data. The models that are traced ask only whether a
             # mask is all ones and whether sequences are not packed: both hold for full batches.
             return not self._padded
+        if func is _aten.copy_.default and args[1].is_meta and not args[0].is_meta:
+            # Rank 0 hears its own broadcast of the order of DDP's buckets: what it had said.
+            return args[0]
+        if func.namespace == "c10d":
+            # Collectives: their buffers exist already, and their time is no kernel's.
+            return func(*args, **kwargs)
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

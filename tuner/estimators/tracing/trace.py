@@ -20,6 +20,7 @@ from tuner.estimators.tracing.cpu_kernels import CPU_KERNELS
 from tuner.estimators.tracing.cpu_path import CpuPath, int8_products_on_cpu
 from tuner.estimators.tracing.cuda_path import CudaPath
 from tuner.estimators.tracing.device_path import DevicePath
+from tuner.estimators.tracing.fake_ranks import fake_ranks
 from tuner.estimators.tracing.flash_attention import flash_attention_on_meta
 from tuner.estimators.tracing.kernels import CUDA_KERNELS
 from tuner.estimators.tracing.places import named_modules
@@ -27,6 +28,7 @@ from tuner.estimators.tracing.recorder import Recorder
 from tuner.estimators.tracing.timeline import Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
 from tuner.records import Configuration, MemoryCategory, Phase
+from tuner.space.distributed_terms import gpus_per_trial
 from tuner.workloads.base import Workload
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
 from tuner.workloads.quantized import logical_numel, quantized_tensors
@@ -80,6 +82,13 @@ class MetaEnvironment:
         """A phase begins; see `Environment.enter`."""
         self._recorder.enter(phase, self.optimizer_step, micro_step)
 
+    def communicate(self, bucket: Any) -> Any:
+        """Stands in for the exchange of a bucket of gradients; see `tuner.workloads.parallel`."""
+        self._recorder.label(bucket.buffer(), MemoryCategory.GRADIENTS)
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
     @contextlib.contextmanager
     def _recomputation(self, autocast_dtype: Any | None) -> Iterator[None]:
         precision = (
@@ -106,7 +115,8 @@ def trace(
     """
     recorder, path, environment = _setup(model_config, configuration, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
-    with _packages_on_meta(recorder, path), recorder, path:
+    ranks = gpus_per_trial(configuration)
+    with fake_ranks(ranks), _packages_on_meta(recorder, path), recorder, path:
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         with named_modules(recorder, session.model) if name_modules else contextlib.nullcontext():

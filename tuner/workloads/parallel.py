@@ -1,0 +1,172 @@
+"""Training on several ranks: DistributedDataParallel, or FSDP2's fully_shard.
+
+A trace and a real run wrap the model here with the same code. What differs is the process group,
+which whoever opens the session has set up: gloo or NCCL between real ranks, PyTorch's "fake" one
+in a trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+from unittest import mock
+
+import torch
+from torch import nn
+
+from tuner.errors import InputError, Problem
+from tuner.records import Configuration
+from tuner.space.distributed_terms import DISTRIBUTED, gpus_per_trial, strategy
+from tuner.workloads.base import Environment
+from tuner.workloads.offload import decoder_layers
+
+BUCKET_MIB = 25
+"""DistributedDataParallel's default `bucket_cap_mb`, which transformers' Trainer leaves alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How many ranks train a configuration together, and how: "ddp" or "fsdp2"."""
+
+    ranks: int = 1
+    strategy: str = "ddp"
+
+    @classmethod
+    def of(cls, configuration: Configuration) -> Parallelism:
+        """That of a configuration. Raises `InputError` for what is none."""
+        return cls(gpus_per_trial(configuration), strategy(configuration))
+
+    def problems(self, configuration: Configuration) -> list[Problem]:
+        """What cannot be trained so, with the reason; empty on one GPU and where it works."""
+        if self.ranks == 1 or self.strategy != "fsdp2":
+            return []
+        return [Problem(text, where=DISTRIBUTED) for text in _against_sharding(configuration)]
+
+    def require(self, configuration: Configuration) -> None:
+        """Raise `InputError` with every reason why this cannot be trained."""
+        problems = self.problems(configuration)
+        if problems:
+            raise InputError(
+                f"this configuration cannot be trained with {self.strategy}", problems=problems
+            )
+
+
+def _against_sharding(configuration: Configuration) -> Iterator[str]:
+    precision = configuration.get("precision")
+    if precision in ("nf4", "int8"):
+        yield (
+            f"fsdp2 shards parameters along their first dimension and keeps their values; "
+            f"bitsandbytes' {precision} layers keep packed integers with scales beside them, which "
+            "it cannot shard and cannot carry gradients through: use ddp"
+        )
+    if str(configuration.get("optimizer", "")).endswith("_8bit"):
+        yield (
+            "bitsandbytes' 8-bit optimizers read raw memory and do not know sharded parameters: "
+            "use adamw_torch, adamw_torch_fused or sgd, or ddp"
+        )
+    if configuration.get("mixed_precision") == "fp16":
+        yield (
+            "fp16 needs a gradient scaler that agrees between the ranks, which is not built here: "
+            "use bf16, or ddp"
+        )
+    if configuration.get("offload"):
+        yield "offload moves whole layers, and fsdp2 shards them: use one of the two"
+    if configuration.get("torch_compile"):
+        yield "torch_compile with fsdp2 is not built here: use ddp"
+
+
+@runtime_checkable
+class Traced(Protocol):
+    """An environment without values, which stands in for what ranks exchange."""
+
+    def communicate(self, bucket: Any) -> Any:
+        """Note a `GradBucket`, and give it back as a future, as communication hooks do."""
+
+
+class Ranks:
+    """What the training loop of one rank calls in place of its model, and when gradients travel.
+
+    The model keeps its parameters; under fsdp2 they have become shards. `number` is the rank's.
+    """
+
+    def __init__(self, called: Any, parallelism: Parallelism) -> None:
+        self.called = called
+        self.number = torch.distributed.get_rank() if parallelism.ranks > 1 else 0
+        self._parallelism = parallelism
+
+    @classmethod
+    def alone(cls, model: Any) -> Ranks:
+        """One rank, which exchanges nothing."""
+        return cls(model, Parallelism())
+
+    def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of a micro-step; gradients travel in the last one only."""
+        if self._parallelism.ranks == 1:
+            return contextlib.nullcontext()
+        if self._parallelism.strategy == "fsdp2":
+            self.called.set_requires_gradient_sync(is_last)
+            return contextlib.nullcontext()
+        context: AbstractContextManager[None] = (
+            contextlib.nullcontext() if is_last else self.called.no_sync()
+        )
+        return context
+
+
+def distribute(
+    model: Any, parallelism: Parallelism, environment: Environment, *, may_have_idle: bool
+) -> Ranks:
+    """Wrap `model` for the ranks of the process group that there is.
+
+    `may_have_idle` says that a backward pass may leave parameters out, which costs a search.
+    """
+    if parallelism.ranks == 1:
+        return Ranks.alone(model)
+    device = environment.device
+    if parallelism.strategy == "fsdp2":
+        return Ranks(_shard(model, device), parallelism)
+    with _comparing_nothing() if device == "meta" else contextlib.nullcontext():
+        called = _replicate(model, device, may_have_idle=may_have_idle)
+    if isinstance(environment, Traced):
+        # DDP reads annotations of a hook, and refuses those that are text.
+        called.register_comm_hook(environment, lambda traced, bucket: traced.communicate(bucket))
+    return Ranks(called, parallelism)
+
+
+def _replicate(model: nn.Module, device: str, *, may_have_idle: bool) -> Any:
+    """As Trainer wraps a model: PyTorch's defaults, and a search for idle parameters if needed.
+
+    Gradients are reduced of trainable parameters only, and start-up broadcasts all of them.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    on_gpu = torch.device(device).type == "cuda"
+    return DistributedDataParallel(
+        model,
+        device_ids=[torch.device(device)] if on_gpu else None,
+        bucket_cap_mb=BUCKET_MIB,
+        find_unused_parameters=may_have_idle,
+    )
+
+
+@contextlib.contextmanager
+def _comparing_nothing() -> Iterator[None]:
+    """In a trace ranks cannot compare the shapes of their parameters: there are no values."""
+    import torch.nn.parallel.distributed as ddp
+
+    name = "_verify_param_shape_across_processes"
+    with mock.patch.object(ddp, name, return_value=None):
+        yield
+
+
+def _shard(model: nn.Module, device: str) -> Any:
+    """FSDP2 as its documentation wraps a transformer: each layer, then what is left."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(torch.device(device).type, (torch.distributed.get_world_size(),))
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
