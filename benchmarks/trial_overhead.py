@@ -131,10 +131,10 @@ def in_ray(trials: int) -> tuple[Timed, Timed, Timed]:
     from ray import tune
 
     from tuner.runner.factories import MeasuredFactory
-    from tuner.tune.trainable import CONFIGURATION, OUTCOME, TrialTrainable
+    from tuner.tune.trainable import CONFIGURATION, OUTCOME, TrialTrainable, WorkerPlan
 
     factory = MeasuredFactory(job(), options())
-    actor = tune.with_parameters(TrialTrainable, runner_factory=factory, threads=1)
+    actor = tune.with_parameters(TrialTrainable, plans=(WorkerPlan(factory),))
     settings = {CONFIGURATION: dict(SETTINGS)}
     logging.getLogger("ray").setLevel(logging.ERROR)
     environment = {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}

@@ -11,7 +11,7 @@ from results_samples import make_record
 from tune_fakes import FakeSpace, outcome_of, record_of
 
 from tuner.errors import InputError
-from tuner.tune.budget import Budget, Spent, StoppedBy, spent
+from tuner.tune.budget import Budget, Meter, Spent, StoppedBy
 from tuner.tune.candidates import Candidates
 from tuner.tune.proposer import Knowledge, Proposer
 
@@ -31,12 +31,12 @@ def measured(duration_s: float, **fields):
 class TestSpent:
     def test_is_what_measured_trials_took_times_their_gpus(self):
         records = [measured(20.0), measured(40.0), make_record()]  # the last one was simulated
-        found = spent(records, trials=3, elapsed_s=99.0, running=1, gpus_per_trial=2.0)
+        found = Meter(2.0, records).spent(trials=3, elapsed_s=99.0, running=1)
         assert (found.device_s, found.mean_device_s) == (120.0, 60.0)
         assert found.with_next_s() == 240.0
 
     def test_simulated_trials_cost_nothing(self):
-        found = spent([make_record()], trials=1, elapsed_s=1.0, running=0, gpus_per_trial=1.0)
+        found = Meter(1.0, [make_record()]).spent(trials=1, elapsed_s=1.0, running=0)
         assert found == Spent(1, 1.0, 0.0, None, 0)
         assert Budget(trials=9, gpu_hours=1e-9).used_up(found) is None
 

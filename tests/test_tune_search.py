@@ -20,6 +20,7 @@ from tuner.records import Source, Status, TrialRecord
 from tuner.tune.candidates import Candidates
 from tuner.tune.driver import search
 from tuner.tune.ledger import Ledger
+from tuner.tune.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
 from tuner.tune.proposer import Proposer
 from tuner.tune.request import SearchRequest, SearchResult, StoppedBy
 
@@ -197,29 +198,102 @@ def ledger_of(**changes) -> Ledger:
     return Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
 
 
+def lose_twice(ledger: Ledger, name: str, message: str) -> None:
+    """Two workers take the trial, and both are lost."""
+    ledger.start(name)
+    ledger.lose(name, message)
+    assert ledger.failure is None
+    again = f"{name}-again"
+    assert ledger.propose(again) is not None
+    ledger.start(again)
+    ledger.lose(again, message)
+
+
 def test_search_ends_when_each_of_the_first_workers_is_lost():
     ledger = ledger_of()
     for name in "abc":
-        assert ledger.propose(name) is not None
         assert ledger.failure is None
-        ledger.lose(name, "ImportError: no libcuda", retried=False)
+        assert ledger.propose(name) is not None
+        lose_twice(ledger, name, "ImportError: no libcuda")
     assert isinstance(ledger.failure, UnavailableError)
     assert "first 3 trials" in str(ledger.failure)
     assert "no libcuda" in str(ledger.failure)
     assert ledger.propose("d") is None
+    assert (ledger.over, ledger.result().stopped_by) == (True, StoppedBy.FAILED)
 
 
 def test_lost_workers_among_good_trials_do_not_end_a_search():
     ledger = ledger_of()
     for name in "abcdef":
         configuration = ledger.propose(name)
-        ledger.start(name)
         if name == "b":
+            ledger.start(name)
             ledger.end(name, outcome_of(configuration))
         else:
-            ledger.lose(name, "killed", retried=False)
+            lose_twice(ledger, name, "killed")
     assert ledger.failure is None
     assert [r.trial_id for r in ledger.records] == [f"r-00{i}" for i in range(1, 7)]
+
+
+def test_trial_of_a_lost_run_is_the_same_trial_and_comes_first():
+    ledger = ledger_of()
+    first, second = ledger.propose("a"), ledger.propose("b")
+    ledger.start("a")
+    ledger.lose("a", "killed")
+    assert ledger.propose("c") == first
+    ledger.end("a", outcome_of(first))  # too late: that run is lost
+    assert not ledger.records
+    ledger.end("c", outcome_of(first))
+    ledger.end("c", outcome_of(first))
+    ledger.end("b", outcome_of(second))
+    assert [(r.trial_id, r.configuration) for r in ledger.records] == [
+        ("r-001", first), ("r-002", second)
+    ]  # fmt: skip
+
+
+def test_lost_nodes_are_no_fault_of_a_trial_and_idle_workers_even_less():
+    ledger = ledger_of()
+    wanted = ledger.propose("run")
+    names = (f"run{number}" for number in range(100))
+    name = "run"
+    for _ in range(RETRIES_OF_A_LOST_NODE):
+        for _ in range(STARTS_OF_A_TRIAL - 1):  # died while they had no trial
+            ledger.lose(name, "died")
+            name = next(names)
+            assert ledger.propose(name) == wanted
+        ledger.start(name)
+        ledger.lose(name, "its node has died", with_node=True)
+        name = next(names)
+        assert ledger.propose(name) == wanted
+    ledger.start(name)
+    ledger.lose(name, "its node has died", with_node=True)
+    assert [r.outcome.status for r in ledger.records] == [Status.CRASHED]
+
+
+def test_search_ends_where_no_worker_begins_with_a_trial():
+    ledger = ledger_of()
+    for number in range(STARTS_OF_A_TRIAL):
+        assert ledger.failure is None
+        assert ledger.propose(str(number)) is not None
+        ledger.lose(str(number), "ImportError: no such module")
+    assert "no such module" in str(ledger.failure)
+    assert not ledger.records
+
+
+def test_trial_of_a_worker_that_can_run_none_goes_to_another():
+    ledger = ledger_of()
+    wanted = ledger.propose("a")
+    ledger.start("a")
+    ledger.refuse("a", UnavailableError("a worker on w1 has NVIDIA L4"))
+    assert ledger.failure is None
+    assert list(ledger.unfit_workers) == ["a"]
+    assert ledger.propose("b") == wanted
+    ledger.end("b", outcome_of(wanted))
+    ledger.lose("a", "its node has died")  # nothing was on it
+    assert not ledger.unfit_workers
+    ledger.interrupt()
+    assert ledger.result().warnings == ("a worker was not used: a worker on w1 has NVIDIA L4",)
+    assert [r.trial_id for r in ledger.records] == ["r-001"]
 
 
 def test_what_ends_after_an_interrupt_counts_and_what_is_killed_does_not():
@@ -227,7 +301,7 @@ def test_what_ends_after_an_interrupt_counts_and_what_is_killed_does_not():
     first, _ = ledger.propose("a"), ledger.propose("b")
     ledger.interrupt()
     ledger.end("a", outcome_of(first))
-    ledger.lose("b", "killed", retried=False)
+    ledger.lose("b", "killed")
     assert [r.configuration for r in ledger.records] == [first]
     assert ledger.stopped_by is StoppedBy.INTERRUPTED
 

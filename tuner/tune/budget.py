@@ -27,6 +27,8 @@ class StoppedBy(StrEnum):
     MIN_GAIN = "min_gain"
     """No configuration is left of which enough is expected."""
     INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    """No worker can run its trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +50,26 @@ class Spent:
         return self.device_s + (self.running + 1) * (self.mean_device_s or 0.0)
 
 
-def spent(
-    records: Iterable[TrialRecord],
-    *,
-    trials: int,
-    elapsed_s: float,
-    running: int,
-    gpus_per_trial: float,
-) -> Spent:
-    """What has been spent, from the records of trials that ended; simulated ones cost nothing."""
-    durations = [r.outcome.duration_s for r in records if r.source is Source.MEASURED]
-    device_s = sum(durations) * gpus_per_trial
-    mean_s = device_s / len(durations) if durations else None
-    return Spent(trials, elapsed_s, device_s, mean_s, running)
+class Meter:
+    """Adds up the time on devices as trials end; simulated ones cost nothing."""
+
+    def __init__(self, gpus_per_trial: float, records: Iterable[TrialRecord] = ()) -> None:
+        self._gpus_per_trial = gpus_per_trial
+        self._device_s = 0.0
+        self._measured = 0
+        for record in records:
+            self.add(record)
+
+    def add(self, record: TrialRecord) -> None:
+        """Count a trial that ended."""
+        if record.source is Source.MEASURED:
+            self._device_s += record.outcome.duration_s * self._gpus_per_trial
+            self._measured += 1
+
+    def spent(self, *, trials: int, elapsed_s: float, running: int) -> Spent:
+        """What has been spent after `elapsed_s` seconds, with `trials` begun."""
+        mean_s = self._device_s / self._measured if self._measured else None
+        return Spent(trials, elapsed_s, self._device_s, mean_s, running)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

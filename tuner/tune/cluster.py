@@ -52,6 +52,8 @@ QUIET_ENVIRONMENT = {
     "TUNE_RESULT_BUFFER_LENGTH": "1",
     # An actor that does not answer is not waited for longer than this.
     "TUNE_FORCE_TRIAL_CLEANUP_S": "2",
+    # How many trials wait for a worker is decided by the ledgers.
+    "TUNE_MAX_PENDING_TRIALS_PG": "100000",
 }
 
 
@@ -115,16 +117,6 @@ def scratch_folder() -> Iterator[Path]:
     finally:
         # Processes of Ray that are still ending may write a last log line meanwhile.
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def room_for(resources_per_trial: Mapping[str, float]) -> int:
-    """How many trials with these resources the cluster runs at once, by its total resources.
-
-    At least 1: on a cluster that grows on demand the first trial is what makes it grow.
-    """
-    total = ray.cluster_resources()
-    shares = [total.get(name, 0.0) / need for name, need in resources_per_trial.items() if need]
-    return max(1, math.floor(min(shares, default=1.0)))
 
 
 def cpus_for(max_concurrent: int | None, resources_per_trial: Mapping[str, float]) -> int:

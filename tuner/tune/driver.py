@@ -1,12 +1,14 @@
-"""Runs a search: Optuna proposes, workers of Ray Tune run the trials, records come out."""
+"""Runs searches: Optuna proposes, workers of Ray Tune run the trials, records come out."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 from ray import tune
@@ -15,17 +17,20 @@ from tuner.errors import InputError
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.tune import cluster
 from tuner.tune.candidates import Candidates
+from tuner.tune.demand import PlaceholderDemand
+from tuner.tune.growth import grows
 from tuner.tune.guided_goals import goals_of
 from tuner.tune.interrupts import Interrupts
 from tuner.tune.ledger import Ledger
 from tuner.tune.progress import Progress
 from tuner.tune.proposer import Knowledge, Proposer, open_mirror
 from tuner.tune.request import SearchRequest, SearchResult
-from tuner.tune.searcher import HaltStopper, LedgerCallback, LedgerSearcher
-from tuner.tune.trainable import TrialTrainable
+from tuner.tune.reuse import RequestedResources
+from tuner.tune.rooms import FIXED_CLUSTER, GROWING_CLUSTER, Rooms
+from tuner.tune.searcher import HaltStopper, LedgerCallback, LedgerScheduler, LedgerSearcher
+from tuner.tune.searches import Searches
+from tuner.tune.trainable import REQUEST, TrialTrainable, WorkerPlan
 from tuner.workloads.memory_order import memory_order
-
-RETRIES_OF_A_LOST_WORKER = 1
 
 
 def search(
@@ -36,38 +41,77 @@ def search(
 ) -> SearchResult:
     """Run trials until the budget, the time or the space is used up, or the user interrupts.
 
-    `on_record` gets each new record as soon as its trial ends, for the journal; `on_progress`
-    is called at each change and about once a second. Both are called in this thread; what
-    they raise ends the search and is raised here.
+    `search_all` of one request; what makes it fail is raised.
+
+    Raises `InputError` when no configuration is valid, `UnavailableError` when there is no
+    Ray at the address or no node for the trials, and the `TunerError` of a runner that cannot
+    work.
+    """
+    (result,) = search_all(
+        [request], on_progress=lambda progress: on_progress(progress[0]), on_record=on_record
+    )
+    if result.failure is not None:
+        raise result.failure
+    return result
+
+
+def search_all(
+    requests: Sequence[SearchRequest],
+    *,
+    on_progress: Callable[[Sequence[Progress]], None] = lambda progress: None,
+    on_record: Callable[[TrialRecord], None] = lambda record: None,
+) -> tuple[SearchResult, ...]:
+    """Run several searches side by side on one cluster; their results in the order of `requests`.
+
+    `on_record` gets each new record as soon as its trial ends, for the journal of its GPU type;
+    `on_progress` gets the progress of all at each change and about once a second. Both are
+    called in this thread; what they raise ends all searches and is raised here. `address`,
+    `local_gpus` and `time_limit_s` must be the same in all requests.
+
+    A search that cannot go on (no node for its trials, workers with other GPUs than their nodes
+    say) ends with a `failure` in its result, and the others go on.
 
     The first SIGINT or SIGTERM gives up the trials that run and returns what is there; the
     second raises KeyboardInterrupt. Once the time limit is over no trial starts, and those
     that run may end.
 
-    Raises `InputError` when no configuration is valid, `UnavailableError` when there is no
-    Ray at the address, and the `TunerError` of a runner that cannot work.
+    Raises `InputError` when the configurations of a request are none, and `UnavailableError`
+    when there is no Ray at the address.
     """
-    request = dataclasses.replace(request, run_id=request.run_id or uuid.uuid4().hex[:8])
+    run_id = uuid.uuid4().hex[:8]
+    requests = [dataclasses.replace(r, run_id=r.run_id or run_id) for r in requests]
     with quiet_optuna():
-        ledger = Ledger(
-            request, make_proposer(request), on_record=on_record, on_progress=on_progress
-        )
-        ledger.reuse()
-        ledger.report()
-        if ledger.stopped_by is None and ledger.failure is None:
-            _run(request, ledger)
-    if ledger.failure is not None:
-        raise ledger.failure
-    assert ledger.stopped_by is not None
-    return SearchResult(
-        records=ledger.records,
-        reused=ledger.reused,
-        candidates=ledger.candidate_count,
-        stopped_by=ledger.stopped_by,
-        duration_s=ledger.elapsed_s,
-        pruned=ledger.pruned,
-        stale=ledger.stale,
-    )
+        ledgers = _ledgers(requests, on_record, on_progress)
+        for ledger in ledgers:
+            ledger.reuse()
+        ledgers[0].report()
+        if not all(ledger.over for ledger in ledgers) and not _broken(ledgers):
+            _run(requests, ledgers)
+    if broken := _broken(ledgers):
+        raise broken
+    return tuple(ledger.result() for ledger in ledgers)
+
+
+def _ledgers(
+    requests: Sequence[SearchRequest],
+    on_record: Callable[[TrialRecord], None],
+    on_progress: Callable[[Sequence[Progress]], None],
+) -> list[Ledger]:
+    """One for each request; a change in one tells the progress of all."""
+    ledgers: list[Ledger] = []
+
+    def tell(_: Progress) -> None:
+        on_progress(tuple(ledger.progress for ledger in ledgers))
+
+    ledgers += [
+        Ledger(request, make_proposer(request), on_record=on_record, on_progress=tell)
+        for request in requests
+    ]
+    return ledgers
+
+
+def _broken(ledgers: Sequence[Ledger]) -> Exception | None:
+    return next((ledger.broken for ledger in ledgers if ledger.broken is not None), None)
 
 
 def make_proposer(request: SearchRequest) -> Proposer:
@@ -107,49 +151,77 @@ def _of_each(
     return found if len(found) == len(configurations) else []
 
 
-def _run(request: SearchRequest, ledger: Ledger) -> None:
-    """Connect to Ray and run trials; returns when the ledger wants no more of them."""
-    interrupts = Interrupts(ledger.interrupt)
-    cpus = cluster.cpus_for(request.max_concurrent, request.resources_per_trial)
+def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger]) -> None:
+    """Connect to Ray and run trials; returns when no ledger wants more of them."""
+
+    def interrupt() -> None:
+        for ledger in ledgers:
+            ledger.interrupt()
+
+    interrupts = Interrupts(interrupt)
+    first = requests[0]
     with (
         interrupts.handled(),
         cluster.quiet(),
         cluster.scratch_folder() as folder,
         cluster.connected(
-            request.address, cpus=cpus, gpus=request.local_gpus, undisturbed=interrupts.deferred
+            first.address,
+            cpus=max(cluster.cpus_for(r.max_concurrent, r.resources_per_trial) for r in requests),
+            gpus=first.local_gpus,
+            undisturbed=interrupts.deferred,
         ),
     ):
-        if not ledger.halted:
-            _run_trials(request, ledger, folder)
+        growing = first.address is not None and grows()
+        searches = Searches(
+            requests,
+            ledgers,
+            Rooms(),
+            waiting=GROWING_CLUSTER if growing else FIXED_CLUSTER,
+            demand=PlaceholderDemand() if growing else None,
+        )
+        if not searches.over:
+            _run_trials(requests, searches, folder)
 
 
-def _run_trials(request: SearchRequest, ledger: Ledger, folder: Path) -> None:
-    resources = dict(request.resources_per_trial)
-    trainable = tune.with_parameters(
-        TrialTrainable,
-        runner_factory=request.runner_factory,
-        threads=max(1, int(resources.get("CPU", 1))),
+def _run_trials(requests: Sequence[SearchRequest], searches: Searches, folder: Path) -> None:
+    needed = [dict(request.resources_per_trial) for request in requests]
+    plans = tuple(
+        WorkerPlan(request.runner_factory, threads=max(1, int(resources.get("CPU", 1))))
+        for request, resources in zip(requests, needed, strict=True)
     )
-    stopper = HaltStopper()
+    trainable = tune.with_resources(
+        tune.with_parameters(TrialTrainable, plans=plans),
+        functools.partial(_resources_of, needed=needed),
+    )
+    stopper, scheduler = HaltStopper(), LedgerScheduler(searches)
     # `tune.run` and not `tune.Tuner`, which pickles the searcher into a file of its own; there
     # is nothing to restore from it, and the callbacks of a search cannot be pickled.
     tune.run(
         trainable,
         name="search",
-        search_alg=LedgerSearcher(ledger),
+        search_alg=LedgerSearcher(searches),
+        scheduler=scheduler,
         stop=stopper,
-        callbacks=[LedgerCallback(ledger, stopper)],
+        callbacks=[LedgerCallback(searches, stopper, scheduler)],
         num_samples=-1,
-        max_concurrent_trials=request.max_concurrent or cluster.room_for(resources),
-        resources_per_trial=tune.PlacementGroupFactory([resources]),
         reuse_actors=True,
-        max_failures=RETRIES_OF_A_LOST_WORKER,
+        # The ledgers count what a lost worker means, and hand its trial out again. Ray's own
+        # count takes the loss of an idle worker for two, and leaves its trial hanging.
+        max_failures=0,
         raise_on_failed_trial=False,
         checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
         storage_path=str(folder),
         trial_dirname_creator=lambda trial: str(trial.trial_id),
         verbose=0,
     )
+
+
+def _resources_of(
+    config: Mapping[str, Any], *, needed: Sequence[Mapping[str, float]]
+) -> RequestedResources:
+    """What the trial of this configuration needs."""
+    index = config[REQUEST]
+    return RequestedResources(needed[index], index)
 
 
 @contextlib.contextmanager

@@ -7,44 +7,36 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tuner.errors import UnavailableError
+from tuner.errors import TunerError, UnavailableError
 from tuner.records import Configuration, Outcome, Status, TrialRecord
 from tuner.results.pruned import Pruned
 from tuner.results.repeats import pooled
 from tuner.runner.base import PLAIN, GiveUp, Instructions
-from tuner.tune.budget import StoppedBy, spent
+from tuner.tune.budget import Meter, StoppedBy
 from tuner.tune.contenders import REPEAT_SHARE, Standing, give_up_rule, near_tie, to_verify
+from tuner.tune.open_trials import OpenTrials, Proposed
 from tuner.tune.progress import Progress, ProgressTracker
 from tuner.tune.proposer import Proposer
-from tuner.tune.request import SearchRequest
+from tuner.tune.request import SearchRequest, SearchResult
 
 PROGRESS_PERIOD_S = 1.0
 
 LOSSES_THAT_END_A_SEARCH = 3
-"""This many lost workers before anything else has come of a search are no accident."""
-
+"""This many trials that lost their workers, or workers that can run none, before anything else has
+come of a search are no accident."""
 
 STOPPED_BY_WHAT_IS_LEFT = (StoppedBy.EXHAUSTED, StoppedBy.NOTHING_LEFT, StoppedBy.MIN_GAIN)
 """Ends of a search at which budget is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposed:
-    """A trial that was handed out. `number` counts them from 1."""
-
-    configuration: Configuration
-    instructions: Instructions
-    number: int = 0
-
-
 class Ledger:
     """Hands out configurations and turns what comes back into records.
 
-    Ray calls it by the ids of its own trials, one call at a time. An exception of a callback
-    ends the search; `failure` keeps it, as Ray would only pass on its text.
+    Ray calls it by the ids of its own trials, one call at a time; each is one run of a trial.
+    `failure` is why the search cannot go on, and `broken` what a callback raised, which ends all
+    searches: kept here, as Ray would only pass on the text.
     """
 
     def __init__(
@@ -59,9 +51,9 @@ class Ledger:
         self._proposer = proposer
         self._on_record = on_record
         self._on_progress = on_progress
-        self._proposed: dict[str, _Proposed] = {}
-        self._started_at: dict[str, str] = {}
+        self.open = OpenTrials()
         self._budget = request.budget
+        self._meter = Meter(request.gpus_per_trial)
         self._lost = 0
         self._reported_s = -math.inf
         self._tracker = ProgressTracker(
@@ -70,7 +62,11 @@ class Ledger:
             time_limit_s=request.time_limit_s,
         )
         self.stopped_by: StoppedBy | None = None
-        self.failure: Exception | None = None
+        self.failure: TunerError | None = None
+        self.broken: Exception | None = None
+        self.unfit_workers: dict[str, TunerError] = {}
+        """Why workers can run no trial, by the runs with which they were found out."""
+        self._warnings: list[str] = []
         self.stale = 0
         self._stood = Standing()
         self._begun = 0
@@ -98,12 +94,37 @@ class Ledger:
     @property
     def halted(self) -> bool:
         """Whether trials that run are to be given up."""
-        return self.failure is not None or self.stopped_by is StoppedBy.INTERRUPTED
+        return (
+            self.failure is not None
+            or self.broken is not None
+            or self.stopped_by is StoppedBy.INTERRUPTED
+        )
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is now."""
+        return self._tracker.at(time.monotonic())
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""
         return time.monotonic() - self._tracker.started_s
+
+    def result(self) -> SearchResult:
+        """What the search came to, once it is over."""
+        stopped_by = StoppedBy.FAILED if self.failure is not None else self.stopped_by
+        assert stopped_by is not None
+        return SearchResult(
+            records=self.records,
+            reused=self.reused,
+            candidates=self.candidate_count,
+            stopped_by=stopped_by,
+            duration_s=self.elapsed_s,
+            pruned=self.pruned,
+            stale=self.stale,
+            failure=self.failure,
+            warnings=tuple(dict.fromkeys(self._warnings)),
+        )
 
     def reuse(self) -> None:
         """Take over what the journal knows, in its order; of a trial the last line counts."""
@@ -119,6 +140,7 @@ class Ledger:
                 self.stale += 1
         for record in known.values():
             self._tracker.reuse(record)
+            self._meter.add(record)
             self._begun += not record.verification
             self._learn(record)
         # What is known may already be all that was asked for.
@@ -131,7 +153,14 @@ class Ledger:
         self.stopped_by = StoppedBy.INTERRUPTED
 
     def propose(self, ray_id: str) -> Configuration | None:
-        """The configuration for a new trial; None when there is to be none, for now or any more."""
+        """The configuration for a new run; None when there is to be none, for now or any more.
+
+        Trials that lost their worker come first.
+        """
+        if self.halted:
+            return None
+        if (again := self.open.hand_out_again(ray_id)) is not None:
+            return again.configuration
         if self.finished:
             return None
         reason = self._reason_to_stop()
@@ -139,25 +168,25 @@ class Ledger:
         if proposed is None and reason is None:
             configuration = self._proposer.propose()
             if configuration is not None:
-                proposed = _Proposed(configuration, self._rule_for(configuration))
+                proposed = Proposed(configuration, self._rule_for(configuration))
             else:
                 reason = StoppedBy.NOTHING_LEFT
                 proposed = self._next_run(reason)
         if proposed is None:
             waits = self._request.verify or reason in STOPPED_BY_WHAT_IS_LEFT
-            if not (waits and self._running_count):  # what runs may yet change the verdict
+            if not (waits and len(self.open)):  # what runs may yet change the verdict
                 self.stopped_by = self.stopped_by or reason  # an interrupt may come in between
             return None
-        self._proposed[ray_id] = dataclasses.replace(proposed, number=len(self._proposed) + 1)
+        self.open.hand_out(ray_id, proposed)
         self._begun += not proposed.instructions.verify
-        self._tracker.total = max(self._tracker.total, self.reused + len(self._proposed))
+        self._tracker.total = max(self._tracker.total, self.reused + self.open.handed_out)
         return proposed.configuration
 
     def instructions(self, ray_id: str) -> Instructions:
         """What is particular to the trial that was proposed under this id."""
-        return self._proposed[ray_id].instructions
+        return self.open[ray_id].instructions
 
-    def _next_run(self, reason: StoppedBy | None) -> _Proposed | None:
+    def _next_run(self, reason: StoppedBy | None) -> Proposed | None:
         """A run of a configuration that has run before: a near-tie, or a verification.
 
         `reason` is why no other configuration is to be tried, if that is so. Near-ties are part
@@ -169,18 +198,13 @@ class Ledger:
         if (reason is None and last) or reason in STOPPED_BY_WHAT_IS_LEFT:
             left = self._trial_count < self._request.trials and not self._request.objectives
             tied = near_tie(self._standing) if left else None
-            if tied is not None and not self._runs_now(tied):
-                return _Proposed(tied, PLAIN)
+            if tied is not None and not self.open.includes(tied):
+                return Proposed(tied, PLAIN)
         ended = reason not in (None, StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPTED)
-        if not (self._request.verify and ended) or self._running_count:
+        if not (self._request.verify and ended) or len(self.open):
             return None
         best = to_verify(self._standing, *self._request.objectives[:1])
-        return None if best is None else _Proposed(best, Instructions(verify=True))
-
-    def _runs_now(self, configuration: Configuration) -> bool:
-        begun = sum(p.configuration == configuration for p in self._proposed.values())
-        new = self.records[self.reused :]
-        return begun > sum(record.configuration == configuration for record in new)
+        return None if best is None else Proposed(best, Instructions(verify=True))
 
     def _rule_for(self, configuration: Configuration) -> Instructions:
         """When to give the trial up. What the user asked for, the baseline, runs in full."""
@@ -194,46 +218,77 @@ class Ledger:
 
     @property
     def finished(self) -> bool:
-        """Whether no trial will be proposed any more. What runs can still change a verdict."""
-        return self.stopped_by is not None or self.failure is not None
+        """Whether no new trial will be proposed. What runs can still change a verdict."""
+        return self.stopped_by is not None or self.failure is not None or self.broken is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is to come any more; trials that run are to be given up, if any do."""
+        return self.finished and (self.halted or not len(self.open))
 
     def start(self, ray_id: str) -> None:
         """A worker begins with the trial, maybe for the second time."""
-        self._started_at[ray_id] = _utc_now()
+        if ray_id not in self.open:
+            return
+        self.open.begin(ray_id, _utc_now())
         self._tracker.start(ray_id, time.monotonic())
         self.report()
 
     def end(self, ray_id: str, outcome: Outcome) -> None:
         """The trial came to an outcome."""
-        if self.failure is not None:
+        if self.failure is not None or self.broken is not None or ray_id not in self.open:
             return
         record = self._record(ray_id, outcome)
         self._tracker.end(ray_id, record)
+        self._meter.add(record)
         with self._keeping_failure():
             self._on_record(record)
             self._learn(record)
         self.report()
 
-    def lose(self, ray_id: str, message: str, *, retried: bool) -> None:
-        """The trial's worker died or raised. Ray runs the trial again, or gives it up."""
-        if self.halted:
+    def lose(self, ray_id: str, message: str, *, with_node: bool = False) -> None:
+        """The trial's worker died or raised, or its node was lost; it runs again, or is given up.
+
+        A worker that could run no trial may be lost as well, and is no loss.
+        """
+        if self.unfit_workers.pop(ray_id, None) is not None or self.halted:
             return
-        if retried:
+        if ray_id not in self.open:
+            return
+        if self.open.lose(ray_id, with_node=with_node):
             self._tracker.end(ray_id, None)
+            return
+        if self.open[ray_id].unbegun:
+            self.fail(_no_worker(f"workers end before they begin with a trial: {message}"))
             return
         self._lost += 1
         self.end(ray_id, Outcome(status=Status.CRASHED, message=message))
-        if self._lost == len(self.records) - self.reused == LOSSES_THAT_END_A_SEARCH:
+        if self._lost == self._new_count == LOSSES_THAT_END_A_SEARCH:
             self.fail(
-                UnavailableError(
-                    f"each of the first {self._lost} trials lost its worker process: {message}",
-                    hint="this is not the trials' doing; check the memory of this machine",
-                )
+                _no_worker(f"each of the first {self._lost} trials lost its worker: {message}")
             )
 
-    def fail(self, error: Exception) -> None:
+    def refuse(self, ray_id: str, error: TunerError) -> None:
+        """The worker can run no trial: this one goes to another worker, and none to this one."""
+        if self.halted or ray_id not in self.open:
+            return
+        self.open.take_back(ray_id)
+        self._tracker.end(ray_id, None)
+        self.unfit_workers[ray_id] = error
+        self._warnings.append(f"a worker was not used: {error.message}")
+        hopeless = self._new_count == 0 and len(self.unfit_workers) >= LOSSES_THAT_END_A_SEARCH
+        if hopeless or not isinstance(error, UnavailableError):
+            self.fail(next(iter(self.unfit_workers.values())) if hopeless else error)
+        self.report()
+
+    def drop(self, ray_id: str) -> None:
+        """No worker will begin with the trial."""
+        if ray_id in self.open:
+            self.open.close(ray_id)
+
+    def fail(self, error: TunerError) -> None:
         """The search cannot go on."""
-        self.failure = error
+        self.failure = self.failure or error
 
     def _learn(self, record: TrialRecord) -> None:
         """Tell the sampler, of a configuration that ran again what all its runs say together.
@@ -252,17 +307,13 @@ class Ledger:
             return
         self._reported_s = now_s
         with self._keeping_failure():
-            self._on_progress(self._tracker.at(now_s))
+            self._on_progress(self.progress)
 
     def _reason_to_stop(self) -> StoppedBy | None:
         if not self._proposer.candidates.remaining_count:
             return StoppedBy.EXHAUSTED
-        so_far = spent(
-            self.records,
-            trials=self._trial_count,
-            elapsed_s=self.elapsed_s,
-            running=self._running_count,
-            gpus_per_trial=self._request.gpus_per_trial,
+        so_far = self._meter.spent(
+            trials=self._trial_count, elapsed_s=self.elapsed_s, running=len(self.open)
         )
         return self._budget.used_up(so_far, expected_gain=self._proposer.expected_gain)
 
@@ -279,12 +330,12 @@ class Ledger:
         return self._begun
 
     @property
-    def _running_count(self) -> int:
-        return len(self._proposed) - (len(self.records) - self.reused)
+    def _new_count(self) -> int:
+        return len(self._tracker.records) - self.reused
 
     def _record(self, ray_id: str, outcome: Outcome) -> TrialRecord:
         request, bench = self._request, self._request.bench
-        proposed = self._proposed[ray_id]
+        proposed, begun_at = self.open.close(ray_id)
         configuration = proposed.configuration
         if outcome.prediction is None:
             known = request.predictions.get(configuration.key)
@@ -297,7 +348,7 @@ class Ledger:
             configuration=configuration,
             outcome=outcome,
             seed=request.seed,
-            started_at=self._started_at.get(ray_id) or _utc_now(),
+            started_at=begun_at or _utc_now(),
             versions=request.versions,
             searcher=request.searcher,
             run_id=request.run_id,
@@ -312,7 +363,14 @@ class Ledger:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver raises it again
-            self.failure = error
+            self.broken = self.broken or error
+
+
+def _no_worker(message: str) -> UnavailableError:
+    return UnavailableError(
+        message,
+        hint="this is not the trials' doing; check the memory of the machines that they run on",
+    )
 
 
 def _utc_now() -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tuner.errors import InputError, unknown
+from tuner.errors import InputError, TunerError, unknown
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Prediction, Source, Status, TrialRecord
 from tuner.results.front import DEFAULT_OBJECTIVES, Objective
@@ -81,6 +81,9 @@ class SearchRequest:
     - `verify` asks for a verification of what is to be recommended, beyond the budget of trials.
     - `max_concurrent` trials run at once; None means as many as the cluster has room for.
     - `resources_per_trial` are Ray resources by name. A trial gets as many threads as CPUs.
+    - `node_wait_s` is how long a node for the trials is waited for, where none is there; None
+      leaves it to the cluster: no time at first where nobody starts nodes, half an hour where they
+      start on demand (`tuner.tune.rooms`).
     - `address` of a running Ray cluster; None starts one here and stops it afterwards, with
       those GPUs of this machine that `local_gpus` lists by index.
     - `study_path` is a file in which the Optuna study is kept for other Optuna tools; it is
@@ -109,6 +112,7 @@ class SearchRequest:
     workload: str = ""
     margin_bytes: int | None = None
     verify: bool = False
+    node_wait_s: float | None = None
     address: str | None = None
     local_gpus: Sequence[int] = ()
     resources_per_trial: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
@@ -209,6 +213,10 @@ class SearchResult:
     """What was not tried because it cannot fit, with what was revived."""
     stale: int = 0
     """Number of trials by other versions of libraries that were hints, and are not in `records`."""
+    failure: TunerError | None = None
+    """Why it could not go on, where several searches ran together; `records` is what was done."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know of workers: which could run no trial, and why."""
 
     @property
     def interrupted(self) -> bool:

@@ -1,7 +1,8 @@
-"""Ray Tune's side of a search: its searcher, its stopper and its callback, over one ledger."""
+"""Ray Tune's side of searches: searcher, scheduler, stopper and callback over their ledgers."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,32 +10,42 @@ from typing import Any
 import ray
 from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
+from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from tuner.records import Outcome
-from tuner.tune.ledger import Ledger
-from tuner.tune.trainable import CONFIGURATION, FAILURE, INSTRUCTIONS, OUTCOME
+from tuner.tune.reuse import WorkerCache
+from tuner.tune.searches import Searches
+from tuner.tune.trainable import CONFIGURATION, INSTRUCTIONS, OUTCOME, REQUEST, UNFIT
+
+NODE_DIED = "its node has died"
+"""In the text of Ray's `ActorDiedError` where not only the worker was lost."""
 
 
 class LedgerSearcher(Searcher):  # type: ignore[misc]
-    """Gives Ray the configurations that the ledger proposes.
+    """Gives Ray the configurations that the ledgers propose.
 
     Nothing comes back this way: `LedgerCallback` sees each result first. The state is not
     saved, as a search is resumed from the trial journal and never from Ray's own files.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, searches: Searches) -> None:
         super().__init__()
-        self._ledger = ledger
+        self._searches = searches
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The next configuration under one key, `FINISHED`, or None while that is not known."""
-        configuration = self._ledger.propose(trial_id)
-        if configuration is None:
-            return str(Searcher.FINISHED) if self._ledger.finished else None
+        """The next run, `FINISHED`, or None while that is not known.
+
+        A trial can lose its worker as long as it runs, so that nothing is finished before.
+        """
+        self._searches.report()  # Ray may wait here, where nothing runs
+        proposal = self._searches.propose(trial_id)
+        if proposal is None:
+            return str(Searcher.FINISHED) if self._searches.over else None
         return {
-            CONFIGURATION: configuration.to_dict(),
-            INSTRUCTIONS: self._ledger.instructions(trial_id),
+            REQUEST: proposal.index,
+            CONFIGURATION: proposal.configuration.to_dict(),
+            INSTRUCTIONS: self._searches.ledger_of(trial_id).instructions(trial_id),
         }
 
     def on_trial_complete(
@@ -47,6 +58,43 @@ class LedgerSearcher(Searcher):  # type: ignore[misc]
 
     def restore(self, checkpoint_path: str) -> None:
         """Nothing was kept."""
+
+
+class LedgerScheduler(FIFOScheduler):  # type: ignore[misc]
+    """Trials start in the order in which they were proposed.
+
+    Ray's FIFO looks through all trials at each step for the next one; those that wait are in a
+    list of Ray's controller, from which it starts them where nothing is chosen here.
+    """
+
+    def __init__(self, searches: Searches) -> None:
+        super().__init__()
+        self._searches = searches
+        self._waiting: dict[str, Trial] = {}
+        self._has_cache = False
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """Ray has taken the run."""
+        self._waiting[trial.trial_id] = trial
+
+    def forget(self, trial: Trial) -> None:
+        """The run waits no more."""
+        self._waiting.pop(trial.trial_id, None)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """None: see above. Takes back what waits for the worker of a search that cannot go on."""
+        if not self._has_cache:
+            self._has_cache = True
+            controller = getattr(tune_controller, "_tune_controller", tune_controller)
+            if hasattr(controller, "_actor_cache"):  # else Ray's own will do
+                controller._actor_cache = WorkerCache(self._searches.keeps_worker)
+        for ledger in self._searches.ledgers:
+            if ledger.over and ledger.open.are_waiting:
+                for run in ledger.open.waiting:
+                    ledger.drop(run)
+                    if run in self._waiting:
+                        tune_controller.stop_trial(self._waiting.pop(run))
+        return None
 
 
 class HaltStopper(Stopper):  # type: ignore[misc]
@@ -64,19 +112,24 @@ class HaltStopper(Stopper):  # type: ignore[misc]
 
 
 class LedgerCallback(Callback):  # type: ignore[misc]
-    """Tells the ledger what becomes of trials, as soon as Ray knows it."""
+    """Tells the ledgers what becomes of trials, as soon as Ray knows it."""
 
-    def __init__(self, ledger: Ledger, stopper: HaltStopper) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, searches: Searches, stopper: HaltStopper, scheduler: LedgerScheduler
+    ) -> None:
+        self._searches = searches
         self._stopper = stopper
-        self._actors: dict[str, Any] = {}
+        self._scheduler = scheduler
+        self._actors: defaultdict[int, dict[str, Any]] = defaultdict(dict)
 
     def on_trial_start(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
     ) -> None:
         """A worker has taken the trial."""
-        self._actors[trial.trial_id] = trial.temporary_state.ray_actor
-        self._ledger.start(trial.trial_id)
+        run = trial.trial_id
+        self._scheduler.forget(trial)
+        self._actors[self._searches.index_of(run)][run] = trial.temporary_state.ray_actor
+        self._searches.ledger_of(run).start(run)
 
     def on_trial_result(
         self,
@@ -86,28 +139,29 @@ class LedgerCallback(Callback):  # type: ignore[misc]
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        """The one result of the trial: its outcome, or why no trial can run."""
-        self._actors.pop(trial.trial_id, None)
-        if FAILURE in result:
-            self._ledger.fail(result[FAILURE])
+        """The outcome of the trial, or why its worker can run none.
+
+        In the second case it goes on for Ray, and the worker keeps its GPU from other trials.
+        """
+        run = trial.trial_id
+        ledger = self._searches.ledger_of(run)
+        if UNFIT in result:
+            ledger.refuse(run, result[UNFIT])
             return
+        self._actors[self._searches.index_of(run)].pop(run, None)
         outcome = result[OUTCOME]
         assert isinstance(outcome, Outcome)
-        self._ledger.end(trial.trial_id, outcome)
-
-    def on_trial_recover(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """The worker was lost, and the trial goes to another one."""
-        self._actors.pop(trial.trial_id, None)
-        self._ledger.lose(trial.trial_id, _error_text(trial), retried=True)
+        ledger.end(run, outcome)
 
     def on_trial_error(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
     ) -> None:
-        """The worker was lost for the second time."""
-        self._actors.pop(trial.trial_id, None)
-        self._ledger.lose(trial.trial_id, _error_text(trial), retried=False)
+        """The worker was lost."""
+        run = trial.trial_id
+        self._scheduler.forget(trial)
+        self._actors[self._searches.index_of(run)].pop(run, None)
+        text = _error_text(trial)
+        self._searches.ledger_of(run).lose(run, _message(text), with_node=NODE_DIED in text)
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """Keep the progress moving, and pass a halt on.
@@ -115,17 +169,30 @@ class LedgerCallback(Callback):  # type: ignore[misc]
         An interrupt can come at any point of a step. Passed on here, it is always followed
         by Ray stopping its trials and then by the end of this step.
         """
-        self._ledger.report(periodic=True)
-        self._stopper.halt = self._ledger.halted
+        self._searches.report()
+        self._stopper.halt = self._searches.over
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """End the workers of the trials that Ray stopped, or it waits until they are done."""
-        while self._stopper.halt and self._actors:
-            ray.kill(self._actors.popitem()[1])
+        """End the workers that a search leaves behind: Ray waits until they are done.
+
+        They run trials that are given up, or can run none.
+        """
+        for index, ledger in enumerate(self._searches.ledgers):
+            actors = self._actors[index]
+            while actors and (ledger.over or self._stopper.halt):
+                ray.kill(actors.popitem()[1])
 
 
 def _error_text(trial: Trial) -> str:
-    """The last line of the error that Ray keeps of a trial, which names the exception."""
+    """What Ray keeps of the error of a trial."""
     path = trial.error_file
-    lines = Path(path).read_text().strip().splitlines() if path and Path(path).exists() else []
-    return lines[-1].strip() if lines else "the worker process was lost"
+    return Path(path).read_text() if path and Path(path).exists() else ""
+
+
+def _message(text: str) -> str:
+    """The last line, which names the exception, or what became of the node."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    for line in lines:
+        if NODE_DIED in line:
+            return f"{line}; {lines[-1]}" if lines[-1] != line else line
+    return lines[-1] if lines else "the worker process was lost"

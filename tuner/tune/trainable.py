@@ -4,42 +4,59 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ray import tune
 
-from tuner.errors import TunerError
-from tuner.records import Configuration, Outcome
+from tuner.errors import TunerError, UnavailableError
+from tuner.records import Configuration, Outcome, Status
 from tuner.runner.base import PLAIN, Instructions, RunnerFactory, TrialRunner
 from tuner.runner.environment import trial_environment
+from tuner.runner.lost_device import says_device_is_lost
 
+REQUEST = "request"
+"""Key under which the index of a trial's search travels to the worker; 0 where it is missing."""
 CONFIGURATION = "configuration"
-"""Key under which a trial's configuration travels to the worker."""
+"""Key under which a trial's configuration travels."""
 INSTRUCTIONS = "instructions"
 """Key under which its `Instructions` travel, where there are any."""
 OUTCOME = "outcome"
 """Key under which a trial's `Outcome` comes back."""
-FAILURE = "failure"
-"""Key under which a `TunerError` comes back that ends the search."""
+UNFIT = "unfit"
+"""Key under which a `TunerError` comes back: why this worker can run no trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What the workers of one search need: who runs their trials, and with how many threads."""
+
+    runner_factory: RunnerFactory
+    threads: int = 1
 
 
 class TrialTrainable(tune.Trainable):  # type: ignore[misc]
     """A trial is one step of this trainable, and `reset_config` puts in the next trial.
 
     Trials that end, however they end, report an outcome: an error would cost the actor, and
-    with it the warm runner.
+    with it the warm runner. A worker that can run no trial says so, and then keeps what Ray gave
+    it until it is killed: freed, a wrong or broken GPU would get trial after trial.
     """
 
-    def setup(self, config: dict[str, Any], *, runner_factory: RunnerFactory, threads: int) -> None:
+    def setup(self, config: dict[str, Any], *, plans: Sequence[WorkerPlan]) -> None:
         """Take the first configuration, and settle how many threads torch will take.
 
-        The runner is built by the first step: Ray cannot end an actor quickly while this
-        runs, and importing torch takes seconds.
+        `plans` are those of the searches by their index. The runner is built by the first step:
+        Ray cannot end an actor quickly while this runs, and importing torch takes seconds.
         """
-        os.environ.update(trial_environment(threads))
-        self._runner_factory = runner_factory
+        self._plans = plans
+        self._index: int | None = None
         self._runner: TrialRunner | None = None
+        self._is_unfit = False
         self._take(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -48,23 +65,46 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         return True
 
     def _take(self, config: dict[str, Any]) -> None:
+        index = config.get(REQUEST, 0)
+        if index != self._index:  # Ray keeps workers of searches apart; a runner is never shared
+            self.cleanup()
+            self._runner, self._index = None, index
+            os.environ.update(trial_environment(self._plans[index].threads))
         self._configuration = Configuration(config[CONFIGURATION])
         self._instructions: Instructions = config.get(INSTRUCTIONS, PLAIN)
 
     def step(self) -> dict[str, Any]:
-        """Run the trial; reports its outcome, or the error because of which none can run."""
+        """Run the trial; reports its outcome, or why no trial can be run here."""
+        if self._is_unfit:
+            threading.Event().wait()
         try:
-            if self._runner is None:
-                self._runner = self._runner_factory()
-            return {"done": True, OUTCOME: self._timed(self._runner)}
+            return {"done": True, OUTCOME: self._outcome()}
         except TunerError as error:
-            return {"done": True, FAILURE: error}
+            self._is_unfit = True
+            return {UNFIT: error}
 
     def cleanup(self) -> None:
         """Let the runner end what it keeps; Ray calls this when the actor is to go."""
         close = getattr(self._runner, "close", None)
         if close is not None:
             close()
+
+    def _outcome(self) -> Outcome:
+        """The outcome of the trial. Raises `TunerError` where none can be run here."""
+        assert self._index is not None
+        try:
+            if self._runner is None:
+                self._runner = self._plans[self._index].runner_factory()
+            outcome = self._timed(self._runner)
+        except TunerError:
+            raise
+        except Exception as error:
+            if says_device_is_lost(str(error)):
+                raise _lost_device(str(error)) from error
+            raise
+        if outcome.status is Status.CRASHED and says_device_is_lost(outcome.message or ""):
+            raise _lost_device(outcome.message or "")
+        return outcome
 
     def _timed(self, runner: TrialRunner) -> Outcome:
         """The outcome of the trial, with the time it took where the runner gives none."""
@@ -73,3 +113,11 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         if outcome.duration_s:
             return outcome
         return dataclasses.replace(outcome, duration_s=time.perf_counter() - started_s)
+
+
+def _lost_device(text: str) -> UnavailableError:
+    return UnavailableError(
+        f"a GPU of {socket.gethostname()} is lost: {text}",
+        hint="the driver's log says more (`dmesg | grep -i xid`); a reset or a reboot may bring it "
+        "back, and the same search then goes on",
+    )

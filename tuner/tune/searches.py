@@ -1,0 +1,142 @@
+"""Several searches on one cluster: whose trial is next, and whether there is room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tuner.errors import UnavailableError
+from tuner.records import Configuration
+from tuner.tune.ledger import Ledger
+from tuner.tune.request import SearchRequest
+from tuner.tune.rooms import Rooms, Waiting
+
+TURN = 10
+"""Trials that one search runs before another gets the same workers: changing takes seconds, in
+which a new worker imports torch."""
+
+
+class Demand(Protocol):
+    """Tells a cluster that grows what is waited for."""
+
+    def show(self, key: int, resources: dict[str, float], count: int) -> None:
+        """So many nodes' worth of these resources are waited for now, 0 and more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One run to be given to Ray: `index` says of which search."""
+
+    index: int
+    configuration: Configuration
+
+
+class Searches:
+    """The ledgers of searches that run side by side, in the order of their requests."""
+
+    def __init__(
+        self,
+        requests: Sequence[SearchRequest],
+        ledgers: Sequence[Ledger],
+        rooms: Rooms,
+        *,
+        waiting: Waiting,
+        demand: Demand | None = None,
+    ) -> None:
+        self.ledgers = tuple(ledgers)
+        self._requests = tuple(requests)
+        self._resources = [dict(request.resources_per_trial) for request in requests]
+        self._rooms = rooms
+        self._waiting = [
+            waiting if r.node_wait_s is None else Waiting(r.node_wait_s, r.node_wait_s)
+            for r in requests
+        ]
+        self._demand = demand
+        self._owners: dict[str, int] = {}
+        self._sharing = [
+            [i for i, other in enumerate(self._resources) if other == mine]
+            for mine in self._resources
+        ]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is to come of any search."""
+        return self.broken is not None or all(ledger.over for ledger in self.ledgers)
+
+    @property
+    def broken(self) -> Exception | None:
+        """What a callback of any search raised."""
+        return next((ledger.broken for ledger in self.ledgers if ledger.broken), None)
+
+    def index_of(self, run: str) -> int:
+        """Which search a run belongs to."""
+        return self._owners[run]
+
+    def ledger_of(self, run: str) -> Ledger:
+        """The ledger of a run."""
+        return self.ledgers[self._owners[run]]
+
+    def interrupt(self) -> None:
+        """Give up what runs. Safe in a signal handler."""
+        for ledger in self.ledgers:
+            ledger.interrupt()
+
+    def report(self) -> None:
+        """Tell the progress, if it is time."""
+        if self.ledgers:
+            self.ledgers[0].report(periodic=True)
+
+    def propose(self, run: str) -> Proposal | None:
+        """A run of a trial for which there is room now; None where there is none, or no trial."""
+        if self.broken is not None:
+            return None
+        for index in sorted(range(len(self.ledgers)), key=self._turn):
+            ledger = self.ledgers[index]
+            if ledger.over or not self._has_room(index):
+                continue
+            configuration = ledger.propose(run)
+            if configuration is not None:
+                self._owners[run] = index
+                return Proposal(index, configuration)
+        return None
+
+    def keeps_worker(self, index: int) -> bool:
+        """Whether an idle worker of this search is to be kept for its next trial."""
+        if self.ledgers[index].over or self.broken is not None:
+            return False
+        others = (self.ledgers[i] for i in self._sharing[index] if i != index)
+        return self.ledgers[index].open.are_waiting or not any(
+            ledger.open.are_waiting for ledger in others
+        )
+
+    def _turn(self, index: int) -> tuple[int, int]:
+        return self.ledgers[index].open.handed_out // TURN, index
+
+    def _has_room(self, index: int) -> bool:
+        request, resources = self._requests[index], self._resources[index]
+        ledger = self.ledgers[index]
+        capacity = self._rooms.capacity(resources)
+        self._show_demand(index, capacity)
+        try:
+            self._rooms.check(index, resources, self._waiting[index])
+        except UnavailableError as error:
+            if not ledger.open.on_workers:
+                ledger.fail(error)
+            return False
+        sharing = [self.ledgers[i] for i in self._sharing[index]]
+        taken = sum(each.open.on_workers for each in sharing)
+        unfit = sum(len(each.unfit_workers) for each in sharing if not each.over)
+        if capacity and capacity <= unfit and not ledger.open.on_workers:
+            # No worker is left that could run a trial.
+            ledger.fail(next(e for each in sharing for e in each.unfit_workers.values()))
+            return False
+        at_most = request.max_concurrent
+        return taken + unfit < capacity and (at_most is None or ledger.open.on_workers < at_most)
+
+    def _show_demand(self, index: int, capacity: int) -> None:
+        """One node where there is none, and as many as were asked for where they were."""
+        if self._demand is not None:
+            wanted = self._requests[index].max_concurrent or 1
+            self._demand.show(index, self._resources[index], max(0, wanted - capacity))
