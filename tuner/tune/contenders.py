@@ -6,8 +6,11 @@ interruption decides as it would have done without one.
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from tuner.records import Configuration, TrialRecord
 from tuner.results.front import THROUGHPUT, Objective
@@ -24,6 +27,18 @@ MOST_FAILED_VERIFICATIONS = 5
 """When so many of the best fail, another reason than the configuration is likely."""
 
 
+class _Fitting(NamedTuple):
+    """A configuration that fits: the smallest and fastest sort first, the earlier of two equals.
+
+    No two have the same `number`, so that records are never compared.
+    """
+
+    size_bytes: int
+    minus_rate: float
+    number: int
+    record: TrialRecord
+
+
 class Standing:
     """The records, and what they say of each configuration together, kept up as they come."""
 
@@ -31,7 +46,10 @@ class Standing:
         self.count = 0
         self.verifications: list[TrialRecord] = []
         self._runs: dict[Configuration, list[TrialRecord]] = {}
-        self._fitting: dict[Configuration, TrialRecord] = {}
+        self._fitting: dict[Configuration, _Fitting] = {}
+        # The same, sorted: who is tied and who is on the front is then a short way to look.
+        self._by_size: list[_Fitting] = []
+        self._by_reach: list[tuple[float, int, TrialRecord]] = []
         self._front: list[TrialRecord] = []
         for record in records:
             self.add(record)
@@ -46,12 +64,34 @@ class Standing:
             self.verifications.append(record)
         before = self._fitting.pop(configuration, None)
         (together,) = latest(runs)
+        if before is not None:
+            self._leave(before)
         if together.fits and together.outcome.measurement is not None:
-            self._fitting[configuration] = together
+            fitting = _Fitting(_size(together), -_rate(together), self.count, together)
+            self._fitting[configuration] = fitting
+            self._enter(fitting)
             if before is None:
                 self._front = _non_dominated([*self._front, together])
         if before is not None:  # what it kept off the front may come back
-            self._front = _non_dominated(self._fitting.values())
+            self._front = _staircase(self._by_size)
+
+    def _enter(self, fitting: _Fitting) -> None:
+        bisect.insort(self._by_size, fitting)
+        interval = _interval(fitting.record)
+        if interval is not None:
+            bisect.insort(self._by_reach, (interval[1], fitting.number, fitting.record))
+
+    def _leave(self, fitting: _Fitting) -> None:
+        del self._by_size[bisect.bisect_left(self._by_size, fitting)]
+        interval = _interval(fitting.record)
+        if interval is not None:
+            at = bisect.bisect_left(self._by_reach, (interval[1], fitting.number))
+            del self._by_reach[at]
+
+    def as_fast_as(self, samples_per_s: float) -> list[TrialRecord]:
+        """Those whose interval of throughput reaches this one, or goes beyond it."""
+        reaching = bisect.bisect_left(self._by_reach, (samples_per_s,))
+        return [record for _, _, record in self._by_reach[reaching:]]
 
     def runs(self, configuration: Configuration) -> Sequence[TrialRecord]:
         """The records of one configuration, in the order in which they came."""
@@ -60,7 +100,7 @@ class Standing:
     @property
     def fitting(self) -> list[TrialRecord]:
         """One record of each configuration that was measured and fits."""
-        return list(self._fitting.values())
+        return [fitting.record for fitting in self._fitting.values()]
 
     def front(self) -> Sequence[TrialRecord]:
         """The measured ones that fit and are not dominated, the smallest first."""
@@ -84,11 +124,9 @@ def near_tie(standing: Standing) -> Configuration | None:
     if not front:
         return None
     fastest = front[-1]
-    as_fast, least = [], _ends(fastest)[0]
-    for other in standing.fitting:
-        interval = _interval(other)
-        if interval is not None and interval[1] >= least and other is not fastest:
-            as_fast.append((other, fastest))
+    as_fast = [
+        (other, fastest) for other in standing.as_fast_as(_ends(fastest)[0]) if other is not fastest
+    ]
     neighbours = [(a, b) for a, b in itertools.pairwise(front) if _ends(a)[1] >= _ends(b)[0]]
     tied = {
         record.configuration: record
@@ -113,10 +151,19 @@ def to_verify(standing: Standing, first: Objective = THROUGHPUT) -> Configuratio
 
 def _non_dominated(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Those that no other is at least as fast as with less memory, the smallest first."""
+    return _staircase(
+        sorted(_Fitting(_size(r), -_rate(r), place, r) for place, r in enumerate(records))
+    )
+
+
+def _staircase(by_size: Iterable[_Fitting]) -> list[TrialRecord]:
+    """The same of what is sorted already."""
     found: list[TrialRecord] = []
-    for record in sorted(records, key=lambda r: (_size(r), -_rate(r))):
-        if not found or _rate(record) > _rate(found[-1]):
+    slowness = math.inf
+    for _, minus_rate, _, record in by_size:
+        if minus_rate < slowness:
             found.append(record)
+            slowness = minus_rate
     return found
 
 

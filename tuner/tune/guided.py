@@ -63,8 +63,10 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         self._names = tuple(pool.distributions)
         self._index = {self._key(p): i for i, p in enumerate(pool.parameters)}
         self.experience = Experience(pool)
-        self._told: set[int] = set()
+        self._seen = 0
+        self._unended: dict[int, None] = {}
         self._taken: set[int] = set()
+        self._is_taken = np.zeros(len(pool.parameters), dtype=bool)
         self._pending: dict[int, int] = {}
         self._held_back = np.zeros(len(pool.parameters), dtype=bool)
         self.exhausted = False
@@ -92,7 +94,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         index = self.best_candidate()
         self.exhausted = index is None
         if index is None:
-            self._told.add(trial.number)
+            self._unended.pop(trial.number, None)
             with contextlib.suppress(RuntimeError):  # asked for outside of `study.optimize`
                 study.stop()
             return {}
@@ -116,17 +118,21 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
     # -- learning ---------------------------------------------------------------------------
 
     def learn(self, trials: Sequence[FrozenTrial], *, but: int | None = None) -> None:
-        """Take in every trial that ended since the last time, and those that run, save `but`."""
-        for trial in trials:
-            number = trial.number
-            if number in self._told or number == but:
-                continue
-            index = self._index.get(self._key(trial.params))
+        """Take in every trial that ended since the last time, and those that run, save `but`.
+
+        `trials` are all of the study, in the order of their numbers. Only those are looked at that
+        are new or had not ended.
+        """
+        self._unended.update(dict.fromkeys(range(self._seen, len(trials))))
+        self._seen = len(trials)
+        for number in [number for number in self._unended if number != but]:
+            trial = trials[number]
+            index = self._pending.get(number)
+            if index is None:
+                index = self._index.get(self._key(trial.params))
             if trial.state.is_finished():
-                self._told.add(number)
-                pending = self._pending.pop(number, None)
-                if index is None:
-                    index = pending
+                del self._unended[number]
+                self._pending.pop(number, None)
                 if index is not None:
                     self._note(index, trial)
             elif index is not None:
@@ -134,6 +140,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
 
     def _note(self, index: int, trial: FrozenTrial) -> None:
         self._taken.add(index)
+        self._is_taken[index] = True
         if trial.state is not TrialState.COMPLETE:
             return
         speed, size = trial.values
@@ -172,8 +179,8 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
 
     def _open(self) -> NDArray[np.intp]:
         """Places of the candidates that were not tried yet and are not held back."""
-        open_ = ~self._held_back
-        open_[[*self._taken, *self._pending.values()]] = False
+        open_ = ~(self._held_back | self._is_taken)
+        open_[list(self._pending.values())] = False
         return np.flatnonzero(open_)
 
     def hold_back(self, mask: NDArray[np.bool_]) -> None:
@@ -193,7 +200,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
 
     def oom_probability(self) -> Floats:
         """The probability that each candidate runs out of memory."""
-        return self.experience.risk(slice(None))
+        return self.experience.risk_of_all()
 
     def expected_gain(self, places: NDArray[np.intp]) -> Floats:
         """Expected gain of the candidates at `places`: shares of hypervolume and of throughput.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,12 @@ class Experience:
         self.spent = 0.0
         self._stale: dict[int, tuple[float, float]] = {}
         self._stale_oom: set[int] = set()
-        self._surprises: list[float] = []
+        # As arrays over all candidates too: a decision reads them whole.
+        self._is_known = np.zeros(len(pool.parameters), dtype=bool)
+        self._values = np.zeros((len(pool.parameters), 2))
+        self._squares = array("d")
+        self._caution = 1.0
+        self._risk: tuple[Belief | None, int, int, Floats] = (None, 0, 0, np.zeros(0))
         columns = {name: pool.column(name) for name in pool.distributions}
         moving = pool.moving_share
         speed_prior, memory_prior = pool.speed_prior, pool.memory_prior
@@ -82,6 +88,8 @@ class Experience:
             self.oom.add(index)
         elif speed > 0 and size > 0 and not failed:
             self.known[index] = (speed, size)
+            self._is_known[index] = True
+            self._values[index] = speed, size
 
     def _compare(self, index: int, device_bytes: float, ran_out: bool) -> None:
         """Note what all trials before this one said of its memory, and what it came to.
@@ -92,10 +100,11 @@ class Experience:
         place = np.array([index], dtype=np.intp)
         self.spent += float(self.risk(place)[0])
         _, size = self.quantities(place)
-        sd = float(size.sd[0]) / self._caution()
+        sd = float(size.sd[0]) / self._caution
         # How far it was beyond the limit is not known; what counts is that it was.
         surprise = (np.log(device_bytes) - float(size.mean[0])) / sd + (1.0 if ran_out else 0.0)
-        self._surprises.append(float(surprise))
+        self._squares.append(min(float(surprise) ** 2, LARGEST_SURPRISE**2))
+        self._caution = self._caution_now()
 
     def beliefs(self) -> tuple[Belief, Belief]:
         """What is expected of log(measured / predicted) throughput and memory, of every candidate.
@@ -132,6 +141,15 @@ class Experience:
             self._fitted = count
         return self._speed, self._memory
 
+    def risk_of_all(self) -> Floats:
+        """The probability that each candidate runs out of memory, worked out once per outcome."""
+        _, memory = self.beliefs()
+        belief, compared, known, risk = self._risk
+        if belief is not memory or (compared, known) != (len(self._squares), len(self.known)):
+            risk = self.risk(slice(None))
+            self._risk = (memory, len(self._squares), len(self.known), risk)
+        return risk
+
     def risk(self, places: Any) -> Floats:
         """The probability that each candidate at `places` runs out of memory."""
         from scipy.special import stdtr
@@ -148,8 +166,8 @@ class Experience:
         A measured value and what the regression makes of all trials are weighed by how far
         trials scatter and how far configurations differ from the regression.
         """
-        seen = np.array(sorted(self.known), dtype=np.intp)
-        known = np.array([self.known[i] for i in seen]).reshape(-1, 2)
+        seen = np.flatnonzero(self._is_known)
+        known = self._values[seen]
         belief, _ = self.beliefs()
         scatter = max(belief.noise**2 - LACK_OF_FIT**2, 0.25 * LACK_OF_FIT**2)
         weight = scatter / (scatter + LACK_OF_FIT**2)
@@ -161,17 +179,17 @@ class Experience:
         """What is expected of throughput and memory of the candidates at `places`."""
         speed, memory = self.beliefs()
         pool = self.pool
-        size_sd = memory.sd[places] * self._caution()
+        size_sd = memory.sd[places] * self._caution
         return (
             LogNormal(np.log(pool.samples_per_s[places]) + speed.mean[places], speed.sd[places]),
             LogNormal(np.log(pool.device_bytes[places]) + memory.mean[places], size_sd),
         )
 
-    def _caution(self) -> float:
+    def _caution_now(self) -> float:
         """How much wider memory scatters than the regression thinks, by what it said in advance.
 
         A regression with more features than trials takes scatter for effects of knobs at first.
         """
-        squares = np.minimum(np.square(self._surprises), LARGEST_SURPRISE**2)
+        squares = np.frombuffer(self._squares)
         mean = (TRUSTED_TRIALS + squares.sum()) / (TRUSTED_TRIALS + len(squares))
         return max(1.0, float(np.sqrt(mean)))
