@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.cli.front_plot import print_plot
 from tuner.cli.render import (
     console,
     count,
@@ -39,7 +40,7 @@ def conditions_text(conditions: Sequence[str]) -> str:
 
 
 def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
-    """The front as a table: what differs between its configurations, and their numbers.
+    """The front as a table and as a picture: what differs between its configurations, in numbers.
 
     The knobs are columns where the screen is wide enough, else one column of settings. `stale`
     are ids of trials to mark as those of other library versions.
@@ -75,6 +76,7 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
         echo("* recommended")
     if any(record.trial_id in stale for record in view.front):
         echo("~ stale: of other library versions than the newest trials")
+    print_plot(view)
 
 
 def print_levels(view: View) -> None:

@@ -7,14 +7,17 @@ Subcommands are imported when they are named, and each imports what it needs whe
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import add_completion_class
 
 from tuner import __version__
+from tuner.cli import completing
 from tuner.cli.options import examples, with_help_all
 from tuner.cli.render import echo
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, TunerError, unknown
@@ -44,6 +47,7 @@ COMMANDS = (
     "gpus",
     "models",
     "spaces",
+    "completion",
     "cluster-job",
 )
 """In the order in which people need them. Each is `command` in the module of its name."""
@@ -53,6 +57,9 @@ def module_of(command: str) -> str:
     """The module of a command: `tuner.cli.node_resources` for "node-resources"."""
     return f"tuner.cli.{command.replace('-', '_')}"
 
+
+COMPLETE_VARIABLE = "_TUNER_COMPLETE"
+"""Set by the script of `tuner completion`, when a shell asks how a word may end."""
 
 EXIT_BROKEN_PIPE = 128 + 13
 """What a shell reports of a program that SIGPIPE ended."""
@@ -141,6 +148,12 @@ def _as_printable(error: click.ClickException) -> click.ClickException:
 
 def main() -> None:
     """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A name that the terminal's encoding lacks is spelled out, and ends nothing.
+            stream.reconfigure(errors="backslashreplace")
+    if COMPLETE_VARIABLE in os.environ:
+        add_completion_class(completing.Bash)
     code = run(sys.argv[1:])
     if code == EXIT_BROKEN_PIPE:
         # Whoever read the output has gone; the interpreter must not try to flush the rest.

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tuner.cli import completing
 from tuner.engine.measuring import LIMIT_OF_TYPE
 from tuner.errors import InputError
 from tuner.units import parse_bytes
@@ -178,6 +179,7 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
         "--space",
         "space_name",
         metavar="NAME",
+        shell_complete=completing.spaces,
         required=required,
         help="Search space (`tuner spaces`), or a YAML file.",
     )
@@ -204,6 +206,7 @@ def gpu_options(function: _Decorated) -> _Decorated:
             "--gpu",
             "gpu_name",
             metavar="GPU",
+            shell_complete=completing.gpus,
             required=True,
             help="GPU type (`tuner gpus`); auto, cpu: of this machine.",
         ),
@@ -261,7 +264,7 @@ def measure_options(function: _Decorated) -> _Decorated:
 
 def model_option(text: str) -> Callable[[_Decorated], _Decorated]:
     """`--model`."""
-    return click.option("--model", metavar="MODEL", help=text)
+    return click.option("--model", metavar="MODEL", shell_complete=completing.models, help=text)
 
 
 where_option = click.option(
@@ -275,6 +278,7 @@ objective_option = click.option(
     "--objective",
     "objectives",
     type=ObjectiveType(),
+    shell_complete=completing.objectives,
     multiple=True,
     metavar="NAME",
     help="throughput, memory, energy, cost or others; repeatable, the first decides.",
@@ -304,6 +308,7 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="KNOB=VALUE",
+    shell_complete=completing.settings,
     help="Holds a knob at a value; repeatable.",
 )
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -81,7 +81,9 @@ def table(columns: Sequence[str], *, right: Sequence[str] = ()) -> Table:
     result = _Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for name in columns:
         number = name in right
-        result.add_column(name, justify="right" if number else "left", no_wrap=number)
+        # Words that are longer than a column go on below: settings are there to be copied.
+        justify: Literal["right", "left"] = "right" if number else "left"
+        result.add_column(name, justify=justify, no_wrap=number, overflow="fold")
     return result
 
 

@@ -50,9 +50,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     stay. Exit code 1 when nothing that was tried fits.
     """
     from tuner.cli.render import print_fields, print_json
-    from tuner.engine.gpus_compared import ALL, searched_targets
     from tuner.engine.report import redraw
     from tuner.engine.target import load_target
+    from tuner.engine.targets import ALL, searched_targets
     from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError
 
     if gpu_name == ALL:
@@ -62,8 +62,10 @@ def command(  # noqa: PLR0913 - one argument for each option
         for target in targets:  # each shows the others as they are now
             redraw(target, where)
     else:
-        memory = {"gpu_memory": gpu_memory, "price": price}
-        targets = [load_target(space_name, gpu_name, model=model, results=results, **memory)]
+        target = load_target(
+            space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+        )
+        targets = [target]
     views = [redraw(target, where) for target in targets]
     files = [target.folder.report_html for target in targets]
     if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli import completing
 from tuner.cli.options import (
     examples,
     gpu_options,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         "tuner show --space qlora27b --gpu a6000 --objective cost --objective lora_rank",
     ),
 )
-@click.argument("trial_id", metavar="[TRIAL]", required=False)
+@click.argument("trial_id", metavar="[TRIAL]", required=False, shell_complete=completing.trials)
 @space_option()
 @gpu_options
 @model_option("The model that --model of the search named.")
