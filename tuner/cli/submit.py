@@ -75,6 +75,7 @@ def search_arguments(raw: Mapping[str, Any]) -> list[str]:
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     *,
     address: str | None,
     working_dir: Path | None,
@@ -118,25 +119,18 @@ def _checked(options: Mapping[str, Any]) -> list[Target]:
     """What is to be searched, one target for each GPU type, all of it checked."""
     from tuner.engine.plan import SearchOptions
     from tuner.engine.submission import check_search, check_type
-    from tuner.engine.target import load_target
-    from tuner.errors import InputError
+    from tuner.engine.targets import gpu_names, load_targets
     from tuner.space import parse_settings
 
     given = dict(options)
     selected = {name: given.pop(name) for name in ("model", "gpu_memory", "price")}
-    space, names = given.pop("space_name"), given.pop("gpu_name").split(",")
+    space, names = given.pop("space_name"), gpu_names(given.pop("gpu_name"))
+    mode, settings = Mode(given.pop("mode")), parse_settings(given.pop("settings"))
     # Nothing is written; but nothing that is in ./results may be in the way either.
     with tempfile.TemporaryDirectory(prefix="tuner-") as scratch:
-        targets = [
-            load_target(space, check_type(name.strip()), results=Path(scratch), **selected)
-            for name in names
-        ]
-        if len({target.gpu.id for target in targets}) < len(targets):
-            raise InputError(f"--gpu {','.join(names)!r} names a type twice")
-        how = SearchOptions(
-            mode=Mode(given.pop("mode")), settings=parse_settings(given.pop("settings")), **given
-        )
-        check_search(targets, how)
+        types = [check_type(name) for name in names]
+        targets = load_targets(space, types, results=Path(scratch), **selected)
+        check_search(targets, SearchOptions(mode=mode, settings=settings, **given))
     return targets
 
 

@@ -44,7 +44,8 @@ class Measuring:
 
     `names` and `sizes_bytes` are the exact names and memory that the device may have;
     `stands_in` says that it is a larger GPU than the type that was asked for. `local` are the
-    indices of GPUs of this machine; empty for a processor, and for a cluster.
+    indices of GPUs of this machine; empty for a processor, and for a cluster. `awaited` says that
+    the cluster has yet to start a node with one.
     """
 
     device: str
@@ -54,6 +55,7 @@ class Measuring:
     local: tuple[int, ...] = ()
     memory_limit_bytes: int | None = None
     stands_in: bool = False
+    awaited: bool = False
 
     @property
     def threads(self) -> int:
@@ -97,6 +99,8 @@ class Measuring:
             text += f", of whose memory a trial may use {format_gib(self.memory_limit_bytes)}"
         if self.stands_in:
             text += f": memory as on {gpu.name}, speed as on {name}"
+        if self.awaited:
+            text += ", for which the cluster has to start a node first"
         return text
 
 
@@ -158,10 +162,11 @@ def _on_processor(
 
 
 def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring | Simulating:
-    from tuner.tune.cluster import offered  # Ray: seconds to import
+    from tuner.tune.cluster import offer  # Ray: seconds to import
 
-    resources = offered(address)
-    if resources.get(gpu.id, 0) < 1 or resources.get("GPU", 0) < 1:
+    found = offer(address)
+    there = found.resources.get(gpu.id, 0) >= 1 and found.resources.get("GPU", 0) >= 1
+    if not there and not found.grows:
         return Simulating(f"no node of the cluster has a GPU and the resource {gpu.id!r}")
     return Measuring(
         "cuda:0",
@@ -169,6 +174,7 @@ def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring |
         tuple(filter(None, (gpu.memory_bytes, gpu.ecc_memory_bytes))),
         {"GPU": 1.0, gpu.id: 1.0, "CPU": 1.0},
         memory_limit_bytes=limit_of(gpu, memory_limit, gpu.memory_bytes),
+        awaited=not there,
     )
 
 

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from ray._private import ray_constants
 
 from tuner.errors import InputError, UnavailableError
 from tuner.runner.environment import DEVICE_ORDER
+from tuner.tune.growth import grows
 from tuner.tune.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -127,13 +129,29 @@ def cpus_for(max_concurrent: int | None, resources_per_trial: Mapping[str, float
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def offered(address: str) -> Mapping[str, float]:
-    """The resources of the cluster at `address`, by name, with the types of GPUs among them.
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a cluster has: `resources` by name, the types of its GPUs among them.
+
+    `grows` says that it starts nodes where something that no node has is asked for.
+    """
+
+    resources: Mapping[str, float]
+    grows: bool = False
+
+
+def offer(address: str) -> Offer:
+    """What the cluster at `address` has.
 
     Raises `UnavailableError` when there is no cluster, `InputError` when it is no address.
     """
     with quiet(), connected(address, cpus=1):
-        return dict(ray.cluster_resources())
+        return Offer(dict(ray.cluster_resources()), grows())
+
+
+def offered(address: str) -> Mapping[str, float]:
+    """The resources of `offer`."""
+    return offer(address).resources
 
 
 def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:

@@ -1,0 +1,169 @@
+"""The way to a cluster's job server: its address, the token that it asks for, who answers.
+
+A client of what Ray opens already, its dashboard's HTTP port: nothing listens here. Where Ray asks
+for a token, the one that Ray itself would use is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobSubmissionClient
+
+from tuner.errors import InputError, UnavailableError
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+"""Where `ray start --head` puts its dashboard, and where a tunnel to one usually ends."""
+
+ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
+
+CONNECT_TIMEOUT_S = 5.0
+
+_LOGGERS = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
+
+
+def client_of(address: str | None) -> tuple[JobSubmissionClient, str]:
+    """A client of the job server at `address`, and its URL; without an address, of the usual one.
+
+    Raises `InputError` for what is no address, `UnavailableError` where no job server answers, and
+    where it asks for a token and there is none, or another one.
+    """
+    url = url_of(address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS)
+    _check_answer(url)
+    token = auth_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    with said(url), _address_variable(url), silent():
+        return JobSubmissionClient(url, headers=headers), url
+
+
+def url_of(address: str) -> str:
+    """`address` as a URL. Raises `InputError` for what is none."""
+    text = DEFAULT_ADDRESS if address == "auto" else address
+    text = (text if "://" in text else f"http://{text}").rstrip("/")
+    parts = urlsplit(text)
+    try:
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
+    except ValueError:  # the port is not a number
+        usable = False
+    if not usable or parts.username or parts.query or parts.fragment:
+        raise InputError(
+            f"{address!r} is not the address of a Ray job server",
+            hint="write http://HOST:8265, where the dashboard of the cluster is",
+        )
+    return text
+
+
+def auth_token() -> str | None:
+    """The token that Ray would use; None where there is none, or RAY_AUTH_MODE is "disabled".
+
+    Looked for where Ray's documentation says: RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH
+    names, ~/.ray/auth_token. Raises `UnavailableError` where RAY_AUTH_MODE is "token" and there is
+    none, and for a named file that cannot be read or is empty.
+    """
+    mode = os.environ.get("RAY_AUTH_MODE", "").lower()
+    if mode == "disabled":
+        return None
+    if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    if named := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return _token_in(Path(named))
+    try:
+        usual = Path.home() / ".ray" / "auth_token"
+    except RuntimeError:  # no home directory, as in some containers
+        usual = None
+    if usual is not None and usual.is_file():
+        return _token_in(usual)
+    if mode == "token":
+        raise UnavailableError("RAY_AUTH_MODE is token, and there is no token", hint=_WHERE)
+    return None
+
+
+_WHERE = (
+    "put the cluster's token (`ray get-auth-token` on its head node) into ~/.ray/auth_token, or "
+    "into RAY_AUTH_TOKEN"
+)
+
+
+def _token_in(path: Path) -> str:
+    try:
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"cannot read the token in {str(path)!r}", hint=_WHERE) from error
+    if not token:
+        raise UnavailableError(f"the file of the token, {str(path)!r}, is empty", hint=_WHERE)
+    return token
+
+
+def _check_answer(url: str) -> None:
+    """Raise unless something listens there."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    assert parts.hostname is not None
+    try:
+        socket.create_connection((parts.hostname, port), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, UnicodeError) as error:
+        raise _no_server(url) from error
+
+
+@contextlib.contextmanager
+def said(url: str) -> Iterator[None]:
+    """What the client raises of the connection, said to the user."""
+    try:
+        yield
+    except AuthenticationError as error:
+        if "required" in str(error):
+            raise UnavailableError(
+                f"the cluster at {url} asks for a token, and there is none here", hint=_WHERE
+            ) from error
+        raise UnavailableError(
+            f"the cluster at {url} has another token than the one that is here", hint=_WHERE
+        ) from error
+    except (TimeoutError, ConnectionError, requests.exceptions.RequestException) as error:
+        raise _no_server(url) from error
+
+
+def _no_server(url: str) -> UnavailableError:
+    return UnavailableError(
+        f"no Ray job server answers at {url}",
+        hint="is the cluster running, and the way to its dashboard open? "
+        "`ray dashboard cluster.yaml` or `kubectl port-forward` open one (docs/cluster.md)",
+    )
+
+
+@contextlib.contextmanager
+def _address_variable(url: str) -> Iterator[None]:
+    """RAY_API_SERVER_ADDRESS is `url` inside; Ray takes it before the address it is given."""
+    before = os.environ.get(ADDRESS_VARIABLE)
+    os.environ[ADDRESS_VARIABLE] = url
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ADDRESS_VARIABLE]
+        else:
+            os.environ[ADDRESS_VARIABLE] = before
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Ray's client says nothing but errors inside."""
+    before = {name: logging.getLogger(name).level for name in _LOGGERS}
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
