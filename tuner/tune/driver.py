@@ -27,9 +27,16 @@ from tuner.tune.proposer import Knowledge, Proposer, open_mirror
 from tuner.tune.request import SearchRequest, SearchResult
 from tuner.tune.reuse import RequestedResources
 from tuner.tune.rooms import FIXED_CLUSTER, GROWING_CLUSTER, Rooms
-from tuner.tune.searcher import HaltStopper, LedgerCallback, LedgerScheduler, LedgerSearcher
+from tuner.tune.searcher import (
+    HaltStopper,
+    LedgerCallback,
+    LedgerScheduler,
+    LedgerSearcher,
+    NoTrialProgress,
+)
 from tuner.tune.searches import Searches
 from tuner.tune.trainable import REQUEST, TrialTrainable, WorkerPlan
+from tuner.tune.watching import Watching
 from tuner.workloads.memory_order import memory_order
 
 
@@ -80,13 +87,23 @@ def search_all(
     """
     run_id = uuid.uuid4().hex[:8]
     requests = [dataclasses.replace(r, run_id=r.run_id or run_id) for r in requests]
+    watching = Watching(requests)
+
+    def record(new: TrialRecord) -> None:
+        on_record(new)
+        watching.record(new)
+
+    def progress(states: Sequence[Progress]) -> None:
+        on_progress(states)
+        watching.progress(states)
+
     with quiet_optuna():
-        ledgers = _ledgers(requests, on_record, on_progress)
+        ledgers = _ledgers(requests, record, progress)
         for ledger in ledgers:
             ledger.reuse()
         ledgers[0].report()
         if not all(ledger.over for ledger in ledgers) and not _broken(ledgers):
-            _run(requests, ledgers)
+            _run(requests, ledgers, watching)
     if broken := _broken(ledgers):
         raise broken
     return tuple(ledger.result() for ledger in ledgers)
@@ -151,7 +168,7 @@ def _of_each(
     return found if len(found) == len(configurations) else []
 
 
-def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger]) -> None:
+def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger], watching: Watching) -> None:
     """Connect to Ray and run trials; returns when no ledger wants more of them."""
 
     def interrupt() -> None:
@@ -169,8 +186,10 @@ def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger]) -> None:
             cpus=max(cluster.cpus_for(r.max_concurrent, r.resources_per_trial) for r in requests),
             gpus=first.local_gpus,
             undisturbed=interrupts.deferred,
+            watch=first.watch,
         ),
     ):
+        watching.begin(r for ledger in ledgers for r in ledger.records[: ledger.reused])
         growing = first.address is not None and grows()
         searches = Searches(
             requests,
@@ -178,9 +197,11 @@ def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger]) -> None:
             Rooms(),
             waiting=GROWING_CLUSTER if growing else FIXED_CLUSTER,
             demand=PlaceholderDemand() if growing else None,
+            on_decision=lambda index, seconds: watching.decided(requests[index].gpu.id, seconds),
         )
         if not searches.over:
             _run_trials(requests, searches, folder)
+        watching.progress(tuple(ledger.progress for ledger in ledgers), now=True)
 
 
 def _run_trials(requests: Sequence[SearchRequest], searches: Searches, folder: Path) -> None:
@@ -202,7 +223,7 @@ def _run_trials(requests: Sequence[SearchRequest], searches: Searches, folder: P
         search_alg=LedgerSearcher(searches),
         scheduler=scheduler,
         stop=stopper,
-        callbacks=[LedgerCallback(searches, stopper, scheduler)],
+        callbacks=[LedgerCallback(searches, stopper, scheduler), NoTrialProgress()],
         num_samples=-1,
         reuse_actors=True,
         # The ledgers count what a lost worker means, and hand its trial out again. Ray's own

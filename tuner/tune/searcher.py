@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
@@ -181,6 +182,30 @@ class LedgerCallback(Callback):  # type: ignore[misc]
             actors = self._actors[index]
             while actors and (ledger.over or self._stopper.halt):
                 ray.kill(actors.popitem()[1])
+
+
+class NoTrialProgress(TrialProgressCallback):  # type: ignore[misc]
+    """Takes the place of Ray's own, which keeps and formats every result, and prints at times."""
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: Sequence[Trial],
+        trial: Trial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        """Nothing."""
+
+    def on_trial_error(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Nothing."""
+
+    def on_trial_complete(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Nothing."""
 
 
 def _error_text(trial: Trial) -> str:
