@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,11 +48,14 @@ def free_ports(number: int) -> list[int]:
 
 @contextlib.contextmanager
 def job_cluster(
-    folder: Path, environment: Mapping[str, str], *arguments: str
+    folder: Path,
+    environment: Mapping[str, str],
+    arguments: Callable[[str], Sequence[str]] = lambda gcs_address: ["--num-cpus=2"],
 ) -> Iterator[JobCluster]:
     """A head node with a job server, until the block ends.
 
-    `folder` is for its jobs' files and its log; `environment` is added to that of this process.
+    `folder` is for its jobs' files and its log; `environment` is added to that of this process;
+    `arguments` gives more of `ray start`, from the cluster's own address.
     """
     gcs, dashboard, agent, agent_grpc, client, metrics = free_ports(6)
     (folder / "bin").mkdir(parents=True)
@@ -67,7 +70,7 @@ def job_cluster(
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         "TUNER_JOBS": str(cluster.jobs),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_metrics_collection": "0",
@@ -81,7 +84,7 @@ def job_cluster(
         f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={agent_grpc}",
         f"--ray-client-server-port={client}", f"--metrics-export-port={metrics}",
         "--object-store-memory=100000000", f"--temp-dir={scratch}",
-        *(arguments or ("--num-cpus=2", "--num-gpus=0")),
+        *arguments(cluster.gcs_address),
     ]  # fmt: skip
     with cluster.log.open("w") as log:
         process = subprocess.Popen(

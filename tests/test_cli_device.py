@@ -195,7 +195,7 @@ class TestDecide:
     def test_cluster_measures_where_a_node_offers_the_type(self, monkeypatch, offered, measures):
         from tuner.tune import cluster
 
-        monkeypatch.setattr(cluster, "offered", lambda address: offered)
+        monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer(offered))
         found = decide(Mode.AUTO, get_gpu("a6000"), address="10.0.0.1:6379")
         if measures:
             assert isinstance(found, Measuring)
@@ -203,3 +203,12 @@ class TestDecide:
             assert found.names == get_gpu("a6000").device_names
         else:
             assert found == Simulating("no node of the cluster has a GPU and the resource 'a6000'")
+
+    def test_a_cluster_that_grows_is_asked_for_the_type(self, monkeypatch):
+        from tuner.tune import cluster
+
+        monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer({"CPU": 4.0}, True))
+        found = decide(Mode.AUTO, get_gpu("a6000"), address="10.0.0.1:6379")
+        assert isinstance(found, Measuring)
+        assert found.awaited
+        assert "has to start a node first" in found.text(get_gpu("a6000"))
