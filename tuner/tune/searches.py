@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,7 +45,9 @@ class Searches:
         *,
         waiting: Waiting,
         demand: Demand | None = None,
+        on_decision: Callable[[int, float], None] = lambda index, seconds: None,
     ) -> None:
+        """`on_decision` gets the index of a search, and how long it took to decide on a trial."""
         self.ledgers = tuple(ledgers)
         self._requests = tuple(requests)
         self._resources = [dict(request.resources_per_trial) for request in requests]
@@ -54,6 +57,7 @@ class Searches:
             for r in requests
         ]
         self._demand = demand
+        self._on_decision = on_decision
         self._owners: dict[str, int] = {}
         self._sharing = [
             [i for i, other in enumerate(self._resources) if other == mine]
@@ -96,8 +100,10 @@ class Searches:
             ledger = self.ledgers[index]
             if ledger.over or not self._has_room(index):
                 continue
+            started_s = time.perf_counter()
             configuration = ledger.propose(run)
             if configuration is not None:
+                self._on_decision(index, time.perf_counter() - started_s)
                 self._owners[run] = index
                 return Proposal(index, configuration)
         return None
