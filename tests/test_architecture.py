@@ -27,7 +27,8 @@ LAYERS = (
     {"runner", "results", "apply", "export"},
     {"tune", "advice", "integrations", "testing"},
     {"engine"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"api", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
@@ -110,6 +111,7 @@ def test_imports_point_downward():
         for path in FILES
         for name, line in imports(path)
         if name.split(".")[0] == "tuner"
+        and path != ROOT / "tuner" / "__init__.py"  # names what it gives away, and imports nothing
         and RANK[package_of(name)] > RANK[package_of(module_name(path))]
     ]
     assert not wrong

@@ -25,22 +25,45 @@ def recommended(
     max_memory: int | None = None,
     objectives: tuple[str, ...] = (),
 ) -> Recommendation:
-    """The recommendation from the journal of `target`.
+    """The recommendation from the journal of `target`; see `recommended_of`.
+
+    Raises `UnavailableError` where nothing was searched yet.
+    """
+    from tuner.engine.target import require_records
+    from tuner.results.journal import latest
+
+    return recommended_of(
+        target,
+        latest(require_records(target)),
+        where,
+        headroom=headroom,
+        max_memory=max_memory,
+        objectives=objectives,
+    )
+
+
+def recommended_of(
+    target: Target,
+    records: Sequence[TrialRecord],
+    where: tuple[str, ...],
+    *,
+    headroom: str | None = None,
+    max_memory: int | None = None,
+    objectives: tuple[str, ...] = (),
+) -> Recommendation:
+    """The recommendation from `records`, one of each configuration.
 
     `headroom` ("10%") takes the place of the margin of the search, and `max_memory` (bytes) of
     the GPU's memory where it is less; the first of `objectives` takes the place of the space's.
-    Raises `UnavailableError` where nothing was searched yet,
-    and `NothingFitsError`.
+    Raises `NothingFitsError`, with how far away it is.
     """
     from tuner.engine.margin import parse_margin
-    from tuner.engine.target import check_conditions, require_records, with_margin
+    from tuner.engine.target import check_conditions, with_margin
     from tuner.results.best import recommend
-    from tuner.results.journal import latest
     from tuner.results.objectives import objectives_of, require_known
 
     conditions = check_conditions(target, where)
     share = parse_margin(headroom, target.gpu, what="headroom")
-    records = latest(require_records(target))
     if share is not None:
         margin = round(target.gpu.memory_bytes * share)
         records = tuple(with_margin(record, margin) for record in records)

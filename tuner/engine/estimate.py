@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import InputError
+from tuner.units import format_size, significant
 
 if TYPE_CHECKING:
     from tuner.estimators.speed.profile import DeviceProfile
     from tuner.estimators.stages import StagedPrediction
     from tuner.gpus import Gpu
-    from tuner.records import Configuration, Prediction
+    from tuner.records import Configuration, Memory, Prediction, Speed
     from tuner.space import SearchSpace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
     """What is predicted of one configuration; `stages` says it of each, where there are some."""
 
@@ -25,6 +26,33 @@ class Estimate:
     gpu: Gpu
     prediction: Prediction
     stages: StagedPrediction | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether its memory and the margin are within the GPU's memory, in every stage."""
+        return self.prediction.fits
+
+    @property
+    def memory(self) -> Memory:
+        """Peak memory in bytes, and what it consists of; of the stage that needs most."""
+        return self.prediction.memory
+
+    @property
+    def speed(self) -> Speed:
+        """Seconds an optimizer step, samples and tokens a second."""
+        return self.prediction.speed
+
+    def __repr__(self) -> str:
+        """In short: a space and all its settings would fill the screen."""
+        return f"<Estimate of {self.space.name} on {self.gpu.id}: {self}>"
+
+    def __str__(self) -> str:
+        used, limit = self.memory.device_bytes, self.prediction.limit_bytes
+        fits = "fits" if self.fits else "does not fit"
+        return (
+            f"{fits}, {format_size(used)} of {format_size(limit)}, "
+            f"{significant(self.speed.samples_per_s)} samples/s (predicted)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As `tuner estimate --json` prints it."""
@@ -50,7 +78,7 @@ class Estimate:
 
 
 def one_configuration(
-    space_name: str | None, model: str | None, settings: Mapping[str, Any]
+    named: str | SearchSpace | None, model: str | None, settings: Mapping[str, Any]
 ) -> tuple[SearchSpace, Configuration]:
     """The configuration that a space or a model and settings name, with its space.
 
@@ -59,8 +87,8 @@ def one_configuration(
     from tuner.engine.target import with_model
     from tuner.space import default_space, load_space
 
-    if space_name is not None:
-        space = with_model(load_space(space_name), model)
+    if named is not None:
+        space = with_model(load_space(named) if isinstance(named, str) else named, model)
     elif model is not None:
         space = default_space(model, settings)
     else:

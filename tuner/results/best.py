@@ -59,7 +59,7 @@ class Interval:
         return {"low": _rounded(self.low), "high": _rounded(self.high), "percent": self.percent}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Recommendation:
     """The fastest trial that fits with its margin, with what follows from it.
 
@@ -77,6 +77,20 @@ class Recommendation:
     fitting: int
     conditions: tuple[str, ...] = ()
     objective: Objective = THROUGHPUT
+
+    def __repr__(self) -> str:
+        """In short: with the space and all evidence it would fill the screen."""
+        from tuner.expressions import show
+
+        names = self.space.knobs or tuple(self.configuration)
+        values = self.configuration
+        return (
+            f"<Recommendation for {self.space.name} on {self.gpu.id}: "
+            f"{' '.join(f'{n}={show(values[n])}' for n in names if n in values)}, "
+            f"{format_size(self.evidence.memory.device_bytes)} of "
+            f"{format_size(self.gpu.memory_bytes)}, "
+            f"{self.evidence.speed.samples_per_s:.3g} samples/s ({self.source})>"
+        )
 
     @property
     def title(self) -> str:

@@ -1,0 +1,287 @@
+"""What a search came to, for programs and notebooks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.api.values import as_bytes, as_share, as_texts
+from tuner.engine.chosen import recommended_of
+from tuner.engine.gpus_compared import Answer, answers, require_an_answer
+from tuner.engine.plan import Refused
+from tuner.engine.search import Found
+from tuner.engine.target import Target, check_conditions, require_records
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import RenderableType
+
+    from tuner.gpus import Gpu
+    from tuner.records import TrialRecord
+    from tuner.results.best import Recommendation
+    from tuner.results.view import View
+
+Kept = tempfile.TemporaryDirectory[str]
+
+
+class SearchResult:
+    """What a search of one GPU type came to.
+
+    Holds what it showed when it was made: a later search in the same folder does not change it.
+    Temporary files (`results=None`) are removed with the last reference to it.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        view: View,
+        *,
+        where: tuple[str, ...] = (),
+        found: Found | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        self._target = target
+        self._view = view
+        self._where = where
+        self._found = found
+        self._kept = kept
+
+    @classmethod
+    def of(cls, found: Found | Refused, *, kept: Kept | None = None) -> SearchResult:
+        """Of a search that ran. Raises the error of one that was refused."""
+        if isinstance(found, Refused):
+            raise found.error
+        where = found.plan.options.where
+        return cls(found.plan.target, found.view, where=where, found=found, kept=kept)
+
+    @classmethod
+    def read(cls, target: Target, where: tuple[str, ...] = ()) -> SearchResult:
+        """Of the journal of `target`. Raises `UnavailableError` where there is none."""
+        from tuner.results.view import build_view
+
+        conditions = check_conditions(target, where)
+        view = build_view(
+            require_records(target),
+            target.facts,
+            target.gpu,
+            where=lambda configuration: target.space.matches(configuration, where),
+            conditions=conditions,
+        )
+        return cls(target, view, where=where)
+
+    @property
+    def space(self) -> str:
+        """The name of the search space."""
+        return self._target.space.name
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU type."""
+        return self._target.gpu
+
+    @property
+    def records(self) -> tuple[TrialRecord, ...]:
+        """The trials, one of each configuration: earlier ones that can be compared are among them.
+
+        A record says with `fits` whether it fits with its margin, with `source` whether it was
+        measured, and in `outcome` what it came to.
+        """
+        return self._view.records
+
+    @property
+    def front(self) -> tuple[TrialRecord, ...]:
+        """The trials that no other one beats in everything, from the least memory to the most."""
+        return self._view.front
+
+    @property
+    def source(self) -> str:
+        """Where the numbers of the front are from: "predicted" or "measured"."""
+        return self._view.source
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The conditions that the front and the recommendation meet: floors, `where`, settings."""
+        return self._view.conditions
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the search that people should read."""
+        return self._view.notes
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+        return self._found is not None and self._found.result.interrupted
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Why the search ended: "budget", "time_limit", "nothing_left"; None of a journal."""
+        return str(self._found.result.stopped_by) if self._found is not None else None
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._target.folder.path
+
+    @property
+    def report(self) -> Path:
+        """The report, one HTML file to open in a browser."""
+        return self._target.folder.report_html
+
+    @property
+    def journal(self) -> Path:
+        """The journal, from which all other files can be made again."""
+        return self._target.folder.journal
+
+    def best(
+        self,
+        *,
+        max_memory: int | str | None = None,
+        headroom: float | str | None = None,
+        where: str | Sequence[str] | None = None,
+        objective: str | None = None,
+    ) -> Recommendation:
+        """The best configuration that fits with its margin: `tuner best`. Nothing is run.
+
+            result.best(max_memory="40GiB", headroom="10%", objective="epoch_usd").configuration
+
+        `max_memory` is the memory that may be used, in bytes or as text; `headroom` is to stay
+        free in place of the search's margin, a fraction or text; `where` takes the place of the
+        search's conditions, and `objective` that of its first one. Raises `NothingFitsError`.
+        """
+        best = self._view.best
+        given = (max_memory, headroom, where, objective)
+        if best is not None and all(value is None for value in given):
+            return best
+        if objective is None and self._view.objectives:
+            objective = self._view.objectives[0].name
+        records = self.records
+        if where is None and self._found is not None:  # what was set is a condition too
+            records = tuple(r for r in records if self._found.plan.meets(r.configuration))
+        return recommended_of(
+            self._target,
+            records,
+            self._where if where is None else as_texts(where),
+            headroom=as_share(headroom, "headroom"),
+            max_memory=as_bytes(max_memory, "max_memory"),
+            objectives=() if objective is None else (objective,),
+        )
+
+    def export(self, format_name: str) -> str:
+        """The recommended configuration as the settings of another tool: `tuner export`.
+
+            print(result.export("trl"))
+
+        Raises `InputError` for a tool that is not known or cannot train this.
+        """
+        from tuner.engine.exporting import export_recommended
+
+        return export_recommended(self._target, self.best(), format_name).text
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each trial: the values of its configuration, what it came to, its numbers.
+
+        Sizes are in bytes, times in seconds. Raises `UnavailableError` without pandas.
+        """
+        from tuner.api.frame import frame_of
+
+        return frame_of(self._view)
+
+    def __repr__(self) -> str:
+        best = self._view.best
+        speed = f"{best.evidence.speed.samples_per_s:.3g} samples/s" if best else "nothing fits"
+        return (
+            f"<SearchResult of {self.space} on {self.gpu.id}: {len(self.records)} trials, "
+            f"{len(self.front)} on the front, {speed} ({self.source})>"
+        )
+
+    def __rich__(self) -> RenderableType:
+        from tuner.api.display import front_table
+
+        return front_table(self._view)
+
+    def _repr_html_(self) -> str:
+        from tuner.api.display import result_html
+
+        return result_html(self._view)
+
+
+class SearchResults(Mapping[str, SearchResult]):
+    """The results of several GPU types by their ids, in the order in which they were named.
+
+    `refused` says of the other types why no trial was run on them.
+    """
+
+    def __init__(
+        self, results: Mapping[str, SearchResult], refused: Mapping[str, Refused] | None = None
+    ) -> None:
+        self._results = dict(results)
+        self._refused = dict(refused or {})
+
+    @classmethod
+    def of(cls, found: Sequence[Found | Refused], *, kept: Kept | None = None) -> SearchResults:
+        """Of a search of several types."""
+        return cls(
+            {
+                one.plan.target.gpu.id: SearchResult.of(one, kept=kept)
+                for one in found
+                if isinstance(one, Found)
+            },
+            {one.target.gpu.id: one for one in found if isinstance(one, Refused)},
+        )
+
+    def __getitem__(self, gpu: str) -> SearchResult:
+        return self._results[gpu]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why no trial was run on a GPU type, by its id."""
+        return {gpu: one.reason for gpu, one in self._refused.items()}
+
+    def comparison(self, **choice: Any) -> tuple[Answer, ...]:
+        """The recommendation of each type, the cheapest epoch first, then the fastest.
+
+        `choice` are arguments of `SearchResult.best`. Types without a recommendation come last,
+        with the reason.
+        """
+        targets = [result._target for result in self.values()]
+        compared = answers(targets, lambda target: self[target.gpu.id].best(**choice))
+        left = [Answer(one.target.gpu, None, one.reason) for one in self._refused.values()]
+        return (*compared, *left)
+
+    def best(self, **choice: Any) -> Recommendation:
+        """The first of `comparison`. Raises `NothingFitsError` where there is none."""
+        found = self.comparison(**choice)
+        require_an_answer(found)
+        best = found[0].best
+        assert best is not None  # those that have one come first
+        return best
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows of all types; see `SearchResult.to_pandas`."""
+        from tuner.api.frame import joined
+
+        return joined([result.to_pandas() for result in self.values()])
+
+    def __repr__(self) -> str:
+        lines = [*map(repr, self.values())]
+        lines += [f"<{gpu}: not searched: {reason}>" for gpu, reason in self.refused.items()]
+        return "\n".join(lines)
+
+    def __rich__(self) -> RenderableType:
+        from tuner.api.display import comparison_table
+
+        return comparison_table(self.comparison())
+
+    def _repr_html_(self) -> str:
+        from tuner.api.display import results_html
+
+        return results_html(self.comparison(), [one._view for one in self.values()])

@@ -1,0 +1,333 @@
+"""`tuner.search`, `tuner.estimate` and `tuner.load_results`: the engine of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+
+from tuner.api.result import SearchResult, SearchResults
+from tuner.api.values import as_bytes, as_share, as_texts
+from tuner.errors import InputError
+
+if TYPE_CHECKING:
+    from tuner.engine.estimate import Estimate
+    from tuner.engine.plan import SearchOptions
+    from tuner.records import KnobValue
+    from tuner.space import SearchSpace
+    from tuner.tune.progress import Progress
+
+OnProgress = Callable[[Mapping[str, "Progress"]], None]
+
+
+class SearchArguments(TypedDict, total=False):
+    """The arguments of `tuner.search` besides the space, the GPU type and the results."""
+
+    model: str | None
+    trials: int
+    where: str | Sequence[str]
+    settings: Mapping[str, KnobValue] | None
+    objectives: str | Sequence[str]
+    margin: float | str | None
+    mode: Literal["auto", "measure", "predict"]
+    address: str | None
+    workers: int | None
+    seed: int
+    searcher: str
+    time_limit_s: float | None
+    gpu_hours: float | None
+    max_cost_usd: float | None
+    min_gain: float | None
+    fresh: bool
+    study: str | Path | None
+    gpu_memory: int | str | None
+    price: float | None
+    memory_limit: int | str | None
+    budget_s: float | None
+    timeout_s: float | None
+    wait_s: float | None
+    weights: str | None
+    lengths: Literal["full", "data"] | None
+    whole_steps: bool
+    progress: bool | None
+    on_progress: OnProgress | None
+
+
+@overload
+def search(
+    space: str | Path | SearchSpace,
+    *,
+    gpu: str,
+    results: str | Path | None = None,
+    **arguments: Unpack[SearchArguments],
+) -> SearchResult: ...
+
+
+@overload
+def search(
+    space: str | Path | SearchSpace,
+    *,
+    gpu: list[str] | tuple[str, ...],
+    results: str | Path | None = None,
+    **arguments: Unpack[SearchArguments],
+) -> SearchResults: ...
+
+
+def search(  # noqa: PLR0913 - one argument for each option of the command
+    space: str | Path | SearchSpace,
+    *,
+    gpu: str | list[str] | tuple[str, ...],
+    results: str | Path | None = None,
+    model: str | None = None,
+    trials: int = 40,
+    where: str | Sequence[str] = (),
+    settings: Mapping[str, KnobValue] | None = None,
+    objectives: str | Sequence[str] = (),
+    margin: float | str | None = None,
+    mode: Literal["auto", "measure", "predict"] = "auto",
+    address: str | None = None,
+    workers: int | None = None,
+    seed: int = 0,
+    searcher: str = "guided",
+    time_limit_s: float | None = None,
+    gpu_hours: float | None = None,
+    max_cost_usd: float | None = None,
+    min_gain: float | None = None,
+    fresh: bool = False,
+    study: str | Path | None = None,
+    gpu_memory: int | str | None = None,
+    price: float | None = None,
+    memory_limit: int | str | None = None,
+    budget_s: float | None = None,
+    timeout_s: float | None = None,
+    wait_s: float | None = None,
+    weights: str | None = None,
+    lengths: Literal["full", "data"] | None = None,
+    whole_steps: bool = False,
+    progress: bool | None = None,
+    on_progress: OnProgress | None = None,
+) -> SearchResult | SearchResults:
+    """Search a space for the fastest configuration that fits a GPU: `tuner search`.
+
+    With a GPU of that type at hand, or in the Ray cluster at `address`, each trial is a short
+    training run in a process of its own; else every number is predicted, and says so.
+
+        result = tuner.search("qlora27b", gpu="a6000", trials=60, where="lora_rank >= 64")
+        print(result.best().configuration)
+
+        results = tuner.search("qlora27b", gpu=["a6000", "h100_sxm", "t4"])
+        print(results.best().gpu.name)  # the cheapest epoch
+
+    - `space` is a name (`tuner spaces` lists them), the path of a YAML file, or what
+      `tuner.load_space` returned; `model` replaces the model that it names.
+    - `gpu` is a type (`tuner gpus` lists them), "auto" for this machine's GPU or "cpu" for its
+      processor. A list searches one type after the other or, on a cluster, all at once, and
+      returns a mapping by the types' ids; so does text with commas, as on the command line.
+    - `results` is the folder of the journals, reports and tables, as `--results`: a search goes
+      on from what is there. By default the files are temporary, and end with the result.
+    - `where` are conditions such as "lora_rank >= 64", which replace the space's floors on the
+      same knobs; `settings` hold knobs at values; `objectives` are what the front is over.
+    - `margin` is the memory that is to stay free: a fraction, or text such as "3%" or "2GiB".
+    - `mode` "measure" insists on real trials, "predict" runs none. `workers` trials run at once.
+    - The budget: `trials` configurations of each type, known ones included; `time_limit_s` for
+      all types together; `gpu_hours`, `max_cost_usd` and `min_gain` (a fraction) for each.
+    - `fresh` begins a new journal and keeps the old one; `study` is a file for optuna-dashboard.
+    - `gpu_memory` and `price` (USD an hour) replace the catalogue's, of one type; `memory_limit`
+      is what a real trial may use ("auto": what the type has, where a larger GPU stands in).
+    - `budget_s`, `timeout_s`, `wait_s`, `weights`, `lengths` and `whole_steps` say how a real
+      trial runs, as the options of the same names do.
+    - `progress` prints how far it is, by default in a notebook and in a terminal; `on_progress`
+      is called with the same at each change, by GPU id. What it raises ends the search.
+
+    Ctrl-C ends the search; what was done until then is returned, and `interrupted` is true.
+
+    Raises `InputError` for what is wrong with the arguments, `UnavailableError` for what is
+    missing here, and `NothingFitsError` where no type can run or is predicted to fit anything.
+    Where trials ran and none fits, the result has an empty front.
+    """
+    from tuner.api.listening import listener_of
+    from tuner.engine.measuring import LIMIT_OF_TYPE, Mode
+    from tuner.engine.plan import SearchOptions, make_plans
+    from tuner.engine.quiet import quiet_libraries
+    from tuner.engine.search import run_plans
+    from tuner.engine.targets import load_targets
+
+    if mode not in tuple(Mode):
+        raise InputError(f"mode {mode!r} is none", hint=f"allowed: {', '.join(Mode)}")
+    names, several = _gpu_names(gpu)
+    folder, kept = _folder(results)
+    targets = load_targets(
+        _named(space),
+        names,
+        model=model,
+        results=folder,
+        gpu_memory=as_bytes(gpu_memory, "gpu_memory"),
+        price=price,
+        address=address,
+    )
+    limit = LIMIT_OF_TYPE if memory_limit == "auto" else as_bytes(memory_limit, "memory_limit")
+    options = SearchOptions(
+        trials=trials,
+        seed=seed,
+        time_limit=time_limit_s,
+        margin=as_share(margin, "margin"),
+        searcher=searcher,
+        workers=workers,
+        fresh=fresh,
+        address=address,
+        where=as_texts(where),
+        settings=dict(settings or {}),
+        mode=Mode(mode),
+        memory_limit=limit,
+        budget=budget_s,
+        timeout=timeout_s,
+        weights=weights,
+        wait=wait_s,
+        lengths=lengths,
+        whole_steps=whole_steps,
+        gpu_hours=gpu_hours,
+        max_cost=max_cost_usd,
+        min_gain=min_gain,
+        study=Path(study) if study is not None else None,
+        objectives=as_texts(objectives),
+    )
+    with quiet_libraries(), listener_of(progress, on_progress) as listener:
+        plans = make_plans(targets, options, listener)
+        found = run_plans(plans, command=_call(space, names, options), listener=listener)
+    if several:
+        return SearchResults.of(found, kept=kept)
+    return SearchResult.of(found[0], kept=kept)
+
+
+@overload
+def load_results(
+    space: str | Path | SearchSpace,
+    *,
+    gpu: str,
+    results: str | Path = ...,
+    model: str | None = ...,
+    where: str | Sequence[str] = ...,
+) -> SearchResult: ...
+
+
+@overload
+def load_results(
+    space: str | Path | SearchSpace,
+    *,
+    gpu: list[str] | tuple[str, ...],
+    results: str | Path = ...,
+    model: str | None = ...,
+    where: str | Sequence[str] = ...,
+) -> SearchResults: ...
+
+
+def load_results(
+    space: str | Path | SearchSpace,
+    *,
+    gpu: str | list[str] | tuple[str, ...],
+    results: str | Path = "results",
+    model: str | None = None,
+    where: str | Sequence[str] = (),
+) -> SearchResult | SearchResults:
+    """The results of earlier searches, read from their journals: nothing is run or written.
+
+        result = tuner.load_results("qlora27b", gpu="a6000", results="results")
+        print(result.best(headroom="10%").configuration)
+
+    The arguments are those of `tuner.search`; with `gpu="all"` or a list the result is a mapping
+    of the types' ids. Raises `UnavailableError` where nothing was searched yet.
+    """
+    from tuner.engine.targets import ALL, load_targets, searched_targets
+
+    names, several = _gpu_names(gpu)
+    if names == [ALL]:
+        targets, several = searched_targets(_named(space), model, Path(results)), True
+    else:
+        targets = load_targets(_named(space), names, model=model, results=Path(results))
+    found = [SearchResult.read(target, as_texts(where)) for target in targets]
+    return SearchResults({one.gpu.id: one for one in found}) if several else found[0]
+
+
+def estimate(
+    space: str | Path | SearchSpace | None = None,
+    *,
+    gpu: str,
+    model: str | None = None,
+    margin: float | str | None = None,
+    gpu_memory: int | str | None = None,
+    price: float | None = None,
+    settings: Mapping[str, KnobValue] | None = None,
+    **knobs: KnobValue,
+) -> Estimate:
+    """Predict memory and speed of one configuration: `tuner estimate`. Nothing is run.
+
+        found = tuner.estimate("qlora27b", gpu="a6000", micro_batch=4, lora_rank=128)
+        print(found.fits, found.memory.device_bytes, found.speed.samples_per_s)
+
+        tuner.estimate(model="mistral-7b-v0.3", gpu="rtx4090", precision="nf4")
+
+    Values of knobs are given by name, or in `settings` where the name is one of another argument.
+    Those that are not given have the space's baseline, or without a space defaults. The other
+    arguments are those of `tuner.search`. Raises `InputError` for what
+    is wrong with the arguments, and where the GPU cannot run the configuration at all.
+    """
+    from tuner.engine.device import find_gpu, with_profile
+    from tuner.engine.estimate import estimate_configuration, one_configuration
+    from tuner.engine.margin import parse_margin
+    from tuner.engine.quiet import quiet_libraries
+
+    memory_bytes = as_bytes(gpu_memory, "gpu_memory")
+    device = find_gpu(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price)
+    fraction = parse_margin(as_share(margin, "margin"), device)
+    given = None if space is None else _named(space)
+    read, configuration = one_configuration(given, model, {**(settings or {}), **knobs})
+    with quiet_libraries():
+        device, profile = with_profile(device)
+        return estimate_configuration(
+            read, configuration, device, margin_fraction=fraction, profile=profile
+        )
+
+
+def _named(space: str | Path | SearchSpace) -> str | SearchSpace:
+    return str(space) if isinstance(space, Path) else space
+
+
+def _gpu_names(gpu: str | Sequence[str]) -> tuple[list[str], bool]:
+    """The names of GPU types, and whether the answer is a mapping."""
+    from tuner.engine.targets import gpu_names
+
+    if isinstance(gpu, str):
+        names = gpu_names(gpu)
+        return names, len(names) > 1
+    names = [name for text in gpu for name in gpu_names(text)]
+    if not names:
+        raise InputError("gpu names no GPU type", hint="`tuner gpus` lists them")
+    return names, True
+
+
+def _folder(results: str | Path | None) -> tuple[Path, tempfile.TemporaryDirectory[str] | None]:
+    """Where the files go; without a folder of the user's one that ends with the result."""
+    if results is not None:
+        return Path(results), None
+    kept = tempfile.TemporaryDirectory(prefix="tuner-results-", ignore_cleanup_errors=True)
+    return Path(kept.name), kept
+
+
+def _call(space: str | Path | SearchSpace, names: Sequence[str], options: SearchOptions) -> str:
+    """The call that repeats this search, for the report: what differs from the defaults."""
+    from tuner.engine.plan import SearchOptions
+
+    given = space if isinstance(space, str) else str(getattr(space, "path", None) or space)
+    renamed = {
+        "time_limit": "time_limit_s", "max_cost": "max_cost_usd", "budget": "budget_s",
+        "timeout": "timeout_s", "wait": "wait_s",
+    }  # fmt: skip
+    parts = [repr(given), f"gpu={names[0]!r}" if len(names) == 1 else f"gpu={list(names)!r}"]
+    for field in dataclasses.fields(SearchOptions):
+        value = getattr(options, field.name)
+        if value not in (getattr(SearchOptions(), field.name), ()):
+            plain: Any = str(value) if isinstance(value, Path) else value
+            parts.append(f"{renamed.get(field.name, field.name)}={plain!r}")
+    return f"tuner.search({', '.join(parts)})"

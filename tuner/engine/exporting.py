@@ -1,0 +1,70 @@
+"""The recommended configuration as the settings of another tool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tuner.engine.target import Target
+    from tuner.export import Exported, Subject
+    from tuner.records import KnobValue
+    from tuner.results.best import Recommendation
+
+
+def export_recommended(
+    target: Target,
+    best: Recommendation,
+    name: str,
+    *,
+    targets: tuple[str, ...] = (),
+    maps: tuple[str, ...] = (),
+) -> Exported:
+    """The settings of the tool `name`. Raises `InputError` for one that cannot train this.
+
+    `targets` and `maps` name the flags of a command line, as `--as` and `--map` do.
+    """
+    from tuner.export import export
+
+    return export(name, _subject(target, best, targets=targets, maps=maps))
+
+
+def _subject(
+    target: Target, best: Recommendation, *, targets: tuple[str, ...], maps: tuple[str, ...]
+) -> Subject:
+    from tuner.export import Subject
+    from tuner.models.catalogue import get_entry
+    from tuner.units import format_gib
+
+    entry = get_entry(target.space.model) if target.space.model else None
+    flags, unflagged = _flags(target, best, targets=targets, maps=maps)
+    return Subject(
+        configuration=best.configuration,
+        workload=target.space.workload,
+        model=(entry.hub_id if entry and entry.hub_id else target.space.model),
+        title=f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id}, "
+        f"{format_gib(best.evidence.memory.device_bytes)} ({best.source})",
+        flags=flags,
+        unflagged=unflagged,
+    )
+
+
+def _flags(
+    target: Target, best: Recommendation, *, targets: tuple[str, ...], maps: tuple[str, ...]
+) -> tuple[dict[str, KnobValue], dict[str, str]]:
+    """The flags of `--format command`, and what no flag says."""
+    from tuner.apply.assign import assignments
+
+    space, values = target.space, best.configuration
+    named = assignments(space, values, targets=targets, maps=maps)
+    named = [a for a in named if targets or a.required]
+    flags = {str(a.key.steps[-1]): a.value for a in named}
+    spoken = {name for a in named for name in space.condition(a.expression).names}
+    if targets:
+        why = "--as names no flag for it"
+        return flags, {n: why for n in values if n not in spoken}
+    # Without names of its own a flag is called as the knob; defaults of the vocabulary are none.
+    left_out = {text.rpartition("=")[0].strip() for text in maps if text.endswith("=")}
+    own = [n for n in values if n not in space.defaulted and n not in {*spoken, *left_out}]
+    flags = {**{n: values[n] for n in own}, **flags}
+    silent = {n: "a default of the vocabulary" for n in values if n in space.defaulted}
+    return flags, {**silent, **{n: "--map leaves it out" for n in values if n in left_out}}
