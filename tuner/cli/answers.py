@@ -12,7 +12,9 @@ from tuner.cli.render import (
     echo,
     print_fields,
     print_rows,
+    print_wider,
     settings_text,
+    size_text,
     table,
 )
 from tuner.cli.stages import print_stages
@@ -54,7 +56,6 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     same = [n for n in names if n not in differing]
     print_fields([("all with", settings_text(view.front[0].configuration, same))])
     echo()
-    out = console()
     # Those objectives that no column shows already.
     more = [o for o in view.objectives if o.name not in (*_SHOWN_OBJECTIVES, *differing)]
     labels = [o.name for o in more]
@@ -69,9 +70,7 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
         wide.add_row(mark, *numbers, *others, *values)
         settings = settings_text(record.configuration, differing)
         narrow.add_row(mark, *numbers[: len(_MAIN_NUMBERS)], *others, settings)
-    unbounded = out.options.update(width=10_000)
-    needed = out.measure(wide, options=unbounded).maximum
-    out.print(wide if needed <= out.width else narrow)
+    print_wider(wide, narrow)
     if view.best is not None:
         echo("* recommended")
     if any(record.trial_id in stale for record in view.front):
@@ -189,7 +188,7 @@ def use_commands(
 ) -> tuple[str, str]:
     """What brings the recommendation chosen so into one's own file, and to another tool."""
     words = [word for text in where for word in ("--where", text)]
-    words += ["--max-memory", f"{max_memory}B"] if max_memory is not None else []
+    words += ["--max-memory", size_text(max_memory)] if max_memory is not None else []
     words += ["--headroom", headroom] if headroom is not None else []
     words += [word for name in objectives for word in ("--objective", name)]
     return (

@@ -8,15 +8,13 @@ from typing import Any
 import click
 
 from tuner.cli.options import (
-    SizeType,
+    choice_options,
     examples,
     gpu_options,
     json_option,
     model_option,
-    objective_option,
     results_option,
     space_option,
-    where_option,
 )
 
 
@@ -25,20 +23,13 @@ from tuner.cli.options import (
     short_help="Print the recommendation of a search.",
     epilog=examples(
         "tuner best --space qlora27b --gpu a6000 --headroom 10%",
-        "tuner best --space qlora27b --gpu all          (which GPU is cheapest per epoch?)",
+        "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
     ),
 )
 @space_option()
 @gpu_options
 @model_option("The model that --model of the search named.")
-@where_option
-@click.option("--max-memory", type=SizeType(), metavar="SIZE", help="Use no more than this.")
-@click.option(
-    "--headroom",
-    metavar="SHARE",
-    help="Memory to keep free, such as 10% or 4GiB, in place of the search's margin.",
-)
-@objective_option
+@choice_options
 @results_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
@@ -60,9 +51,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     --gpu all compares every GPU type that the space was searched on, --gpu a6000,t4 those that
     are named. Exit code 1 when nothing that was tried fits.
     """
-    from tuner.cli.answers import print_recommendation
+    from tuner.cli.answers import print_recommendation, use_commands
     from tuner.cli.every_gpu import print_answers
-    from tuner.cli.render import print_json
+    from tuner.cli.render import echo, print_json
     from tuner.engine.chosen import recommended
     from tuner.engine.gpus_compared import answers
     from tuner.engine.targets import ALL, gpu_names, load_targets, searched_targets
@@ -93,8 +84,9 @@ def command(  # noqa: PLR0913 - one argument for each option
         return
     target = targets[0]
     best = recommended(target, where, **choice)
+    use = use_commands(target, where=where, **choice)
     if as_json:
-        print_json(best.to_dict())
+        print_json({**best.to_dict(), "use": list(use)})
         return
-    click.echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject}")
-    print_recommendation(best)
+    echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject}")
+    print_recommendation(best, use=use)

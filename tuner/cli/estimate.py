@@ -19,7 +19,7 @@ from tuner.cli.options import (
     short_help="Predict memory and speed of one configuration.",
     epilog=examples(
         "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
-        "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4 --json",
+        "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
     ),
 )
 @space_option(required=False)

@@ -37,7 +37,7 @@ def print_comparison_of(found: Sequence[Answer]) -> None:
 
 
 def _print_table(found: Sequence[Answer]) -> None:
-    from tuner.cli.render import console, settings_text, table
+    from tuner.cli.render import print_wider, settings_text, table
     from tuner.units import GIB, format_duration, significant
 
     bests = [answer.best for answer in found if answer.best]
@@ -52,7 +52,8 @@ def _print_table(found: Sequence[Answer]) -> None:
     click.echo()
     numbers = ("USD/epoch", "epoch", "samples/s", "GiB of")
     columns = ["GPU", *numbers, *(["source"] if len(sources) > 1 else [])]
-    drawn = table([*columns, *(["settings"] if differing else [])], right=numbers)
+    wide = table([*columns, *differing], right=numbers)
+    narrow = table([*columns, *(["settings"] if differing else [])], right=numbers)
     for answer, best in zip(found, bests, strict=True):
         cost, usd = best.cost, answer.epoch_usd
         size = best.evidence.memory.device_bytes
@@ -64,7 +65,8 @@ def _print_table(found: Sequence[Answer]) -> None:
             f"{size / GIB:.1f} of {answer.gpu.memory_bytes / GIB:.1f}",
             *([str(best.source)] if len(sources) > 1 else []),
         ]
-        drawn.add_row(
-            *cells, *([settings_text(best.configuration, differing)] if differing else [])
-        )
-    console().print(drawn)
+        values = (settings_text(best.configuration, [name]) for name in differing)
+        wide.add_row(*cells, *(text.partition("=")[2] for text in values))
+        settings = [settings_text(best.configuration, differing)] if differing else []
+        narrow.add_row(*cells, *settings)
+    print_wider(wide, narrow)

@@ -27,7 +27,7 @@ PACK_WAIT_S = 300
     short_help="Bring the results of a search on a cluster home.",
     epilog=examples(
         "tuner fetch qlora27b-a6000-3f9a1c2b",
-        "tuner fetch qlora27b-a6000-3f9a1c2b --results elsewhere --address http://head:8265",
+        "tuner fetch qlora27b-a6000-3f9a1c2b --results elsewhere",
     ),
 )
 @job_argument

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping
 
 from tuner.cli.render import echo, width
@@ -67,7 +68,7 @@ def plot_text(view: View, *, columns: int, is_ascii: bool) -> str:
             plotext.scatter(xs, ys, marker=_MARKS[kind][0])
     lines = [line.rstrip() for line in plotext.uncolorize(plotext.build()).splitlines()]
     title = f"{up.title} over {across.title}, {view.drawn_source}"
-    picture = "\n".join([title, *lines])
+    picture = "\n".join([textwrap.fill(title, columns), *lines])
     if is_ascii:
         picture = picture.translate(_ASCII)
     kinds = [kind for kind in _MARKS if shown.get(kind)]

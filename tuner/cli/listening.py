@@ -6,10 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import click
-
 from tuner.cli.progress import compiling, reporting
-from tuner.cli.render import print_fields
+from tuner.cli.render import echo, print_fields
 from tuner.engine.listener import Compiling, Listener, Searching
 
 if TYPE_CHECKING:
@@ -28,11 +26,11 @@ class Printer(Listener):
     def say(self, text: str) -> None:
         """A line."""
         if not self._quiet:
-            click.echo(text, err=self._err)
+            echo(text, err=self._err)
 
     def warn(self, text: str) -> None:
         """A line on stderr."""
-        click.echo(text, err=True)
+        echo(text, err=True)
 
     def note(self, text: str) -> None:
         """A field."""

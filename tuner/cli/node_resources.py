@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "tuner node-resources",
         'ray start --head --resources="$(tuner node-resources)"',
-        'ray start --address=HEAD:6379 --num-gpus=2 --resources="$(tuner node-resources)"',
+        'ray start --address=HEAD:6379 --resources="$(tuner node-resources)"',
     ),
 )
 @json_option

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.render import PIPE_WIDTH, console
+from tuner.cli.render import PIPE_WIDTH, console, is_interactive
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:  # `tuner search --help` needs neither
@@ -30,9 +31,8 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
     if quiet:
         yield lambda progress: None
         return
-    out = console(err=err)
-    if out.is_terminal:
-        with _live(out) as report:
+    if is_interactive(sys.stderr if err else sys.stdout):
+        with _live(console(err=err)) as report:
             yield report
     else:
         yield PlainLinesOfEach(err=err)
@@ -44,20 +44,29 @@ def compiling(*, err: bool, quiet: bool) -> Iterator[Callable[[int, int], None]]
     if quiet:
         yield lambda done, total: None
         return
-    out = console(err=err)
-    last = 0.0
+    drawn_over = is_interactive(sys.stderr if err else sys.stdout)
     started = time.monotonic()
+    last = 0.0 if drawn_over else started
+    is_open = False
 
     def report(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal last, is_open
         now = time.monotonic()
-        if done == total or now - last >= LINE_PERIOD_S or (out.is_terminal and done):
-            last = now
-            end = "\r" if out.is_terminal and done < total else "\n"
-            text = f"predicting the space: {done} of {total} structures traced"
-            out.print(f"{text}, {format_duration(now - started)}", end=end, highlight=False)
+        if done < total and not (drawn_over and done) and now - last < LINE_PERIOD_S:
+            return
+        last = now
+        text = f"predicting the space: {done} of {total} structures traced"
+        text += f", {format_duration(now - started)}"
+        is_open = drawn_over and done < total
+        # As wide as a screen, so that nothing of a longer line before it stays.
+        shown = f"\r{text:<{PIPE_WIDTH - 1}}" if drawn_over else text
+        click.echo(shown, err=err, nl=not is_open)
 
-    yield report
+    try:
+        yield report
+    finally:
+        if is_open:
+            click.echo(err=err)
 
 
 def progress_line(progress: Progress, label: str = "") -> str:

@@ -8,11 +8,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
 from tuner.text import printable
+from tuner.units import GIB, MIB
 
 if TYPE_CHECKING:  # 60 ms that are spent only where a table is drawn
     from rich.console import Console
@@ -54,8 +55,20 @@ def print_fields(pairs: Iterable[tuple[str, str]], *, err: bool = False, indent:
             echo(f"{head if number == 0 else '':<{column}}{line}", err=err)
 
 
+def is_interactive(stream: TextIO) -> bool:
+    """Whether `stream` is a screen on which a line can be drawn over, with a person before it.
+
+    A CI may offer a terminal, and so does a notebook to a program that a cell starts with "!";
+    neither draws over what was printed.
+    """
+    if not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return False
+    is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return not is_ci and "JPY_PARENT_PID" not in os.environ  # set by Jupyter for its kernels
+
+
 def console(*, err: bool = False) -> Console:
-    """A console for tables, with all text taken literally."""
+    """A console for tables, with all text taken literally; plain where nobody watches."""
     from rich.console import Console  # 60 ms
 
     class _Console(Console):
@@ -65,7 +78,17 @@ def console(*, err: bool = False) -> Console:
 
     stream = sys.stderr if err else sys.stdout
     columns = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return _Console(stderr=err, markup=False, highlight=False, emoji=False, width=columns)
+    styled = is_interactive(stream) and not os.environ.get("NO_COLOR")
+    return _Console(
+        stderr=err,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        width=columns,
+        force_terminal=is_interactive(stream),
+        force_jupyter=False,  # a kernel's stdout takes text as well, and text can be copied
+        color_system="auto" if styled else None,
+    )
 
 
 def table(columns: Sequence[str], *, right: Sequence[str] = ()) -> Table:
@@ -87,6 +110,13 @@ def table(columns: Sequence[str], *, right: Sequence[str] = ()) -> Table:
     return result
 
 
+def print_wider(wide: Table, narrow: Table) -> None:
+    """The table `wide` on stdout where the screen has room for it, else `narrow`."""
+    out = console()
+    needed = out.measure(wide, options=out.options.update(width=10_000)).maximum
+    out.print(wide if needed <= out.width else narrow)
+
+
 def print_rows(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
 ) -> None:
@@ -104,6 +134,14 @@ def settings_text(values: Mapping[str, Any], names: Iterable[str] | None = None)
     from tuner.expressions import show  # not needed to print a help text
 
     return " ".join(f"{n}={show(values[n])}" for n in (names or values) if n in values)
+
+
+def size_text(size_bytes: int) -> str:
+    """A size as an option takes it, to the byte: "40GiB"."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if size_bytes % unit == 0:
+            return f"{size_bytes // unit}{name}"
+    return f"{size_bytes}B"
 
 
 def count(number: float | None) -> str:

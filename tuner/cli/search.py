@@ -12,6 +12,7 @@ from tuner.cli.options import (
     AmountType,
     DurationType,
     MemoryLimitType,
+    RareOption,
     ShareType,
     examples,
     gpu_options,
@@ -36,38 +37,43 @@ def _search_options(function: _Decorated) -> _Decorated:
 
     for option in (
         click.option(
-            "--memory-limit", type=MemoryLimitType(), metavar="SIZE",
+            "--memory-limit", cls=RareOption, type=MemoryLimitType(), metavar="SIZE",
             help="Memory that a real trial may use, such as 24GiB, where a larger GPU stands in; "
             "auto: as much as the one asked for has.",
         ),
         click.option(
-            "--mode", type=click.Choice([str(mode) for mode in Mode]), default="auto",
-            show_default=True,
+            "--mode", cls=RareOption, type=click.Choice([str(mode) for mode in Mode]),
+            default="auto", show_default=True,
             help="Run trials, simulate them, or run them where there is such a GPU.",
         ),
         click.option("--address", metavar="ADDRESS", help="Ray cluster to use; default: own one."),
         click.option("--quiet", is_flag=True, help="Print the result only."),
-        click.option("--fresh", is_flag=True, help="Run known trials again; keeps the old file."),
         click.option(
-            "--workers", type=click.IntRange(1), metavar="N",
+            "--fresh", cls=RareOption, is_flag=True,
+            help="Run known trials again; keeps the old file.",
+        ),
+        click.option(
+            "--workers", cls=RareOption, type=click.IntRange(1), metavar="N",
             help="Trials at once. [default: GPUs, or CPUs]",
         ),
         click.option(
-            "--searcher", type=click.Choice(SEARCHERS), default=DEFAULT_SEARCHER, show_default=True,
+            "--searcher", cls=RareOption, type=click.Choice(SEARCHERS),
+            default=DEFAULT_SEARCHER, show_default=True,
             help="Who proposes: predictions and trials, a sampler of Optuna, or a grid.",
         ),
         click.option(
-            "--study", type=click.Path(path_type=Path, dir_okay=True), metavar="FILE",
+            "--study", cls=RareOption, metavar="FILE",
+            type=click.Path(path_type=Path, dir_okay=True),
             help="Keep the Optuna study in a file too, for optuna-dashboard.",
         ),
         click.option(
             "--dry-run", is_flag=True,
-            help="Say what would run, how long and at what cost; run nothing.",
+            help="Say what would run and at what cost; run nothing.",
         ),
         click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]"),
         click.option(
             "--min-gain", type=ShareType(), metavar="SHARE",
-            help="Stop when no trial is expected to gain this much, such as 1%.",
+            help="Stop when no trial is expected to gain this, as 1%.",
         ),
         click.option(
             "--max-cost", type=AmountType(), metavar="USD",
@@ -75,15 +81,19 @@ def _search_options(function: _Decorated) -> _Decorated:
         ),
         click.option(
             "--gpu-hours", type=AmountType(), metavar="HOURS",
-            help="GPU time of trials, in hours, known ones included.",
+            help="GPU time of trials, in hours, known ones too.",
         ),
         click.option(
             "--time-limit", type=DurationType(), metavar="TIME", help="Such as 90s, 5min or 1h."
         ),
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N"),
         click.option(
-            "--trials", type=click.IntRange(1), default=DEFAULT_TRIALS, show_default=True,
-            metavar="N", help="Configurations to try, known ones included.",
+            "--seed", cls=RareOption, type=click.IntRange(0), default=0, show_default=True,
+            metavar="N", help="Of all that is drawn.",
+        ),
+        click.option(
+            "--trials", type=click.IntRange(1), default=DEFAULT_TRIALS,
+            metavar="N",
+            help=f"Configurations to try, known ones too.  [default: {DEFAULT_TRIALS}]",
         ),
     ):  # fmt: skip
         function = option(function)
@@ -95,10 +105,10 @@ def _search_options(function: _Decorated) -> _Decorated:
     short_help="Search a space for the fastest configuration that fits.",
     epilog=examples(
         "tuner search --space qlora27b --gpu a6000",
-        "tuner search --space qlora27b --gpu l40s --set precision=nf4 --where 'lora_rank >= 64'",
-        "tuner search --space tiny_cpu --gpu cpu        (real trials on this machine's processor)",
+        "tuner search --space qlora27b --gpu l40s --where 'lora_rank >= 64'",
+        "tuner search --space tiny_cpu --gpu cpu    # real trials, without a GPU",
         "tuner search --space qlora27b --gpu a6000,t4,h100_sxm --address auto",
-        "tuner search --space qlora27b --gpu auto --max-cost 2 --min-gain 1% --dry-run",
+        "tuner search --space qlora27b --gpu auto --max-cost 2 --dry-run",
     ),
 )
 @space_option()

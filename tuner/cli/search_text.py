@@ -14,6 +14,7 @@ from tuner.cli.answers import (
     print_recommendation,
     record_dict,
     sources_text,
+    use_commands,
 )
 from tuner.cli.every_gpu import print_comparison_of
 from tuner.cli.render import count, print_fields, print_json
@@ -149,7 +150,7 @@ def print_answer(found: Found, *, as_json: bool) -> None:
     else:
         print_front(view)
         click.echo()
-        print_recommendation(view.best)
+        print_recommendation(view.best, use=_use(plan))
     print_agreement(view.records)
     click.echo()
     for note in view.notes:
@@ -221,6 +222,13 @@ def _any_dict(found: Found | Refused) -> dict[str, Any]:
         "best": None,
         "front": [],
     }
+
+
+def _use(plan: Plan) -> tuple[str, str]:
+    """The commands that bring the recommendation to use, under what this search asked for."""
+    own = plan.target.space.conditions(())
+    where = [text for text in plan.all_conditions if text not in own]
+    return use_commands(plan.target, where=where, objectives=plan.options.objectives)
 
 
 def _study_text(plan: Plan) -> str:

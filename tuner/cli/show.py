@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         "tuner show --space qlora27b --gpu a6000",
         "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
         "tuner show --space qlora27b --gpu a6000 --levels",
-        "tuner show --space qlora27b --gpu a6000 --objective cost --objective lora_rank",
+        "tuner show --space qlora27b --gpu a6000 --objective cost",
     ),
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False, shell_complete=completing.trials)

@@ -54,8 +54,8 @@ def search_arguments(raw: Mapping[str, Any]) -> list[str]:
     short_help="Send a search to a Ray cluster.",
     epilog=examples(
         "tuner submit --space qlora27b --gpu a6000",
-        "tuner submit --space qlora27b --gpu a6000 --gpu-hours 4 --address http://head:8265",
-        "tuner submit --space mine.yaml --gpu a6000 --working-dir .   (it runs your own code)",
+        "tuner submit --space qlora27b --gpu a6000 --address http://head:8265",
+        "tuner submit --space mine.yaml --gpu a6000 --working-dir .    # own code",
     ),
 )
 @click.option(

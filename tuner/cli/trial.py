@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "tuner trial --space tiny_cpu --set micro_batch=4 --device cpu",
         "tuner trial --space qlora27b --set micro_batch=2 --device cuda:0",
-        "tuner trial --space qlora27b --device cuda:0 --gpu a6000 --memory-limit 24GiB",
+        "tuner trial --space qlora27b --device cuda:0 --memory-limit 24GiB",
         "tuner trial --space qlora27b --data train.jsonl --length-column n_tokens",
     ),
 )

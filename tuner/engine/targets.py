@@ -105,7 +105,7 @@ def searched_targets(space: str | SearchSpace, model: str | None, results: Path)
     name = with_model(read, model).name
     found = [
         load_target(space, gpu, model=model, results=results)
-        for gpu in load_catalogue()
+        for gpu in (*load_catalogue(), "cpu")
         if ResultsFolder(results, name, gpu).journal.exists()
     ]
     if not found:

@@ -1,0 +1,203 @@
+"""What reaches a screen: a display that is drawn over where there is one, plain lines elsewhere.
+
+Run as real programs under a real pseudo-terminal, with the environments that CI and Jupyter set.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_samples import make_trial, write_samples
+
+from tuner.cli.main import run
+from tuner.results.store import ResultsFolder
+
+ROOT = Path(__file__).parents[1]
+SHOWS = """
+from tuner.cli.progress import compiling, reporting
+from tuner.tune.progress import Progress
+with compiling(err=False, quiet=False) as report:
+    for done in range(4):
+        report(done, 3)
+with reporting(err=False, quiet=False) as report:
+    for done in range(0, 41):
+        report({"a6000": Progress(done=done, running=2, oom=1, failed=0, reused=0, total=40,
+                                  best=None, elapsed_s=3.0, eta_s=9.0)})
+"""
+QUIET_PLACES = [{"CI": "true"}, {"TERM": "dumb"}, {"JPY_PARENT_PID": "1"}]
+
+
+def environment(**more: str) -> dict[str, str]:
+    unset = ("CI", "TERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "JPY_PARENT_PID", "TTY_COMPATIBLE")
+    plain = {name: value for name, value in os.environ.items() if name not in unset}
+    return {**plain, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **more}
+
+
+def in_terminal(*arguments: str, **more: str) -> str:
+    """Everything that a program writes to a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, True)
+    child = subprocess.Popen(
+        [sys.executable, *arguments], stdin=theirs, stdout=theirs, stderr=theirs,
+        env=environment(COLUMNS="80", **more),
+    )  # fmt: skip
+    os.close(theirs)
+    found = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # Linux: the other side is closed
+            break
+        if not part:
+            break
+        found += part
+    os.close(ours)
+    assert child.wait(timeout=120) == 0, found
+    return found.decode("utf-8").replace("\r\n", "\n")
+
+
+def in_pipe(*arguments: str, **more: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False,
+        env=environment(**more), timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def is_plain(text: str) -> bool:
+    return all(c.isprintable() or c == "\n" for c in text)
+
+
+class TestProgress:
+    def test_in_a_terminal_it_is_drawn_over_and_leaves_nothing(self):
+        text = in_terminal("-c", SHOWS)
+        assert "\x1b[" in text
+        assert "40/40 done" in text
+
+    @pytest.mark.parametrize("place", QUIET_PLACES, ids=lambda place: next(iter(place)))
+    def test_in_a_terminal_that_is_not_drawn_over_it_is_lines(self, place):
+        text = in_terminal("-c", SHOWS, **place)
+        assert is_plain(text)
+        lines = text.splitlines()
+        assert lines[0].startswith("predicting the space: 3 of 3")
+        assert lines[-1].startswith("40/40 done")
+        assert len(lines) <= 4  # and no wall of them
+        assert max(map(len, lines)) <= 80
+
+    @pytest.mark.parametrize("place", [{}, {"CI": "true"}, {"FORCE_COLOR": "1"}], ids=str)
+    def test_in_a_pipe_it_is_lines(self, place):
+        text = in_pipe("-c", SHOWS, **place)
+        assert is_plain(text)
+        assert text.splitlines()[-1].startswith("40/40 done")
+
+    def test_no_line_is_left_open_when_it_is_cut_off(self):
+        broken = SHOWS.replace("range(4)", "range(2)")
+        text = in_terminal("-c", broken, TERM="xterm")
+        assert "1 of 3 structures traced" in text
+        first = text.split("40 done")[0]
+        assert "\n" in first[first.rindex("1 of 3") :]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with ResultsFolder(Path("results"), "tiny", "a6000").writer() as writer:
+        for gib, speed, micro_batch in ((20, 100, 1), (40, 300, 2), (60, 500, 4)):
+            writer.append(
+                make_trial(tmp_path, gib, speed, micro_batch=micro_batch, precision="bf16")
+            )
+    return tmp_path
+
+
+SHOW = ["-m", "tuner", "show", "--space", "tiny.yaml", "--gpu", "a6000"]
+
+
+class TestAnswers:
+    def test_a_terminal_shows_bold_headers_and_a_picture(self, folder):
+        text = in_terminal(*SHOW)
+        assert "\x1b[1m" in text
+        assert "┌" in text
+
+    @pytest.mark.parametrize("place", [*QUIET_PLACES, {"NO_COLOR": "1"}], ids=str)
+    def test_no_style_where_none_is_wanted(self, folder, place):
+        assert is_plain(in_terminal(*SHOW, **place))
+
+    def test_an_encoding_without_lines_gets_ascii(self, folder):
+        text = in_pipe(*SHOW, PYTHONIOENCODING="ascii", COLUMNS="60")
+        assert text.isascii()
+        assert "* recommended" in text
+        assert "+---" in text
+
+    @pytest.mark.parametrize("columns", [60, 80, 120])
+    def test_lines_fit_the_width(self, folder, columns):
+        lines = in_pipe(*SHOW, COLUMNS=str(columns)).splitlines()
+        assert max(map(len, lines)) <= columns
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202etxt"
+
+
+class TestNames:
+    """Escape sequences in names and messages are spelled out, wherever they come from."""
+
+    def test_in_a_space_and_its_results(self, folder, capsys):
+        spelled = "\\x1b]0;owned\\x07"
+        text = (folder / "tiny.yaml").read_text()
+        (folder / "evil.yaml").write_text(
+            text.replace("name: tiny", 'name: "e\\e]0;owned\\avil"', 1), "utf-8"
+        )
+        code = run(["show", "--space", "evil.yaml", "--gpu", "a6000"])
+        captured = capsys.readouterr()
+        assert code in (2, 3)
+        assert is_plain(captured.out + captured.err)
+        assert spelled in captured.err or "name" in captured.err
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["show", "--space", ESCAPES, "--gpu", "a6000"],
+            ["best", "--space", "tiny.yaml", "--gpu", ESCAPES],
+            ["best", "--space", "tiny.yaml", "--gpu", "a6000", "--where", ESCAPES],
+            ["best", "--space", "tiny.yaml", "--gpu", "a6000", "--objective", ESCAPES],
+            ["best", "--space", "tiny.yaml", "--gpu", "a6000", "--max-memory", ESCAPES],
+            ["show", "--space", "tiny.yaml", "--gpu", "a6000", ESCAPES],
+            ["show", "--space", "tiny.yaml", "--gpu", "a6000", "--results", ESCAPES],
+            ["gpus", ESCAPES],
+            ["models", ESCAPES],
+            ["spaces", ESCAPES],
+            [ESCAPES],
+            ["best", f"--{ESCAPES}"],
+            ["completion", ESCAPES],
+        ],
+        ids=lambda words: " ".join(words[:1] + words[-2:-1]).encode("ascii", "replace").decode(),
+    )
+    def test_on_the_command_line(self, folder, capsys, arguments):
+        assert run(arguments) in (2, 3)
+        captured = capsys.readouterr()
+        assert captured.err
+        assert is_plain(captured.out + captured.err)
+
+    def test_in_the_message_and_settings_of_a_trial(self, folder, capsys):
+        import dataclasses
+
+        record = make_trial(folder, 30, 200, micro_batch=4, precision="bf16")
+        record = dataclasses.replace(
+            record,
+            trial_id=f"run9-{ESCAPES}",
+            outcome=dataclasses.replace(record.outcome, message=ESCAPES),
+            device=ESCAPES,
+            versions={ESCAPES: ESCAPES, **record.versions},
+        )
+        with ResultsFolder(Path("results"), "tiny", "a6000").writer() as writer:
+            writer.append(record)
+        assert run(["show", "--space", "tiny.yaml", "--gpu", "a6000", record.trial_id]) == 0
+        text = capsys.readouterr().out
+        assert is_plain(text)
+        assert "\\x1b[31mred" in text
