@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.engine.plan import Plan
@@ -13,6 +14,7 @@ from tuner.records import TrialRecord
 
 if TYPE_CHECKING:
     from tuner.results.journal import JournalWriter
+    from tuner.results.store import ResultsFolder
 
 
 @contextlib.contextmanager
@@ -27,8 +29,9 @@ def journal_of(plan: Plan) -> Iterator[tuple[JournalWriter, tuple[TrialRecord, .
     if plan.options.fresh:
         _set_aside(plan)
     existed = [path for path in (folder.path, *folder.path.parents) if path.exists()]
-    try:
-        with folder.writer() as writer:
+    with folder.writer() as writer:
+        # Under the lock: one who is refused must not take the file of the one who writes.
+        try:
             known = []
             for record in comparable(folder.read().records, plan.target):
                 changed = with_margin(record, plan.margin_bytes)
@@ -36,13 +39,20 @@ def journal_of(plan: Plan) -> Iterator[tuple[JournalWriter, tuple[TrialRecord, .
                     writer.append(changed)
                 known.append(changed)
             yield writer, tuple(known)
-    finally:
-        if folder.journal.exists() and not folder.journal.stat().st_size:
-            folder.journal.unlink()
-            for path in (folder.path, *folder.path.parents):
-                if path in existed or any(path.iterdir()):
-                    break
-                path.rmdir()
+        finally:
+            with contextlib.suppress(OSError):  # removed by somebody, or read-only meanwhile
+                _remove_empty(folder, existed)
+
+
+def _remove_empty(folder: ResultsFolder, existed: Sequence[Path]) -> None:
+    """Remove the journal if nothing is in it, and the folders that were made for it."""
+    if folder.journal.stat().st_size:
+        return
+    folder.journal.unlink()
+    for path in (folder.path, *folder.path.parents):
+        if path in existed:
+            break
+        path.rmdir()  # refused where something is in it
 
 
 def _set_aside(plan: Plan) -> None:
@@ -52,4 +62,7 @@ def _set_aside(plan: Plan) -> None:
         return
     with plan.target.folder.writer():  # nobody else is writing
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
-        journal.rename(journal.with_name(f"trials-{stamp}.jsonl"))
+        kept = journal.with_name(f"trials-{stamp}.jsonl")
+        while kept.exists():  # the clock was set back, and renaming would replace it
+            kept = kept.with_name(f"{kept.stem}_{kept.suffix}")
+        journal.rename(kept)

@@ -7,24 +7,21 @@ else in a results folder can be made again from this file.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import os
+import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from tuner.errors import InputError, Problem, UnavailableError
-from tuner.records import JOURNAL_SCHEMA, Source, StageNumbers, Status, TrialRecord
+from tuner.records import JOURNAL_SCHEMA, Source, Status, TrialRecord
+from tuner.results.record_types import wrong_types
 from tuner.results.repeats import pooled
-
-MAX_MAGNITUDE = 1e30
-"""No quantity of a training run comes near it (an exaFLOP for a century is 3e27), and beyond a
-float's range a number cannot be shown."""
 
 MAX_PROBLEMS = 20
 """How many malformed lines one error lists; a wrong file would otherwise fill the screen."""
@@ -68,6 +65,7 @@ def read_journal(path: Path) -> JournalContents:
     that names the file and each such line.
     """
     try:
+        _require_file(path.stat().st_mode, path)
         data = path.read_bytes()
     except FileNotFoundError:
         return JournalContents(())
@@ -128,15 +126,14 @@ class JournalWriter:
 
     def __enter__(self) -> JournalWriter:
         check_writable(self.path.parent)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            _lock(descriptor, self.path)
-            self.notes = _mend_tail(descriptor, self.path)
-        except BaseException:
-            os.close(descriptor)
+            self._fd = _opened(self.path)
+            self.notes = _mend_tail(self._fd, self.path)
+        except BaseException as error:
+            self._close()
+            if isinstance(error, OSError):
+                raise _refused(self.path, error) from error
             raise
-        self._fd = descriptor
         return self
 
     def __exit__(
@@ -145,6 +142,9 @@ class JournalWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)  # closing releases the lock
             self._fd = None
@@ -152,24 +152,37 @@ class JournalWriter:
     def append(self, record: TrialRecord) -> None:
         """Writes one record as one line and hands it to the disk.
 
-        Raises `UnavailableError` when the disk refuses it; the journal is then as before.
-        Raises ValueError for a record that holds NaN or infinity, which JSON cannot.
+        Raises `UnavailableError` when the disk refuses it, and the journal is then as before, and
+        when the journal was removed meanwhile: nobody would ever read the record. Raises
+        ValueError for a record that holds NaN or infinity, which JSON cannot.
         """
         if self._fd is None:
             raise RuntimeError("the journal is not open")
         line = encode(record)
-        size_before = os.fstat(self._fd).st_size
+        before = os.fstat(self._fd)
+        if not before.st_nlink:
+            raise UnavailableError(
+                f"{str(self.path)!r} was removed while the search ran",
+                hint="the same command begins again, or goes on from a copy that is put back",
+            )
         try:
             written = os.write(self._fd, line)
             if written != len(line):
                 raise OSError(28, "no space left on the disk")
             os.fsync(self._fd)
         except OSError as error:
-            os.ftruncate(self._fd, size_before)
-            raise UnavailableError(
-                f"cannot write to {str(self.path)!r}: {error.strerror or error}",
-                hint="every trial before this one is in the journal; free some space and run again",
-            ) from error
+            # Where even that is refused, the next search cuts the torn line off.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, before.st_size)
+            raise _refused(self.path, error) from error
+
+
+def _refused(path: Path, error: OSError) -> UnavailableError:
+    return UnavailableError(
+        f"cannot write to {str(path)!r}: {error.strerror or error}",
+        hint="every trial before this one is in the journal; free some space, or make the disk "
+        "writable, and run again",
+    )
 
 
 def encode(record: TrialRecord) -> bytes:
@@ -195,7 +208,7 @@ def _parse(line: bytes) -> TrialRecord | str:
         return f"field {error} is missing"
     except (TypeError, ValueError, AttributeError) as error:
         return f"not a trial record: {error}"
-    return _wrong_types(record) or record
+    return wrong_types(record) or record
 
 
 def _unreadable(path: Path, problems: list[Problem]) -> InputError:
@@ -215,82 +228,39 @@ def _standing(record: TrialRecord) -> tuple[bool, bool]:
     return (outcome.status is not Status.INTERRUPTED, record.source is Source.MEASURED)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_MAGNITUDE
+def _opened(path: Path) -> int:
+    """A descriptor of the journal at `path`, created where there is none, with the lock taken.
 
-
-def _is_number(value: object) -> bool:
-    # False of nan, too.
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= MAX_MAGNITUDE
-    )
-
-
-def _is_str(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, tuple) and all(map(_is_str, value))
-
-
-def _is_knob_value(value: object) -> bool:
-    if isinstance(value, int | float):
-        return abs(value) <= sys.float_info.max
-    return isinstance(value, str) or _is_texts(value)
-
-
-def _is_stage(value: object) -> bool:
-    return isinstance(value, StageNumbers) and not _wrong_types(value)
-
-
-def _mapping_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    def is_mapping(value: object) -> bool:
-        return isinstance(value, Mapping) and all(map(check, value.values()))
-
-    return is_mapping
-
-
-_TYPE_CHECKS: Mapping[str, Callable[[object], bool]] = {
-    "bool": lambda value: isinstance(value, bool),
-    "int": _is_int,
-    "int | None": lambda value: value is None or _is_int(value),
-    "float": _is_number,
-    "float | None": lambda value: value is None or _is_number(value),
-    "str": _is_str,
-    "str | None": lambda value: value is None or _is_str(value),
-    "Mapping[str, int]": _mapping_of(_is_int),
-    "Mapping[str, float]": _mapping_of(_is_number),
-    "Mapping[str, str]": _mapping_of(_is_str),
-    "Mapping[str, tuple[float, float]]": _mapping_of(_is_pair),
-    "Mapping[str, StageNumbers]": _mapping_of(_is_stage),
-    "tuple[float, float] | None": lambda value: value is None or _is_pair(value),
-    "tuple[str, ...]": _is_texts,
-    "Configuration": _mapping_of(_is_knob_value),
-}
-
-
-def _wrong_types(record: Any, prefix: str = "") -> str:
-    """The first field whose value is not of its declared type, or an empty string.
-
-    Sorting and formatting would otherwise fail far from the line that is wrong.
+    Between opening and locking, a search with --fresh may rename the file, or somebody remove
+    it: what is locked must be what the path names, or two searches would write side by side.
     """
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        check = _TYPE_CHECKS.get(str(field.type))
-        if dataclasses.is_dataclass(value):
-            wrong = _wrong_types(value, f"{prefix}{field.name}.")
-            if wrong:
-                return wrong
-        elif check is not None and not check(value):
-            return f"field {prefix}{field.name} is {value!r:.40}, expected {field.type}"
-    return ""
+    for _ in range(_OPENING_TRIES):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _require_file(os.fstat(descriptor).st_mode, path)
+            _lock(descriptor, path)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise UnavailableError(f"{str(path)!r} is removed again and again while it is opened")
+
+
+_OPENING_TRIES = 10
+
+
+def _require_file(mode: int, path: Path) -> None:
+    """Raise `InputError` for what is no file: a device or a pipe could be read for ever."""
+    if not stat.S_ISREG(mode):
+        raise InputError(
+            f"{str(path)!r} is not a file",
+            hint="move it away, or choose another folder with --results FOLDER",
+        )
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -304,6 +274,13 @@ def _lock(descriptor: int, path: Path) -> None:
         raise InputError(
             f"another search is writing to {str(path)!r}",
             hint="wait for it, or give this one another folder with --results FOLDER",
+        ) from error
+    except OSError as error:
+        # NFS without its lock service says ENOLCK, other file systems EOPNOTSUPP or ENOSYS.
+        raise UnavailableError(
+            f"{str(path)!r} cannot be locked: {error.strerror or error}",
+            hint="its file system has no locks, and two searches would mix their trials there; "
+            "choose a folder on a local disk with --results FOLDER",
         ) from error
 
 

@@ -75,12 +75,19 @@ class Command:
         sha = hashlib.sha256(json.dumps(told).encode())
         for word in self.argv:
             path = Path(self.cwd, word)
-            if word and "{" not in word and path.is_file():
+            if word and "{" not in word and _is_file(path):
                 sha.update(path.read_bytes())
         return sha.hexdigest()[:12]
 
     def __str__(self) -> str:
         return shlex.join(self.argv)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long a name: an argument that is no path
+        return False
 
 
 def placeholders(text: str) -> Iterator[str]:

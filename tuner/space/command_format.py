@@ -29,16 +29,26 @@ def read_command(
     argv = _argv(entries[COMMAND].value, names, problems)
     folder = path.parent if path is not None else Path()
     texts = {name: _text(entries.get(name), problems) for name in _BESIDE if name != "env"}
-    cwd = (folder / Path(texts["cwd"] or ".").expanduser()).resolve()
-    if not cwd.is_dir() and "cwd" in entries:
-        problems.add(entries["cwd"].value, f"there is no folder {str(cwd)!r}", at="cwd")
+    cwd = _folder(folder, texts["cwd"] or ".")
+    if cwd is None:
+        text = f"there is no folder {(texts['cwd'] or '.')[:200]!r}"
+        problems.add(entries["cwd"].value if "cwd" in entries else None, text, at="cwd")
     return Command(
         argv,
-        str(cwd),
+        str(cwd or folder),
         env=_environment(entries.get("env"), names, problems),
         samples_per_step=texts["samples_per_step"],
         progress=texts["progress"],
     )
+
+
+def _folder(base: Path, text: str) -> Path | None:
+    """The folder that `text` names, from `base` on; None where there is none."""
+    try:
+        path = (base / Path(text).expanduser()).resolve()
+        return path if path.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # too long a name, ~nobody, a null byte
+        return None
 
 
 def _text(entry: Entry | None, problems: Problems) -> str | None:

@@ -1,0 +1,334 @@
+"""Disks that are full, read-only, without locks or gone: the journal stays valid, and it is said.
+
+Where the machine lets a process have mounts of its own, the disks are real ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_samples import write_samples
+from results_samples import make_record
+
+from tuner import records as record_kinds
+from tuner.engine import journals
+from tuner.engine.plan import Plan, SearchOptions, make_plan
+from tuner.engine.target import load_target
+from tuner.errors import InputError, UnavailableError
+from tuner.results import record_types
+from tuner.results.journal import JournalWriter, check_writable, encode, read_journal
+
+ROOT = Path(__file__).parents[1]
+
+
+def own_mounts() -> bool:
+    """Whether a process may mount a small disk that nobody else sees."""
+    if shutil.which("unshare") is None:
+        return False
+    tried = subprocess.run(
+        ["unshare", "-Urm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
+        capture_output=True,
+        check=False,
+    )
+    return tried.returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not own_mounts(), reason="a process may not mount disks here")
+
+
+def with_disk(folder: Path, options: str, *command: str, before: str = "true"):
+    """Run a command in `folder` with a disk of its own at `folder`/results."""
+    (folder / "results").mkdir(exist_ok=True)
+    script = f'mount -t tmpfs -o {options} tmpfs results && {{ {before}; }} && "$@"; code=$?; ' + (
+        "rm -f results/filler; cp -r results left; exit $code"
+    )
+    return subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", script, "sh", *command],
+        cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from results_samples import make_record
+from tuner.errors import UnavailableError
+from tuner.results.journal import JournalWriter, read_journal
+
+path, written = Path("results/a/trials.jsonl"), 0
+with JournalWriter(path) as writer:
+    try:
+        while True:
+            writer.append(make_record(float(written + 1)))
+            written += 1
+    except UnavailableError as error:
+        print(error)
+    assert len(read_journal(path).records) == written > 0
+    Path("results/filler").unlink()
+    writer.append(make_record(0.5))  # the same search goes on where room was made
+contents = read_journal(path)
+assert len(contents.records) == written + 1 and not contents.notes, contents.notes
+print("records", written)
+"""
+
+
+@needs_mounts
+def test_a_disk_that_is_really_full(tmp_path):
+    program = WRITER.format(paths=[str(ROOT / "tests"), str(ROOT)])
+    ended = with_disk(
+        tmp_path, "size=128k", sys.executable, "-c", program,
+        before="head -c 64k /dev/zero > results/filler",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "no space left on the disk" in ended.stdout
+    assert "every trial before this one is in the journal" in ended.stdout
+
+
+SEARCH = (
+    "-m", "tuner", "search", "--space", "tiny.yaml", "--gpu", "a6000", "--set", "precision=fp16",
+    "--set", "lora_rank=8", "--trials", "12", "--workers", "1",
+)  # fmt: skip
+
+
+@needs_mounts
+@pytest.mark.slow
+def test_a_search_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path):
+    write_samples(tmp_path)
+    ended = with_disk(tmp_path, "size=16k", sys.executable, *SEARCH)
+    assert ended.returncode == 3, ended.stderr
+    assert "no space left on the disk" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    left = tmp_path / "left" / "tiny" / "a6000"
+    kept = read_journal(left / "trials.jsonl")
+    assert 0 < len(kept.records) < 12
+    assert not kept.notes
+    assert [p.name for p in left.iterdir() if p.name.startswith(".")] == []
+    shutil.copytree(tmp_path / "left", tmp_path / "results", dirs_exist_ok=True)
+    again = subprocess.run(
+        [sys.executable, *SEARCH], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    whole = read_journal(tmp_path / "results" / "tiny" / "a6000" / "trials.jsonl").records
+    assert whole[: len(kept.records)] == kept.records
+    assert len({r.configuration.key for r in whole}) == len(whole)
+
+
+@needs_mounts
+def test_a_read_only_disk_is_refused_before_any_work(tmp_path):
+    write_samples(tmp_path)
+    ended = with_disk(tmp_path, "ro", sys.executable, *SEARCH)
+    assert ended.returncode == 2, ended.stderr
+    assert "Read-only file system" in ended.stderr
+    assert "--results FOLDER" in ended.stderr
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results" / "trials.jsonl"
+
+
+def test_a_disk_that_refuses_to_be_mended_too_leaves_a_torn_line_that_is_cut_off(path, monkeypatch):
+    whole_write = os.write
+    with JournalWriter(path) as journal:
+        journal.append(make_record(1.0))
+        monkeypatch.setattr(os, "write", lambda fd, data: whole_write(fd, data[:50]))
+        monkeypatch.setattr(os, "ftruncate", refusing(errno.EIO))
+        with pytest.raises(UnavailableError, match="no space left"):
+            journal.append(make_record(2.0))
+        monkeypatch.undo()
+    assert [len(read_journal(path).records), len(read_journal(path).notes)] == [1, 1]
+    with JournalWriter(path) as journal:
+        assert "cut off a torn last line" in journal.notes[0]
+        journal.append(make_record(3.0))
+    assert len(read_journal(path).records) == 2
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE])
+def test_what_a_disk_refuses_is_an_answer(path, monkeypatch, number):
+    with JournalWriter(path) as journal:
+        monkeypatch.setattr(os, "fsync", refusing(number))
+        with pytest.raises(UnavailableError, match=os.strerror(number)):
+            journal.append(make_record(1.0))
+    assert read_journal(path).records == ()
+
+
+def refusing(number):
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+class TestLocks:
+    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+    def test_a_file_system_without_locks_is_refused(self, path, monkeypatch, number):
+        """NFS without its lock service says ENOLCK."""
+        monkeypatch.setattr(fcntl, "flock", refusing(number))
+        with pytest.raises(UnavailableError, match="cannot be locked") as raised:
+            JournalWriter(path).__enter__()
+        assert "local disk" in str(raised.value)
+
+    def test_a_killed_search_leaves_no_lock(self, path):
+        """The kernel lets go of the locks of a process that has ended."""
+        program = (
+            "import os, signal, sys; from pathlib import Path\n"
+            "from tuner.results.journal import JournalWriter\n"
+            "JournalWriter(Path(sys.argv[1])).__enter__(); print(flush=True)\n"
+            "signal.pause()"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(InputError, match="another search"):
+            JournalWriter(path).__enter__()
+        process.kill()
+        process.communicate()
+        with JournalWriter(path) as journal:
+            journal.append(make_record())
+
+    def test_what_is_locked_is_what_the_path_names(self, path, monkeypatch):
+        """Another search with --fresh renames the journal between opening and locking."""
+        with JournalWriter(path) as journal:
+            journal.append(make_record(1.0))
+        lock, renamed = fcntl.flock, path.with_name("trials-old.jsonl")
+
+        def rename_first(descriptor: int, operation: int) -> None:
+            if not renamed.exists():
+                path.rename(renamed)
+            lock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", rename_first)
+        with JournalWriter(path) as journal:
+            journal.append(make_record(2.0))
+        assert [len(read_journal(p).records) for p in (renamed, path)] == [1, 1]
+
+
+class TestRemoved:
+    def test_a_journal_that_was_removed_takes_no_more_records(self, path):
+        with JournalWriter(path) as journal:
+            journal.append(make_record(1.0))
+            shutil.rmtree(path.parent)
+            with pytest.raises(UnavailableError, match="was removed while the search ran"):
+                journal.append(make_record(2.0))
+        assert not path.parent.exists()
+
+    def test_a_journal_that_is_no_file_is_refused_and_not_read_for_ever(self, path):
+        path.parent.mkdir()
+        path.symlink_to("/dev/zero")
+        for use in (read_journal, lambda p: JournalWriter(p).__enter__()):
+            with pytest.raises(InputError, match="is not a file"):
+                use(path)
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(InputError, match="is not a file"):
+            read_journal(path)
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch) -> Plan:
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return make_plan(load_target("tiny.yaml", "a6000"), SearchOptions())
+
+
+class TestTwoSearches:
+    def test_the_second_does_not_take_the_empty_journal_of_the_first(self, plan):
+        path = plan.target.folder.journal
+        with journals.journal_of(plan) as (first, _):
+            with pytest.raises(InputError, match="another search"), journals.journal_of(plan):
+                pass
+            first.append(make_record())
+        assert len(read_journal(path).records) == 1
+
+    def test_a_search_without_a_trial_leaves_nothing(self, plan):
+        with journals.journal_of(plan):
+            assert plan.target.folder.journal.exists()
+        assert not Path("results").exists()
+
+    def test_a_clock_that_was_set_back_replaces_no_older_journal(self, plan, monkeypatch):
+        fresh = dataclasses.replace(plan, options=dataclasses.replace(plan.options, fresh=True))
+        still = journals.datetime(2026, 1, 1, tzinfo=journals.UTC)
+
+        class Stopped(journals.datetime):
+            @classmethod
+            def now(cls, tz: object = None) -> journals.datetime:
+                return still
+
+        monkeypatch.setattr(journals, "datetime", Stopped)
+        for speed in (1.0, 2.0, 3.0):
+            with journals.journal_of(fresh) as (writer, _):
+                writer.append(make_record(speed))
+        found = sorted(plan.target.folder.path.glob("trials*.jsonl"))
+        speeds = [read_journal(p).records[0].outcome.evidence.speed.tokens_per_s for p in found]
+        assert sorted(speeds) == [1.0, 2.0, 3.0]
+
+
+def test_records_are_in_the_order_of_the_journal_whatever_their_clock_said(path):
+    """The wall clock jumps: an hour back, and then years ahead."""
+    stamps = ["2026-05-01T12:00:00+00:00", "2026-05-01T11:00:00+00:00", "2031-01-01T00:00:00+00:00"]
+    with JournalWriter(path) as journal:
+        for number, stamp in enumerate(stamps):
+            journal.append(make_record(number + 1.0, started_at=stamp, trial_id=str(number)))
+    assert [r.trial_id for r in read_journal(path).records] == ["0", "1", "2"]
+
+
+def test_every_field_of_a_record_is_checked():
+    """A field that is added and not checked would let a wrong value in."""
+    kinds = [
+        getattr(record_kinds, name)
+        for name in ("TrialRecord", "Outcome", "Prediction", "Measurement", "Memory", "Speed",
+                     "StageNumbers")
+    ]  # fmt: skip
+    built = {"Memory", "Speed", "Source", "Status", "Outcome", "Exhausted | None",
+             "Prediction | None", "Measurement | None"}  # fmt: skip
+    for kind in kinds:
+        for field in dataclasses.fields(kind):
+            assert field.type in {*record_types._TYPE_CHECKS, *built}, (kind, field.name)
+
+
+def test_a_record_that_was_written_is_read_back(path):
+    record = make_record(1.0, measured=True)
+    path.parent.mkdir()
+    path.write_bytes(encode(record))
+    assert read_journal(path).records == (record,)
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir(mode=0o555)
+    if os.geteuid() != 0:
+        with pytest.raises(InputError, match="Permission denied"):
+            check_writable(folder)
+        return
+    parents = {path: path.stat().st_mode for path in (tmp_path, *tmp_path.parents[:2])}
+    for path in parents:
+        path.chmod(0o755)
+    child = os.fork()  # as nobody, who may not write there
+    if child == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        os.chdir("/")
+        try:
+            check_writable(folder)
+        except InputError as error:
+            os._exit(7 if "Permission denied" in error.message else 8)
+        os._exit(9)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for path, mode in parents.items():
+        path.chmod(mode)
+    assert code == 7
