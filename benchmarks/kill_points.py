@@ -1,0 +1,356 @@
+"""Kills a search at random moments and runs it again: the front is that of one left alone.
+
+    python -m benchmarks.kill_points --points 20 --seed 1
+
+Each point is a `tuner search` of its own, with simulated trials of a model of two layers (the
+last `--measured` ones with real trials on this machine's processor). SIGKILL goes to the driver,
+to the worker that runs trials, or to Ray's raylet, in turn, at a moment drawn by the seed. Then
+the same command runs again, undisturbed. At each point it is checked that
+
+- the journal can be read at once, and that what it held before is still in it, in its order;
+- no process of the search is left over, and the next one is not kept out by a lock;
+- the second run ends well, with each configuration tried once and with the same front, best
+  configuration and trials as a run that was never disturbed. What is measured differs from run to
+  run: of real trials the configurations are compared.
+
+Prints a table; exit code 1 when anything was not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from tuner.records import TrialRecord
+from tuner.results.journal import read_journal
+
+ROOT = Path(__file__).parents[1]
+KINDS = ("driver", "worker", "raylet")
+MARK = "TUNER_KILL_POINT"
+"""Environment variable by which every process of one search is found, Ray's included."""
+TRIALS, MEASURED_TRIALS = 12, 3
+WITHIN_S = 900.0
+"""A search ends long before; one that has not by then hangs."""
+GONE_WITHIN_S = 60.0
+"""Ray's processes notice within seconds that the driver has ended."""
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+}
+SPACE = """\
+name: small
+workload: causal_lm
+model: ./model
+knobs:
+  micro_batch: [1, 2, 4]
+  lora_rank: [4, 8]
+  precision: [fp16, fp32]
+  max_length: [16, 32, 64, 96, 128]
+fixed: {effective_batch: 4}
+derived: {grad_accum: effective_batch // micro_batch}
+"""
+SIMULATED = (
+    "search", "--space", "small.yaml", "--gpu", "a6000", "--set", "precision=fp16",
+    "--trials", str(TRIALS), "--seed", "7", "--workers", "1", "--quiet",
+)  # fmt: skip
+MEASURED = (
+    "search", "--space", "small.yaml", "--gpu", "cpu", "--set", "precision=fp32", "--mode",
+    "measure", "--budget", "0.2s", "--trials", str(MEASURED_TRIALS), "--seed", "7", "--workers",
+    "1", "--quiet",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Search:
+    """One results folder, and the command that is run in it as often as wanted."""
+
+    folder: Path
+    arguments: Sequence[str]
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        (self.folder / "model").mkdir(parents=True)
+        (self.folder / "model" / "config.json").write_text(json.dumps(CONFIG))
+        (self.folder / "small.yaml").write_text(SPACE)
+
+    @property
+    def measured(self) -> bool:
+        """Whether its trials are real ones."""
+        return self.arguments is MEASURED
+
+    @property
+    def results(self) -> Path:
+        """Where its files are."""
+        return self.folder / "results" / "small" / ("cpu" if self.measured else "a6000")
+
+    @property
+    def journal(self) -> Path:
+        """The truth of it."""
+        return self.results / "trials.jsonl"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The command, in a session of its own."""
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            MARK: self.mark,
+        }
+        with (self.folder / "output").open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tuner", *self.arguments],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def ended(self) -> int:
+        """Whole lines of the journal."""
+        return self.journal.read_bytes().count(b"\n") if self.journal.exists() else 0
+
+    def records(self) -> tuple[TrialRecord, ...]:
+        """All trials so far. Raises `InputError` where the journal is not valid."""
+        return read_journal(self.journal).records
+
+    def processes(self) -> dict[int, str]:
+        """What lives of the search: the command lines by process id."""
+        wanted = f"{MARK}={self.mark}".encode()
+        found = {}
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit():
+                try:
+                    if wanted in (path / "environ").read_bytes().split(b"\0"):
+                        text = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                        if text:  # a zombie has none
+                            found[int(path.name)] = text
+                except (OSError, UnicodeDecodeError):
+                    continue  # it has ended meanwhile, or is another user's
+        return found
+
+    def said(self) -> str:
+        """The last line that the command printed."""
+        lines = (self.folder / "output").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+@dataclass(slots=True)
+class Point:
+    """What came of one kill."""
+
+    kind: str
+    measured: bool
+    at_trial: int = 0
+    killed: bool = False
+    exit_code: int | None = None
+    ended_s: float = 0.0
+    left: int = 0
+    second_code: int | None = None
+    problems: list[str] = field(default_factory=list)
+
+    def row(self, number: int) -> str:
+        """One line of the table."""
+        where = f"{self.kind}{' (measured)' if self.measured else ''}"
+        verdict = "; ".join(self.problems) or "same as undisturbed"
+        return (
+            f"{number:5}  {where:18}  {self.at_trial:8}  {self.exit_code!s:>5} "
+            f"{self.ended_s:7.1f}  {self.left:4}  {self.second_code!s:>6}  {verdict}"
+        )
+
+
+HEADER = "point  killed              in trial   exit   after s  left   again  then"
+
+
+def wait_for(condition: Callable[[], bool], within_s: float) -> bool:
+    until = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def is_kind(command: str, kind: str) -> bool:
+    """Whether a command line is that of the process that a kind of point kills."""
+    program = command.partition(" ")[0]
+    if kind == "raylet":
+        return program.endswith("/raylet")
+    return program.startswith("ray::") and "Trainable" in program
+
+
+def kill_one(search: Search, process: subprocess.Popen[bytes], kind: str) -> bool:
+    """SIGKILL to the driver, or to the first process of the kind, as soon as there is one."""
+    if kind == "driver":
+        process.kill()
+        return True
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [p for p, text in search.processes().items() if is_kind(text, kind)]
+        return bool(found) or process.poll() is not None
+
+    wait_for(look, WITHIN_S)
+    if not found or process.poll() is not None:
+        return False
+    try:
+        os.kill(found[0], signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def run_point(search: Search, kind: str, rng: random.Random, undisturbed: Undisturbed) -> Point:
+    """Kill once, wait for the end, look at what is left, run again and compare."""
+    point = Point(kind, search.measured)
+    process = search.start()
+    trials = len(undisturbed.records)
+    # Before the first trial has ended, or at some time after any but the last one has.
+    point.at_trial = rng.randrange(0, trials)
+    if point.at_trial == 0:
+        pause_s = rng.uniform(0.0, undisturbed.first_s) if kind == "driver" else 0.0
+    else:
+        pause_s = rng.uniform(0.0, undisturbed.trial_s)
+        wait_for(lambda: search.ended() >= point.at_trial or process.poll() is not None, WITHIN_S)
+    time.sleep(pause_s)
+    before = search.ended()
+    point.killed = kill_one(search, process, kind)
+    started_s = time.monotonic()
+    try:
+        point.exit_code = process.wait(WITHIN_S)
+    except subprocess.TimeoutExpired:
+        point.problems.append("the command hangs")
+        process.kill()
+        process.wait()
+    point.ended_s = time.monotonic() - started_s
+    if not wait_for(lambda: not search.processes(), GONE_WITHIN_S):
+        left = search.processes()
+        point.left = len(left)
+        point.problems.append(f"left over: {sorted(left.values())}"[:300])
+    check_journal(search, before, point)
+    again = search.start()
+    point.second_code = again.wait(WITHIN_S)
+    if point.second_code != 0:
+        point.problems.append(f"the second run: {search.said()}"[:200])
+    wait_for(lambda: not search.processes(), GONE_WITHIN_S)
+    compare(search, undisturbed, point)
+    return point
+
+
+def check_journal(search: Search, before: int, point: Point) -> None:
+    if not search.journal.exists():
+        if before:
+            point.problems.append("the journal is gone")
+        return
+    count = len(search.records())  # raises where it is not valid
+    if count < before:
+        point.problems.append(f"{before - count} of {before} records are gone")
+    if b"Traceback" in (search.folder / "output").read_bytes() and point.kind == "worker":
+        point.problems.append("a traceback was printed")
+
+
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """A run that nobody killed: what it found, and how long its parts took."""
+
+    records: tuple[TrialRecord, ...]
+    front: list[str]
+    best: object
+    first_s: float
+    trial_s: float
+
+
+def undisturbed(search: Search) -> Undisturbed:
+    process = search.start()
+    started_s = time.monotonic()
+    wait_for(lambda: search.ended() > 0 or process.poll() is not None, WITHIN_S)
+    first_s = time.monotonic() - started_s
+    if process.wait(WITHIN_S) != 0:
+        raise SystemExit(f"the undisturbed search failed: {search.said()}")
+    records = search.records()
+    trial_s = (time.monotonic() - started_s - first_s) / len(records)
+    return Undisturbed(records, front_of(search), best_of(search), first_s, trial_s)
+
+
+def front_of(search: Search) -> list[str]:
+    """The lines of the front without the names of trials, which each run gives anew."""
+    lines = (search.results / "pareto.csv").read_text().splitlines()
+    return [line.rpartition(",")[0] for line in lines]
+
+
+def best_of(search: Search) -> object:
+    content = yaml.safe_load((search.results / "best.yaml").read_text())
+    return content["configuration"]
+
+
+def compare(search: Search, other: Undisturbed, point: Point) -> None:
+    records = search.records()
+    tried = [record.configuration.key for record in records]
+    wanted = [record.configuration.key for record in other.records]
+    ids = [record.trial_id for record in records]
+    if len(set(ids)) != len(ids):
+        point.problems.append("a trial is counted twice")
+    if search.measured:
+        # A measured rate decides what is tried next, and rates differ.
+        if len(records) < len(wanted):
+            point.problems.append(f"{len(records)} of {len(wanted)} trials")
+        return
+    if tried != wanted:
+        point.problems.append(f"other trials: {len(tried)} of {len(wanted)}")
+    elif [r.outcome.status for r in records] != [r.outcome.status for r in other.records]:
+        point.problems.append("other outcomes")
+    if front_of(search) != other.front or best_of(search) != other.best:
+        point.problems.append("another front")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--points", type=int, default=20)
+    parser.add_argument("--measured", type=int, default=2, help="how many of them run real trials")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
+    chosen = parser.parse_args()
+    rng = random.Random(chosen.seed)  # noqa: S311 - draws moments
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="kp-") as name:
+        folder = Path(name)
+        calm = {SIMULATED: undisturbed(Search(folder / "calm", SIMULATED))}
+        if chosen.measured:
+            calm[MEASURED] = undisturbed(Search(folder / "calm-measured", MEASURED))
+        print(HEADER, flush=True)
+        for number in range(1, chosen.points + 1):
+            real = number > chosen.points - chosen.measured
+            arguments = MEASURED if real else SIMULATED
+            kind = chosen.kinds[(number - 1) % len(chosen.kinds)]
+            search = Search(folder / str(number), arguments)
+            point = run_point(search, kind, rng, calm[arguments])
+            bad += bool(point.problems)
+            print(point.row(number), flush=True)
+    print(f"{chosen.points} points, {bad} with a problem")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
