@@ -201,3 +201,20 @@ class TestNames:
         text = capsys.readouterr().out
         assert is_plain(text)
         assert "\\x1b[31mred" in text
+
+
+def test_no_command_prints_text_past_the_one_place_that_makes_it_safe():
+    """`click.echo` would hand a name to the terminal as it is; `render.echo` spells it out."""
+    own = {
+        "render.py",  # the place
+        "options.py",  # click's help
+        "completion.py",  # a script for shells
+        "progress.py",  # the return to the start of a line
+        "export.py",  # a file for another tool
+        "cluster_job.py",  # JSON
+        "node_resources.py",  # JSON
+        "logs.py",  # has a way of its own
+    }
+    folder = ROOT / "tuner" / "cli"
+    found = {path.name for path in folder.glob("*.py") if "click.echo(" in path.read_text("utf-8")}
+    assert found <= own

@@ -15,6 +15,7 @@ from tuner.cli.options import (
     results_option,
     space_option,
 )
+from tuner.cli.render import echo
 
 if TYPE_CHECKING:
     from tuner.apply.assign import Assignment
@@ -99,14 +100,14 @@ def command(  # noqa: PLR0913 - one argument for each option
     best = recommended(
         target, where, headroom=headroom, max_memory=max_memory, objectives=objectives
     )
-    click.echo(
+    echo(
         f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id} ({best.source})",
         err=True,
     )
     if best.limit_text:
         used_bytes = best.evidence.memory.device_bytes
         sizes = f"{format_size(used_bytes)} of {format_size(best.gpu.memory_bytes)}"
-        click.echo(f"fits: {sizes} {best.limit_text}", err=True)
+        echo(f"fits: {sizes} {best.limit_text}", err=True)
     wanted = assignments(target.space, best.configuration, targets=targets, maps=maps)
     plan = make_plan(files, wanted)
     rest = [_missing_text(assignment) for assignment in plan.missing]
@@ -118,21 +119,21 @@ def command(  # noqa: PLR0913 - one argument for each option
     if yes or click.confirm(f"Write {_names(plan)}?", err=True):
         _write(plan)
     else:
-        click.echo("nothing was written", err=True)
+        echo("nothing was written", err=True)
 
 
 def _show(plan: Plan, rest: list[str]) -> None:
     """The difference on stdout; on stderr what stays, and `rest`, which no file has a key for."""
     for edit in plan.files:
-        click.echo(edit.diff(), nl=False)
+        echo(edit.diff(), nl=False)
     for edit in plan.files:
         if not edit.changes:
             kept = f"has all {edit.kept} values already" if edit.kept else "has none of the keys"
-            click.echo(f"{edit.path}: {kept}", err=True)
+            echo(f"{edit.path}: {kept}", err=True)
     if rest:
-        click.echo("not in these files, so set it where your project does:", err=True)
+        echo("not in these files, so set it where your project does:", err=True)
         for text in rest:
-            click.echo(f"  {text}", err=True)
+            echo(f"  {text}", err=True)
 
 
 def _missing_text(assignment: Assignment) -> str:
@@ -153,4 +154,4 @@ def _write(plan: Plan) -> None:
 
     backups = replace_files({edit.path: (edit.before, edit.after) for edit in plan.changed})
     for path, backup in backups.items():
-        click.echo(f"wrote {path}; as it was: {backup}", err=True)
+        echo(f"wrote {path}; as it was: {backup}", err=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.options import DurationType, examples, json_option
+from tuner.cli.render import echo
 
 if TYPE_CHECKING:
     from tuner.estimators.speed.profile import DeviceProfile
@@ -61,7 +62,7 @@ def command(
         from tuner.estimators.measure_device import measure_device
 
         profile = measure_device(
-            device, budget_s=budget_s, smoke=smoke, report=lambda line: click.echo(line, err=True)
+            device, budget_s=budget_s, smoke=smoke, report=lambda line: echo(line, err=True)
         )
     path = output or profile_path(profile.gpu or profile.device)
     profile.save(path)

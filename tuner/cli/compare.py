@@ -18,6 +18,7 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
+from tuner.cli.render import echo
 from tuner.errors import NothingFitsError, UnavailableError
 
 if TYPE_CHECKING:
@@ -176,14 +177,14 @@ def _print(comparison: Comparison, *, markdown: bool) -> None:
     rows = comparison.rows()
     if markdown:
         for line in _markdown(title, columns, rows):
-            click.echo(line)
+            echo(line)
     else:
-        click.echo(title)
+        echo(title)
         cells = [(r.label, r.current, r.recommended, r.change) for r in rows]
         print_rows(columns, cells, right=columns[1:])
-    click.echo()
+    echo()
     for text in (f"recommended: {comparison.chosen_from}", *_remarks(comparison)):
-        click.echo(f"- {text}" if markdown else text)
+        echo(f"- {text}" if markdown else text)
 
 
 def _remarks(comparison: Comparison) -> Iterable[str]:

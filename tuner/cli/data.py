@@ -8,6 +8,7 @@ import click
 
 from tuner.cli.data_file import DataFile, data_options
 from tuner.cli.options import examples, json_option, set_option, space_option
+from tuner.cli.render import echo
 from tuner.errors import InputError
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _print(report: dict[str, Any], lengths: LengthDistribution, source: str) -> 
     chosen = _some(len(sizes))
     _print_by_batch(rows, [sizes[i] for i in chosen], chosen)
     if len(chosen) < len(sizes):
-        click.echo(f"\n{len(sizes) - len(chosen)} more micro-batches: see --json, or --set one")
+        echo(f"\n{len(sizes) - len(chosen)} more micro-batches: see --json, or --set one")
 
 
 def _print_truncation(rows: list[dict[str, Any]]) -> None:
@@ -172,7 +173,7 @@ def _print_truncation(rows: list[dict[str, Any]]) -> None:
         "packed steps",
         "examples/row",
     )
-    click.echo("\ntruncation, optimizer steps an epoch (packed: rows of max_length, nothing cut)")
+    echo("\ntruncation, optimizer steps an epoch (packed: rows of max_length, nothing cut)")
     print_rows(
         columns,
         [
@@ -198,7 +199,7 @@ def _print_by_batch(rows: list[dict[str, Any]], sizes: list[int], chosen: list[i
 
     batches = [f"batch {size}" for size in sizes]
     columns = ("max_length", *batches, "worst")
-    click.echo("\nlength of a micro-batch that is padded to its longest example")
+    echo("\nlength of a micro-batch that is padded to its longest example")
     print_rows(
         columns,
         [
@@ -212,7 +213,7 @@ def _print_by_batch(rows: list[dict[str, Any]], sizes: list[int], chosen: list[i
         right=columns,
     )
     columns = ("max_length", *batches, "to max_length")
-    click.echo("\nshare of padding, padded to the longest example and to max_length (packed: none)")
+    echo("\nshare of padding, padded to the longest example and to max_length (packed: none)")
     print_rows(
         columns,
         [

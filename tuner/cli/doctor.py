@@ -10,6 +10,7 @@ import click
 
 from tuner import host
 from tuner.cli.options import examples, json_option
+from tuner.cli.render import echo
 from tuner.errors import EXIT_FOUND, EXIT_UNAVAILABLE
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def command(*, files: tuple[Path, ...], as_json: bool) -> int:
         lines.append(("", f"-> {finding.fix}" if finding.fix else ""))
     print_fields(lines)
     counts = [sum(f.level is level for f in findings) for level in (Level.PROBLEM, Level.WARNING)]
-    click.echo(f"\n{_number(counts[0], 'problem')}, {_number(counts[1], 'warning')}")
+    echo(f"\n{_number(counts[0], 'problem')}, {_number(counts[1], 'warning')}")
     return worst
 
 

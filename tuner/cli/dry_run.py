@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from tuner.cli.render import console, print_fields, print_json, settings_text, table
+from tuner.cli.render import console, echo, print_fields, print_json, settings_text, table
 from tuner.cli.search_text import stopped_text
 from tuner.engine.listener import Listener
 from tuner.engine.measuring import Measuring, Simulating
@@ -38,7 +36,7 @@ def dry_run(plans: Sequence[Plan | Refused], listener: Listener, *, as_json: boo
             answers.append({"dry_run": True, "gpu": plan.target.gpu.id, "reason": plan.reason})
             continue
         if len(plans) > 1 and not as_json:
-            click.echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}\n")
+            echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}\n")
         answers.append(_dry_run(plan, listener, predictors, as_json=as_json))
     if as_json:
         print_json(answers if len(plans) > 1 else answers[0])
@@ -60,7 +58,7 @@ def _dry_run(
     prepared = prepare(plan, known, listener, predictors=predictors)
     if prepared.hopeless:
         if not as_json:
-            click.echo(f"\nDry run: no trial would run: {prepared.hopeless}.")
+            echo(f"\nDry run: no trial would run: {prepared.hopeless}.")
         return {"dry_run": True, "gpu": plan.target.gpu.id, "reason": prepared.hopeless}
     from tuner.tune.preview import preview  # Ray and Optuna: seconds to import
 
@@ -73,18 +71,18 @@ def _dry_run(
 
 
 def _print(plan: Plan, found: Preview) -> None:
-    click.echo("\nDry run: nothing was run, and no results were written.")
+    echo("\nDry run: nothing was run, and no results were written.")
     if not found.trials:
-        click.echo(f"No trial would run{stopped_text(plan.options, str(found.stopped_by))}.")
+        echo(f"No trial would run{stopped_text(plan.options, str(found.stopped_by))}.")
         return
     names = plan.target.facts.knobs
     first = found.trials[:SHOWN]
     differing = [n for n in names if len({t.configuration.get(n) for t in first}) > 1]
     same = [n for n in names if n not in differing]
     head = f"Would run, in this order if all goes as predicted (the first {len(first)})"
-    click.echo(head if len(found.trials) > len(first) else head.rpartition(" (")[0])
+    echo(head if len(found.trials) > len(first) else head.rpartition(" (")[0])
     print_fields([("all with", settings_text(first[0].configuration, same))])
-    click.echo()
+    echo()
     rows = table(
         ["", "memory", "fits", "samples/s", "time", "settings"],
         right=("", "memory", "fits", "samples/s", "time"),
@@ -99,8 +97,8 @@ def _print(plan: Plan, found: Preview) -> None:
             settings_text(trial.configuration, differing),
         )
     console().print(rows)
-    click.echo("fits: the probability of not running out of memory; all numbers are predicted")
-    click.echo()
+    echo("fits: the probability of not running out of memory; all numbers are predicted")
+    echo()
     print_fields(
         [
             ("in all", _total_text(plan, found)),

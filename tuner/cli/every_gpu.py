@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import click
-
-from tuner.cli.render import print_fields
+from tuner.cli.render import echo, print_fields
 from tuner.engine.gpus_compared import Answer, require_an_answer
 
 
@@ -33,7 +31,7 @@ def print_comparison_of(found: Sequence[Answer]) -> None:
     print_fields([(a.gpu.id, a.reason) for a in found if a.best is None])
     unpriced = [a.gpu.id for a in found if a.best and a.epoch_usd is None]
     if unpriced:
-        click.echo(f"no price is known of {', '.join(unpriced)}: see `tuner gpus`")
+        echo(f"no price is known of {', '.join(unpriced)}: see `tuner gpus`")
 
 
 def _print_table(found: Sequence[Answer]) -> None:
@@ -46,10 +44,10 @@ def _print_table(found: Sequence[Answer]) -> None:
         name for name in knobs if len({str(best.configuration.get(name)) for best in bests}) > 1
     ]
     sources = sorted({str(best.source) for best in bests})
-    click.echo(f"{bests[0].space.name}, the cheapest epoch first ({' and '.join(sources)})")
+    echo(f"{bests[0].space.name}, the cheapest epoch first ({' and '.join(sources)})")
     same = [name for name in knobs if name not in differing]
     print_fields([("all with", settings_text(bests[0].configuration, same) if same else "")])
-    click.echo()
+    echo()
     numbers = ("USD/epoch", "epoch", "samples/s", "GiB of")
     columns = ["GPU", *numbers, *(["source"] if len(sources) > 1 else [])]
     wide = table([*columns, *differing], right=numbers)

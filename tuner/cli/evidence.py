@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import click
-
-from tuner.cli.render import count, print_fields, print_rows
+from tuner.cli.render import count, echo, print_fields, print_rows
 from tuner.records import Prediction
 from tuner.units import format_duration, format_size, significant
 
@@ -37,12 +35,12 @@ def print_evidence(
         ]
     )
     if evidence.memory.breakdown:
-        click.echo()
+        echo()
         _print_breakdown(
             f"device memory at the peak ({evidence.source})", evidence.memory.breakdown, format_size
         )
     if evidence.speed.breakdown_s:
-        click.echo()
+        echo()
         _print_breakdown(
             f"time of one optimizer step ({evidence.source})",
             evidence.speed.breakdown_s,

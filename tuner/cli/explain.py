@@ -18,6 +18,7 @@ from tuner.cli.options import (
     set_option,
     space_option,
 )
+from tuner.cli.render import echo
 from tuner.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _print(target: Target, explanation: Explanation) -> None:
     print_evidence(prediction, target.gpu, fits=prediction.fits)
     _print_allocations(explanation)
     _print_changes(explanation)
-    click.echo(f"\nWhat slows it ({prediction.source})")
+    echo(f"\nWhat slows it ({prediction.source})")
     notes = [note.text for note in explanation.notes] or ["nothing that takes 1 % of a step"]
     print_fields([("-", text) for text in notes], indent=2)
 
@@ -169,7 +170,7 @@ def _print_allocations(explanation: Explanation) -> None:
     from tuner.units import format_size
 
     phase = explanation.prediction.memory.peak_phase
-    click.echo(f"\nLargest allocations at the peak, in the {phase} phase (traced)")
+    echo(f"\nLargest allocations at the peak, in the {phase} phase (traced)")
     print_rows(
         ["each", "number", "for", "what"],
         [
@@ -202,26 +203,26 @@ def _print_changes(explanation: Explanation) -> None:
     if fits:
         faster = [change for change in fitting if change.lost < 0]
         if faster:
-            click.echo("\nSingle changes that are faster and still fit (predicted)")
+            echo("\nSingle changes that are faster and still fit (predicted)")
             _print_table(faster)
         else:
-            click.echo("\nNo single change within the space is faster and still fits (predicted)")
+            echo("\nNo single change within the space is faster and still fits (predicted)")
         return
     if fitting:
-        click.echo("\nSingle changes that make it fit, by throughput lost (predicted)")
+        echo("\nSingle changes that make it fit, by throughput lost (predicted)")
         _print_table(fitting)
         return
-    click.echo("\nNo single change within the space makes it fit (predicted)")
+    echo("\nNo single change within the space makes it fit (predicted)")
     if explanation.pairs:
-        click.echo("\nPairs of changes that make it fit, by throughput lost (predicted)")
+        echo("\nPairs of changes that make it fit, by throughput lost (predicted)")
         _print_table(explanation.pairs[:MAX_PAIRS])
         if len(explanation.pairs) > MAX_PAIRS:
-            click.echo(f"{len(explanation.pairs) - MAX_PAIRS} more: see --json")
+            echo(f"{len(explanation.pairs) - MAX_PAIRS} more: see --json")
     elif explanation.smallest is not None:
         from tuner.units import format_size
 
         least = explanation.smallest
-        click.echo(
+        echo(
             f"nor does any pair; the smallest single change is {least}, which needs "
             f"{format_size(least.prediction.memory.device_bytes)}"
         )

@@ -11,6 +11,7 @@ import click
 
 from tuner.cli.job_options import address_option, job_argument, last_lines, plain, state_text
 from tuner.cli.options import examples, json_option, results_option
+from tuner.cli.render import echo
 from tuner.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
@@ -58,11 +59,11 @@ def command(*, job_id: str, address: str | None, results: Path, as_json: bool) -
         print_json({"id": job_id, "fetched": [_to_dict(each) for each in found]})
         return
     if job is not None and not job.state.ended:
-        click.echo(f"{job_id} still runs: these are its trials until now", err=True)
+        echo(f"{job_id} still runs: these are its trials until now", err=True)
     for each in found:
         _print(each)
     if not found:
-        click.echo("no trial has ended yet")
+        echo("no trial has ended yet")
 
 
 def _job(server: JobServer, job_id: str) -> Job | None:
@@ -158,10 +159,10 @@ def _to_dict(fetched: Fetched) -> dict[str, Any]:
 
 def _print(fetched: Fetched) -> None:
     folder = fetched.folder
-    click.echo(f"{folder.path}/: {fetched.total} trials of the job, {fetched.added} new here")
+    echo(f"{folder.path}/: {fetched.total} trials of the job, {fetched.added} new here")
     if fetched.note:
-        click.echo(f"  the journal only: {fetched.note}", err=True)
+        echo(f"  the journal only: {fetched.note}", err=True)
     elif fetched.view is not None and fetched.view.best is None:
-        click.echo("  nothing that was tried fits")
+        echo("  nothing that was tried fits")
     else:
-        click.echo(f"  `tuner best --space {folder.space} --gpu {folder.gpu}` prints the best")
+        echo(f"  `tuner best --space {folder.space} --gpu {folder.gpu}` prints the best")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli.options import examples, json_option
+from tuner.cli.render import echo
 
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
@@ -71,8 +72,8 @@ def _print_all(found: list[Gpu]) -> None:
         ],
         right=numbers,
     )
-    click.echo("\nfp16, bf16: dense TFLOP/s. `tuner gpus ID` shows the rest, with sources.")
-    click.echo("Also: auto, this machine's GPU, and cpu, its processor.")
+    echo("\nfp16, bf16: dense TFLOP/s. `tuner gpus ID` shows the rest, with sources.")
+    echo("Also: auto, this machine's GPU, and cpu, its processor.")
 
 
 def _tflops(gpu: Gpu, precision: str) -> str:
@@ -107,5 +108,5 @@ def _print_one(gpu: Gpu) -> None:
             ("price", "unknown" if price is None else f"{price:.2f} USD per hour{dated}"),
         ]
     )
-    click.echo("\nsources")
+    echo("\nsources")
     print_fields(gpu.sources.items(), indent=2)

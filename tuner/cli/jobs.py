@@ -8,6 +8,7 @@ import click
 
 from tuner.cli.job_options import address_option, plain, state_text, to_dict
 from tuner.cli.options import examples, json_option
+from tuner.cli.render import echo
 
 
 @click.command(
@@ -32,7 +33,7 @@ def command(*, address: str | None, as_json: bool) -> None:
         print_json([to_dict(job) for job in found])
         return
     if not found:
-        click.echo(f"the cluster at {server.address} has had no search yet")
+        echo(f"the cluster at {server.address} has had no search yet")
         return
     rows = []
     for job in found:

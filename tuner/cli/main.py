@@ -133,7 +133,7 @@ def run(arguments: Sequence[str]) -> int:
         _as_printable(error).show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        echo("interrupted", err=True)
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else EXIT_FOUND
 

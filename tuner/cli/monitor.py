@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.options import DurationType, examples, json_option
+from tuner.cli.render import echo
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,7 +51,7 @@ def command(*, interval: float, once: bool, as_json: bool) -> None:
     from tuner.engine.device import local_gpus, lost_gpus
 
     for text in lost_gpus():
-        click.echo(f"warning: {text} (`tuner doctor` says what to do)", err=True)
+        echo(f"warning: {text} (`tuner doctor` says what to do)", err=True)
     watcher = Watcher([device.index for device in local_gpus()])
     try:
         if as_json:
@@ -84,7 +85,7 @@ def _print_json(readings: Iterator[Sequence[Reading]], *, indent: bool) -> None:
 
     for known in readings:
         document = {**known[-1].to_dict(), "advice": advice(known)}
-        click.echo(json.dumps(document, indent=2 if indent else None, allow_nan=False))
+        echo(json.dumps(document, indent=2 if indent else None, allow_nan=False))
 
 
 def _print_lines(readings: Iterator[Sequence[Reading]], *, once: bool) -> None:
@@ -95,17 +96,17 @@ def _print_lines(readings: Iterator[Sequence[Reading]], *, once: bool) -> None:
     for number, known in enumerate(readings):
         reading = known[-1]
         if number == 0 and not reading.devices:
-            click.echo(NO_GPU, err=not once)
+            echo(NO_GPU, err=not once)
         stamp = "" if once else time.strftime("%H:%M:%S ")
         for device in reading.devices:
-            click.echo(f"{stamp}GPU {device.index} {device.name}: {device_text(device)}")
+            echo(f"{stamp}GPU {device.index} {device.name}: {device_text(device)}")
             if once:
                 _print_processes(device)
-        click.echo(f"{stamp}host: {host_text(reading.host)}")
+        echo(f"{stamp}host: {host_text(reading.host)}")
         texts = advice(known)
         for text in texts:
             if text.partition(":")[2][:30] not in {s.partition(":")[2][:30] for s in said}:
-                click.echo(f"{stamp}advice: {text}")
+                echo(f"{stamp}advice: {text}")
         said = texts
 
 
@@ -114,7 +115,7 @@ def _print_processes(device: DeviceReading) -> None:
 
     for process in device.processes:
         size = "" if process.used_bytes is None else f" {format_gib(process.used_bytes)}"
-        click.echo(f"  process {process.pid} {process.name}{size}")
+        echo(f"  process {process.pid} {process.name}{size}")
 
 
 def _live(readings: Iterator[Sequence[Reading]]) -> None:

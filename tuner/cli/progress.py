@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.render import PIPE_WIDTH, console, is_interactive
+from tuner.cli.render import PIPE_WIDTH, console, echo, is_interactive
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:  # `tuner search --help` needs neither
@@ -60,13 +60,13 @@ def compiling(*, err: bool, quiet: bool) -> Iterator[Callable[[int, int], None]]
         is_open = drawn_over and done < total
         # As wide as a screen, so that nothing of a longer line before it stays.
         shown = f"\r{text:<{PIPE_WIDTH - 1}}" if drawn_over else text
-        click.echo(shown, err=err, nl=not is_open)
+        click.echo(shown, err=err, nl=not is_open)  # with the return of a line
 
     try:
         yield report
     finally:
         if is_open:
-            click.echo(err=err)
+            echo(err=err)
 
 
 def progress_line(progress: Progress, label: str = "") -> str:
@@ -123,7 +123,7 @@ class PlainLines:
         waited = self._last_s is None or now_s - self._last_s >= LINE_PERIOD_S
         if better or waited or progress.done == progress.total:
             self._last_s, self._said = now_s, state
-            click.echo(progress_line(progress, self._label), err=self._err)
+            echo(progress_line(progress, self._label), err=self._err)
 
 
 class PlainLinesOfEach:

@@ -24,9 +24,9 @@ PIPE_WIDTH = 80
 MAX_FIELD_WIDTH = 100
 
 
-def echo(text: str = "", *, err: bool = False) -> None:
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """A line of text, in which no name or message can make the terminal do anything."""
-    click.echo(printable(text), err=err)
+    click.echo(printable(text), err=err, nl=nl)
 
 
 def print_json(value: Any) -> None:

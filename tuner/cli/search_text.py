@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from tuner.cli.answers import (
     conditions_text,
     print_agreement,
@@ -17,7 +15,7 @@ from tuner.cli.answers import (
     use_commands,
 )
 from tuner.cli.every_gpu import print_comparison_of
-from tuner.cli.render import count, print_fields, print_json
+from tuner.cli.render import count, echo, print_fields, print_json
 from tuner.engine.chosen import nothing_fits
 from tuner.engine.gpus_compared import answers_found
 from tuner.engine.measuring import Simulating
@@ -62,7 +60,7 @@ def print_plan(
         ],
         err=err,
     )
-    click.echo(err=err)
+    echo(err=err)
 
 
 def _limits_text(plan: Plan) -> str:
@@ -140,19 +138,19 @@ def print_answer(found: Found, *, as_json: bool) -> None:
         return
     new = len(result.records) - result.reused
     ended = stopped_text(plan.options, str(result.stopped_by))
-    click.echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
-    click.echo(sources_text(view.records))
-    click.echo()
+    echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
+    echo(sources_text(view.records))
+    echo()
     if view.best is None:
         met = [r for r in view.records if plan.meets(r.configuration)]
-        click.echo(nothing_fits(plan.target, met, plan.conditions))
-        click.echo("Lower the floors with --where, widen the space, or take a larger GPU.")
+        echo(nothing_fits(plan.target, met, plan.conditions))
+        echo("Lower the floors with --where, widen the space, or take a larger GPU.")
     else:
         print_front(view)
-        click.echo()
+        echo()
         print_recommendation(view.best, use=_use(plan))
     print_agreement(view.records)
-    click.echo()
+    echo()
     for note in view.notes:
         print_fields([("note", note)])
     folder = plan.target.folder
@@ -180,9 +178,9 @@ def print_answers(found: Sequence[Found | Refused], *, as_json: bool) -> None:
     ran = [one for one in found if isinstance(one, Found)]
     for one in ran:
         _print_part(one)
-    click.echo()
+    echo()
     print_comparison_of(answers)
-    click.echo()
+    echo()
     for note in dict.fromkeys(note for one in ran for note in one.view.notes):
         print_fields([("note", note)])
     folders = [str(one.plan.target.folder.path) for one in ran]
@@ -202,9 +200,9 @@ def _print_part(found: Found) -> None:
     plan, result, view = found.plan, found.result, found.view
     new = len(result.records) - result.reused
     ended = stopped_text(plan.options, str(result.stopped_by))
-    click.echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}")
-    click.echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
-    click.echo(sources_text(view.records))
+    echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}")
+    echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
+    echo(sources_text(view.records))
     if view.best is not None:
         print_front(view)
     print_agreement(view.records)

@@ -20,6 +20,7 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
+from tuner.cli.render import echo
 
 if TYPE_CHECKING:
     from tuner.engine.target import Target
@@ -146,13 +147,13 @@ def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> 
         ]
     )
     if show.by_level:
-        click.echo()
+        echo()
         print_levels(view)
         return
     if not view.front:
         met = [r for r in view.records if target.space.matches(r.configuration, where)]
         raise nothing_fits_error(target, met, conditions)
-    click.echo()
+    echo()
     print_front(view, stale=show.stale)
 
 
@@ -196,12 +197,12 @@ def _show_trial(
         ]
     )
     if outcome.evidence is not None:
-        click.echo()
+        echo()
         margin = record.reserve_bytes
         print_evidence(outcome.evidence, target.gpu, fits=record.fits, margin_bytes=margin)
         print_stages(record, target.facts)
     if outcome.measurement is not None and outcome.prediction is not None:
-        click.echo()
+        echo()
         print_fields([("measured", more_text(outcome.measurement))])
         print_comparison(outcome.prediction, outcome.measurement)
 

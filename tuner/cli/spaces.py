@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli.options import examples, json_option
+from tuner.cli.render import echo
 
 if TYPE_CHECKING:
     from tuner.space import SearchSpace, SpaceInfo
@@ -77,7 +78,7 @@ def _print_all(found: list[SpaceInfo]) -> None:
         right=("configurations",),
     )
     if not found:
-        click.echo("no search space is found", err=True)
+        echo("no search space is found", err=True)
 
 
 def _print_one(space: SearchSpace) -> None:
@@ -121,5 +122,5 @@ def _print_one(space: SearchSpace) -> None:
         ),
     ):
         if pairs:
-            click.echo(f"\n{title}")
+            echo(f"\n{title}")
             print_fields(pairs, indent=2)

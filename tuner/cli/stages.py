@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import click
-
-from tuner.cli.render import console, print_fields, table
+from tuner.cli.render import console, echo, print_fields, table
 from tuner.results.stages import StageRow, rows_of, stage_rows
 from tuner.units import format_duration, format_size, significant
 
@@ -45,7 +43,7 @@ def print_rows_of_stages(rows: Sequence[StageRow], source: str) -> None:
     """The stages as a table."""
     if not rows:
         return
-    click.echo(f"\nStages ({source})")
+    echo(f"\nStages ({source})")
     columns, right = ["", "stage", *_NUMBERS], _NUMBERS
     wide, narrow = table([*columns, "sets"], right=right), table(columns, right=right)
     for row in rows:
@@ -64,6 +62,6 @@ def print_rows_of_stages(rows: Sequence[StageRow], source: str) -> None:
     needed = out.measure(wide, options=out.options.update(width=10_000)).maximum
     # The space says what a stage sets; its name and numbers are nowhere else.
     out.print(wide if needed <= out.width else narrow)
-    click.echo("* needs most memory: it decides what fits")
+    echo("* needs most memory: it decides what fits")
     if not all(row.fits for row in rows):
-        click.echo("! does not fit")
+        echo("! does not fit")

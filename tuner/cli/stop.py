@@ -6,6 +6,7 @@ import click
 
 from tuner.cli.job_options import address_option, job_argument, state_text
 from tuner.cli.options import examples
+from tuner.cli.render import echo
 from tuner.errors import UnavailableError
 
 
@@ -28,7 +29,7 @@ def command(*, job_id: str, address: str | None) -> None:
     server = connect(address)
     job = server.job(job_id)
     if job.state.ended:
-        click.echo(f"{job_id}: {state_text(job)} already")
+        echo(f"{job_id}: {state_text(job)} already")
         return
     server.stop(job_id)
     # Ray ends it by force after the time that it was given; some seconds are for Ray itself.
@@ -37,4 +38,4 @@ def command(*, job_id: str, address: str | None) -> None:
         raise UnavailableError(
             f"{job_id!r} does not end", hint="`tuner logs` says what it does; try again"
         )
-    click.echo(f"{job_id}: {state_text(job)}")
+    echo(f"{job_id}: {state_text(job)}")

@@ -12,6 +12,7 @@ import click
 
 from tuner.cli.job_options import address_option
 from tuner.cli.options import examples, json_option
+from tuner.cli.render import echo
 from tuner.cli.search import command as search
 from tuner.engine.measuring import Mode
 
@@ -110,9 +111,9 @@ def command(
 
         print_json({"id": chosen, "address": server.address, **about})
         return
-    click.echo(chosen)
+    echo(chosen)
     more = "" if address is None else f" --address {shlex.quote(address)}"
-    click.echo(f"see `tuner logs {chosen} --follow{more}`, `tuner fetch {chosen}{more}`", err=True)
+    echo(f"see `tuner logs {chosen} --follow{more}`, `tuner fetch {chosen}{more}`", err=True)
 
 
 def _checked(options: Mapping[str, Any]) -> list[Target]:

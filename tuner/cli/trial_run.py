@@ -6,13 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from tuner.cli.comparison import more_text, params_text, print_comparison, print_measured
 from tuner.cli.data_file import DataFile
 from tuner.cli.evidence import fits_text
 from tuner.cli.listening import Printer
-from tuner.cli.render import print_fields, settings_text
+from tuner.cli.render import echo, print_fields, settings_text
 from tuner.cli.stages import print_stages
 from tuner.engine.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.engine.estimate import estimate_configuration, one_configuration
@@ -277,10 +275,10 @@ def print_trial(trial: Trial) -> None:
     )
     print_stages(record, SpaceFacts.of(trial.space))
     if outcome.prediction is not None:
-        click.echo()
+        echo()
         print_comparison(outcome.prediction, measured)
     elif measured is not None:
-        click.echo()
+        echo()
         print_measured(measured)
 
 
