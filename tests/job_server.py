@@ -124,7 +124,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for each in everything:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.terminate()
-    _, left = psutil.wait_procs(everything, timeout=10)
+    _, left = psutil.wait_procs(everything, timeout=5)
     for each in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
