@@ -67,13 +67,28 @@ def run_plans(
         if not opened:
             raise none_left([one for one in found.values() if isinstance(one, Refused)])
         results = _run(opened, listener)
-    ran = [(one, result) for one, result in zip(opened, results, strict=True) if result]
-    for late in opened[len(ran) :]:
-        error = TunerError("interrupted before its first trial")
-        found[late.plan.target.gpu.id] = Refused(late.plan.target, error)
-    for one in _write(ran, command=command):
-        found[one.plan.target.gpu.id] = one
+    ran = []
+    for one, result in zip(opened, results, strict=True):
+        error = _failure(result)
+        if result is None or (error is not None and (len(plans) == 1 or not result.records)):
+            assert error is not None
+            found[one.plan.target.gpu.id] = Refused(one.plan.target, error)
+            continue
+        if error is not None:
+            listener.warn(f"{one.plan.target.gpu.id}: {error}")
+        ran.append((one, result))
+    if not ran:
+        raise none_left([one for one in found.values() if isinstance(one, Refused)])
+    for one_found in _write(ran, command=command):
+        found[one_found.plan.target.gpu.id] = one_found
     return [found[plan.target.gpu.id] for plan in plans]
+
+
+def _failure(result: SearchResult | None) -> TunerError | None:
+    """Why a search did not come to its end; an interruption after it began is no failure."""
+    if result is None:
+        return TunerError("interrupted before its first trial")
+    return result.failure
 
 
 def _open(
@@ -107,7 +122,7 @@ def _open(
 
 def _run(opened: Sequence[_Open], listener: Listener) -> list[SearchResult | None]:
     """The result of each search; None for the last ones, if an interruption left them no time."""
-    from tuner.engine.driving import search_all  # Ray and Optuna: seconds to import
+    from tuner.tune.driver import search_all  # Ray and Optuna: seconds to import
 
     writers = {one.plan.target.gpu.id: one.writer for one in opened}
     gpus = list(writers)
@@ -210,6 +225,10 @@ class _Contents:
                 "where": plan.meets,
                 "conditions": plan.all_conditions,
                 "command": command,
-                "notes": [*one.prepared.notes, *([f"{old} left out{used}"] if old else [])],
+                "notes": [
+                    *one.prepared.notes,
+                    *([f"{old} left out{used}"] if old else []),
+                    *result.warnings,
+                ],
             },
         )
