@@ -29,9 +29,10 @@ def recommended(
 
     Raises `UnavailableError` where nothing was searched yet.
     """
-    from tuner.engine.target import require_records
+    from tuner.engine.target import check_conditions, require_records
     from tuner.results.journal import latest
 
+    check_conditions(target, where)  # what is wrong in itself is said first
     return recommended_of(
         target,
         latest(require_records(target)),
