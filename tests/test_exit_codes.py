@@ -1,0 +1,127 @@
+"""Exit codes, the same in every command: 0 found, 1 nothing fits, 2 bad input, 3, 130."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from cli_samples import make_trial, write_samples
+
+from tuner.cli.main import COMMANDS, cli, run
+from tuner.errors import InputError, NothingFitsError, UnavailableError
+from tuner.results.store import ResultsFolder
+
+TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
+NEEDS = {
+    "export": ["--format", "trl"],
+    "apply": ["--to", "train.py", "--dry-run"],
+    "estimate": [],
+}
+READERS = ("best", "show", "report", "export", "apply")
+"""Commands that read what a search left."""
+ENDINGS = {
+    "answer": (None, 0),
+    "nothing fits": (NothingFitsError("none of 3 fits"), 1),
+    "bad input": (InputError("no such knob"), 2),
+    "missing": (UnavailableError("no GPU"), 3),
+    "interrupted": (KeyboardInterrupt(), 130),
+    "aborted": (click.Abort(), 130),
+}
+
+
+def command_of(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+SHOWN = [name for name in COMMANDS if not command_of(name).hidden]
+"""Those for people; what the cluster starts has codes of its own."""
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_command_ends_with_the_code_of_what_happened(capsys, monkeypatch, name, ending):
+    raised, code = ENDINGS[ending]
+
+    def callback(*_: object, **__: object) -> None:
+        if raised is not None:
+            raise raised
+
+    command = command_of(name)
+    monkeypatch.setattr(command, "callback", callback)
+    monkeypatch.setattr(command, "params", [])
+    assert run([name]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    if isinstance(raised, KeyboardInterrupt | click.Abort):
+        assert captured.err.strip() == "interrupted"  # on a line below the ^C
+    elif raised is not None:
+        assert captured.err == f"error: {raised}\n"
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_an_unknown_option_is_bad_input(capsys, name):
+    assert run([*name.split(), "--no-such-option"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--no-such-option" in captured.err
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_samples(tmp_path)
+    (tmp_path / "train.py").write_text("micro_batch = 1\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def journal(folder: Path, *sizes_gib: float) -> None:
+    with ResultsFolder(Path("results"), "tiny", "a6000").writer() as writer:
+        for number, size in enumerate(sizes_gib):
+            writer.append(make_trial(folder, size, 100 + number, micro_batch=2**number))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_nothing_fits_is_one(folder, capsys, name):
+    journal(folder, 60, 70)
+    assert run([name, *TARGET, *NEEDS.get(name, [])]) == 1
+    if name != "report":  # which is written all the same, and says so itself
+        captured = capsys.readouterr()
+        assert "none of the 2 configurations tried fits" in " ".join(captured.err.split())
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_search_yet_is_three(folder, capsys, name):
+    assert run([name, *TARGET, *NEEDS.get(name, [])]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "tuner search" in captured.err  # what to do
+
+
+@pytest.mark.parametrize("name", ["best", "show", "report"])
+def test_found_is_zero_and_json_is_one_document(folder, capsys, name):
+    journal(folder, 20, 30)
+    assert run([name, *TARGET, "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ["--max-memory", "40"],
+        ["--headroom", "10"],
+        ["--headroom", "100%"],
+        ["--objective", "speed"],
+        ["--where", "no_such_knob > 1"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("name", ["best", "apply", "export"])
+def test_a_choice_that_is_none_is_bad_input_everywhere(folder, capsys, name, choice):
+    journal(folder, 20)
+    assert run([name, *TARGET, *NEEDS.get(name, []), *choice]) == 2
+    assert choice[1].split()[0] in capsys.readouterr().err
