@@ -7,6 +7,7 @@ tags `space`, `gpu` and `run`.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,10 +21,9 @@ PERIOD_S = 1.0
 """Gauges are set no more often; Ray itself collects metrics every few seconds."""
 
 TAGS = ("space", "gpu", "run")
-RATIOS = (0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25)
-"""Upper ends of the classes of predicted / measured."""
-SHARES = (0.25, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
-"""Upper ends of the classes of a trial's memory / the GPU's."""
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 1.0)
+"""Upper ends of the classes of a trial's memory / the GPU's. Ray takes each value for the middle of
+its class: the sum of a histogram of Ray's is no sum, and its mean no mean."""
 
 COUNTERS: Mapping[str, str] = {
     "tuner_trials": "Trials that ended, by outcome and source, without those taken over.",
@@ -41,12 +41,12 @@ GAUGES: Mapping[str, str] = {
     "tuner_best_device_bytes": "Peak device memory of the fastest that fits, in bytes.",
     "tuner_gpu_memory_bytes": "Memory of the GPU type, in bytes.",
     "tuner_front_size": "Configurations on the front of throughput and memory.",
+    "tuner_predicted_memory_ratio": "Predicted / measured peak device memory, mean of trials.",
+    "tuner_predicted_throughput_ratio": "Predicted / measured samples/s, mean of trials.",
     "tuner_hypervolume": "Area under the front, in samples/s x bytes, to 0 and the GPU's memory.",
 }
 HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "tuner_trial_memory_ratio": ("Peak device memory of a trial / the GPU's memory.", SHARES),
-    "tuner_predicted_memory_ratio": ("Predicted / measured peak device memory.", RATIOS),
-    "tuner_predicted_throughput_ratio": ("Predicted / measured samples per second.", RATIOS),
 }
 MORE_TAGS: Mapping[str, tuple[str, ...]] = {"tuner_trials": ("outcome", "source")}
 
@@ -111,6 +111,7 @@ class SearchMetrics:
     ) -> None:
         self._watched = {one.gpu: one for one in watched}
         self._numbers = {one.gpu: StandingNumbers(one.memory_bytes) for one in watched}
+        self._ratios: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._instruments = instruments()
         self._clock = clock
         self._shown_s: float | None = None
@@ -134,7 +135,9 @@ class SearchMetrics:
         if record.source is Source.MEASURED:
             tell.count("tuner_trial_seconds", outcome.duration_s, tags)
         for name, ratio in _ratios(record).items():
-            tell.observe(name, ratio, tags)
+            total = self._ratios[record.gpu, name]
+            total[0] += ratio
+            total[1] += 1
 
     def decided(self, gpu: str, seconds: float) -> None:
         """The search took this long to decide on the next trial."""
@@ -166,6 +169,9 @@ class SearchMetrics:
             "tuner_hypervolume": numbers.hypervolume,
         }.items():
             self._instruments.show(name, value, one.tags)
+        for (gpu, name), (total, count) in self._ratios.items():
+            if gpu == one.gpu:
+                self._instruments.show(name, total / count, one.tags)
 
 
 def _ratios(record: TrialRecord) -> Mapping[str, float]:
