@@ -74,6 +74,15 @@ class TestDryRun:
         answer = planned(capsys, "--trials", "6", "--searcher", searcher)
         assert (len(answer["trials"]), answer["stopped_by"]) == (6, "budget")
 
+    def test_after_a_search_nothing_would_run_but_within_other_conditions(self, folder, capsys):
+        short = ["--trials", "3", "--where", "max_length < 128"]
+        assert run([*SEARCH[:-1], "--quiet", *short]) == 0
+        capsys.readouterr()
+        answer = planned(capsys, *short)
+        assert (answer["trials"], answer["stopped_by"]) == ([], "budget")
+        answer = planned(capsys, "--trials", "3", "--where", "max_length >= 128")
+        assert len(answer["trials"]) == 3
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -14,6 +14,7 @@ from tuner.engine.own_code import trial_job
 from tuner.engine.plan import Plan, SearchOptions
 from tuner.engine.target import stale
 from tuner.records import Configuration, Prediction, TrialRecord
+from tuner.tune.watch import Watch, parse_tracking
 from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def prepare(
     predictions: list[Prediction] = []
     if not space.predictable:
         initial = _baseline(space)
-    elif sum(plan.is_alike(r) and not r.verification for r in known) < options.trials:
+    elif _known_number(plan, known) < options.trials:
         predictions = _predictions(plan, predictors or Predictors(), listener)
         initial = _initial(plan, predictions)
         how["predictions"] = {
@@ -106,6 +107,7 @@ def prepare(
         max_cost_usd=options.max_cost,
         min_gain=options.min_gain,
         study_path=options.study,
+        watch=_watch(options, listener),
         max_concurrent=options.workers,
         where=options.where,
         searcher=options.searcher,
@@ -123,6 +125,24 @@ def prepare(
         tuple(predictions),
         _inert(plan, predictions, listener),
         hopeless(plan, known, predictions),
+    )
+
+
+def _known_number(plan: Plan, known: tuple[TrialRecord, ...]) -> int:
+    """How many trials of this search there were; those outside its conditions are of another."""
+    own = {configuration.key for configuration in plan.part.supported}
+    return sum(
+        plan.is_alike(record) and not record.verification and record.configuration.key in own
+        for record in known
+    )
+
+
+def _watch(options: SearchOptions, listener: Listener) -> Watch:
+    return Watch(
+        metrics_port=options.metrics_port,
+        dashboard=options.dashboard,
+        track=tuple(map(parse_tracking, options.track)),
+        tell=listener.say,
     )
 
 

@@ -47,7 +47,8 @@ class Preview:
 def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Preview:
     """What `search` would run for `request` one after another; starts no Ray, writes nothing.
 
-    The request needs a prediction of every configuration. `options` say how long real trials
+    The request needs a prediction of every configuration, unless nothing would run because what is
+    known already is all that was asked for. `options` say how long real trials
     take. Limits of GPU hours and cost count as they would where trials really run, although they
     are simulated here. Later trials depend on how earlier ones come out: the further, the less
     certain.
@@ -58,13 +59,15 @@ def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Pr
     with quiet_optuna():
         proposer = make_proposer(request)
         candidates = proposer.candidates
-        predictions = [request.predictions[c.key] for c in candidates.configurations]
-        pool = Pool.of(candidates, predictions, options)
-        judge = proposer.guide or GuidedSampler(pool, seed=request.seed)
         ledger = Ledger(
             request, proposer, on_record=lambda record: None, on_progress=lambda progress: None
         )
         ledger.reuse()
+        if ledger.finished and ledger.stopped_by is not None:
+            return Preview((), ledger.stopped_by, ledger.reused)
+        predictions = [request.predictions[c.key] for c in candidates.configurations]
+        pool = Pool.of(candidates, predictions, options)
+        judge = proposer.guide or GuidedSampler(pool, seed=request.seed)
         trials: list[PlannedTrial] = []
         while not ledger.finished:
             number = str(len(trials))
