@@ -106,6 +106,8 @@ def test_support_follows_the_generation(gpu):
 @every_gpu()
 def test_every_number_says_where_it_comes_from(gpu):
     groups = {"device", "memory", "tflops", "bandwidth", "context"}
+    if gpu.link_bytes_per_s is not None:
+        groups.add("link")
     priced = gpu.price_usd_per_hour is not None
     groups |= {"price"} if priced else set()
     groups |= {"power"} if gpu.power_w is not None else set()

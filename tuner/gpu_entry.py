@@ -21,7 +21,7 @@ NATIVE_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 PRECISIONS = (*NATIVE_PRECISIONS, "nf4")
 """Values of the knob `precision`."""
 
-_SOURCE_GROUPS = ("device", "memory", "tflops", "bandwidth", "power", "context", "price")
+_SOURCE_GROUPS = ("device", "memory", "tflops", "bandwidth", "link", "power", "context", "price")
 _ARCHITECTURES = {
     (7, 0): "Volta",
     (7, 5): "Turing",
@@ -44,8 +44,9 @@ class Gpu:
     precision in operations per second; a precision it lacks has its reason in `unsupported`.
     `context_bytes` is what a process holds on the device beyond what torch has reserved.
     `power_w` is the board's default power limit in watts, None where it is not known or differs
-    between boards of the type. `sources` says where the numbers come from, by group (device,
-    memory, tflops, bandwidth, power, context, price).
+    between boards of the type. `link_bytes_per_s` is what one GPU sends to another of its machine,
+    in one direction; None where that is not known. `sources` says where the numbers come from, by
+    group (device, memory, tflops, bandwidth, link, power, context, price).
     """
 
     id: str
@@ -64,6 +65,7 @@ class Gpu:
     context_bytes: int
     ecc_memory_bytes: int | None = None
     power_w: float | None = None
+    link_bytes_per_s: float | None = None
 
     @property
     def architecture(self) -> str:
@@ -92,6 +94,7 @@ class Gpu:
 _OPTIONAL_KEYS: dict[str, Any] = {
     "aliases": (),
     "ecc_memory": None,
+    "link_gb_per_s": None,
     "power_w": None,
     "unsupported": {},
     "price_usd_per_hour": None,
@@ -155,6 +158,7 @@ def _readers(file: YamlFile) -> dict[str, tuple[str, str, Callable[[Node, str], 
         "tflops": ("flops", "tflops", flops),
         "unsupported": ("unsupported", "tflops", reasons),
         "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", "bandwidth", bandwidth),
+        "link_gb_per_s": ("link_bytes_per_s", "link", bandwidth),
         "power_w": ("power_w", "power", lambda n, w: file.number(n, w, 5, 5000)),
         "compute_capability": ("compute_capability", "device", capability),
         "sm_count": ("sm_count", "device", count),
@@ -230,7 +234,11 @@ def _check_figures(file: YamlFile, node: Node, gpu: Gpu) -> None:
         file.report(node, where, "`ecc_memory` is not smaller than `memory`")
     if gpu.price_usd_per_hour is not None and gpu.price_date is None:
         file.report(node, where, "a price needs its `price_date`")
-    absent = {"price": gpu.price_usd_per_hour is None, "power": gpu.power_w is None}
+    absent = {
+        "price": gpu.price_usd_per_hour is None,
+        "power": gpu.power_w is None,
+        "link": gpu.link_bytes_per_s is None,
+    }
     for group in _SOURCE_GROUPS:
         if not gpu.sources.get(group) and not absent.get(group, False):
             file.report(node, where, f"`sources` does not say where `{group}` comes from")

@@ -170,3 +170,22 @@ def _whole(values: Any) -> list[list[int]]:
 def point_of(configuration: Configuration) -> Point:
     """Micro-batch, length, rank and negatives of a configuration; 0 for what it has not."""
     return tuple(int(str(configuration.get(name, 0))) for name in VARIABLE_KNOBS)
+
+
+def gradient_bytes(passes: CompiledPasses, configuration: Configuration) -> list[int]:
+    """Sizes of the gradients of a configuration in bytes, one a parameter that is trained.
+
+    Parameters of the same size stand together; those that no pass reaches are in the last one.
+    """
+    point = np.array([point_of(configuration)], dtype=float)
+    numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
+    counts, dtypes = passes.trainable_counts.tolist(), passes.trainable_dtypes
+    itemsizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+    sizes = [
+        numel * itemsizes[dtype]
+        for numel, count, dtype in zip(numels, counts, dtypes, strict=True)
+        for _ in range(count)
+    ]
+    reached = sum(numel * count for numel, count in zip(numels, counts, strict=True))
+    idle = round(float(passes.trainable_params(point)[0])) - reached
+    return [*sizes, idle * itemsizes[dtypes[-1]]] if idle else sizes

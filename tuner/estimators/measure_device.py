@@ -15,6 +15,7 @@ from tuner import __version__, host
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.reference_fit import calibrated_on_reference
 from tuner.estimators.speed import microbench
+from tuner.estimators.speed.link import measure_link
 from tuner.estimators.speed.measure_plan import Plan, cpu_plan, cuda_plan, fitting, traffic_sizes
 from tuner.estimators.speed.microbench import Stopwatch
 from tuner.estimators.speed.profile import (
@@ -106,6 +107,7 @@ def measure_device(
     )
     if torch_device.type == "cpu" and not smoke:
         profile = _with_reference(profile, report)
+        profile = _with_link(profile, report)
     return replace(profile, duration_s=time.monotonic() - started)
 
 
@@ -121,6 +123,16 @@ def _with_reference(profile: DeviceProfile, report: Report) -> DeviceProfile:
         f"and {profile.launch_s * 1e6:.2f} us an operator"
     )
     return replace(profile, step_spread=max(profile.step_spread or 0.0, taken))
+
+
+def _with_link(profile: DeviceProfile, report: Report) -> DeviceProfile:
+    """The profile with what two processes send each other; with the reason where they cannot."""
+    try:
+        link = measure_link()
+    except UnavailableError as error:
+        return replace(profile, skipped=(*profile.skipped, f"link: {error}"))
+    report(f"link    {link / 1e9:.2f} GB/s between two processes")
+    return replace(profile, link_bytes_per_s=link)
 
 
 def _taken_by_others(seconds: float = 0.5) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from tuner.errors import InputError, Problem
 from tuner.estimators.calibration.calibrate import prior_intervals
 from tuner.estimators.compiler.work_arrays import WorkArrays, executions_of, optimizer_executions_of
+from tuner.estimators.parallel import NOT_KNOWN, exchange_of, memory_of_rank, times_of_ranks
 from tuner.estimators.speed.kernel_times import on_measured_device
 from tuner.estimators.speed.processor import on_its_device
 from tuner.estimators.speed.profile import DeviceProfile
@@ -18,6 +19,7 @@ from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.gpus import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, Memory, Prediction, Speed
+from tuner.space.distributed_terms import GPUS_PER_TRIAL, Parallelism, gpus_per_trial
 from tuner.space.vocabulary import unmodelled
 from tuner.workloads import get_workload, tokens_per_sample
 
@@ -58,7 +60,7 @@ def check_supported(configuration: Configuration, gpu: Gpu) -> list[Problem]:
         reason = gpu.unsupported_reason(str(value))
         if reason is not None:
             problems.append(Problem(f"{knob} {value} on {gpu.name}: {reason}", where=knob))
-    return problems
+    return [*problems, *Parallelism.of(configuration).problems(configuration)]
 
 
 def predict(
@@ -79,6 +81,7 @@ def predict(
 
     gpu, kernel_times, rates = on_measured_device(gpu, profile)
     require_supported(configuration, gpu)
+    parallelism = Parallelism.of(configuration)
     traced = trace(
         subject.workload,
         subject.model_config,
@@ -90,26 +93,52 @@ def predict(
         context_bytes=gpu.context_bytes,
         caching=gpu.compute_capability != PROCESSOR,
     )
+    memory = on_its_device(memory, gpu, profile)
+    # DDP issues its own copies from C++, which costs no host time as the model's operators do.
+    worked = (
+        traced if parallelism.strategy == "fsdp2" else _alone(traced, subject, configuration, gpu)
+    )
     times = step_times(
-        step_work(traced),
+        step_work(worked),
         gpu,
         grad_accum=np.array([grad_accum_of(configuration)]),
         allow_tf32=configuration["precision"] == "tf32",
         kernel_times=kernel_times,
     )
+    if parallelism.ranks > 1:
+        exchange = exchange_of(traced.timeline, traced.gradient_bytes, configuration)
+        times = times_of_ranks(times, [exchange], [parallelism], gpu, memory)
     return build_prediction(
-        on_its_device(memory, gpu, profile),
+        memory,
         speed_of(times, 0, subject.workload.name, configuration, gpu),
         gpu,
         params=(traced.trainable_params, traced.total_params),
         method=method_text(f"{METHOD}; {rates}", subject.workload.name, configuration),
         margin_fraction=margin_fraction,
+        parallelism=parallelism,
+    )
+
+
+def _alone(traced: Trace, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
+    """What a rank would do without the others: its own trace, where it has no others."""
+    from tuner.estimators.tracing.trace import trace
+
+    if gpus_per_trial(configuration) == 1:
+        return traced
+    return trace(
+        subject.workload,
+        subject.model_config,
+        Configuration({**configuration, GPUS_PER_TRIAL: 1}),
+        compute_capability=gpu.compute_capability,
     )
 
 
 def method_text(how: str, workload: str, configuration: Configuration) -> str:
     """How a prediction came about, and which of the configuration's knobs it knows nothing of."""
     left_out = unmodelled(workload, configuration)
+    parallelism = Parallelism.of(configuration)
+    if parallelism.ranks > 1:
+        how = f"{how}; one of {parallelism.ranks} ranks under {parallelism.strategy}, {NOT_KNOWN}"
     return f"{how}; without the effect of {', '.join(left_out)}" if left_out else how
 
 
@@ -128,13 +157,18 @@ def build_prediction(
     params: tuple[int, int],
     method: str,
     margin_fraction: float | None,
+    parallelism: Parallelism | None = None,
 ) -> Prediction:
-    """A prediction, with the verdict on device memory. `params` are trainable and total."""
+    """A prediction, with the verdict on device memory. `params` are trainable and total.
+
+    With several GPUs memory is that of each of them.
+    """
     fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
-    margin = round(gpu.memory_bytes * fraction)
+    limit = memory_of_rank(gpu, parallelism or Parallelism())
+    margin = round(limit * fraction)
     return Prediction(
-        fits=memory.device_bytes + margin <= gpu.memory_bytes,
-        limit_bytes=gpu.memory_bytes,
+        fits=memory.device_bytes + margin <= limit,
+        limit_bytes=limit,
         margin_bytes=margin,
         memory=memory,
         speed=speed,
@@ -154,9 +188,13 @@ def grad_accum_of(configuration: Configuration) -> int:
 def speed_of(
     times: StepTimes, point: int, workload: str, configuration: Configuration, gpu: Gpu
 ) -> Speed:
-    """The speed at one of the points of `times`, which has this configuration."""
+    """The speed at one of the points of `times`, which has this configuration.
+
+    That of all ranks together; `it_per_s` counts micro-steps, which all of them run at once.
+    """
     grad_accum = grad_accum_of(configuration)
-    samples = int(str(configuration["micro_batch"])) * grad_accum
+    ranks = Parallelism.of(configuration).ranks
+    samples = int(str(configuration["micro_batch"])) * grad_accum * ranks
     step_s = float(times.step_s[point])
     return Speed(
         step_s=step_s,

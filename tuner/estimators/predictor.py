@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from tuner.errors import InputError
 from tuner.estimators import cache
 from tuner.estimators.compiler.compiled import CompiledPasses, Replays
 from tuner.estimators.compiler.optimizer_step import CompiledOptimizer
 from tuner.estimators.compiler.overhead import Point
 from tuner.estimators.compiler.structure import Structure
 from tuner.estimators.compiling import Request, answers
-from tuner.estimators.evaluation import Evaluation, point_of
+from tuner.estimators.evaluation import Evaluation, gradient_bytes, point_of
+from tuner.estimators.parallel import replicas
 from tuner.estimators.predict import (
     Subject,
     build_prediction,
@@ -37,9 +39,13 @@ from tuner.estimators.stored import build_optimizer, read_optimizer, read_passes
 from tuner.gpus import Gpu
 from tuner.models.catalogue import architecture
 from tuner.records import Configuration, Prediction
+from tuner.space.distributed_terms import Parallelism
 
 METHOD = "compiled timeline, checked against a held-back trace"
 FALLBACK = "this structure does not compile"
+
+MOST_TRACED = 200
+"""Configurations under fsdp2 that are predicted at once: some minutes for a large model."""
 
 OnProgress = Callable[[int, int], None]
 """Called with structures done and structures in all."""
@@ -86,7 +92,11 @@ class Predictor:
         for configuration in configurations:
             require_supported(configuration, gpu)
         groups: dict[Structure, list[int]] = {}
+        sharded = [i for i, c in enumerate(configurations) if _is_sharded(c)]
+        _check_traced_in_full(len(sharded))
         for index, configuration in enumerate(configurations):
+            if index in sharded:
+                continue
             groups.setdefault(self._structure(configuration, gpu), []).append(index)
         requests = [
             Request(structure, tuple(sorted({point_of(configurations[i]) for i in indices})))
@@ -98,6 +108,14 @@ class Predictor:
             chosen = [configurations[index] for index in indices]
             predictions = self._evaluate(structure, chosen, gpu, margin_fraction, profile)
             results.update(zip(indices, predictions, strict=True))
+        for index in sharded:
+            results[index] = predict(
+                self._resolved(),
+                configurations[index],
+                gpu,
+                margin_fraction=margin_fraction,
+                profile=profile,
+            )
         return [results[index] for index in range(len(configurations))]
 
     def _structure(self, configuration: Configuration, gpu: Gpu) -> Structure:
@@ -196,19 +214,40 @@ class Predictor:
                 known[asked] = self._optimizer(configuration, passes)
             optimizers.append(known[asked])
         times = evaluation.times(optimizers, kernel_times)
+        memory = [evaluation.memory(index, optimizer) for index, optimizer in enumerate(optimizers)]
+        parallelism = [Parallelism.of(configuration) for configuration in configurations]
+        if any(p.ranks > 1 for p in parallelism):
+            sizes = [gradient_bytes(passes, configuration) for configuration in configurations]
+            memory, times = replicas(memory, times, parallelism, sizes, gpu, profile)
+        else:
+            memory = [on_its_device(one, gpu, profile) for one in memory]
         return [
             build_prediction(
-                on_its_device(evaluation.memory(index, optimizer), gpu, profile),
+                memory[index],
                 speed_of(times, index, self._job.workload, configuration, gpu),
                 gpu,
                 params=evaluation.params(index),
                 method=method_text(f"{METHOD}; {rates}", self._job.workload, configuration),
                 margin_fraction=margin_fraction,
+                parallelism=parallelism[index],
             )
-            for index, (configuration, optimizer) in enumerate(
-                zip(configurations, optimizers, strict=True)
-            )
+            for index, configuration in enumerate(configurations)
         ]
+
+
+def _is_sharded(configuration: Configuration) -> bool:
+    parallelism = Parallelism.of(configuration)
+    return parallelism.ranks > 1 and parallelism.strategy == "fsdp2"
+
+
+def _check_traced_in_full(count: int) -> None:
+    """Raise `InputError` for more configurations than anybody waits for, at seconds each."""
+    if count > MOST_TRACED:
+        raise InputError(
+            f"{count} configurations with distributed fsdp2 would each be traced in full, which "
+            f"takes seconds each; at most {MOST_TRACED} are",
+            hint="narrow the search with --where or --set, or use ddp, which needs no traces",
+        )
 
 
 def _fallback(

@@ -5,14 +5,18 @@ A configuration has them only where its space names them; without them a trial i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
-from tuner.errors import InputError
+from tuner.errors import InputError, Problem
 from tuner.records import KnobValue
 from tuner.space.terms import Term
 
 GPUS_PER_TRIAL = "gpus_per_trial"
 DISTRIBUTED = "distributed"
+
+BUCKET_CAP_MIB = 25
+"""DistributedDataParallel's default `bucket_cap_mb`, which transformers' Trainer leaves alone."""
 
 MAX_GPUS = 16
 """GPUs of the largest single machines on offer (HGX-2, p2.16xlarge): a trial stays on one."""
@@ -79,3 +83,54 @@ def rule_with_ranks(rule: str, mentioned: Collection[str]) -> str:
     if rule == "effective_batch // micro_batch":
         return f"effective_batch // (micro_batch * {GPUS_PER_TRIAL})"
     return rule.replace(_ONE, _MANY)
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How many ranks train a configuration together, and how: "ddp" or "fsdp2"."""
+
+    ranks: int = 1
+    strategy: str = "ddp"
+
+    @classmethod
+    def of(cls, configuration: Mapping[str, KnobValue]) -> Parallelism:
+        """That of a configuration. Raises `InputError` for what is none."""
+        return cls(gpus_per_trial(configuration), strategy(configuration))
+
+    def problems(self, configuration: Mapping[str, KnobValue]) -> list[Problem]:
+        """What cannot be trained so, with the reason; empty on one GPU and where it works."""
+        if self.ranks == 1 or self.strategy != "fsdp2":
+            return []
+        return [Problem(text, where=DISTRIBUTED) for text in _against_sharding(configuration)]
+
+    def require(self, configuration: Mapping[str, KnobValue]) -> None:
+        """Raise `InputError` with every reason why this cannot be trained."""
+        problems = self.problems(configuration)
+        if problems:
+            raise InputError(
+                f"this configuration cannot be trained with {self.strategy}", problems=problems
+            )
+
+
+def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
+    precision = configuration.get("precision")
+    if precision in ("nf4", "int8"):
+        yield (
+            f"fsdp2 shards parameters along their first dimension and keeps their values; "
+            f"bitsandbytes' {precision} layers keep packed integers with scales beside them, which "
+            "it cannot shard and cannot carry gradients through: use ddp"
+        )
+    if str(configuration.get("optimizer", "")).endswith("_8bit"):
+        yield (
+            "bitsandbytes' 8-bit optimizers read raw memory and do not know sharded parameters: "
+            "use adamw_torch, adamw_torch_fused or sgd, or ddp"
+        )
+    if configuration.get("mixed_precision") == "fp16":
+        yield (
+            "fp16 needs a gradient scaler that agrees between the ranks, which is not built here: "
+            "use bf16, or ddp"
+        )
+    if configuration.get("offload"):
+        yield "offload moves whole layers, and fsdp2 shards them: use one of the two"
+    if configuration.get("torch_compile"):
+        yield "torch_compile with fsdp2 is not built here: use ddp"

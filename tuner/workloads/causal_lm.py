@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from tuner.records import Configuration, Phase
+from tuner.space.distributed_terms import Parallelism
 from tuner.workloads.base import Counts, Environment, Machine
 from tuner.workloads.causal_lm_model import build_model
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.flops import StepFlops, step_flops
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
-from tuner.workloads.parallel import Parallelism, Ranks, distribute
+from tuner.workloads.parallel import Ranks, distribute
 from tuner.workloads.quantized import logical_numel
 from tuner.workloads.token_data import TokenBatches, build_loader
 

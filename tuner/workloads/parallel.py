@@ -10,72 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from unittest import mock
 
 import torch
 from torch import nn
 
-from tuner.errors import InputError, Problem
-from tuner.records import Configuration
-from tuner.space.distributed_terms import DISTRIBUTED, gpus_per_trial, strategy
+from tuner.space.distributed_terms import BUCKET_CAP_MIB, Parallelism
 from tuner.workloads.base import Environment
 from tuner.workloads.offload import decoder_layers
-
-BUCKET_MIB = 25
-"""DistributedDataParallel's default `bucket_cap_mb`, which transformers' Trainer leaves alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parallelism:
-    """How many ranks train a configuration together, and how: "ddp" or "fsdp2"."""
-
-    ranks: int = 1
-    strategy: str = "ddp"
-
-    @classmethod
-    def of(cls, configuration: Configuration) -> Parallelism:
-        """That of a configuration. Raises `InputError` for what is none."""
-        return cls(gpus_per_trial(configuration), strategy(configuration))
-
-    def problems(self, configuration: Configuration) -> list[Problem]:
-        """What cannot be trained so, with the reason; empty on one GPU and where it works."""
-        if self.ranks == 1 or self.strategy != "fsdp2":
-            return []
-        return [Problem(text, where=DISTRIBUTED) for text in _against_sharding(configuration)]
-
-    def require(self, configuration: Configuration) -> None:
-        """Raise `InputError` with every reason why this cannot be trained."""
-        problems = self.problems(configuration)
-        if problems:
-            raise InputError(
-                f"this configuration cannot be trained with {self.strategy}", problems=problems
-            )
-
-
-def _against_sharding(configuration: Configuration) -> Iterator[str]:
-    precision = configuration.get("precision")
-    if precision in ("nf4", "int8"):
-        yield (
-            f"fsdp2 shards parameters along their first dimension and keeps their values; "
-            f"bitsandbytes' {precision} layers keep packed integers with scales beside them, which "
-            "it cannot shard and cannot carry gradients through: use ddp"
-        )
-    if str(configuration.get("optimizer", "")).endswith("_8bit"):
-        yield (
-            "bitsandbytes' 8-bit optimizers read raw memory and do not know sharded parameters: "
-            "use adamw_torch, adamw_torch_fused or sgd, or ddp"
-        )
-    if configuration.get("mixed_precision") == "fp16":
-        yield (
-            "fp16 needs a gradient scaler that agrees between the ranks, which is not built here: "
-            "use bf16, or ddp"
-        )
-    if configuration.get("offload"):
-        yield "offload moves whole layers, and fsdp2 shards them: use one of the two"
-    if configuration.get("torch_compile"):
-        yield "torch_compile with fsdp2 is not built here: use ddp"
 
 
 @runtime_checkable
@@ -146,7 +89,7 @@ def _replicate(model: nn.Module, device: str, *, may_have_idle: bool) -> Any:
     return DistributedDataParallel(
         model,
         device_ids=[torch.device(device)] if on_gpu else None,
-        bucket_cap_mb=BUCKET_MIB,
+        bucket_cap_mb=BUCKET_CAP_MIB,
         find_unused_parameters=may_have_idle,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from tuner.estimators.compiler.polynomial import Probe
 from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.records import Configuration
+from tuner.space.distributed_terms import DISTRIBUTED_TERMS
 from tuner.space.machine_terms import MACHINE
 
 SIZE_KNOBS = frozenset(
@@ -20,8 +21,15 @@ SIZE_KNOBS = frozenset(
 VARIABLE_KNOBS = ("micro_batch", "max_length", "lora_rank", "n_negatives")
 """The knobs behind the variables of polynomials, in their order."""
 
-HOST_KNOBS = frozenset({"n_positives", *(term.name for term in MACHINE if not term.modelled)})
-"""Knobs that a traced step does not see: what feeds it, and how many pairs an epoch has."""
+HOST_KNOBS = frozenset(
+    {
+        "n_positives",
+        *(term.name for term in MACHINE if not term.modelled),
+        *(term.name for term in DISTRIBUTED_TERMS),
+    }
+)
+"""Knobs that a traced step does not see: what feeds it, how many pairs an epoch has, and the ranks
+that do the same (`tuner.estimators.parallel`)."""
 
 OPTIMIZER_KNOBS = frozenset({"optimizer", "max_grad_norm"})
 """Knobs that act after the last backward pass."""

@@ -59,4 +59,5 @@ def processor(profile: DeviceProfile) -> Gpu:
         price_date=None,
         sources={},
         context_bytes=profile.context_bytes or 0,
+        link_bytes_per_s=profile.link_bytes_per_s,
     )

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import InputError, Problem
+from tuner.errors import InputError, Problem, UnavailableError
 
 if TYPE_CHECKING:  # only for annotations
     from tuner.gpus import Gpu
@@ -106,6 +106,9 @@ class DeviceProfile:
     live_factor: float | None = None
     """Resident memory of a training for each byte of live tensors, beside `context_bytes`; None
     for a GPU, whose allocator is replayed."""
+    link_bytes_per_s: float | None = None
+    """What two processes of a processor's machine send each other a second, over gloo; None for a
+    GPU, and where it was not measured."""
     step_spread: float | None = None
     """Largest spread of the step times behind `step_factor`, or the share of the processors that
     others used before, if that was more."""
@@ -170,22 +173,40 @@ def load_profile(path: Path) -> DeviceProfile:
 
 
 def profiles_folder() -> Path:
-    """Where profiles are kept: $TUNER_PROFILES, else ~/.config/tuner/profiles."""
+    """Where profiles are kept: $TUNER_PROFILES, else ~/.config/tuner/profiles.
+
+    Raises `UnavailableError` where nobody knows the home directory, as in some containers.
+    """
     named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named) if named else Path.home() / ".config" / "tuner" / "profiles"
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".config" / "tuner" / "profiles"
+    except RuntimeError as error:
+        raise UnavailableError(
+            "there is no home directory to keep device profiles in",
+            hint=f"name a folder with {FOLDER_VARIABLE}",
+        ) from error
 
 
 def profile_path(name: str) -> Path:
-    """The file of a profile: `name` is a GPU's id, or a device name made fit for a file."""
-    slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    return profiles_folder() / f"{slug}.yaml"
+    """The file of a profile: `name` is a GPU's id, or a device name made fit for a file.
+
+    Raises `UnavailableError` where there is no folder for it.
+    """
+    return profiles_folder() / f"{slug_of(name)}.yaml"
+
+
+def slug_of(name: str) -> str:
+    """A device name as an id: lower-case letters, digits and underscores."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def find_profile(gpu: Gpu) -> DeviceProfile | None:
     """The saved profile of this GPU type, or None. Raises `InputError` if it is damaged."""
     try:
         path = profile_path(gpu.id)
-    except RuntimeError:  # no home directory, as in some containers
+    except UnavailableError:
         return None
     return load_profile(path) if path.is_file() else None
 
@@ -258,6 +279,7 @@ _TOP: Mapping[str, _Field] = {
     "duration_s": _SHARE,
     "step_factor": _LATE_NUMBER,
     "live_factor": _LATE_NUMBER,
+    "link_bytes_per_s": _LATE_NUMBER,
     "step_spread": _Field((int, float), True, True, False, "a number of 0 or more"),
 }
 

@@ -18,6 +18,7 @@ from tuner.estimators.compiler.compiled import SEGMENTS, Floats
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.speed.power import sustained_flops
 from tuner.gpus import Gpu
+from tuner.records import Phase
 
 _PRECISION_OF_DTYPE = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
 
@@ -114,6 +115,8 @@ class StepTimes:
     step_s: Floats
     breakdown_s: Mapping[str, Floats]
     model_flops: Floats
+    backward_s: Floats
+    """Of the backward pass of the last micro-step alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +203,12 @@ def whole_step(
         flops += repeats * passes.model_flops[number][places]
     breakdown["optimizer"] = optimizer_s + np.zeros(len(grad_accum))
     step_s: Floats = sum(breakdown.values(), np.zeros(len(grad_accum)))
-    return StepTimes(step_s, breakdown, flops)
+    first, later = (
+        sum(passes.seconds[number].values(), np.zeros(1))[places] + np.zeros(len(grad_accum))
+        for number, segment in enumerate(SEGMENTS)
+        if segment.phase is Phase.BACKWARD
+    )
+    return StepTimes(step_s, breakdown, flops, np.where(grad_accum > 1, later, first))
 
 
 def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:

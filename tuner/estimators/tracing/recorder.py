@@ -174,6 +174,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0]
         if func.namespace == "c10d":
             # Collectives: their buffers exist already, and their time is no kernel's.
+            size = max((t.nbytes for t in tensors_in((args, kwargs))), default=0)
+            name = func._schema.name
+            self.timeline.collectives.append((name, size, len(self.timeline.marks) - 1))
             return func(*args, **kwargs)
         return self._run(func, args, kwargs)
 

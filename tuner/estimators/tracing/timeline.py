@@ -79,3 +79,5 @@ class Timeline:
     marks: list[Mark] = field(default_factory=lambda: [Mark(0, Phase.LOAD, 0, 0)])
     works: list[Work] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    collectives: list[tuple[str, int, int]] = field(default_factory=list)
+    """What ranks send each other: the operator, the bytes of its largest tensor, and the mark."""

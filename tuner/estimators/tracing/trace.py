@@ -48,6 +48,8 @@ class Trace:
     """Micro-steps of the traced second optimizer step, 1 or 2."""
     trainable_params: int
     total_params: int
+    gradient_bytes: tuple[int, ...] = ()
+    """Of each trainable parameter, in their order; of a shard, on several GPUs that share them."""
 
 
 class MetaEnvironment:
@@ -129,6 +131,7 @@ def trace(
         micro_steps=2 if accumulates else 1,
         trainable_params=session.trainable_params,
         total_params=session.total_params,
+        gradient_bytes=tuple(p.nbytes for p in session.model.parameters() if p.requires_grad),
     )
 
 
