@@ -184,7 +184,8 @@ def print_answers(found: Sequence[Found | Refused], *, as_json: bool) -> None:
     for note in dict.fromkeys(note for one in ran for note in one.view.notes):
         print_fields([("note", note)])
     folders = [str(one.plan.target.folder.path) for one in ran]
-    best = next((one.plan for one in ran if one.view.best), None)
+    cheapest = answers[0].gpu.id if answers[0].best else ""
+    best = next((one.plan for one in ran if one.plan.target.gpu.id == cheapest), None)
     print_fields(
         [
             ("files", f"best.yaml, pareto.csv, pareto.png, report.html and trials.jsonl in "

@@ -1,0 +1,115 @@
+"""Searches without Ray: what is predicted is what trials come to, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cli_samples import CONFIG
+
+from tuner.errors import TunerError
+from tuner.records import Outcome, Status, TrialRecord
+from tuner.tune.budget import StoppedBy
+from tuner.tune.progress import Progress
+from tuner.tune.request import SearchRequest, SearchResult
+
+WIDE = """\
+name: wide
+workload: causal_lm
+model: ./wide-model
+knobs:
+  micro_batch: [8, 10]
+  max_length: [1024, 1100]
+  precision: [fp16, bf16]
+fixed: {effective_batch: 80, lora_rank: 8}
+derived: {grad_accum: effective_batch // micro_batch}
+data: {examples: 100000, epochs: 1, token_lengths: {mean: 500, max: 1024}, padding: longest}
+baseline: {micro_batch: 8, max_length: 1024, precision: fp16}
+"""
+"""Two layers and a vocabulary whose logits are too large for 24 GB."""
+
+
+def write_wide(folder: Path) -> None:
+    """`wide-model/config.json` and `wide.yaml` in `folder`."""
+    config = {**CONFIG, "vocab_size": 300_000, "max_position_embeddings": 2048}
+    (folder / "wide-model").mkdir()
+    (folder / "wide-model" / "config.json").write_text(json.dumps(config))
+    (folder / "wide.yaml").write_text(WIDE)
+
+
+class InProcess:
+    """Stands in for `tuner.tune.driver.search_all`.
+
+    Tries configurations in the space's order and keeps the requests of each call. `stops` says by
+    GPU id how a search ends otherwise: interrupted after its first trial, or failed before it.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[list[SearchRequest]] = []
+        self.stops: dict[str, StoppedBy | TunerError] = {}
+
+    def __call__(
+        self,
+        requests: Sequence[SearchRequest],
+        *,
+        on_progress: Callable[[Sequence[Progress]], None] = lambda progress: None,
+        on_record: Callable[[TrialRecord], None] = lambda record: None,
+    ) -> tuple[SearchResult, ...]:
+        self.calls.append(list(requests))
+        done = {request.gpu.id: 0 for request in requests}
+        results = []
+        for request in requests:
+            known = [record for record in request.resume if request.is_known(record)]
+            new = []
+            for configuration in self._to_try(request, len(known)):
+                new.append(_record(request, configuration, len(known) + len(new) + 1))
+                on_record(new[-1])
+                done[request.gpu.id] += 1
+                on_progress([_progress(r, done[r.gpu.id]) for r in requests])
+            results.append(self._result(request, known, new))
+        return tuple(results)
+
+    def _to_try(self, request, known):
+        left = max(0, request.trials - known)
+        stop = self.stops.get(request.gpu.id)
+        if stop is not None:
+            left = 0 if isinstance(stop, TunerError) else min(left, 1)
+        return list(request.space.configurations(request.where))[known : known + left]
+
+    def _result(self, request, known, new):
+        stop = self.stops.get(request.gpu.id, StoppedBy.BUDGET)
+        return SearchResult(
+            records=(*known, *new),
+            reused=len(known),
+            candidates=len(list(request.space.configurations(request.where))),
+            stopped_by=stop if isinstance(stop, StoppedBy) else StoppedBy.INTERRUPTED,
+            duration_s=1.0,
+            failure=stop if isinstance(stop, TunerError) else None,
+        )
+
+
+def _record(request: SearchRequest, configuration, number: int) -> TrialRecord:
+    prediction = request.predictions[configuration.key]
+    fits = prediction.memory.device_bytes <= request.gpu.memory_bytes
+    return TrialRecord(
+        trial_id=f"run-{number:03}",
+        space=request.space.name,
+        gpu=request.gpu.id,
+        gpu_memory_bytes=request.gpu.memory_bytes,
+        configuration=configuration,
+        outcome=Outcome(Status.OK if fits else Status.OOM, prediction=prediction),
+        seed=request.seed,
+        started_at="2026-05-01T12:00:00+00:00",
+        versions=request.versions,
+        searcher=request.searcher,
+        run_id="run",
+        margin_bytes=request.margin_bytes,
+    )
+
+
+def _progress(request: SearchRequest, done: int) -> Progress:
+    return Progress(
+        done=done, running=0, oom=0, failed=0, reused=0, total=request.trials,
+        best=None, elapsed_s=1.0, eta_s=None,
+    )  # fmt: skip

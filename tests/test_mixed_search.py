@@ -1,0 +1,209 @@
+"""`tuner search --gpu a6000,h100_sxm`: a search for each type, and all of them side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+from search_fakes import InProcess, write_wide
+
+from tuner.cli.main import run
+from tuner.engine.search import batches
+from tuner.engine.targets import gpu_names, load_targets
+from tuner.errors import InputError, UnavailableError
+from tuner.gpus import get_gpu
+from tuner.results.journal import read_journal
+from tuner.tune import cluster, driver
+from tuner.tune.budget import StoppedBy
+from tuner.tune.request import Bench, SearchRequest
+
+FP16 = ["--space", "wide.yaml", "--set", "precision=fp16"]
+
+
+@pytest.fixture
+def searches(tmp_path, monkeypatch) -> InProcess:
+    write_wide(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    fake = InProcess()
+    monkeypatch.setattr(driver, "search_all", fake)
+    return fake
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+class TestSearch:
+    def test_every_type_has_a_front_and_one_that_cannot_is_named_without_a_trial(
+        self, searches, tmp_path, capsys
+    ):
+        command = ["search", *FP16, "--gpu", "h100_sxm,rtx3090,a6000", "--trials", "3"]
+        assert run(command) == 0
+        out = capsys.readouterr().out
+        assert "rtx3090 not searched: none of the 4 configurations is predicted to fit" in words(
+            out
+        )
+        # Said before the first trial.
+        assert out.index("not searched") < out.index("done")
+        (requests,) = searches.calls  # both in one run
+        assert [request.gpu.id for request in requests] == ["h100_sxm", "a6000"]
+        assert [request.trials for request in requests] == [3, 3]
+
+        folder = tmp_path / "results" / "wide"
+        assert sorted(path.name for path in folder.iterdir()) == ["a6000", "h100_sxm"]
+        for gpu in ("a6000", "h100_sxm"):
+            records = read_journal(folder / gpu / "trials.jsonl").records
+            assert {record.gpu for record in records} == {gpu}
+            assert len(records) == 3
+            with (folder / gpu / "pareto.csv").open(newline="") as file:
+                assert list(csv.DictReader(file))
+            # Each report shows the other type's front, the one that was written first as well.
+            assert "a6000" in (folder / gpu / "report.html").read_text()
+            assert "h100_sxm" in (folder / gpu / "report.html").read_text()
+
+        compared = out[out.index("wide, the cheapest epoch first") :]
+        assert compared.index("\na6000") < compared.index("\nh100_sxm") < compared.index("rtx3090")
+        assert "smallest needs" in words(compared)
+        assert "tuner best --space wide.yaml --gpu a6000" in words(compared)
+
+        # The same comparison without a search, and a type that was not searched beside them.
+        assert run(["best", "--space", "wide.yaml", "--gpu", "h100_sxm,a6000,a100_40gb"]) == 0
+        again = capsys.readouterr().out
+        assert again.index("\na6000") < again.index("\nh100_sxm") < again.index("a100_40gb")
+        assert "no results of 'wide' on 'a100_40gb'" in words(again)
+
+    def test_json_is_a_list_in_the_order_of_the_comparison(self, searches, capsys):
+        command = ["search", *FP16, "--gpu", "h100_sxm,rtx3090,a6000", "--trials", "2", "--json"]
+        assert run(command) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [one["gpu"] for one in found] == ["a6000", "h100_sxm", "rtx3090"]
+        assert [one["best"] is not None for one in found] == [True, True, False]
+        assert "predicted to fit" in found[2]["reason"]
+        assert found[0]["files"]["journal"] == "results/wide/a6000/trials.jsonl"
+
+    def test_same_command_goes_on_from_every_journal(self, searches, capsys):
+        for _ in range(2):
+            assert run(["search", *FP16, "--gpu", "a6000,h100_sxm", "--trials", "2"]) == 0
+        first, second = searches.calls
+        assert [len(request.resume) for request in first] == [0, 0]
+        assert [len(request.resume) for request in second] == [2, 2]
+        assert words(capsys.readouterr().out).count("0 new trials") == 2
+
+    def test_types_without_bf16_are_named_before_anything_is_predicted(
+        self, searches, capsys, monkeypatch
+    ):
+        from tuner.estimators import predictor
+
+        monkeypatch.setattr(predictor.Predictor, "__init__", None)  # would raise a TypeError
+        command = ["search", "--space", "wide.yaml", "--set", "precision=bf16"]
+        assert run([*command, "--gpu", "t4,v100_16gb"]) == 1
+        error = words(capsys.readouterr().err)
+        assert "t4: NVIDIA T4 can run no configuration of search space 'wide'" in error
+        assert "v100_16gb:" in error
+        assert "Turing has no bf16 arithmetic" in error
+        assert searches.calls == []
+
+    def test_nothing_that_may_fit_anywhere_is_exit_code_1_and_writes_nothing(
+        self, searches, tmp_path, capsys
+    ):
+        for gpus in ("l4", "rtx3090,l4"):
+            assert run(["search", *FP16, "--gpu", gpus, "--trials", "2"]) == 1
+            assert "smallest needs" in words(capsys.readouterr().err)
+        assert searches.calls == []
+        assert not (tmp_path / "results").exists()
+
+    def test_interruption_keeps_what_was_done_of_each(self, searches, tmp_path, capsys):
+        searches.stops = {"a6000": StoppedBy.INTERRUPTED, "h100_sxm": StoppedBy.INTERRUPTED}
+        assert run(["search", *FP16, "--gpu", "a6000,h100_sxm", "--trials", "3"]) == 130
+        assert words(capsys.readouterr().out).count("the same command goes on from here") == 2
+        for gpu in ("a6000", "h100_sxm"):
+            journal = tmp_path / "results" / "wide" / gpu / "trials.jsonl"
+            assert len(read_journal(journal).records) == 1
+            assert journal.with_name("report.html").exists()
+
+    def test_failure_of_one_type_does_not_take_the_others_with_it(self, searches, capsys):
+        searches.stops = {"h100_sxm": UnavailableError("its nodes are gone", hint="start some")}
+        assert run(["search", *FP16, "--gpu", "a6000,h100_sxm", "--trials", "2"]) == 0
+        out = words(capsys.readouterr().out)
+        assert "h100_sxm its nodes are gone" in out
+        assert run(["search", *FP16, "--gpu", "h100_sxm", "--trials", "2"]) == 3
+        assert "its nodes are gone" in capsys.readouterr().err
+
+    def test_dry_run_previews_each(self, searches, tmp_path, capsys):
+        command = ["search", *FP16, "--gpu", "a6000,rtx3090", "--trials", "2", "--dry-run"]
+        assert run(command) == 0
+        out = words(capsys.readouterr().out)
+        assert "a6000: NVIDIA RTX A6000" in out
+        assert "no trial would run: none of the 4 configurations" in out
+        assert run([*command, "--json"]) == 0
+        first, second = json.loads(capsys.readouterr().out)
+        assert (first["gpu"], len(first["trials"])) == ("a6000", 2)
+        assert "smallest needs" in second["reason"]
+        assert not (tmp_path / "results").exists()
+
+
+class TestNames:
+    def test_a_type_that_is_named_twice_counts_once(self, searches):
+        targets = load_targets("wide.yaml", gpu_names("a6000, RTX-A6000 ,h100_sxm"))
+        assert [target.gpu.id for target in targets] == ["a6000", "h100_sxm"]
+
+    @pytest.mark.parametrize(
+        ("gpus", "more", "parts"),
+        [
+            ("a6000,", (), ("lacks a name",)),
+            ("a6000,all", (), ("all types and some",)),
+            ("a6000,h100", (), ("'h100' is ambiguous", "h100_sxm")),
+            ("a6000,h100,a6001", (), ("'h100' is ambiguous", "'a6001'")),
+            ("a6000,t4", ("--price", "1"), ("about one GPU type",)),
+            ("a6000,t4", ("--where", "micro_batches > 1"), ("micro_batches",)),
+        ],
+    )
+    def test_what_is_wrong_is_bad_input(self, searches, capsys, gpus, more, parts):
+        assert run(["search", *FP16, "--gpu", gpus, *more]) == 2
+        error = words(capsys.readouterr().err)
+        for part in parts:
+            assert part in error
+
+    @pytest.mark.parametrize(
+        ("offered", "found"),
+        [
+            ({"h100_sxm": 1.0, "GPU": 1.0}, "h100_sxm"),
+            ({"h100_pcie": 2.0, "GPU": 2.0}, "h100_pcie"),
+        ],
+    )
+    def test_a_name_of_several_types_means_the_one_that_the_cluster_has(
+        self, searches, monkeypatch, offered, found
+    ):
+        monkeypatch.setattr(cluster, "offered", lambda address: offered)
+        (target,) = load_targets("wide.yaml", ["h100"], address="10.0.0.1:6379")
+        assert target.gpu.id == found
+        assert target.arguments[:4] == ("--space", "wide.yaml", "--gpu", found)
+
+    def test_a_cluster_that_has_both_or_none_settles_nothing(self, searches, monkeypatch):
+        for offered in ({}, {"h100_sxm": 1.0, "h100_pcie": 1.0}):
+            monkeypatch.setattr(cluster, "offered", lambda address, there=offered: there)
+            with pytest.raises(InputError, match="ambiguous"):
+                load_targets("wide.yaml", ["h100"], address="10.0.0.1:6379")
+
+
+class TestBatches:
+    def request(self, gpu: str, *, bench: bool = False, address: str | None = None):
+        return SearchRequest(
+            space=None,
+            gpu=get_gpu(gpu),
+            runner_factory=None,
+            bench=Bench(get_gpu(gpu).name) if bench else None,
+            address=address,
+        )
+
+    def test_simulated_ones_and_those_of_a_cluster_run_together(self):
+        simulated = [self.request("a6000"), self.request("t4")]
+        assert list(batches(simulated)) == [simulated]
+        measured = [self.request(gpu, bench=True, address="auto") for gpu in ("a6000", "t4")]
+        assert list(batches(measured)) == [measured]
+
+    def test_who_measures_on_this_machine_has_it_alone(self):
+        requests = [self.request("a6000"), self.request("t4", bench=True), self.request("l4")]
+        assert list(batches(requests)) == [[one] for one in requests]
