@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -19,7 +20,7 @@ from tuner.engine.submission import new_id, put_together, space_in
 from tuner.errors import InputError, UnavailableError
 from tuner.space import load_space
 from tuner.tune.job_connection import auth_token, url_of
-from tuner.tune.jobs import connect
+from tuner.tune.jobs import FETCH, KIND, SEARCH, JobServer, connect
 
 NOBODY = "http://127.0.0.1:1"
 OWN = "name: own\nworkload: command\ncommand: [python, train.py, '{batch}']\nknobs:\n  batch: [1]\n"
@@ -229,6 +230,47 @@ def test_submit_leaves_the_environment_as_it_was(folder):
     with pytest.raises(UnavailableError):
         connect(NOBODY)
     assert (dict(os.environ), Path.cwd()) == before
+
+
+@dataclass(frozen=True)
+class Details:
+    """What Ray says of a job, as far as it is asked here."""
+
+    submission_id: str
+    metadata: dict[str, str] | None
+    end_time: int | None
+
+
+class FakeClient:
+    """A cluster's list of jobs; `gone` are struck off between the list and the striking."""
+
+    def __init__(self, jobs: list[Details], gone: str) -> None:
+        self.jobs, self.gone, self.deleted = jobs, gone, []
+
+    def list_jobs(self) -> list[Details]:
+        return self.jobs
+
+    def delete_job(self, job_id: str) -> bool:
+        if job_id == self.gone:
+            raise RuntimeError(f"status code 404: Job {job_id} does not exist")
+        self.deleted.append(job_id)
+        return True
+
+
+def test_only_jobs_that_read_files_are_struck_off_and_not_at_once():
+    client = FakeClient(
+        [
+            Details("search", {KIND: SEARCH}, 1_000),
+            Details("others", None, 1_000),
+            Details("gone", {KIND: FETCH}, 1_000),
+            Details("old", {KIND: FETCH}, 1_000),
+            Details("fresh", {KIND: FETCH}, 99_000),
+            Details("runs", {KIND: FETCH}, None),
+        ],
+        gone="gone",
+    )
+    JobServer(client, NOBODY).tidy(before_s=60.0)
+    assert client.deleted == ["old"]
 
 
 def test_the_commands_of_the_cluster_are_not_shown_to_people():

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 PACK_WAIT_S = 300
 """How long the cluster may take to start a process and read a job's files."""
 
+READER_LEFT_S = 60
+"""How long the job that read them stays on the cluster's list at least."""
+
 
 @click.command(
     "fetch",
@@ -90,7 +93,8 @@ def _packed(server: JobServer, job_id: str, job: Job | None) -> JobFiles:
             hint="its head node may be busy; try again",
         )
     text = server.logs(reader)
-    server.forget(reader)
+    if read.ended_s is not None:
+        server.tidy(read.ended_s - READER_LEFT_S)
     files = unpack(text.splitlines(), job_id)
     if files is not None:
         return files
@@ -129,9 +133,10 @@ def _choice(request: JobRequest) -> Choice:
 
     try:
         given: dict[str, Any] = search.make_context("search", list(request.arguments)).params
-    except click.ClickException as error:
+    except (click.ClickException, click.exceptions.Exit) as error:
         raise UnavailableError(
-            f"this version of tuner cannot read what {request.id!r} was told: {error.message}"
+            f"this version of tuner cannot read what {request.id!r} was told: "
+            + plain(shlex.join(request.arguments))
         ) from error
     return Choice(
         space_name=given["space_name"],
@@ -155,6 +160,20 @@ def _to_dict(fetched: Fetched) -> dict[str, Any]:
         "best": view.best.to_dict() if view is not None and view.best else None,
         "note": fetched.note,
     }
+
+
+def _print_state(job: Job) -> None:
+    """What is to be known of a search that did not end by itself."""
+    from tuner.tune.jobs import State
+
+    if not job.state.ended:
+        click.echo(f"{job.id} still runs: these are its trials until now", err=True)
+    elif job.state in (State.FAILED, State.STOPPED):
+        click.echo(
+            f"{job.id} {state_text(job)}: these are its trials until then, and "
+            f"`tuner logs {job.id}` says more",
+            err=True,
+        )
 
 
 def _print(fetched: Fetched) -> None:

@@ -41,7 +41,7 @@ def state_text(job: Job) -> str:
     from tuner.tune.jobs import State
 
     if job.state is State.FAILED and job.exit_code is not None:
-        return f"failed (exit code {job.exit_code})"
+        return f"failed (exit {job.exit_code})"
     return str(job.state)
 
 

@@ -153,6 +153,20 @@ class JobServer:
         with self._errors(job_id):
             self._client.delete_job(job_id)
 
+    def tidy(self, before_s: float) -> None:
+        """Strike off the jobs that only read files and ended before then, by the cluster's clock.
+
+        Not sooner: Ray, which looks at a job about once a second, would put one whose end it has
+        not seen on the list again, as failed.
+        """
+        with self._errors():
+            found = self._client.list_jobs()
+        for details in found:
+            is_reader = (details.metadata or {}).get(KIND) == FETCH
+            if is_reader and details.end_time and details.end_time / 1000 < before_s:
+                with contextlib.suppress(InputError):  # somebody else has done it meanwhile
+                    self.forget(details.submission_id or "")
+
     @contextlib.contextmanager
     def _errors(self, job_id: str = "") -> Iterator[None]:
         """What the client raises, said to the user."""
