@@ -67,6 +67,18 @@ def _search_options(function: _Decorated) -> _Decorated:
             help="Keep the Optuna study in a file too, for optuna-dashboard.",
         ),
         click.option(
+            "--track", cls=RareOption, multiple=True, metavar="TOOL:PLACE",
+            help="Trials as runs, too: tensorboard:FOLDER, mlflow:FOLDER or mlflow:URI.",
+        ),
+        click.option(
+            "--dashboard", cls=RareOption, is_flag=True,
+            help="With Ray's dashboard on this machine; prints its address.",
+        ),
+        click.option(
+            "--metrics-port", cls=RareOption, type=click.IntRange(0, 65535), metavar="PORT",
+            help="Metrics for Prometheus on this port of localhost; 0 is any.",
+        ),
+        click.option(
             "--dry-run", is_flag=True,
             help="Say what would run and at what cost; run nothing.",
         ),

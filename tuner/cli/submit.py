@@ -19,7 +19,18 @@ from tuner.engine.measuring import Mode
 if TYPE_CHECKING:
     from tuner.engine.target import Target
 
-NOT_SENT = {"results", "address", "dry_run", "study", "fresh", "quiet", "as_json"}
+NOT_SENT = {
+    "results",
+    "address",
+    "dry_run",
+    "study",
+    "metrics_port",
+    "dashboard",
+    "track",
+    "fresh",
+    "quiet",
+    "as_json",
+}
 """Options of `tuner search` that are about the machine on which it is typed."""
 
 _SHARED = [param for param in search.params if param.name not in NOT_SENT]

@@ -17,6 +17,7 @@ from tuner.engine.target import CannotRunError, Target, check_conditions
 from tuner.errors import InputError, NothingFitsError, TunerError, UnavailableError
 from tuner.records import Configuration, KnobValue, Source, TrialRecord
 from tuner.tune.request import DEFAULT_SEARCHER, DEFAULT_TRIALS
+from tuner.tune.watch import check_metrics_port, parse_tracking
 
 if TYPE_CHECKING:
     from tuner.engine.support import SupportedSpace
@@ -55,6 +56,9 @@ class SearchOptions:
     max_cost: float | None = None
     min_gain: float | None = None
     study: Path | None = None
+    metrics_port: int | None = None
+    dashboard: bool = False
+    track: tuple[str, ...] = ()
     objectives: tuple[str, ...] = ()
 
 
@@ -163,6 +167,9 @@ def make_plan(target: Target, options: SearchOptions, listener: Listener = SILEN
     space = target.space.with_settings(settings) if settings else target.space
     narrowed = dataclasses.replace(target, space=space)
     check_study(options.study)
+    check_metrics_port(options.metrics_port, options.address)
+    for text in options.track:
+        parse_tracking(text)
     conditions = check_conditions(narrowed, options.where)
     margin = parse_margin(options.margin, target.gpu)
     trials_on = decide(
