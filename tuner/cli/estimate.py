@@ -43,6 +43,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     Exit code 0 whether it fits or not: see `fits`.
     """
+    from tuner.cli.evidence import gpus_text, print_evidence
     from tuner.cli.listening import Printer
     from tuner.cli.render import print_fields, print_json, settings_text
     from tuner.cli.stages import print_staged
@@ -69,12 +70,10 @@ def command(  # noqa: PLR0913 - one argument for each option
     print_fields(
         [
             ("model", str(space.model)),
-            ("GPU", gpu.name),
+            ("GPU", gpus_text(gpu, configuration)),
             ("settings", settings_text(configuration)),
         ]
     )
-    from tuner.cli.evidence import print_evidence
-
     print_evidence(found.prediction, gpu, fits=found.prediction.fits)
     if found.stages is not None:
         print_staged(found.stages, configuration, SpaceFacts.of(space))

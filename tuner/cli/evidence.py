@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tuner.cli.render import count, echo, print_fields, print_rows
-from tuner.records import Prediction
+from tuner.records import Configuration, Prediction
+from tuner.results.cost import counted_gpus
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
@@ -62,6 +63,17 @@ def fits_text(
         return f"no: {numbers}, {format_size(-free_bytes)} too much"
     margin = f"the margin is {format_size(margin_bytes)}" if margin_bytes else "no margin asked"
     return f"{'yes' if fits else 'no'}: {numbers}, {format_size(free_bytes)} free, {margin}"
+
+
+def gpus_text(gpu: Gpu, configuration: Configuration) -> str:
+    """The GPU's name, with how many of them train together where there are several."""
+    count = counted_gpus(configuration)
+    return f"{count} x {gpu.name}, all memory is of one of them" if count > 1 else gpu.name
+
+
+def ranks_text(measurement: Measurement) -> str:
+    """Device memory of each rank of a trial on several GPUs; empty for one GPU."""
+    return ", ".join(format_size(rank.device_bytes) for rank in measurement.ranks)
 
 
 def _memory_text(evidence: Prediction | Measurement) -> str:

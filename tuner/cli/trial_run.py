@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.cli.comparison import more_text, params_text, print_comparison, print_measured
 from tuner.cli.data_file import DataFile
-from tuner.cli.evidence import fits_text
+from tuner.cli.evidence import fits_text, gpus_text, ranks_text
 from tuner.cli.listening import Printer
 from tuner.cli.render import echo, print_fields, settings_text
 from tuner.cli.stages import print_stages
@@ -262,12 +262,13 @@ def print_trial(trial: Trial) -> None:
         [
             ("model", trial.space.model or ""),
             ("command", str(trial.space.command or "")),
-            ("GPU", trial.gpu.name),
+            ("GPU", gpus_text(trial.gpu, record.configuration)),
             ("settings", settings_text(record.configuration)),
             ("numbers", trial.trials_on.text(trial.gpu)),
             ("status", f"{ended}, after {format_duration(outcome.duration_s)}"),
             ("message", outcome.message),
             ("fits", _fits_text(trial)),
+            ("ranks", ranks_text(measured) if measured else ""),
             ("parameters", params_text(measured) if measured else ""),
             ("more", more_text(measured) if measured else ""),
             ("notes", "; ".join(getattr(measured, "notes", ()))),

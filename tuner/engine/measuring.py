@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tuner.units import format_gib
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
     from tuner.runner.base import MeasureOptions, RunnerFactory, TrialJob
+    from tuner.space import SearchSpace
     from tuner.tune.request import Bench
 
 LIMIT_OF_TYPE = -1
@@ -111,8 +113,11 @@ def decide(
     memory_limit: int | None = None,
     address: str | None = None,
     workers: int | None = None,
+    gpus_per_trial: int = 1,
 ) -> Measuring | Simulating:
     """Whether to measure: a device of the asked type is here, or in the cluster at `address`.
+
+    With several `gpus_per_trial` a trial gets all of them on one machine.
 
     Raises `UnavailableError` where measuring was asked for and nothing can be measured on,
     `InputError` for a memory limit that makes no sense.
@@ -124,7 +129,7 @@ def decide(
                 hint="--gpu-memory predicts for another amount of memory",
             )
         return Simulating("--mode predict")
-    found = _found(gpu, memory_limit, address, workers)
+    found = _for_ranks(_found(gpu, memory_limit, address, workers), gpus_per_trial)
     if isinstance(found, Simulating) and mode is Mode.MEASURE:
         raise UnavailableError(
             f"--mode measure finds nothing to measure on: {found.why}",
@@ -141,6 +146,29 @@ def _found(
     if address is not None:
         return _in_cluster(gpu, memory_limit, address)
     return _on_local_gpu(gpu, memory_limit)
+
+
+def gpus_of_trials(space: SearchSpace) -> int:
+    """The GPUs that each trial of a space is given room for: those of the largest one.
+
+    Code of the user's own has names of its own, which say nothing here.
+    """
+    from tuner.space.distributed_terms import most_gpus_per_trial
+
+    return most_gpus_per_trial(space.choices, space.fixed) if space.predictable else 1
+
+
+def _for_ranks(found: Measuring | Simulating, count: int) -> Measuring | Simulating:
+    """The same with `count` GPUs a trial; the ranks of a processor share its cores."""
+    if count == 1 or isinstance(found, Simulating) or found.device == CPU:
+        return found
+    if found.local and len(found.local) < count:
+        return Simulating(
+            f"a trial needs {count} GPUs (gpus_per_trial), and this machine has {len(found.local)}"
+        )
+    # Ray gives out the resources of one bundle on one node.
+    resources = {name: amount * count for name, amount in found.resources.items()}
+    return dataclasses.replace(found, resources=resources)
 
 
 def _on_processor(

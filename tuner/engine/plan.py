@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tuner.engine.device import with_profile
 from tuner.engine.listener import SILENT, Listener
 from tuner.engine.margin import parse_margin
-from tuner.engine.measuring import Measuring, Mode, Simulating, decide
+from tuner.engine.measuring import Measuring, Mode, Simulating, decide, gpus_of_trials
 from tuner.engine.own_code import model_version, require_lengths, require_trials, searcher_of
 from tuner.engine.target import CannotRunError, Target, check_conditions
 from tuner.errors import InputError, NothingFitsError, TunerError, UnavailableError
@@ -178,6 +178,7 @@ def make_plan(target: Target, options: SearchOptions, listener: Listener = SILEN
         memory_limit=options.memory_limit,
         address=options.address,
         workers=options.workers,
+        gpus_per_trial=gpus_of_trials(space),
     )
     require_trials(space, trials_on)
     lengths = options.lengths if isinstance(trials_on, Measuring) else None

@@ -9,6 +9,7 @@ from typing import Any
 from tuner.records import Configuration, Measurement, Prediction, TrialRecord
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.stages import seconds_of
+from tuner.space.distributed_terms import GPUS_PER_TRIAL
 from tuner.units import format_duration
 
 
@@ -16,7 +17,7 @@ from tuner.units import format_duration
 class RunCost:
     """Time and money for one pass over the training data, and for the whole run.
 
-    Pure training: no evaluation, no checkpoints, no start-up. Money is None when the price
+    Money is for all GPUs of a training, `price_usd_per_hour` for one. Pure training: no evaluation, no checkpoints, no start-up. Money is None when the price
     of the GPU is unknown, and what concerns the run when the number of epochs is. Of a training
     in several `stages` an epoch is one of each, and `epochs` is None where they differ in it.
     """
@@ -56,6 +57,7 @@ def cost_of(
         return None
     epoch_s, run_s = times
     price = gpu.price_usd_per_hour
+    hourly = None if price is None else price * counted_gpus(configuration)
     batch = configuration.get("effective_batch")
     parts = [s.examples or 0 for s in space.stages] or [space.examples or 0]
     epochs = {stage.epochs for stage in space.stages} or {space.epochs}
@@ -66,12 +68,18 @@ def cost_of(
         steps_per_epoch=sum(math.ceil(n / step) for n in parts) if step else None,
         epoch_s=epoch_s,
         run_s=run_s,
-        epoch_usd=epoch_s / 3600 * price if price is not None else None,
-        run_usd=run_s / 3600 * price if price is not None and run_s is not None else None,
+        epoch_usd=epoch_s / 3600 * hourly if hourly is not None else None,
+        run_usd=run_s / 3600 * hourly if hourly is not None and run_s is not None else None,
         price_usd_per_hour=price,
         price_date=gpu.price_date,
         stages=len(space.stages),
     )
+
+
+def counted_gpus(configuration: Configuration) -> int:
+    """How many GPUs are paid for; 1 where a name of the user's own means something else."""
+    value = configuration.get(GPUS_PER_TRIAL, 1)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 1 else 1
 
 
 def _seconds(

@@ -71,13 +71,15 @@ class Rank:
         """
         if first == "cpu" or self.count == 1:
             return first
+        index = int(first.partition(":")[2] or 0) + self.number
         seen = torch.cuda.device_count()
-        if seen < self.count:
+        if index - self.number + self.count > seen:
             raise UnavailableError(
-                f"gpus_per_trial {self.count} needs {self.count} GPUs, and this trial sees {seen}",
+                f"gpus_per_trial {self.count} needs {self.count} GPUs from {first} on, and this "
+                f"trial sees {seen}",
                 hint="CUDA_VISIBLE_DEVICES and the cluster decide what a trial sees",
             )
-        return f"cuda:{self.number}"
+        return f"cuda:{index}"
 
     def most(self, value: float) -> float:
         """The largest value of all ranks, which all of them get."""

@@ -1,0 +1,233 @@
+"""Predictions of a rank under DDP, against a full trace of its session and a real one.
+
+The trace runs PyTorch's own DistributedDataParallel on tensors without data, in a fake process
+group; the real session has two gloo ranks on this machine's processor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from measure_samples import knobs, model_folder
+
+from tuner.errors import InputError, UnavailableError
+from tuner.estimators.parallel import (
+    Exchange,
+    buckets_of,
+    copying_s,
+    link_of,
+    waited_s,
+    with_exchange,
+)
+from tuner.estimators.predict import Subject, predict, resolve_subject
+from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.speed.roofline import StepTimes
+from tuner.estimators.tracing.workspace import PROCESSOR
+from tuner.gpus import Gpu, get_gpu
+from tuner.records import Configuration, Measurement, Status
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.isolated import IsolatedRunner
+from tuner.space.distributed_terms import Parallelism
+from tuner.units import MIB
+
+A6000 = get_gpu("a6000")
+TWO = Parallelism(2)
+
+
+def configuration(**changes: Any) -> Configuration:
+    values = knobs(max_grad_norm=1.0, mixed_precision="no", **changes)
+    return Configuration(values)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A llama of some 5 million parameters, with buckets of several sizes in full training."""
+    folder = tmp_path_factory.mktemp("model")
+    return model_folder(folder, hidden_size=256, intermediate_size=768, vocab_size=4096)
+
+
+@pytest.fixture(scope="module")
+def subject(model: str) -> Subject:
+    return resolve_subject("causal_lm", model)
+
+
+@pytest.fixture(scope="module")
+def predictor(model: str) -> Predictor:
+    return Predictor(Job("causal_lm", model))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gpus_per_trial": 2, "grad_accum": 2},
+        {"gpus_per_trial": 4, "grad_accum": 1, "max_length": 64},
+        {"gpus_per_trial": 2, "grad_accum": 3, "optimizer": "sgd"},
+        {"gpus_per_trial": 2, "lora_rank": 0, "lora_targets": (), "grad_accum": 2},
+    ],
+)
+def test_a_rank_is_predicted_within_a_percent_of_the_trace_of_its_session(
+    predictor: Predictor, subject: Subject, changes: dict[str, Any]
+) -> None:
+    asked = configuration(**changes)
+    fast = predictor.predict([asked], A6000)[0]
+    traced = predict(subject, asked, A6000)
+    assert "compiled" in fast.method
+    assert "2 ranks" in fast.method or "4 ranks" in fast.method
+    found, true = fast.memory, traced.memory
+    assert found.peak_allocated_bytes == pytest.approx(true.peak_allocated_bytes, rel=0.01)
+    # What the allocator keeps of the broadcast is reused: some MiB, which only a model as small
+    # as this one notices beside its CUDA context.
+    assert abs(found.device_bytes - true.device_bytes) <= 16 * MIB
+    assert found.loaded_bytes == pytest.approx(true.loaded_bytes, rel=0.01)
+    for phase in ("forward", "backward", "optimizer"):
+        sizes = (found.phase_peak_bytes[phase], true.phase_peak_bytes[phase])
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.01), phase
+    assert sum(found.breakdown.values()) == found.device_bytes
+    assert sum(true.breakdown.values()) == true.device_bytes
+    assert fast.speed.step_s == pytest.approx(traced.speed.step_s, rel=0.01)
+    assert (fast.trainable_params, fast.total_params) == (
+        traced.trainable_params,
+        traced.total_params,
+    )
+
+
+def test_ddp_takes_a_second_copy_of_the_gradients_and_no_more(
+    predictor: Predictor,
+) -> None:
+    alone, rank = (
+        predictor.predict([configuration(lora_rank=0, lora_targets=(), **changes)], A6000)[0]
+        for changes in ({}, {"gpus_per_trial": 2})
+    )
+    added = rank.memory.phase_peak_bytes["optimizer"] - alone.memory.phase_peak_bytes["optimizer"]
+    gradient_bytes = 4 * alone.trainable_params
+    assert gradient_bytes <= added <= gradient_bytes * 1.001
+    assert rank.speed.samples_per_s < 2 * alone.speed.samples_per_s
+    assert rank.speed.breakdown_s["exchange"] > 0
+
+
+def test_throughput_is_of_the_whole_and_memory_of_a_rank(predictor: Predictor) -> None:
+    alone, two = predictor.predict([configuration(), configuration(gpus_per_trial=2)], A6000)
+    samples = two.speed.samples_per_s * two.speed.step_s
+    assert samples == pytest.approx(2 * alone.speed.samples_per_s * alone.speed.step_s)
+    assert two.limit_bytes == alone.limit_bytes
+    assert "without what NCCL keeps" in two.method
+    assert "rank" not in alone.method
+
+
+def test_a_real_session_of_two_ranks_is_near_its_prediction(model: str, subject: Subject) -> None:
+    """Real DDP over gloo: each rank's own memory, of which the larger one decides."""
+    job = TrialJob("causal_lm", model, A6000)
+    options = MeasureOptions(device="cpu", budget_s=0.0, timeout_s=3000.0)
+    asked = configuration(gpus_per_trial=2, micro_batch=8, max_length=64)
+    with IsolatedRunner(job, options, environment={"OMP_NUM_THREADS": "1"}) as runner:
+        alone = _measured(runner, Configuration({**asked, "gpus_per_trial": 1}))
+        found = _measured(runner, asked)
+    assert len(found.ranks) == 2
+    assert found.memory.device_bytes == max(rank.device_bytes for rank in found.ranks)
+    low, high = sorted(rank.peak_allocated_bytes for rank in found.ranks)
+    assert high / low < 1.1  # the ranks do the same
+    assert found.trainable_params == alone.trainable_params
+    samples = found.speed.samples_per_s * found.speed.step_s
+    assert samples == pytest.approx(2 * 8 * 2)  # ranks, micro-batch, accumulation
+    # What two ranks have beside one alone: the buckets, and what gloo keeps.
+    processor = replace(A6000, compute_capability=PROCESSOR, context_bytes=0, link_bytes_per_s=1e9)
+    predicted = [
+        predict(subject, c, processor).memory.peak_allocated_bytes
+        for c in (Configuration({**asked, "gpus_per_trial": 1}), asked)
+    ]
+    beside = high - alone.memory.peak_allocated_bytes
+    assert abs(beside - (predicted[1] - predicted[0])) < 0.15 * high
+
+
+def _measured(runner: IsolatedRunner, asked: Configuration) -> Measurement:
+    outcome = runner.run(asked)
+    assert outcome.status is Status.OK, outcome.message
+    assert outcome.measurement is not None
+    return outcome.measurement
+
+
+def test_buckets_are_filled_in_the_order_of_backward() -> None:
+    sizes = [3 * MIB, 10 * MIB, 20 * MIB, MIB // 2, MIB // 2]
+    # The last two fill the first bucket; the others reach 25 MiB with the third.
+    assert buckets_of(sizes) == [MIB, 30 * MIB, 3 * MIB]
+    assert buckets_of([]) == []
+    assert buckets_of([100 * MIB]) == [100 * MIB]
+
+
+def test_what_backward_hides_is_not_waited_for() -> None:
+    exchange = Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
+    rate = 51 * MIB  # all of it takes one second
+    assert waited_s(exchange, TWO, rate, 0.0) == pytest.approx(1.0)
+    # Even then the last bucket is only sent when backward has ended.
+    assert waited_s(exchange, TWO, rate, 1e6) == pytest.approx(25 / 51)
+    assert waited_s(exchange, Parallelism(1), rate, 0.0) == 0.0
+    assert waited_s(exchange, Parallelism(4), rate, 0.0) == pytest.approx(1.5)
+
+
+def times(seconds: float) -> StepTimes:
+    one = np.array([seconds])
+    return StepTimes(one, {"matmul": one}, np.array([1.0]), one / 2)
+
+
+def test_ranks_of_a_processor_share_its_cores() -> None:
+    exchange = Exchange(buckets=(10 * MIB,))
+    processor = replace(A6000, compute_capability=PROCESSOR)
+    shared = with_exchange(times(1.0), [exchange], [TWO], 10 * MIB, processor)
+    assert float(shared.step_s[0]) == pytest.approx(2.0 + 1.0)
+    assert sum(float(s[0]) for s in shared.breakdown_s.values()) == pytest.approx(3.0)
+    own = with_exchange(times(1.0), [exchange], [TWO], 10 * MIB, A6000)
+    assert 1.0 < float(own.step_s[0]) < 3.0
+
+
+def without_link(gpu: Gpu) -> Gpu:
+    return replace(gpu, link_bytes_per_s=None)
+
+
+def test_an_unknown_link_is_said_with_the_memory_that_is_known(subject: Subject) -> None:
+    with pytest.raises(UnavailableError) as error:
+        predict(subject, configuration(gpus_per_trial=2), without_link(A6000))
+    assert "MiB and fits" in str(error.value) or "GiB and fits" in str(error.value)
+    assert error.value.hint is not None
+    assert "link_gb_per_s" in error.value.hint
+    memory = predict(subject, configuration(), A6000).memory
+    with pytest.raises(UnavailableError, match="does not fit"):
+        link_of(replace(without_link(A6000), memory_bytes=MIB), TWO, memory)
+
+
+def test_ranks_of_a_processor_have_a_part_of_its_memory_each(subject: Subject) -> None:
+    processor = replace(A6000, compute_capability=PROCESSOR)
+    found = predict(subject, configuration(gpus_per_trial=2), processor)
+    assert found.limit_bytes == A6000.memory_bytes // 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"precision": "nf4"}, "bitsandbytes"),
+        ({"precision": "int8"}, "bitsandbytes"),
+        ({"optimizer": "adamw_8bit"}, "8-bit"),
+        ({"mixed_precision": "fp16"}, "scaler"),
+    ],
+)
+def test_what_fsdp2_cannot_train_is_refused_with_the_reason(
+    changes: dict[str, Any], word: str, subject: Subject
+) -> None:
+    asked = Configuration(
+        {**configuration(), **changes, "gpus_per_trial": 2, "distributed": "fsdp2"}
+    )
+    with pytest.raises(InputError) as error:
+        predict(subject, asked, A6000)
+    assert word in str([problem.message for problem in error.value.problems])
+    alone = Configuration({**asked, "gpus_per_trial": 1})
+    assert Parallelism.of(alone).problems(alone) == []
+
+
+def test_copies_of_gradients_cost_traffic_or_kernels() -> None:
+    few = copying_s(Exchange(buckets=(100 * MIB,), tensors=1), A6000)
+    many = copying_s(Exchange(buckets=(1,), tensors=100), A6000)
+    assert math.isclose(few, 400 * MIB / (A6000.bandwidth_bytes_per_s * 0.8))
+    assert many == pytest.approx(200 * 3e-6)
