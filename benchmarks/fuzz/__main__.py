@@ -105,7 +105,6 @@ def in_process(target: Target, number: int, size: int) -> Batch:
 
 
 def _child(answer: Connection, target: Target, number: int, size: int, folder: Path) -> None:
-    os.nice(5)
     limit_memory()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries warn of strange configs
     answer.send(json.dumps(asdict(run_batch(target, number, size, folder))))
@@ -162,6 +161,8 @@ def main() -> int:
                 inputs[target.name] += batch.inputs
                 answers[target.name] += batch.answers
                 failures += keep(target, batch, chosen.failures)
+                if not inputs[target.name] // BATCH % 10:
+                    print(f"{target.name:12} {inputs[target.name]:7} ...", flush=True)
             print(f"{target.name:12} {inputs[target.name]:7} inputs, "
                   f"{answers[target.name]:7} refused with an answer", flush=True)  # fmt: skip
     print(f"{sum(inputs.values())} inputs, {failures} failures")

@@ -101,8 +101,15 @@ def _files(pattern: str, limit: int = 60_000) -> list[bytes]:
 
 def space_inputs() -> st.SearchStrategy[bytes]:
     own = [text.encode() for text in (SPACE, STAGED, COMMAND)]
-    shipped = [re.sub(rb"(?m)^name:.*$", b"name: input", d) for d in _files("search_spaces/*.yaml")]
-    return damaged([*own, *own, *shipped], form="yaml", values=EXPRESSIONS)
+    shipped = [_short(data) for data in _files("search_spaces/*.yaml")]
+    # The small ones are read ten times as fast, and have all parts that a space can have.
+    return damaged([*own * 6, *shipped], form="yaml", values=EXPRESSIONS)
+
+
+def _short(data: bytes) -> bytes:
+    """A space file without its comments, under the name that it gets here."""
+    named = re.sub(rb"(?m)^name:.*$", b"name: input", data)
+    return re.sub(rb"(?m)^\s*#.*\n", b"", named)
 
 
 def read_space(path: Path) -> None:
@@ -443,11 +450,11 @@ def plan_changes(path: Path) -> None:
 
 
 TARGETS: Sequence[Target] = (
-    Target("space", 0.26, "input.yaml", space_inputs, read_space),
-    Target("expression", 0.08, "input.txt", expression_inputs, read_expression),
+    Target("space", 0.22, "input.yaml", space_inputs, read_space),
+    Target("expression", 0.10, "input.txt", expression_inputs, read_expression),
     Target("journal", 0.20, "trials.jsonl", journal_inputs, read_a_journal),
     Target("profile", 0.16, "a6000.yaml", profile_inputs, read_profile),
-    Target("table", 0.09, "a6000.yaml", table_inputs, read_profile),
+    Target("table", 0.11, "a6000.yaml", table_inputs, read_profile),
     Target("runs", 0.05, "measured_runs.csv", csv_inputs, read_csv),
     Target("gpus", 0.06, "gpus.yaml", gpu_inputs, read_gpus),
     Target("model", 0.03, "config.json", model_inputs, read_model),

@@ -55,8 +55,9 @@ def command(
     """
     from tuner.cli.render import print_json
     from tuner.engine.quiet import quiet_libraries
-    from tuner.estimators.speed.profile import profile_path
+    from tuner.estimators.speed.profile import profile_path, profiles_folder
 
+    output or profiles_folder()  # a minute of measuring must not end at a missing folder
     with quiet_libraries():
         # Seconds to import: torch and bitsandbytes.
         from tuner.estimators.measure_device import measure_device

@@ -69,7 +69,10 @@ def load_tokenizer(name: str) -> TokenCounter:
 
     from tuner.models.catalogue import get_entry
 
-    folder = Path(name).expanduser()
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:  # ~nobody, or no home directory
+        raise InputError(f"tokenizer {name!r}: {error}") from error
     if folder.exists() and not folder.is_dir():
         raise InputError(f"tokenizer {name!r} is a file", hint="give the folder that it is in")
     entry = None if folder.is_dir() else get_entry(name)

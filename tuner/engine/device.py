@@ -116,11 +116,10 @@ def with_profile(gpu: Gpu, listener: Listener = SILENT) -> tuple[Gpu, DeviceProf
 
         listener.say(f"measuring {gpu.name}, once: it has no device profile")
         profile = measure_device(CPU, budget_s=CPU_BUDGET_S)
-        path = profile_path(label)
         try:
-            profile.save(path)
-        except OSError as error:
-            listener.warn(f"cannot keep the profile in {str(path)!r}: {error.strerror}")
+            profile.save(profile_path(label))
+        except (OSError, UnavailableError) as error:
+            listener.warn(f"cannot keep the profile: {error}")
     if (profile.step_spread or 0.0) > BUSY_SPREAD:
         listener.warn(
             f"warning: {gpu.name} was busy when it was measured: predicted speeds are uncertain; "
@@ -276,12 +275,12 @@ def _profile_named(name: str) -> DeviceProfile | None:
 
     try:
         path = profile_path(name)
-    except RuntimeError:  # no home directory, as in some containers
+    except UnavailableError:
         return None
     return load_profile(path) if path.is_file() else None
 
 
 def _slug(name: str) -> str:
-    from tuner.estimators.speed.profile import profile_path
+    from tuner.estimators.speed.profile import slug_of
 
-    return profile_path(name).stem
+    return slug_of(name)

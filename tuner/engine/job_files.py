@@ -102,9 +102,18 @@ def check_id(text: str) -> str:
 
 
 def jobs_folder() -> Path:
-    """Where the jobs of this machine's cluster keep their files."""
+    """Where the jobs of this machine's cluster keep their files.
+
+    Raises `UnavailableError` where nobody knows the home directory.
+    """
     named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named).expanduser() if named else Path.home() / "tuner-jobs"
+    try:
+        return Path(named).expanduser() if named else Path.home() / "tuner-jobs"
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"no folder for the files of jobs: {error}",
+            hint=f"name one with {FOLDER_VARIABLE}",
+        ) from error
 
 
 def open_folder(request: JobRequest, space_file: Path | None) -> Path:

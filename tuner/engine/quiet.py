@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 _LOGGERS = ("transformers", "peft", "bitsandbytes", "torch", "huggingface_hub", "accelerate")
 _DEPRECATIONS = (FutureWarning, DeprecationWarning)
@@ -25,7 +27,7 @@ def quiet_libraries() -> Iterator[None]:
     # Read by transformers when it sets up its logger; a value of the user's stands.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    with warnings.catch_warnings():
+    with _some_home(), warnings.catch_warnings():
         for category in _DEPRECATIONS:
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
         for beginning in _ADVICE:
@@ -37,3 +39,22 @@ def quiet_libraries() -> Iterator[None]:
         finally:
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
+
+
+@contextlib.contextmanager
+def _some_home() -> Iterator[None]:
+    """Inside there is a home directory, for a while, where nobody knows one.
+
+    Ray asks for it while it is imported. In a container, a user id may have no entry.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        with tempfile.TemporaryDirectory(prefix="tuner-home-") as folder:
+            os.environ["HOME"] = folder
+            try:
+                yield
+            finally:
+                os.environ.pop("HOME", None)
+        return
+    yield

@@ -52,8 +52,9 @@ QUIET_ENVIRONMENT = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "1e9",
     "TUNE_RESULT_BUFFER_LENGTH": "1",
-    # An actor that does not answer is not waited for longer than this.
-    "TUNE_FORCE_TRIAL_CLEANUP_S": "2",
+    # An actor that does not end, on a silent node, is killed after this. With less than the 10
+    # seconds that Ray Tune then gives it, nothing else happens in the rest of them.
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "11",
     # How many trials wait for a worker is decided by the ledgers.
     "TUNE_MAX_PENDING_TRIALS_PG": "100000",
 }
@@ -109,11 +110,20 @@ def connected(
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder with a path short enough for Ray's sockets, removed on leaving."""
-    parent = Path(tempfile.gettempdir())
-    if len(str(parent)) + SOCKET_ROOM + len("/tuner-12345678") > 107:
-        parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
-    folder = Path(tempfile.mkdtemp(prefix="tuner-", dir=parent))
+    """A temporary folder with a path short enough for Ray's sockets, removed on leaving.
+
+    Raises `UnavailableError` where none can be made.
+    """
+    try:
+        parent = Path(tempfile.gettempdir())
+        if len(str(parent)) + SOCKET_ROOM + len("/tuner-12345678") > 107:
+            parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
+        folder = Path(tempfile.mkdtemp(prefix="tuner-", dir=parent))
+    except OSError as error:
+        raise UnavailableError(
+            f"a search needs a temporary folder: {error.strerror or error}",
+            hint="name one that can be written to with TMPDIR",
+        ) from error
     try:
         yield folder
     finally:

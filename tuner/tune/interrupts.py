@@ -1,27 +1,37 @@
-"""Ctrl-C: the first one asks the search to end, the second one ends the program."""
+"""Ctrl-C: the first one asks the search to end, the second one ends the program.
+
+So does a terminal that is closed, or a connection to it that breaks (SIGHUP).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # POSIX only
 LAST_DEFERRED = 2
 
 
 class Interrupts:
-    """Handles SIGINT and SIGTERM of the main thread; elsewhere it does nothing.
+    """Handles SIGINT, SIGTERM and SIGHUP of the main thread; elsewhere it does nothing.
 
-    Python lets only the main thread set handlers, and signals arrive only there.
+    Python lets only the main thread set handlers, and signals arrive only there. A SIGHUP that is
+    ignored, as under nohup, stays so.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:
         self._on_first = on_first
         self._seen = 0
         self._deferring = False
+        self._signals: tuple[signal.Signals, ...] = SIGNALS
+        if HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN:
+            self._signals = (*SIGNALS, HANG_UP)
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
@@ -29,7 +39,7 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in SIGNALS}
+        before = {number: signal.getsignal(number) for number in self._signals}
         self._install()
         try:
             yield
@@ -47,7 +57,8 @@ class Interrupts:
         self._deferring = True
         seen_before = self._seen
         try:
-            yield
+            with _hang_up_blocked():
+                yield
         finally:
             self._deferring = False
             if threading.current_thread() is threading.main_thread():
@@ -56,12 +67,38 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _install(self) -> None:
-        for number in SIGNALS:
+        for number in self._signals:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._seen += 1
+        if number == HANG_UP:
+            self._leave_terminal()
         if self._seen == 1:
             self._on_first()
         elif not self._deferring or self._seen > LAST_DEFERRED:
             raise KeyboardInterrupt
+
+    def _leave_terminal(self) -> None:
+        """Nobody reads there any more, and writing would fail: results are still to be written."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in self._terminals:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def _hang_up_blocked() -> Iterator[None]:
+    """SIGHUP waits until the end of the block, and never reaches what is started inside.
+
+    A shell that ends sends it to all processes of its jobs: Ray's, which inherit what is blocked,
+    would end before the search could.
+    """
+    if HANG_UP is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {HANG_UP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
