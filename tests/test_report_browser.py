@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -13,8 +14,12 @@ import pytest
 from results_samples import GPU, SPACE, make_record, make_search
 
 from tuner.estimators.course import MemoryCourse, PhaseSpan
+from tuner.records import StageNumbers
+from tuner.results.facts import StageFacts
 from tuner.results.report import report_html
+from tuner.results.store import ResultsFolder
 from tuner.results.view import build_view
+from tuner.text import printable
 from tuner.units import GIB
 
 CHROMIUM = (
@@ -47,9 +52,13 @@ class Opened:
         self.page.set_default_timeout(120_000)
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.errors.append(dialog.message))
+        self.page.on("dialog", self._dismiss)
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.errors.append(dialog.message)
+        dialog.dismiss()
 
     def check(self) -> None:
         """Nothing went wrong, and nothing but the file itself was asked for."""
@@ -169,28 +178,178 @@ def test_reader_without_eyes_is_told_what_each_plot_and_section_is(browser, repo
     page.close()
 
 
-def test_names_with_markup_are_shown_and_never_run(browser, tmp_path):
-    evil = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>$x$\u202e\x07"
-    records = [
-        make_record(
-            100.0 + i,
-            settings={"micro_batch": i, "model_path": f"{evil}{i}"},
-            trial_id=evil,
-            searcher=evil,
-            versions={evil: evil},
+PAYLOADS = (
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "<!--<script>",
+    "<svg/onload=alert(3)>",
+    '"><b id=own>',
+    "' onmouseover='alert(4)",
+    '<a href="javascript:alert(5)">x</a>',
+    "{{7*7}}%{y}$x^2$",
+    "]]>\u2028\u2029\u202e\u2066\x00\x07\x1b[31m",
+)
+EVIL = "".join(PAYLOADS)
+
+
+def report_of(text: str, folder: Path) -> Path:
+    """A report, and one of another GPU type beside it, with `text` in every field of words."""
+    folder.mkdir()
+    gpu = dataclasses.replace(GPU, name=f"gpu {text}", price_date=f"date {text}")
+    other = dataclasses.replace(gpu, id=f"other {text}")
+    knob = f"knob {text}"
+    space = dataclasses.replace(
+        SPACE,
+        name=f"space {text}",
+        description=f"description {text}",
+        model=f"model {text}",
+        knobs=(knob, "micro_batch"),
+        baseline=None,
+        stages=(StageFacts(f"stage {text}", {"max_length": f"length {text}"}, 10, 1.0),),
+    )
+    for each in (other, gpu):
+        records = [_record_of(text, i, space=space, gpu=each, knob=knob) for i in range(1, 6)]
+        ResultsFolder(folder, space.name, each.id).write_all(
+            records,
+            space,
+            each,
+            conditions=[f"condition {text}"],
+            command=f"command {text}",
+            notes=[f"note {text}"],
+            course_of=lambda best: COURSE,
         )
-        for i in range(1, 4)
-    ]
-    view = build_view(records, SPACE, GPU, conditions=[evil], command=evil, notes=[evil])
-    path = tmp_path / "report.html"
-    path.write_text(report_html(view), "utf-8")
-    opened = Opened(browser, path)
+    return ResultsFolder(folder, space.name, gpu.id).report_html
+
+
+def _record_of(text: str, number: int, *, space: Any, gpu: Any, knob: str) -> Any:
+    record = make_record(
+        100.0 + number,
+        settings={knob: f"value {number} {text}", "micro_batch": number, "fixed": f"x {text}"},
+        gpu=gpu,
+        space=space.name,
+        trial_id=f"trial {number} {text}",
+        searcher=f"searcher {text}",
+        versions={f"library {text}": f"version {text}"},
+        started_at=f"date {text}",
+        device=f"device {text}",
+    )
+    stage = StageNumbers(device_bytes=30 * GIB, samples_per_s=1.0, step_s=1.0)
+    prediction = dataclasses.replace(
+        record.outcome.prediction, method=f"method {text}", stages={f"stage {text}": stage}
+    )
+    measured = make_record(110.0 + number, measured=True, gpu=gpu).outcome.measurement
+    outcome = dataclasses.replace(
+        record.outcome,
+        prediction=prediction,
+        measurement=dataclasses.replace(measured, device=f"device {text}") if number > 2 else None,
+        message=f"message {text}",
+        phase=f"phase {text}",
+    )
+    return dataclasses.replace(record, outcome=outcome)
+
+
+STRUCTURE = """() => {
+  const elements = [...document.querySelectorAll("*")];
+  const own = elements.filter((e) => e.namespaceURI.endsWith("xhtml") && !e.closest(".plot"));
+  const names = own.map((e) => [e.tagName, ...[...e.attributes].map((a) => a.name)].join(" "));
+  const foreign = elements.filter((e) => e.matches("img, iframe, object, embed, svg a, svg image, "
+    + "svg script, foreignObject, [onerror], [onload], [onmouseover], [href^=javascript], #own"));
+  return { names: names.sort(), foreign: foreign.map((e) => e.outerHTML.slice(0, 200)) };
+}"""
+
+
+def test_text_in_any_field_is_shown_and_adds_nothing_to_the_page(browser, tmp_path):
+    structures = []
+    for name, text in (("plain", "word"), ("evil", EVIL)):
+        opened = Opened(browser, report_of(text, tmp_path / name))
+        opened.draw_everything()
+        page = opened.page
+        page.locator("summary").first.click()
+        hover = hovered(page, page.locator("#front .scatterlayer path.point").last)
+        structures.append(page.evaluate(STRUCTURE))
+        body = page.locator("body").inner_text()
+        for field in (
+            "space",
+            "gpu",
+            "model",
+            "knob",
+            "value 5",
+            "note",
+            "condition",
+            "command",
+            "trial 5",
+            "searcher",
+            "library",
+            "version",
+            "device",
+            "stage",
+            "method",
+        ):
+            assert f"{field} {printable(text)[:20]}" in body.lower().replace("\xa0", " "), field
+        assert f"value 5 {printable(text)[:20]}" in hover
+        opened.check()
+        page.close()
+    plain, evil = structures
+    assert evil["foreign"] == []
+    assert evil["names"] == plain["names"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_accessibility_checker_finds_nothing(browser, report, tmp_path, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    for path in (report, report_of("word", tmp_path / "small")):
+        # The checker is a script of its own, which the page's policy would refuse.
+        opened = Opened(browser, path, color_scheme=scheme, bypass_csp=True)
+        opened.draw_everything()
+        found = Axe().run(opened.page).response["violations"]
+        assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found] == []
+        opened.page.close()
+
+
+def test_everything_that_can_be_used_is_reached_with_the_tab_key(browser, report):
+    opened = Opened(browser, report)
+    page = opened.page
+    page.wait_for_selector("#front .main-svg")
+    wanted = page.evaluate("""() => [...document.querySelectorAll(
+      "summary, select, input, th button, #next")].filter((e) => !e.disabled).length""")
+    reached = set()
+    for _ in range(3 * wanted):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate("""() => {
+          const e = document.activeElement;
+          return e.matches("summary, select, input, th button, #next") ? e.outerHTML : "";
+        }""")
+        )
+    assert len(reached - {""}) == wanted
+    opened.check()
+    page.close()
+
+
+def test_fronts_of_other_gpu_types_stand_in_one_plot_and_one_table(browser, tmp_path):
+    small = dataclasses.replace(GPU, id="t4", name="NVIDIA T4", memory_bytes=16 * GIB)
+    for gpu, measured in ((small, False), (GPU, True)):
+        records = [
+            make_record(
+                100.0 * number, number * 3 * GIB, settings={"micro_batch": number}, gpu=gpu,
+                measured=measured,
+            )
+            for number in range(1, 5)
+        ]  # fmt: skip
+        folder = ResultsFolder(tmp_path, SPACE.name, gpu.id)
+        folder.write_all(records, SPACE, gpu)
+    (tmp_path / SPACE.name / "broken").mkdir()
+    (tmp_path / SPACE.name / "broken" / "best.yaml").write_text("gpu: [")
+    folder.write_all(records, SPACE, GPU)
+    opened = Opened(browser, folder.report_html)
     opened.draw_everything()
     page = opened.page
-    assert page.locator("img").count() == 0
-    assert page.locator("body > script").count() == 3
-    assert "<img src=x onerror=alert(1)>" in page.locator("#trials tbody").text_content()
-    text = hovered(page, page.locator("#front .scatterlayer path.point").last)
-    assert "<img src=x onerror=alert(1)>" in text
+    legend = " ".join(page.locator("#gpus .legendtext").all_text_contents())
+    assert legend == "a6000 (measured) t4 (predicted)"
+    rows = page.locator("section:has(#gpus) tbody tr")
+    assert rows.count() == 2
+    assert rows.locator("a").get_attribute("href") == "../t4/report.html"
+    assert "cannot be read: broken" in page.locator("section:has(#gpus)").inner_text()
     opened.check()
     page.close()

@@ -114,6 +114,7 @@ def report_html(
         page=page,
         progress_text=progress_text(rows) if more["progress"] else "",
         estimate_command=_estimate_command(view),
+        use_commands=_use_commands(view),
         runs=_runs(view),
         versions=_versions(view),
         plotlyjs=library,
@@ -146,6 +147,9 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
     share = memory.device_bytes / limit
     tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
     per_step = f"{tokens}{format_duration(speed.step_s)} per optimizer step"
+    rate, size = best.samples_per_s_interval, best.device_bytes_interval
+    per_step += f"; {rate.text(significant)}" if rate else ""
+    around = f"; {size.text(format_size)}" if size else ""
     stage = best.evidence.limiting_stage
     limits = f"; {stage} is the hardest of {len(best.evidence.stages)} stages" if stage else ""
     tiles = [
@@ -153,7 +157,8 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
         (
             "Peak device memory",
             format_size(memory.device_bytes),
-            f"{share:.0%} of {format_gib(limit)}, {format_gib(best.free_bytes)} stay free{limits}",
+            f"{share:.0%} of {format_gib(limit)}, {format_gib(best.free_bytes)} stay free{limits}"
+            f"{around}",
         ),
     ]
     cost = best.cost
@@ -310,6 +315,17 @@ def _estimate_command(view: View) -> str:
         if name in view.best.configuration:
             words += ["--set", f"{name}={value_text(view.best.configuration[name])}"]
     return shlex.join(words)
+
+
+def _use_commands(view: View) -> list[str]:
+    """The commands that bring the recommendation into a file, and to another tool."""
+    if view.best is None:
+        return []
+    target = ["--space", view.space.name, "--gpu", view.gpu.id]
+    return [
+        shlex.join(["tuner", "apply", *target, "--to", "train.py"]),
+        shlex.join(["tuner", "export", *target, "--format", "trl"]),
+    ]
 
 
 def _runs(view: View) -> list[tuple[str, str]]:

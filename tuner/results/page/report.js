@@ -91,7 +91,11 @@
 
   // Table ---------------------------------------------------------------------------------
   const perPage = 50;
-  const texts = rows.map((row, i) => `${row.join(" ")} ${labels[kinds[i]]}`.toLowerCase());
+  let texts = null; // of each row, made when something is looked for
+  const textOf = (i) => {
+    texts ??= rows.map((row, k) => `${row.join(" ")} ${labels[kinds[k]]}`.toLowerCase());
+    return texts[i];
+  };
   const speedColumn = columns.indexOf("samples/s");
   const ranks = Object.keys(labels); // from the recommended trial down to failed ones
   // Until a header is pressed, the best kinds come first and the fastest first among them.
@@ -140,7 +144,7 @@
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = [...rows.keys()]
       .filter((i) => !kind.value || kinds[i] === kind.value || (kind.value === "front" && kinds[i] === "best"))
-      .filter((i) => words.every((word) => texts[i].includes(word)))
+      .filter((i) => words.every((word) => textOf(i).includes(word)))
       .sort(compare);
     const pages = Math.max(1, Math.ceil(found.length / perPage));
     state.page = Math.min(state.page, pages - 1);
