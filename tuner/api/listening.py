@@ -21,19 +21,16 @@ def listener_of(shown: bool | None, on_progress: OnProgress | None) -> Iterator[
 
     None shows it where somebody looks: in a notebook and in a terminal.
     """
+    from rich.console import Console  # 60 ms
+
     printer = SILENT
-    if shown or (shown is None and _is_watched()):
+    err = Console(stderr=True)
+    if shown or (shown is None and (err.is_jupyter or err.is_terminal)):
         from tuner.cli.listening import Printer
 
-        printer = Printer(err=True)
+        # A notebook paints stderr as if something were wrong.
+        printer = Printer(err=not err.is_jupyter)
     yield _Told(printer, on_progress)
-
-
-def _is_watched() -> bool:
-    from tuner.cli.render import console  # 60 ms
-
-    out = console(err=True)
-    return out.is_jupyter or out.is_terminal
 
 
 class _Told(Listener):

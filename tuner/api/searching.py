@@ -42,6 +42,9 @@ class SearchArguments(TypedDict, total=False):
     min_gain: float | None
     fresh: bool
     study: str | Path | None
+    track: str | Sequence[str]
+    metrics_port: int | None
+    dashboard: bool
     gpu_memory: int | str | None
     price: float | None
     memory_limit: int | str | None
@@ -97,6 +100,9 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
     min_gain: float | None = None,
     fresh: bool = False,
     study: str | Path | None = None,
+    track: str | Sequence[str] = (),
+    metrics_port: int | None = None,
+    dashboard: bool = False,
     gpu_memory: int | str | None = None,
     price: float | None = None,
     memory_limit: int | str | None = None,
@@ -133,7 +139,8 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
     - `mode` "measure" insists on real trials, "predict" runs none. `workers` trials run at once.
     - The budget: `trials` configurations of each type, known ones included; `time_limit_s` for
       all types together; `gpu_hours`, `max_cost_usd` and `min_gain` (a fraction) for each.
-    - `fresh` begins a new journal and keeps the old one; `study` is a file for optuna-dashboard.
+    - `fresh` begins a new journal and keeps the old one; `study` is a file for optuna-dashboard;
+      `track`, `metrics_port` and `dashboard` let others watch, as the options of the same names do.
     - `gpu_memory` and `price` (USD an hour) replace the catalogue's, of one type; `memory_limit`
       is what a real trial may use ("auto": what the type has, where a larger GPU stands in).
     - `budget_s`, `timeout_s`, `wait_s`, `weights`, `lengths` and `whole_steps` say how a real
@@ -191,6 +198,9 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
         max_cost=max_cost_usd,
         min_gain=min_gain,
         study=Path(study) if study is not None else None,
+        track=as_texts(track),
+        metrics_port=metrics_port,
+        dashboard=dashboard,
         objectives=as_texts(objectives),
     )
     with quiet_libraries(), listener_of(progress, on_progress) as listener:

@@ -1,0 +1,372 @@
+"""`import tuner`: the engine of the command line for programs and notebooks."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gc
+import inspect
+import io
+import json
+import subprocess
+import sys
+import warnings
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from cli_samples import make_trial, write_samples
+from rich.console import Console
+from search_fakes import InProcess, write_wide
+
+import tuner
+from tuner.api.result import SearchResult
+from tuner.api.searching import SearchArguments
+from tuner.cli.main import run
+from tuner.engine.plan import SearchOptions
+from tuner.engine.target import load_target
+from tuner.results.view import build_view
+from tuner.tune import driver
+from tuner.tune.budget import StoppedBy
+
+ROOT = Path(__file__).parents[1]
+FP16 = {"precision": "fp16"}
+
+
+@pytest.fixture
+def searches(tmp_path, monkeypatch) -> InProcess:
+    write_wide(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    fake = InProcess()
+    monkeypatch.setattr(driver, "search_all", fake)
+    return fake
+
+
+class TestImport:
+    def test_is_light_and_names_what_it_offers(self):
+        code = (
+            "import sys, tuner\n"
+            "heavy = {'torch', 'ray', 'optuna', 'numpy', 'click', 'rich', 'yaml', 'pandas'}\n"
+            "print(sorted(heavy & set(sys.modules)), sorted(tuner.__all__) == dir(tuner))\n"
+            "for name in tuner.__all__: getattr(tuner, name)\n"
+            "print(sorted({'torch', 'ray', 'optuna', 'pandas'} & set(sys.modules)))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        first, second = done.stdout.splitlines()
+        assert first == "[] True"
+        assert second == "[]"
+
+    def test_what_is_not_there_is_an_attribute_error(self):
+        with pytest.raises(AttributeError, match="'serach'"):
+            _ = tuner.serach
+
+    def test_is_typed(self):
+        assert (ROOT / "tuner" / "py.typed").is_file()
+        declared = SearchArguments.__annotations__
+        real = dict(inspect.signature(tuner.search).parameters)
+        assert [*real][:3] == ["space", "gpu", "results"]
+        assert [*real][3:] == [*declared]
+        for name, annotation in declared.items():
+            text = annotation.__forward_arg__ if not isinstance(annotation, str) else annotation
+            assert real[name].annotation == text, name
+
+    def test_has_an_argument_for_each_option_of_a_search(self):
+        renamed = {
+            "time_limit": "time_limit_s", "max_cost": "max_cost_usd", "budget": "budget_s",
+            "timeout": "timeout_s", "wait": "wait_s",
+        }  # fmt: skip
+        options = {field.name for field in dataclasses.fields(SearchOptions)}
+        named = {renamed.get(name, name) for name in options}
+        assert named <= set(SearchArguments.__annotations__)
+
+    @pytest.mark.slow
+    def test_a_type_checker_knows_what_comes_back(self, tmp_path):
+        mypy = pytest.importorskip("mypy.api")
+        program = tmp_path / "program.py"
+        program.write_text(
+            "import tuner\n"
+            "reveal_type(tuner.search('s', gpu='t4', trials=3))\n"
+            "reveal_type(tuner.search('s', gpu=['t4']))\n"
+            "reveal_type(tuner.load_results('s', gpu='t4').best().configuration)\n"
+            "reveal_type(tuner.estimate('s', gpu='t4', micro_batch=4).fits)\n"
+            "tuner.search('s', gpu='t4', trails=3)\n"
+        )
+        out, _, _ = mypy.run(["--no-incremental", str(program)])
+        said = [line.split(": ", 1)[1] for line in out.splitlines() if str(program) in line]
+        assert [line.partition('"')[2].rstrip('"') for line in said[:4]] == [
+            "tuner.api.result.SearchResult",
+            "tuner.api.result.SearchResults",
+            "tuner.records.configuration.Configuration",
+            "bool",
+        ]
+        assert said[4].startswith("error: ")
+        assert "trails" in said[4]
+
+
+class TestSearch:
+    def test_finds_what_the_command_line_finds(self, searches, capsys):
+        result = tuner.search("wide.yaml", gpu="a6000", trials=3, settings=FP16, results="mine")
+        assert run(
+            ["search", "--space", "wide.yaml", "--gpu", "a6000", "--trials", "3", "--json",
+             "--set", "precision=fp16", "--results", "theirs"]
+        ) == 0  # fmt: skip
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["best"]["configuration"] == result.best().configuration.to_dict()
+        assert [r["trial_id"] for r in answer["front"]] == [r.trial_id for r in result.front]
+        assert (result.space, result.gpu.id, result.source) == ("wide", "a6000", "predicted")
+        assert (result.stopped_by, result.interrupted) == ("budget", False)
+        assert len(result.records) == 3
+        first, second = (call[0] for call in searches.calls)
+        assert first.where == second.where
+        assert first.margin_bytes == second.margin_bytes
+        assert "tuner.search(&#39;wide.yaml&#39;" in result.report.read_text() or (
+            "tuner.search('wide.yaml', gpu='a6000', trials=3" in result.report.read_text()
+        )
+
+    def test_by_default_leaves_nothing_behind(self, searches, tmp_path):
+        result = tuner.search("wide.yaml", gpu="a6000", trials=1, settings=FP16)
+        folder = result.folder
+        assert result.report.exists()
+        assert result.journal.exists()
+        assert not (tmp_path / "results").exists()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del result
+            gc.collect()
+        assert not folder.exists()
+
+    def test_prints_nothing_where_nobody_looks_and_tells_who_asks(self, searches, capfd):
+        told = []
+        tuner.search("wide.yaml", gpu="a6000", trials=2, settings=FP16, on_progress=told.append)
+        assert capfd.readouterr() == ("", "")
+        assert [state["a6000"].done for state in told] == [1, 2]
+        tuner.search("wide.yaml", gpu="a6000", trials=2, settings=FP16, progress=True)
+        assert "2/2 done" in capfd.readouterr().err
+
+    def test_what_the_callback_raises_ends_the_search(self, searches):
+        def enough(states):
+            raise RuntimeError("enough")
+
+        with pytest.raises(RuntimeError, match="enough"):
+            tuner.search("wide.yaml", gpu="a6000", settings=FP16, on_progress=enough, results="r")
+        assert len(tuner.load_results("wide.yaml", gpu="a6000", results="r").records) == 1
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "part"),
+        [
+            ({"gpu": "a6001"}, tuner.InputError, "a6001"),
+            ({"gpu": []}, tuner.InputError, "names no GPU type"),
+            ({"gpu": "a6000", "mode": "guess"}, tuner.InputError, "'guess'"),
+            ({"gpu": "a6000", "mode": "measure"}, tuner.UnavailableError, "measure"),
+            ({"gpu": "a6000", "margin": 3}, tuner.InputError, "0.03"),
+            ({"gpu": "a6000", "trials": 0}, tuner.InputError, "trials is 0"),
+            ({"gpu": "a6000", "gpu_memory": -1}, tuner.InputError, "40GiB"),
+            ({"gpu": "a6000", "where": "batch > 1"}, tuner.InputError, "batch"),
+            ({"gpu": "a6000", "searcher": "best"}, tuner.InputError, "'best'"),
+            ({"gpu": "l4", "settings": FP16}, tuner.NothingFitsError, "smallest needs"),
+        ],
+    )
+    def test_errors_are_those_of_the_command_line(
+        self, searches, monkeypatch, arguments, error, part
+    ):
+        from device_fakes import pretend
+
+        pretend(monkeypatch)
+        with pytest.raises(error) as caught:
+            tuner.search("wide.yaml", **arguments)
+        assert part in str(caught.value)
+        assert isinstance(caught.value, tuner.TunerError)
+        assert searches.calls == []
+
+    def test_interruption_returns_what_was_done(self, searches):
+        searches.stops = {"a6000": StoppedBy.INTERRUPTED}
+        result = tuner.search("wide.yaml", gpu="a6000", settings=FP16)
+        assert (result.interrupted, len(result.records)) == (True, 1)
+
+    def test_several_types_are_a_mapping_with_a_comparison(self, searches):
+        space = tuner.load_space("wide.yaml")
+        found = tuner.search(
+            space, gpu=["h100_sxm", "l4", "a6000"], trials=2, settings=FP16, results="r"
+        )
+        assert [*found] == ["h100_sxm", "a6000"]
+        assert len(searches.calls) == 1
+        assert "predicted to fit" in found.refused["l4"]
+        assert [a.gpu.id for a in found.comparison()] == ["a6000", "h100_sxm", "l4"]
+        assert found.best().gpu.id == "a6000"
+        only = found.comparison(max_memory="20GiB")
+        assert [answer.best for answer in only] == [None] * 3
+        with pytest.raises(tuner.NothingFitsError, match="a6000"):
+            found.best(max_memory="20GiB")
+        frame = found.to_pandas()
+        assert list(frame["gpu"]) == ["h100_sxm"] * 2 + ["a6000"] * 2
+        read = tuner.load_results("wide.yaml", gpu="all", results="r")
+        assert sorted(read) == ["a6000", "h100_sxm"]
+        assert tuner.load_results("wide.yaml", gpu="a6000,h100_sxm", results="r").best().gpu.id == (
+            "a6000"
+        )
+        for text in (repr(found), found._repr_html_()):
+            assert "a6000" in text
+            assert "h100_sxm" in text
+            assert "l4" in text
+
+
+@pytest.fixture
+def result(tmp_path, monkeypatch) -> SearchResult:
+    """A journal of three trials, read: nothing is predicted."""
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    target = load_target("tiny.yaml", "a6000")
+    with target.folder.writer() as writer:
+        writer.append(make_trial(tmp_path, 20, 100, micro_batch=1))
+        writer.append(make_trial(tmp_path, 30, 150, micro_batch=2))
+        writer.append(make_trial(tmp_path, 99, 200, micro_batch=4))
+    return tuner.load_results("tiny.yaml", gpu="a6000")
+
+
+class TestResult:
+    def test_ranks_again_under_other_limits(self, result):
+        assert result.best().configuration["micro_batch"] == 2
+        assert result.best(max_memory="25GiB").configuration["micro_batch"] == 1
+        assert result.best(headroom=0.5).configuration["micro_batch"] == 1
+        assert result.best(headroom="20GiB").configuration["micro_batch"] == 1
+        assert result.best(where="micro_batch < 2").configuration["micro_batch"] == 1
+        assert result.best(objective="device_bytes").configuration["micro_batch"] == 1
+        with pytest.raises(tuner.NothingFitsError, match="smallest needs"):
+            result.best(max_memory="5GiB")
+        with pytest.raises(tuner.InputError):
+            result.best(where="micro_batches > 1")
+
+    def test_is_not_changed_by_a_later_search(self, result, tmp_path):
+        with load_target("tiny.yaml", "a6000").folder.writer() as writer:
+            writer.append(make_trial(tmp_path, 35, 300, micro_batch=4, max_length=16))
+        assert result.best(headroom="1%").configuration["micro_batch"] == 2
+        again = tuner.load_results("tiny.yaml", gpu="a6000")
+        assert again.best(headroom="1%").configuration["micro_batch"] == 4
+
+    def test_front_and_records(self, result):
+        assert [r.configuration["micro_batch"] for r in result.front] == [1, 2]
+        assert [r.fits for r in result.records] == [True, True, False]
+        assert (result.stopped_by, result.interrupted) == (None, False)
+        assert result.conditions == ("lora_rank >= 8",)
+
+    def test_as_a_table_of_pandas(self, result):
+        frame = result.to_pandas()
+        assert list(frame["micro_batch"]) == [1, 2, 4]
+        assert list(frame["on_front"]) == [True, True, False]
+        assert list(frame["recommended"]) == [False, True, False]
+        assert list(frame["fits"]) == [True, True, False]
+        assert frame["device_bytes"].tolist()[0] == 20 * 2**30
+
+    def test_exports_as_the_command_does(self, result, capsys):
+        assert run(["export", "--space", "tiny.yaml", "--gpu", "a6000", "--format", "trl"]) == 0
+        assert result.export("trl") == capsys.readouterr().out
+        with pytest.raises(tuner.InputError, match="'trll'"):
+            result.export("trll")
+
+    def test_is_short_in_a_terminal(self, result):
+        assert repr(result).startswith("<SearchResult of tiny on a6000: 3 trials, 2 on the front")
+        assert repr(result.best()).startswith("<Recommendation for tiny on a6000: micro_batch=2")
+        out = Console(width=100, record=True, file=io.StringIO())
+        out.print(result)
+        text = out.export_text()
+        assert "20.00 GiB" in text
+        assert "micro_batch" in text
+
+
+class Page(HTMLParser):
+    """The tags, the texts and the addresses of a piece of HTML."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.sources: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attrs if name in ("src", "href")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+class TestNotebook:
+    def test_shows_the_front_as_table_and_picture_and_asks_for_nothing(self, result):
+        page = Page(result._repr_html_())
+        assert set(page.tags) <= {"p", "b", "table", "thead", "tbody", "tr", "th", "td", "img"}
+        assert page.tags.count("tr") == 3
+        (source,) = page.sources
+        head, _, data = source.partition(",")
+        assert head == "data:image/png;base64"
+        assert base64.b64decode(data).startswith(b"\x89PNG")
+        assert "30.00 GiB" in page.texts
+
+    def test_names_are_text(self, result):
+        bad = "<img src=http://evil onerror=alert(1)>\"'&"
+        facts = dataclasses.replace(result._target.facts, name=bad)
+        records = [dataclasses.replace(r, space=bad) for r in result.records]
+        view = build_view(records, facts, result.gpu, notes=[f"note {bad}"])
+        page = Page(SearchResult(result._target, view)._repr_html_())
+        assert page.tags.count("img") == 1
+        assert page.handlers == []
+        assert all(source.startswith("data:") for source in page.sources)
+        assert any(bad in text for text in page.texts)
+        out = Console(width=200, record=True, file=io.StringIO())
+        out.print(SearchResult(result._target, dataclasses.replace(view, notes=())))
+        assert bad in out.export_text()
+
+    def test_where_nothing_fits_it_says_so(self, result):
+        gpu = dataclasses.replace(result.gpu, memory_bytes=result.gpu.memory_bytes)
+        records = [r for r in result.records if not r.fits]
+        view = build_view(records, result._target.facts, gpu)
+        empty = SearchResult(result._target, view)
+        assert "nothing fits" in empty._repr_html_()
+        assert "nothing fits" in repr(empty)
+        with pytest.raises(tuner.NothingFitsError):
+            empty.best()
+
+
+class TestEstimate:
+    def test_says_what_the_command_says(self, searches, capsys):
+        found = tuner.estimate("wide.yaml", gpu="a6000", micro_batch=10, precision="fp16")
+        assert run(
+            ["estimate", "--space", "wide.yaml", "--gpu", "a6000", "--json",
+             "--set", "micro_batch=10", "--set", "precision=fp16"]
+        ) == 0  # fmt: skip
+        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found.to_dict()))
+        assert found.configuration["micro_batch"] == 10
+        assert found.fits == found.prediction.fits
+        assert repr(found).startswith("<Estimate of wide on a6000: fits, ")
+        same = tuner.estimate(
+            tuner.load_space("wide.yaml"), gpu="a6000", settings={**FP16, "micro_batch": 10}
+        )
+        assert same.prediction == found.prediction
+        tight = tuner.estimate("wide.yaml", gpu="a6000", margin=0.5, precision="fp16")
+        assert not tight.fits
+
+    def test_errors(self, searches):
+        with pytest.raises(tuner.InputError, match="neither a search space nor a model"):
+            tuner.estimate(gpu="a6000")
+        with pytest.raises(tuner.InputError, match="bf16"):
+            tuner.estimate("wide.yaml", gpu="t4", precision="bf16")
+        with pytest.raises(tuner.InputError, match="micro_bach"):
+            tuner.estimate("wide.yaml", gpu="t4", micro_bach=1)
+
+
+@pytest.mark.slow
+def test_a_real_search_from_a_program(tmp_path, monkeypatch):
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result = tuner.search(
+        "tiny.yaml", gpu="a6000", trials=2, workers=1, settings=FP16, where="lora_rank >= 8"
+    )
+    assert len(result.records) == 2
+    assert result.best().configuration["precision"] == "fp16"
+    import ray
+
+    assert not ray.is_initialized()
