@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -51,6 +52,7 @@ class Standing:
         self._by_size: list[_Fitting] = []
         self._by_reach: list[tuple[float, int, TrialRecord]] = []
         self._front: list[TrialRecord] = []
+        self._slowest: tuple[tuple[int, float], ...] | None = None
         for record in records:
             self.add(record)
 
@@ -71,9 +73,13 @@ class Standing:
             self._fitting[configuration] = fitting
             self._enter(fitting)
             if before is None:
-                self._front = _non_dominated([*self._front, together])
+                self._advance(_non_dominated([*self._front, together]))
         if before is not None:  # what it kept off the front may come back
-            self._front = _staircase(self._by_size)
+            self._advance(_staircase(self._by_size))
+
+    def _advance(self, front: list[TrialRecord]) -> None:
+        if len(front) != len(self._front) or any(map(operator.is_not, front, self._front)):
+            self._front, self._slowest = front, None
 
     def _enter(self, fitting: _Fitting) -> None:
         bisect.insort(self._by_size, fitting)
@@ -106,11 +112,19 @@ class Standing:
         """The measured ones that fit and are not dominated, the smallest first."""
         return self._front
 
+    def slowest(self) -> tuple[tuple[int, float], ...]:
+        """The sizes of the front, in bytes, with the least samples/s that each may have.
+
+        The same object until the front changes: Ray keeps what every trial was sent.
+        """
+        if self._slowest is None:
+            self._slowest = tuple((_size(record), _ends(record)[0]) for record in self._front)
+        return self._slowest
+
 
 def give_up_rule(standing: Standing, usable_bytes: int) -> GiveUp:
     """When a trial that starts now is to be given up: the measured front, at its slowest."""
-    front = tuple((_size(record), _ends(record)[0]) for record in standing.front())
-    return GiveUp(usable_bytes, front)
+    return GiveUp(usable_bytes, standing.slowest())
 
 
 def near_tie(standing: Standing) -> Configuration | None:
