@@ -123,6 +123,7 @@ def _rows(numbers: Sequence[int]) -> str:
 def markdown(comparisons: Sequence[Comparison], refused: Sequence[tuple[Row, str]]) -> str:
     """Groups, targets, rows and the rows that cannot be expressed, as Markdown."""
     parts = [
+        "# Predicted and measured, row by row\n",
         "## By group\n",
         *_tables(groups(comparisons)),
         "\n## Sets with a target\n",

@@ -115,7 +115,7 @@ def overview(rows: Sequence[Row]) -> str:
     parts = []
     for table in dict.fromkeys(row.table for row in rows):
         of_table = [row for row in rows if row.table == table]
-        parts.append(f"### {table}\n\n{_lines(of_table, 'searcher')}")
+        parts.append(f"## {table}\n\n{_lines(of_table, 'searcher')}")
     return "\n\n".join(parts)
 
 
@@ -125,7 +125,7 @@ def by_world(rows: Sequence[Row], searcher: str) -> str:
     for table in dict.fromkeys(row.table for row in rows):
         chosen = [row for row in rows if row.table == table and row.searcher == searcher]
         if chosen:
-            parts.append(f"### {table}: `{searcher}`\n\n{_lines(chosen, 'world')}")
+            parts.append(f"## {table}: `{searcher}`\n\n{_lines(chosen, 'world')}")
     return "\n\n".join(parts)
 
 

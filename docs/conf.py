@@ -1,0 +1,103 @@
+"""Sphinx configuration: `sphinx-build -W --keep-going -b html docs docs/_build/html`.
+
+Why Sphinx: MkDocs 1 and its Material theme get no more fixes (Material's ended in November 2026),
+and their successor is before its first stable release. Sphinx, MyST, sphinx-click and Furo are kept
+up, read the Markdown that a forge shows too, and make pages that load nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import tuner  # noqa: E402 - found by the line above
+
+project = "tuner"
+author = "the authors of tuner"
+version = release = tuner.__version__
+language = "en"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_click",
+]
+exclude_patterns = ["_build"]
+source_suffix = {".md": "markdown"}
+
+# Markdown: anchors of headings as a forge makes them, so that links work in both places.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "deflist"]
+
+# Docstrings are prose in which single backticks are names.
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_display_short_literal_types = True
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = "tuner"
+html_static_path = ["_static"]
+html_css_files = ["tuner.css"]
+html_copy_source = False
+html_show_sourcelink = False
+# Furo's styles for both colour schemes; nothing of it is fetched from elsewhere.
+pygments_style = "default"
+pygments_dark_style = "github-dark"
+html_theme_options = {"navigation_with_keys": True}
+
+
+def setup(app: Sphinx) -> None:
+    """Links to the repository's files, which lie outside this folder; a forge shows them too."""
+    app.connect("doctree-read", show_reports)
+    app.connect("doctree-read", name_folders)
+    app.connect("build-finished", copy_reports)
+
+
+def show_reports(app: Sphinx, doctree: nodes.document) -> None:
+    """Links to `results/.../report.html` open the report; others that are no page are downloads."""
+    for link in list(doctree.findall(addnodes.download_reference)):
+        target = (Path(app.env.doc2path(app.env.docname)).parent / link["reftarget"]).resolve()
+        if target.name == "report.html":
+            up = "../" * app.env.docname.count("/")
+            address = f"{up}{target.relative_to(ROOT).as_posix()}"
+            link.replace_self(nodes.reference("", "", *link.children, refuri=address))
+            reports_of(app.env).add(target)
+
+
+def name_folders(app: Sphinx, doctree: nodes.document) -> None:
+    """A link to a folder of the repository is its name here: a site has no page for it."""
+    page = Path(app.env.doc2path(app.env.docname))
+    for link in list(doctree.findall(addnodes.pending_xref)):
+        folder = Path(os.path.normpath(page.parent / link["reftarget"]))
+        if link["reftype"] == "myst" and folder.is_dir() and ROOT in folder.parents:
+            link.replace_self(link.children)
+
+
+def reports_of(env: BuildEnvironment) -> set[Path]:
+    """The reports that pages link to, kept with the environment for builds that read less."""
+    if not hasattr(env, "tuner_reports"):
+        env.tuner_reports = set()  # type: ignore[attr-defined]
+    return env.tuner_reports  # type: ignore[attr-defined, no-any-return]
+
+
+def copy_reports(app: Sphinx, error: Exception | None) -> None:
+    """The reports, beside the pages."""
+    if error is None and app.builder.format == "html":
+        for report in reports_of(app.env):
+            copy = Path(app.outdir) / report.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(report, copy)

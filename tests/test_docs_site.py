@@ -1,0 +1,53 @@
+"""The site is built with every warning an error: broken links, pages in no menu, docstrings."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytest.importorskip("sphinx", reason="pip install -e '.[docs]'")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    strict = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    command = [*strict, "-d", str(folder / "doctrees"), str(ROOT / "docs"), str(folder / "html")]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert built.returncode == 0, built.stderr
+    return folder / "html"
+
+
+@pytest.mark.slow
+def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site: Path):
+    pages = {p.relative_to(ROOT / "docs").with_suffix("") for p in (ROOT / "docs").rglob("*.md")}
+    for page in pages:
+        html = (site / page).with_suffix(".html").read_text("utf-8")
+        loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"([^\"]+)\"", html)
+        assert loaded
+        assert not [address for address in loaded if re.match(r"(?:https?:)?//", address)], page
+
+
+@pytest.mark.slow
+def test_references_have_every_command_and_the_python_names(site: Path):
+    from tuner.cli.main import COMMANDS
+
+    commands = (site / "reference" / "cli.html").read_text("utf-8")
+    for name in COMMANDS:
+        assert f'id="tuner-{name}"' in commands, name
+    names = (site / "reference" / "python.html").read_text("utf-8")
+    for name in ("search", "estimate", "SearchResult", "InputError", "report_step"):
+        assert f'<span class="pre">{name}</span>' in names, name
+
+
+@pytest.mark.slow
+def test_reports_of_the_gallery_are_in_the_site(site: Path):
+    html = (site / "gallery.html").read_text("utf-8")
+    reports = re.findall(r'href="(results/[^"]+/report\.html)"', html)
+    assert len(reports) == len(list((ROOT / "results").glob("*/*/report.html")))
+    assert all((site / report).is_file() for report in reports)
