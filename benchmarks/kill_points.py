@@ -42,6 +42,8 @@ KINDS = ("driver", "worker", "raylet")
 MARK = "TUNER_KILL_POINT"
 """Environment variable by which every process of one search is found, Ray's included."""
 TRIALS, MEASURED_TRIALS = 12, 3
+TRIES = 5
+"""Draws of a moment at which there is still something to kill."""
 WITHIN_S = 900.0
 """A search ends long before; one that has not by then hangs."""
 GONE_WITHIN_S = 60.0
@@ -227,8 +229,8 @@ def run_point(search: Search, kind: str, rng: random.Random, undisturbed: Undist
     point = Point(kind, search.measured)
     process = search.start()
     trials = len(undisturbed.records)
-    # Before the first trial has ended, or at some time after any but the last one has.
-    point.at_trial = rng.randrange(0, trials)
+    # Before the first trial has ended, or at some time after any but the last two have.
+    point.at_trial = rng.randrange(0, trials - 1)
     if point.at_trial == 0:
         pause_s = rng.uniform(0.0, undisturbed.first_s) if kind == "driver" else 0.0
     else:
@@ -236,7 +238,7 @@ def run_point(search: Search, kind: str, rng: random.Random, undisturbed: Undist
         wait_for(lambda: search.ended() >= point.at_trial or process.poll() is not None, WITHIN_S)
     time.sleep(pause_s)
     before = search.ended()
-    point.killed = kill_one(search, process, kind)
+    point.killed = kill_one(search, process, kind) and process.poll() in (None, -signal.SIGKILL)
     started_s = time.monotonic()
     try:
         point.exit_code = process.wait(WITHIN_S)
@@ -344,8 +346,13 @@ def main() -> int:
             real = number > chosen.points - chosen.measured
             arguments = MEASURED if real else SIMULATED
             kind = chosen.kinds[(number - 1) % len(chosen.kinds)]
-            search = Search(folder / str(number), arguments)
-            point = run_point(search, kind, rng, calm[arguments])
+            point, tries = Point(kind, real), 0
+            while not point.killed and tries < TRIES:
+                tries += 1
+                search = Search(folder / f"{number}-{tries}", arguments)
+                point = run_point(search, kind, rng, calm[arguments])
+            if not point.killed:
+                point.problems.append("the search was over before")
             bad += bool(point.problems)
             print(point.row(number), flush=True)
     print(f"{chosen.points} points, {bad} with a problem")

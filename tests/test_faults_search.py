@@ -1,0 +1,159 @@
+"""Clocks that jump, and out-of-memory trials without an end: the search ends as it should."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from results_samples import GPU as SAMPLE_GPU
+from results_samples import SPACE as SAMPLE_SPACE
+from results_samples import make_record
+from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
+
+from tuner.cli.progress import progress_line
+from tuner.records import Exhausted, Outcome, Status
+from tuner.results.journal import JournalWriter, read_journal
+from tuner.results.store import ResultsFolder
+from tuner.tune import ledger as ledgers
+from tuner.tune.driver import make_proposer
+from tuner.tune.ledger import Ledger
+from tuner.tune.request import SearchRequest, StoppedBy
+from tuner.units import GIB
+
+COUNT = 1000
+WIDE = FakeSpace(
+    name="wide",
+    values={
+        "micro_batch": tuple(range(1, 9)),
+        "lora_rank": tuple(range(1, 64)),
+        "precision": ("nf4",),
+        "gradient_checkpointing": (True, False),
+        "attention": ("sdpa", "eager"),
+    },
+)
+LARGER = 2 * GPU.memory_bytes
+
+
+def request(**changes) -> SearchRequest:
+    known = {
+        "space": WIDE,
+        "gpu": GPU,
+        "runner_factory": FakeFactory(),
+        "searcher": "random",
+        "trials": COUNT,
+        "seed": 1,
+        "versions": {"tuner": "1"},
+        "run_id": "r",
+    }
+    return SearchRequest(**{**known, **changes})
+
+
+def out_of_memory() -> Outcome:
+    return Outcome(
+        Status.OOM, phase="backward", requested_bytes=GIB, message="CUDA out of memory",
+        exhausted=Exhausted.DEVICE, duration_s=1.0,
+    )  # fmt: skip
+
+
+def drive(asked: SearchRequest, outcome, most: int = 3 * COUNT) -> tuple[Ledger, list]:
+    """Run the trials of a search one after another, without Ray."""
+    records, states = [], []
+    ledger = Ledger(
+        asked, make_proposer(asked), on_record=records.append, on_progress=states.append
+    )
+    for number in range(most):
+        name = str(number)
+        configuration = ledger.propose(name)
+        if configuration is None:
+            break
+        ledger.start(name)
+        ledger.end(name, outcome(configuration))
+    assert ledger.stopped_by is not None, "it goes on and on"
+    assert tuple(records) == ledger.records
+    return ledger, states
+
+
+class TestOutOfMemoryWithoutEnd:
+    """Where nothing is predicted, as of code of the user's own, only trials tell."""
+
+    @pytest.mark.parametrize("searcher", ["random", "tpe"])
+    def test_each_is_an_outcome_and_the_search_ends(self, searcher):
+        count = COUNT if searcher == "random" else 60  # a sampler that learns takes longer
+        ledger, states = drive(request(searcher=searcher, trials=count), lambda c: out_of_memory())
+        assert ledger.stopped_by in (StoppedBy.BUDGET, StoppedBy.NOTHING_LEFT)
+        assert {record.outcome.status for record in ledger.records} == {Status.OOM}
+        keys = [record.configuration.key for record in ledger.records]
+        assert len(set(keys)) == len(keys) == len(ledger.records)
+        assert states[-1].oom == states[-1].done == len(keys)
+        assert len(progress_line(states[-1])) <= 80
+        assert "none fits yet" in progress_line(states[-1])
+
+    def test_what_is_predicted_is_learned_from_and_the_rest_is_not_tried(self):
+        """Predictions say that all fit, and none does: a few trials rule the others out."""
+        predictions = {
+            c.key: dataclasses.replace(outcome_of(c).prediction, fits=True)
+            for c in WIDE.configurations()
+        }
+        asked = request(searcher="guided", predictions=predictions, workload="causal_lm")
+        ledger, _ = drive(asked, lambda c: out_of_memory())
+        assert ledger.stopped_by in (StoppedBy.NOTHING_LEFT, StoppedBy.EXHAUSTED)
+        assert len(ledger.records) < COUNT / 4
+
+    def test_its_files_are_written_and_its_journal_is_read(self, tmp_path):
+        folder = ResultsFolder(tmp_path, SAMPLE_SPACE.name, SAMPLE_GPU.id)
+        with folder.writer() as writer:
+            for number in range(COUNT):
+                settings = {"micro_batch": 1 + number % 10, "lora_rank": 1 + number // 10}
+                writer.append(make_record(1.0, LARGER, settings=settings, trial_id=f"t{number}"))
+        records = folder.read().records
+        assert len(records) == COUNT
+        view = folder.write_all(records, SAMPLE_SPACE, SAMPLE_GPU)
+        assert view.best is None
+        assert folder.pareto_csv.read_text().count("\n") == 1  # its head
+        assert folder.report_html.stat().st_size > 0
+
+
+class JumpingClock(datetime):
+    """The wall clock of a machine that is corrected all the time, by up to years."""
+
+    draw = random.Random(3)
+
+    @classmethod
+    def now(cls, tz: object = None) -> datetime:
+        return datetime(2026, 5, 1, tzinfo=UTC) + timedelta(days=cls.draw.uniform(-900, 900))
+
+
+class TestClock:
+    def test_a_wall_clock_that_jumps_changes_nothing_but_stamps(self, monkeypatch, tmp_path):
+        asked = request(trials=40, time_limit_s=3600.0)
+        calm, _ = drive(asked, outcome_of)
+        monkeypatch.setattr(ledgers, "datetime", JumpingClock)
+        jumped, states = drive(asked, outcome_of)
+        assert jumped.stopped_by is calm.stopped_by is StoppedBy.BUDGET
+        assert [r.configuration for r in jumped.records] == [r.configuration for r in calm.records]
+        stamps = [record.started_at for record in jumped.records]
+        assert stamps != sorted(stamps)
+        assert all(a.elapsed_s <= b.elapsed_s for a, b in itertools.pairwise(states))
+        with JournalWriter(tmp_path / "trials.jsonl") as writer:
+            for record in jumped.records:
+                writer.append(record)
+        known = read_journal(tmp_path / "trials.jsonl").records
+        assert known == jumped.records
+        resumed = Ledger(
+            dataclasses.replace(asked, resume=known), make_proposer(asked),
+            on_record=lambda r: None, on_progress=lambda p: None,
+        )  # fmt: skip
+        resumed.reuse()
+        assert resumed.reused == 40
+        assert resumed.stopped_by is StoppedBy.BUDGET
+
+    def test_a_time_limit_is_of_a_clock_that_does_not_jump(self, monkeypatch):
+        seconds = itertools.count(100.0, 10.0)
+        monkeypatch.setattr(ledgers.time, "monotonic", lambda: next(seconds))
+        monkeypatch.setattr(ledgers.time, "time", lambda: 0.0)
+        ledger, _ = drive(request(time_limit_s=600.0), outcome_of)
+        assert ledger.stopped_by is StoppedBy.TIME_LIMIT
+        assert 0 < len(ledger.records) < 60
