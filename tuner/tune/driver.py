@@ -26,7 +26,7 @@ from tuner.tune.progress import Progress
 from tuner.tune.proposer import Knowledge, Proposer, open_mirror
 from tuner.tune.request import SearchRequest, SearchResult
 from tuner.tune.reuse import RequestedResources
-from tuner.tune.rooms import FIXED_CLUSTER, GROWING_CLUSTER, Rooms
+from tuner.tune.rooms import FIXED_CLUSTER, GROWING_CLUSTER, OWN_CLUSTER, Rooms, Waiting
 from tuner.tune.searcher import (
     HaltStopper,
     LedgerCallback,
@@ -195,13 +195,19 @@ def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger], watching:
             requests,
             ledgers,
             Rooms(),
-            waiting=GROWING_CLUSTER if growing else FIXED_CLUSTER,
+            waiting=_waiting(first.address, growing=growing),
             demand=PlaceholderDemand() if growing else None,
             on_decision=lambda index, seconds: watching.decided(requests[index].gpu.id, seconds),
         )
         if not searches.over:
             _run_trials(requests, searches, folder)
         watching.progress(tuple(ledger.progress for ledger in ledgers), now=True)
+
+
+def _waiting(address: str | None, *, growing: bool) -> Waiting:
+    if address is None:
+        return OWN_CLUSTER
+    return GROWING_CLUSTER if growing else FIXED_CLUSTER
 
 
 def _run_trials(requests: Sequence[SearchRequest], searches: Searches, folder: Path) -> None:

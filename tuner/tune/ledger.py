@@ -101,6 +101,11 @@ class Ledger:
         )
 
     @property
+    def has_outcomes(self) -> bool:
+        """Whether a trial of this run has come to an end."""
+        return self._new_count > 0
+
+    @property
     def progress(self) -> Progress:
         """How far it is now."""
         return self._tracker.at(time.monotonic())
@@ -281,10 +286,10 @@ class Ledger:
             self.fail(next(iter(self.unfit_workers.values())) if hopeless else error)
         self.report()
 
-    def drop(self, ray_id: str) -> None:
-        """No worker will begin with the trial."""
+    def recall(self, ray_id: str) -> None:
+        """No worker will begin with this run; its trial waits for another one."""
         if ray_id in self.open:
-            self.open.close(ray_id)
+            self.open.take_back(ray_id)
 
     def fail(self, error: TunerError) -> None:
         """The search cannot go on."""

@@ -22,7 +22,7 @@ NODE_RESOURCES = ("node:", "memory", "object_store_memory", "accelerator_type:")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long a search waits for a node that offers what its trials need, in seconds.
+    """How long a search waits for a worker that can run its trials, in seconds.
 
     `at_first_s` where there has been none, `later_s` where there was one and it is gone.
     """
@@ -31,6 +31,8 @@ class Waiting:
     later_s: float
 
 
+OWN_CLUSTER = Waiting(at_first_s=0.0, later_s=0.0)
+"""Nothing comes to it."""
 FIXED_CLUSTER = Waiting(at_first_s=0.0, later_s=300.0)
 """Nobody starts nodes there; but who restarts a node, or its network, needs some minutes."""
 GROWING_CLUSTER = Waiting(at_first_s=1800.0, later_s=1800.0)
@@ -53,28 +55,17 @@ class Rooms:
         self._clock = clock
         self._nodes: Sequence[Resources] = ()
         self._asked_s = -math.inf
-        self._without_since: dict[int, float] = {}
-        self._seen: set[int] = set()
 
     def capacity(self, resources: Resources) -> int:
         """How many trials with these resources all nodes together can run at once."""
         self._refresh()
         return sum(fits_on(node, resources) for node in self._nodes)
 
-    def check(self, key: int, resources: Resources, waiting: Waiting) -> None:
-        """Raise `UnavailableError` where no node can run a trial, for longer than `waiting`.
-
-        `key` tells apart those who wait.
-        """
-        now_s = self._clock()
-        if self.capacity(resources):
-            self._seen.add(key)
-            self._without_since.pop(key, None)
-            return
-        since_s = self._without_since.setdefault(key, now_s)
-        limit_s = waiting.later_s if key in self._seen else waiting.at_first_s
-        if now_s - since_s >= limit_s:
-            raise no_node(self._nodes, resources, waited_s=limit_s, was_there=key in self._seen)
+    def missing(
+        self, resources: Resources, *, waited_s: float, was_there: bool
+    ) -> UnavailableError:
+        """The answer where no node can run a trial with these resources."""
+        return no_node(self._nodes, resources, waited_s=waited_s, was_there=was_there)
 
     def _refresh(self) -> None:
         now_s = self._clock()

@@ -83,18 +83,15 @@ class LedgerScheduler(FIFOScheduler):  # type: ignore[misc]
         self._waiting.pop(trial.trial_id, None)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """None: see above. Takes back what waits for the worker of a search that cannot go on."""
+        """None: see above. Stops what waits for a worker that will not come."""
         if not self._has_cache:
             self._has_cache = True
             controller = getattr(tune_controller, "_tune_controller", tune_controller)
             if hasattr(controller, "_actor_cache"):  # else Ray's own will do
                 controller._actor_cache = WorkerCache(self._searches.keeps_worker)
-        for ledger in self._searches.ledgers:
-            if ledger.over and ledger.open.are_waiting:
-                for run in ledger.open.waiting:
-                    ledger.drop(run)
-                    if run in self._waiting:
-                        tune_controller.stop_trial(self._waiting.pop(run))
+        for run in self._searches.recalled():
+            if run in self._waiting:
+                tune_controller.stop_trial(self._waiting.pop(run))
         return None
 
 

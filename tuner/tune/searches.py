@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tuner.errors import UnavailableError
+from tuner.errors import TunerError
 from tuner.records import Configuration
 from tuner.tune.ledger import Ledger
 from tuner.tune.request import SearchRequest
@@ -45,6 +45,7 @@ class Searches:
         *,
         waiting: Waiting,
         demand: Demand | None = None,
+        clock: Callable[[], float] = time.monotonic,
         on_decision: Callable[[int, float], None] = lambda index, seconds: None,
     ) -> None:
         """`on_decision` gets the index of a search, and how long it took to decide on a trial."""
@@ -57,6 +58,9 @@ class Searches:
             for r in requests
         ]
         self._demand = demand
+        self._clock = clock
+        self._without_since: dict[int, float] = {}
+        self._had: set[int] = set()
         self._on_decision = on_decision
         self._owners: dict[str, int] = {}
         self._sharing = [
@@ -120,26 +124,64 @@ class Searches:
     def _turn(self, index: int) -> tuple[int, int]:
         return self.ledgers[index].open.handed_out // TURN, index
 
+    def recalled(self) -> list[str]:
+        """Runs that wait for a worker that will not come, or not for them; to be stopped by Ray.
+
+        Their trials are handed out again once there is room, unless their search is over.
+        """
+        runs: list[str] = []
+        for index, ledger in enumerate(self.ledgers):
+            if not ledger.open.are_waiting:
+                continue
+            waiting = ledger.open.waiting
+            if not ledger.over:
+                waiting = waiting[: max(0, -self._free(index))]
+            for run in waiting:
+                ledger.recall(run)
+            runs += waiting
+        return runs
+
     def _has_room(self, index: int) -> bool:
-        request, resources = self._requests[index], self._resources[index]
-        ledger = self.ledgers[index]
-        capacity = self._rooms.capacity(resources)
+        request, ledger = self._requests[index], self.ledgers[index]
+        capacity = self._rooms.capacity(self._resources[index])
         self._show_demand(index, capacity)
-        try:
-            self._rooms.check(index, resources, self._waiting[index])
-        except UnavailableError as error:
-            if not ledger.open.on_workers:
-                ledger.fail(error)
+        usable = capacity - len(self._unfit(index))
+        if usable <= 0:
+            self._wait_or_fail(index)
             return False
-        sharing = [self.ledgers[i] for i in self._sharing[index]]
-        taken = sum(each.open.on_workers for each in sharing)
-        unfit = sum(len(each.unfit_workers) for each in sharing if not each.over)
-        if capacity and capacity <= unfit and not ledger.open.on_workers:
-            # No worker is left that could run a trial.
-            ledger.fail(next(e for each in sharing for e in each.unfit_workers.values()))
-            return False
+        self._without_since.pop(index, None)
+        self._had.add(index)
         at_most = request.max_concurrent
-        return taken + unfit < capacity and (at_most is None or ledger.open.on_workers < at_most)
+        return self._free(index) > 0 and (at_most is None or ledger.open.on_workers < at_most)
+
+    def _free(self, index: int) -> int:
+        """Workers that could take a trial now; negative where more trials wait than may begin."""
+        taken = sum(self.ledgers[i].open.on_workers for i in self._sharing[index])
+        capacity = self._rooms.capacity(self._resources[index])
+        return capacity - len(self._unfit(index)) - taken
+
+    def _unfit(self, index: int) -> list[TunerError]:
+        """Why workers that hold these resources can run no trial."""
+        ledgers = [self.ledgers[i] for i in self._sharing[index]]
+        return [e for each in ledgers if not each.over for e in each.unfit_workers.values()]
+
+    def _wait_or_fail(self, index: int) -> None:
+        """No worker is left that could run a trial: the search fails, unless one may come."""
+        ledger, unfit = self.ledgers[index], self._unfit(index)
+        if ledger.open.on_workers:
+            return
+        now_s = self._clock()
+        waits_s = now_s - self._without_since.setdefault(index, now_s)
+        # A worker that refused its first trial was none.
+        was_there = ledger.has_outcomes or (index in self._had and not unfit)
+        waiting = self._waiting[index]
+        limit_s = waiting.later_s if was_there else waiting.at_first_s
+        if waits_s >= limit_s:
+            ledger.fail(
+                unfit[0] if unfit else self._rooms.missing(
+                    self._resources[index], waited_s=limit_s, was_there=was_there
+                )
+            )  # fmt: skip
 
     def _show_demand(self, index: int, capacity: int) -> None:
         """One node where there is none, and as many as were asked for where they were."""

@@ -7,6 +7,7 @@ which GPU is really there.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner import nvml
@@ -21,16 +22,17 @@ class VerifiedFactory:
     """A runner factory that first looks at the worker's GPU.
 
     `names` are the exact device names that are right, `sizes_bytes` their memory, which may
-    differ by 5 %.
+    differ by 5 %. `identify` says what the GPU is; None asks NVML.
     """
 
     make: RunnerFactory
     names: tuple[str, ...]
     sizes_bytes: tuple[int, ...]
+    identify: Callable[[], nvml.DeviceIdentity | None] | None = None
 
     def __call__(self) -> TrialRunner:
         """The runner. Raises `UnavailableError` with what is there where it is another GPU."""
-        found = nvml.device_identity(0)
+        found = (self.identify or nvml.device_identity)()
         wanted = " or ".join(self.names)
         node = socket.gethostname()
         if found is None:
