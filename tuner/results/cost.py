@@ -17,9 +17,10 @@ from tuner.units import format_duration
 class RunCost:
     """Time and money for one pass over the training data, and for the whole run.
 
-    Money is for all GPUs of a training, `price_usd_per_hour` for one. Pure training: no evaluation, no checkpoints, no start-up. Money is None when the price
-    of the GPU is unknown, and what concerns the run when the number of epochs is. Of a training
-    in several `stages` an epoch is one of each, and `epochs` is None where they differ in it.
+    Money is for all GPUs of a training, `price_usd_per_hour` for one. Pure training: no
+    evaluation, no checkpoints, no start-up. Money is None when the price of the GPU is unknown,
+    and what concerns the run when the number of epochs is. Of a training in several `stages` an
+    epoch is one of each, and `epochs` is None where they differ in it.
     """
 
     examples: int
@@ -36,7 +37,9 @@ class RunCost:
     @property
     def epochs_text(self) -> str:
         """How many epochs a run has, for people."""
-        return f"{self.epochs:g} epochs" if self.epochs is not None else "all epochs of the stages"
+        if self.epochs is None:
+            return "all epochs of the stages"
+        return f"{self.epochs:g} epoch" + ("" if self.epochs == 1 else "s")
 
 
 def run_cost(record: TrialRecord, space: SpaceFacts, gpu: GpuLike) -> RunCost | None:

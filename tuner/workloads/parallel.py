@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tuner.space.distributed_terms import BUCKET_CAP_MIB, Parallelism
@@ -37,7 +38,7 @@ class Ranks:
 
     def __init__(self, called: Any, parallelism: Parallelism) -> None:
         self.called = called
-        self.number = torch.distributed.get_rank() if parallelism.ranks > 1 else 0
+        self.number = dist.get_rank() if parallelism.ranks > 1 else 0
         self._parallelism = parallelism
 
     @classmethod
@@ -109,7 +110,8 @@ def _shard(model: nn.Module, device: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(torch.device(device).type, (torch.distributed.get_world_size(),))
+    kind = torch.device(device).type
+    mesh = init_device_mesh("cpu" if kind == "meta" else kind, (dist.get_world_size(),))
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)

@@ -159,6 +159,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if any(kind.__name__ == "DTensor" for kind in types):
+            # A sharded tensor first turns into operators on its shard, which come here again.
+            return NotImplemented
         if not self._recording:
             return func(*args, **kwargs)
         decomposition = self._kernels.decompositions.get(func)
@@ -169,16 +172,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The value of a tensor without data. The models that are traced ask only whether a
             # mask is all ones and whether sequences are not packed: both hold for full batches.
             return not self._padded
-        if func is _aten.copy_.default and args[1].is_meta and not args[0].is_meta:
-            # Rank 0 hears its own broadcast of the order of DDP's buckets: what it had said.
-            return args[0]
         if func.namespace == "c10d":
-            # Collectives: their buffers exist already, and their time is no kernel's.
-            size = max((t.nbytes for t in tensors_in((args, kwargs))), default=0)
-            name = func._schema.name
-            self.timeline.collectives.append((name, size, len(self.timeline.marks) - 1))
-            return func(*args, **kwargs)
+            return self._communicate(func, args, kwargs)
         return self._run(func, args, kwargs)
+
+    def _communicate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A collective: its buffers exist already, and its time is no kernel's."""
+        size = max((t.nbytes for t in tensors_in((args, kwargs))), default=0)
+        mark = len(self.timeline.marks) - 1
+        self.timeline.collectives.append((func._schema.name, size, mark))
+        return func(*args, **kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         signature = signature_of(func, args, kwargs)
@@ -187,6 +190,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = from_layouts(seen.layouts, is_tuple=seen.is_tuple)
         elif seen is not None and returns_first_argument(func):
             out = args[0]
+        elif func is _aten.copy_.default and args[1].is_meta and not args[0].is_meta:
+            # Rank 0 hears its own broadcast of the order of DDP's buckets: what it had said.
+            return args[0]
         else:
             out = func(*args, **kwargs)
         fresh = self._note_outputs(out, func)
@@ -278,7 +284,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.timeline.events.append((len(self.timeline.blocks) - 1, -1))
 
     def _block_of(self, tensor: torch.Tensor) -> Block:
-        storage = tensor.untyped_storage()
+        # A sharded tensor is a wrapper: what is in memory is its shard.
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
         index = self._live.get(storage._cdata)
         return self._add(storage) if index is None else self.timeline.blocks[index]
 

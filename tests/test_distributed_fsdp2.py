@@ -1,0 +1,83 @@
+"""Predictions of a rank under FSDP2: a trace of fully_shard itself on tensors without data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from measure_samples import knobs, model_folder
+
+from tuner.errors import InputError
+from tuner.estimators import predictor as predictor_module
+from tuner.estimators.predict import Subject, predict, resolve_subject
+from tuner.estimators.predictor import Job, Predictor
+from tuner.gpus import get_gpu
+from tuner.records import Configuration, Prediction
+
+A6000 = get_gpu("a6000")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    return model_folder(folder, hidden_size=256, intermediate_size=768, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def subject(model: str) -> Subject:
+    return resolve_subject("causal_lm", model)
+
+
+def asked(**changes: Any) -> Configuration:
+    full = {"lora_rank": 0, "lora_targets": (), "grad_accum": 1, "mixed_precision": "no"}
+    return Configuration({**knobs(max_grad_norm=1.0), **full, **changes})
+
+
+def sharded(subject: Subject, ranks: int, **changes: Any) -> Prediction:
+    return predict(subject, asked(gpus_per_trial=ranks, distributed="fsdp2", **changes), A6000)
+
+
+def test_weights_and_optimizer_state_are_shared_between_the_ranks(subject: Subject) -> None:
+    alone = predict(subject, asked(), A6000)
+    at_end = [alone.memory.phase_peak_bytes["optimizer"]]
+    for ranks in (2, 4):
+        found = sharded(subject, ranks)
+        assert found.memory.loaded_bytes == pytest.approx(
+            alone.memory.loaded_bytes / ranks, rel=0.02
+        )
+        assert found.trainable_params == alone.trainable_params
+        at_end.append(found.memory.phase_peak_bytes["optimizer"])
+        assert at_end[-1] < 0.85 * at_end[-2]
+        assert f"{ranks} ranks under fsdp2" in found.method
+        assert sum(found.memory.breakdown.values()) == found.memory.device_bytes
+
+
+def test_weights_are_gathered_for_each_micro_step_and_gradients_once(subject: Subject) -> None:
+    exchange = {
+        accumulation: sharded(subject, 2, grad_accum=accumulation).speed.breakdown_s["exchange"]
+        for accumulation in (1, 2, 4)
+    }
+    gathering = exchange[2] - exchange[1]
+    assert gathering > 0
+    assert exchange[4] - exchange[2] == pytest.approx(2 * gathering)
+    # Forward and backward gather, and one exchange of gradients is about half of that.
+    assert 0.3 < (exchange[1] - gathering) / gathering < 0.8
+
+
+def test_adapters_and_a_frozen_base_are_sharded_too(subject: Subject) -> None:
+    found = sharded(subject, 2, lora_rank=8, lora_targets=("q_proj", "v_proj"))
+    alone = predict(subject, asked(lora_rank=8, lora_targets=("q_proj", "v_proj")), A6000)
+    assert found.trainable_params == alone.trainable_params
+    assert found.memory.loaded_bytes < 0.6 * alone.memory.loaded_bytes
+
+
+def test_a_space_is_predicted_by_traces_and_refused_where_they_would_take_hours(
+    model: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configurations = [asked(gpus_per_trial=2, distributed="fsdp2"), asked()]
+    many = Predictor(Job("causal_lm", model))
+    monkeypatch.setattr(predictor_module, "MOST_TRACED", 0)
+    with pytest.raises(InputError, match="traced in full"):
+        many.predict(configurations[:1], A6000)
+    monkeypatch.setattr(predictor_module, "MOST_TRACED", 1)
+    assert many.predict(configurations[:1], A6000) == [predict(subject, configurations[0], A6000)]
