@@ -1,0 +1,162 @@
+"""What a search costs with many trials and workers: what is looked at, not how long it takes."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+from device_fakes import measurement_of
+from tune_fakes import FakeSpace, outcome_of, record_of
+
+from benchmarks.scale import in_ray
+from benchmarks.scale.__main__ import AROUND, judge, read, write
+from benchmarks.scale.decisions import decide, request_of
+from benchmarks.scale.in_ray import Row
+from benchmarks.scale.plot import draw
+from benchmarks.scale.world import ScaleSpace, predicted, scattered
+from tuner.records import Outcome, Status
+from tuner.results.front import pareto_front, samples_per_s
+from tuner.results.journal import latest
+from tuner.tune.contenders import Standing, give_up_rule
+from tuner.tune.driver import make_proposer
+from tuner.tune.guided import GuidedSampler
+
+
+class Watched(list):
+    """Notes which places are read."""
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.read = []
+
+    def __getitem__(self, place):
+        self.read.append(place)
+        return super().__getitem__(place)
+
+    def __iter__(self):
+        raise AssertionError("all trials are looked through")
+
+
+@pytest.fixture(scope="module")
+def proposer():
+    """One that knows 60 trials, with 5 more that run."""
+    proposer = make_proposer(request_of(100, "guided"))
+    begun = [proposer.propose() for _ in range(65)]
+    for configuration in begun[:60]:
+        record = record_of(configuration, scattered(configuration, predicted(configuration)))
+        proposer.tell(record)
+    return proposer
+
+
+def test_learning_looks_at_what_is_new_and_what_runs(proposer):
+    guide = proposer.guide
+    assert isinstance(guide, GuidedSampler)
+    trials = Watched(proposer.study.get_trials(deepcopy=False))
+    guide.learn(trials)
+    assert len(trials) == 65
+    assert len(trials.read) == 5  # those that run
+    assert len(guide.experience.known) == 60
+
+
+def test_the_risk_of_all_candidates_is_worked_out_once_per_outcome(proposer):
+    guide = proposer.guide
+    first = guide.oom_probability()
+    assert guide.oom_probability() is first
+    guide.experience.note(5_000, 1.0, 1e9)
+    assert guide.oom_probability() is not first
+
+
+def test_the_standing_is_that_of_all_records_whatever_runs_again():
+    rng = random.Random(7)
+    configurations = list(FakeSpace().configurations())
+    standing, records = Standing(), []
+    for number in range(150):
+        configuration = rng.choice(configurations)
+        outcome = outcome_of(configuration)
+        if outcome.status is Status.OK and rng.random() < 0.8:
+            measured = measurement_of(
+                outcome.prediction, device="Testium 9", factor=rng.uniform(0.9, 1.1)
+            )
+            rate = measured.speed.samples_per_s
+            measured = replace(measured, samples_per_s_interval=(0.97 * rate, 1.03 * rate))
+            outcome = Outcome(Status.OK, prediction=outcome.prediction, measurement=measured)
+        else:
+            outcome = Outcome(Status.OOM, prediction=outcome.prediction)
+        record = replace(record_of(configuration, outcome), trial_id=f"t{number}")
+        standing.add(record)
+        records.append(record)
+        fitting = [r for r in latest(records) if r.fits and r.outcome.measurement]
+        front = {r.configuration for r in standing.front()}
+        assert front == {r.configuration for r in pareto_front(fitting)}
+        assert {r.configuration for r in standing.fitting} == {r.configuration for r in fitting}
+        reach = rng.choice([samples_per_s(r) for r in fitting]) if fitting else 0.0
+        assert {r.configuration for r in standing.as_fast_as(reach)} == {
+            r.configuration
+            for r in fitting
+            if (ends := r.outcome.measurement.samples_per_s_interval) and ends[1] >= reach
+        }
+
+
+def test_the_rule_of_giving_up_is_one_object_until_the_front_changes():
+    standing = Standing()
+    configurations = list(ScaleSpace().configurations())[:400]
+    records = [record_of(c, scattered(c, predicted(c))) for c in configurations]
+    rules = []
+    for record in records:
+        before = standing.front()
+        standing.add(record)
+        rules.append(give_up_rule(standing, 10**12).front)
+        if standing.front() is before and len(rules) > 1:
+            assert rules[-1] is rules[-2]
+    assert len({id(rule) for rule in rules}) < len(rules) / 2
+    assert rules[-1] == tuple(
+        (r.outcome.measurement.memory.device_bytes, r.outcome.measurement.samples_per_s_interval[0])
+        for r in standing.front()
+    )
+
+
+def test_decisions_are_measured_for_each_trial():
+    found = decide(request_of(40, "random"), workers=7)
+    assert len(found) == 40
+    assert all(seconds >= 0 for seconds in found)
+
+
+def test_workers_in_shared_processes_run_every_trial(monkeypatch):
+    """Real Ray Tune, with 12 workers in two processes."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    monkeypatch.setattr(in_ray, "WINDOW", 10)
+    rows = in_ray.run(30, 12, searcher="random", processes=False)
+    assert [row.trials for row in rows] == [10, 20, 30]
+    assert all(row.decision_ms <= row.driver_cpu_ms for row in rows)
+    assert all(row.resident_mib > 50 for row in rows)
+
+
+def rows(cost_ms=lambda trials: 20.0, memory=lambda trials: 500.0):
+    long = [
+        Row(200, "shared", t, cost_ms(t), 8.0, 25.0, memory(t)) for t in range(250, 10_001, 250)
+    ]
+    short = [Row(w, "own", t, 15.0, 8.0, 40.0, 300.0) for w in (1, 8) for t in (500, 750, 1000)]
+    return long + short
+
+
+def test_the_verdict_is_about_growth_time_and_memory(capsys):
+    assert judge(rows())
+    assert "+0%" in capsys.readouterr().out
+    assert not judge(rows(cost_ms=lambda t: 20.0 + t / 1000))
+    assert not judge(rows(cost_ms=lambda t: 60.0))
+    assert not judge(rows(memory=lambda t: t / 5))
+    # What comes before the 1,000th trial, the start of Ray among it, is not asked about.
+    assert judge(rows(cost_ms=lambda t: 90.0 if t < 1000 - AROUND else 20.0))
+
+
+def test_rows_are_written_read_and_drawn(tmp_path):
+    write(tmp_path / "scale.csv", rows())
+    assert read(tmp_path / "scale.csv") == rows()
+    with (tmp_path / "scale.csv").open() as file:
+        assert len(list(csv.reader(file))) == len(rows()) + 1
+    draw(rows(), tmp_path / "scale.png", "a machine")
+    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
