@@ -202,7 +202,9 @@ class TestDecide:
             assert found.resources == {"GPU": 1.0, "a6000": 1.0, "CPU": 1.0}
             assert found.names == get_gpu("a6000").device_names
         else:
-            assert found == Simulating("no node of the cluster has a GPU and the resource 'a6000'")
+            assert isinstance(found, Simulating)
+            assert "no node of the cluster has a GPU and the resource 'a6000'" in found.reason
+            assert "tuner node-resources" in found.reason
 
     def test_a_cluster_that_grows_is_asked_for_the_type(self, monkeypatch):
         from tuner.tune import cluster

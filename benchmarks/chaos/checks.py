@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.chaos.trials import ChaosSpace, front_of, request_of, true_front
+from benchmarks.chaos.trials import ChaosSpace, front_of, gate_of, request_of, true_front
 from tuner.records import Status, TrialRecord
 from tuner.results.journal import JournalWriter, read_journal
 from tuner.tune.driver import search_all
@@ -51,6 +51,10 @@ class Journals:
             )
             assert done, f"no record of {gpu_id} in {timeout_s:.0f} s"
             return self.counts[gpu_id] >= wanted
+
+    def go_on(self, gpu_id: str) -> None:
+        """Let trials go on that were held."""
+        gate_of(self.folder, gpu_id).touch()
 
     def check_valid(self) -> None:
         """Each journal can be read as it is now: whole lines, no trial twice."""

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +108,24 @@ class ChaosCluster:
         """End it as `ray stop` does."""
         node.alive = False
         self.cluster.remove_node(node.ray_node)
+
+    def lose_gpu(self, node: ChaosNode) -> None:
+        """Its GPU falls off the bus; it is no node for trials any more, and stays."""
+        node.alive = False
+        node.lose_gpu()
+
+    def repair(self) -> None:
+        """Take out the nodes whose GPU is lost."""
+        for node in self.nodes:
+            if node.lost_file.exists() and node.ray_node in self.cluster.worker_nodes:
+                self.remove(node)
+
+    def wait_until_dead(self, node: ChaosNode, timeout_s: float = 300.0) -> None:
+        """Wait until Ray takes the node for dead."""
+        deadline_s = time.monotonic() + timeout_s
+        while node.ray_node.node_id in self.cluster.global_state._live_node_ids():
+            assert time.monotonic() < deadline_s, f"{node.name} is still taken for alive"
+            time.sleep(0.1)
 
     def close(self) -> None:
         """End every process, of frozen nodes too."""

@@ -106,11 +106,14 @@ class ChaosFactory:
     """Makes the runner of one GPU type; picklable.
 
     Each trial that begins leaves a file in the folder `log`, named after its node and process.
+    From the trial number `held_from` of a type on, each waits until `gate` exists.
     """
 
     gpu_id: str
     log: Path
     sleep_s: float
+    gate: Path | None = None
+    held_from: int = 0
 
     def __call__(self) -> ChaosRunner:
         """See `RunnerFactory`."""
@@ -128,11 +131,18 @@ class ChaosRunner:
         """See `TrialRunner`; raises what NVML raises where the GPU is gone."""
         self._note(configuration)
         time.sleep(self.factory.sleep_s)
+        self._wait_at_gate()
         if (lost := os.environ.get(LOST)) and Path(lost).exists():
             import pynvml
 
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return outcome_of(configuration, get_gpu(self.factory.gpu_id))
+
+    def _wait_at_gate(self) -> None:
+        gate, begun = self.factory.gate, self.factory.log.glob(f"{self.factory.gpu_id}-*")
+        if gate is not None and len(list(begun)) >= self.factory.held_from:
+            while not gate.exists():
+                time.sleep(0.02)
 
     def _note(self, configuration: Configuration) -> None:
         node = os.environ.get(NODE, "local")
@@ -148,12 +158,18 @@ def device_here() -> DeviceIdentity | None:
     return DeviceIdentity(gpu.device_names[0], gpu.memory_bytes, (8, 6), "570.0")
 
 
-def request_of(gpu_id: str, folder: Path, *, sleep_s: float, **changes: object) -> SearchRequest:
-    """A search of the whole space for one GPU type; its trials are noted in `folder`/log."""
+def request_of(
+    gpu_id: str, folder: Path, *, sleep_s: float, held_from: int | None = None, **changes: object
+) -> SearchRequest:
+    """A search of the whole space for one GPU type; its trials are noted in `folder`/log.
+
+    Trials from number `held_from` on wait until the file `gate_of(folder, gpu_id)` exists.
+    """
     gpu = get_gpu(gpu_id)
     (folder / "log").mkdir(parents=True, exist_ok=True)
+    gate = None if held_from is None else gate_of(folder, gpu_id)
     factory = VerifiedFactory(
-        ChaosFactory(gpu_id, folder / "log", sleep_s),
+        ChaosFactory(gpu_id, folder / "log", sleep_s, gate, held_from or 0),
         gpu.device_names,
         (gpu.memory_bytes,),
         identify=device_here,
@@ -168,6 +184,11 @@ def request_of(gpu_id: str, folder: Path, *, sleep_s: float, **changes: object) 
         "resources_per_trial": {"GPU": 1, gpu_id: 1, "CPU": 1},
     }
     return SearchRequest(**(settings | changes))  # type: ignore[arg-type]
+
+
+def gate_of(folder: Path, gpu_id: str) -> Path:
+    """The file that trials of a type may wait for."""
+    return folder / f"{gpu_id}-go-on"
 
 
 def true_front(gpu_id: str) -> set[str]:

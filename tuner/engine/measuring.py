@@ -195,7 +195,10 @@ def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring |
     found = offer(address)
     there = found.resources.get(gpu.id, 0) >= 1 and found.resources.get("GPU", 0) >= 1
     if not there and not found.grows:
-        return Simulating(f"no node of the cluster has a GPU and the resource {gpu.id!r}")
+        return Simulating(
+            f"no node of the cluster has a GPU and the resource {gpu.id!r}, with which "
+            '`ray start --resources="$(tuner node-resources)"` starts one'
+        )
     return Measuring(
         "cuda:0",
         gpu.device_names,

@@ -16,7 +16,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, worker
+from ray.exceptions import AuthenticationError
 
 from tuner.errors import InputError, UnavailableError
 from tuner.runner.environment import DEVICE_ORDER
@@ -37,6 +38,10 @@ METRICS_PERIOD_MS = 2000
 
 SOCKET_ROOM = 60
 """Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""
+
+PRINT_OF_NODES = "print_to_stdstream"
+"""Ray prints on this process's stdout what befalls its nodes and workers, with whole pages of their
+logs, and `log_to_driver` does not keep it from that. A search says in its answer what matters."""
 
 QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -64,6 +69,9 @@ QUIET_ENVIRONMENT = {
 def quiet() -> Iterator[None]:
     """Ray and Ray Tune print and count nothing inside; everything is as before afterwards."""
     before = {name: os.environ.get(name) for name in QUIET_ENVIRONMENT}
+    printed = getattr(worker, PRINT_OF_NODES, None)
+    if printed is not None:
+        setattr(worker, PRINT_OF_NODES, lambda *args, **named: None)
     logger = logging.getLogger("ray.tune")
     level = logger.level
     os.environ.update(QUIET_ENVIRONMENT)
@@ -72,6 +80,8 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+        if printed is not None:
+            setattr(worker, PRINT_OF_NODES, printed)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -240,8 +250,15 @@ def _join(address: str) -> str:
         _check_answer(address)
     try:
         context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except AuthenticationError as error:
+        raise UnavailableError(
+            f"the token for the Ray cluster at {address!r} is missing or another one", hint=_TOKEN
+        ) from error
     except ConnectionError as error:
-        raise _no_cluster(address) from error
+        # Something listens there. Ray does not say whether it was refused.
+        raise _no_cluster(
+            address, more=f"; for a cluster that asks for a token, {_TOKEN}"
+        ) from error
     return str(context.dashboard_url or "")
 
 
@@ -263,8 +280,12 @@ def _check_answer(address: str) -> None:
         raise _no_cluster(address) from error
 
 
-def _no_cluster(address: str) -> UnavailableError:
+_TOKEN = "set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+"""Ray itself looks for a token only so where an address was given (docs/cluster.md)."""
+
+
+def _no_cluster(address: str, *, more: str = "") -> UnavailableError:
     return UnavailableError(
         f"no Ray cluster answers at {address!r}",
-        hint="start one with `ray start --head`, or leave the address out",
+        hint=f"start one with `ray start --head`, or leave the address out{more}",
     )
