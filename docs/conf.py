@@ -39,6 +39,8 @@ source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
 
+smartquotes = False  # `--option` has two hyphens, and quotes in examples can be typed
+
 # Docstrings are prose in which single backticks are names.
 default_role = "code"
 autodoc_member_order = "bysource"
@@ -65,6 +67,29 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-read", show_reports)
     app.connect("doctree-read", name_folders)
     app.connect("build-finished", copy_reports)
+    app.connect("autodoc-process-docstring", show_code)
+    app.connect("sphinx-click-process-epilog", show_examples)
+
+
+def show_code(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Indented parts of a docstring are code."""
+    shown: list[str] = []
+    for number, line in enumerate(lines):
+        begins = line.startswith("    ") and number and not lines[number - 1].strip()
+        if begins and not next((s for s in reversed(shown) if s.strip()), "").startswith("    "):
+            shown += [".. code-block:: python", ""]
+        shown.append(line)
+    lines[:] = shown
+
+
+def show_examples(app: Sphinx, context: object, lines: list[str]) -> None:
+    """The command lines below a command's help are code too."""
+    text = [line.lstrip("| ") for line in lines]
+    commands = [line for line in text if line.startswith("tuner ")]
+    if commands:
+        lines[:] = ["Examples:", "", ".. code-block:: sh", "", *(f"   {c}" for c in commands), ""]
 
 
 def show_reports(app: Sphinx, doctree: nodes.document) -> None:

@@ -13,7 +13,7 @@ from tuner.space import load_space
 from tuner.workloads.memory_order import MEMORY_ORDERS
 
 ROUNDING = 0.003
-"""What the allocator's rounding may take off: 0.2 % in whole spaces (docs/search.md)."""
+"""What the allocator's rounding may take off: 0.2 % in whole spaces (docs/guided-search.md)."""
 
 SPACES = {
     "contrastive": ("naics_embedder", "all-minilm-l6-v2"),
