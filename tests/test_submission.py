@@ -192,29 +192,40 @@ def nothing_set(tmp_path, monkeypatch):
 
 
 def test_token_is_looked_for_where_ray_looks(nothing_set, monkeypatch):
-    assert auth_token() is None
+    assert auth_token("127.0.0.1") is None
     (nothing_set / ".ray").mkdir()
     (nothing_set / ".ray" / "auth_token").write_text("usual\n")
-    assert auth_token() == "usual"
+    assert auth_token("127.0.0.1") == "usual"
     (nothing_set / "named").write_text(" named ")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(nothing_set / "named"))
-    assert auth_token() == "named"
+    assert auth_token("head") == "named"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "given")
-    assert auth_token() == "given"
+    assert auth_token("head") == "given"
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    assert auth_token() is None
+    assert auth_token("127.0.0.1") is None
+
+
+def test_the_token_of_this_machines_clusters_goes_nowhere_else_unasked(nothing_set, monkeypatch):
+    (nothing_set / ".ray").mkdir()
+    (nothing_set / ".ray" / "auth_token").write_text("usual")
+    for host in ("localhost", "127.0.0.2", "::1"):
+        assert auth_token(host) == "usual"
+    for host in ("head", "10.0.0.1", "localhost.example.com", "127.0.0.1.example.com", None):
+        assert auth_token(host) is None
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert auth_token("head") == "usual"
 
 
 def test_a_token_that_is_missing_or_cannot_be_read_is_said(nothing_set, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(UnavailableError, match="there is no token"):
-        auth_token()
+        auth_token("head")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(nothing_set / "nowhere"))
     with pytest.raises(UnavailableError, match="cannot read the token"):
-        auth_token()
+        auth_token("head")
     (nothing_set / "nowhere").write_text("\n")
     with pytest.raises(UnavailableError, match="is empty"):
-        auth_token()
+        auth_token("head")
 
 
 # -- what a cluster says ----------------------------------------------------------------------

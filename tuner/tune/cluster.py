@@ -252,12 +252,13 @@ def _join(address: str) -> str:
         context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except AuthenticationError as error:
         raise UnavailableError(
-            f"the token for the Ray cluster at {address!r} is missing or another one", hint=_TOKEN
+            f"the token for the Ray cluster at {address!r} is missing or another one",
+            hint=_HOW_TO_ENTER,
         ) from error
     except ConnectionError as error:
         # Something listens there. Ray does not say whether it was refused.
         raise _no_cluster(
-            address, more=f"; for a cluster that asks for a token, {_TOKEN}"
+            address, more=f"; for a cluster that asks for a token, {_HOW_TO_ENTER}"
         ) from error
     return str(context.dashboard_url or "")
 
@@ -280,7 +281,9 @@ def _check_answer(address: str) -> None:
         raise _no_cluster(address) from error
 
 
-_TOKEN = "set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+_HOW_TO_ENTER = (
+    "set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+)
 """Ray itself looks for a token only so where an address was given (docs/cluster.md)."""
 
 

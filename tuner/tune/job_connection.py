@@ -7,6 +7,7 @@ for a token, the one that Ray itself would use is sent.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import socket
@@ -42,7 +43,7 @@ def client_of(address: str | None) -> tuple[JobSubmissionClient, str]:
     """
     url = url_of(address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS)
     _check_answer(url)
-    token = auth_token()
+    token = auth_token(urlsplit(url).hostname)
     headers = {"Authorization": f"Bearer {token}"} if token else None
     with said(url), _address_variable(url), silent():
         return JobSubmissionClient(url, headers=headers), url
@@ -65,12 +66,15 @@ def url_of(address: str) -> str:
     return text
 
 
-def auth_token() -> str | None:
-    """The token that Ray would use; None where there is none, or RAY_AUTH_MODE is "disabled".
+def auth_token(host: str | None) -> str | None:
+    """The token to send to `host`; None where there is none, or RAY_AUTH_MODE is "disabled".
 
     Looked for where Ray's documentation says: RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH
-    names, ~/.ray/auth_token. Raises `UnavailableError` where RAY_AUTH_MODE is "token" and there is
-    none, and for a named file that cannot be read or is empty.
+    names, ~/.ray/auth_token. The last one Ray makes by itself for clusters of this machine: it goes
+    to this machine only (a tunnel begins there), and elsewhere where RAY_AUTH_MODE is "token".
+
+    Raises `UnavailableError` where RAY_AUTH_MODE is "token" and there is none, and for a named file
+    that cannot be read or is empty.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
     if mode == "disabled":
@@ -83,16 +87,26 @@ def auth_token() -> str | None:
         usual = Path.home() / ".ray" / "auth_token"
     except RuntimeError:  # no home directory, as in some containers
         usual = None
-    if usual is not None and usual.is_file():
+    if usual is not None and usual.is_file() and (mode == "token" or _is_here(host)):
         return _token_in(usual)
     if mode == "token":
         raise UnavailableError("RAY_AUTH_MODE is token, and there is no token", hint=_WHERE)
     return None
 
 
+def _is_here(host: str | None) -> bool:
+    """Whether a host's name or address is this machine's own, which no other machine can be."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:  # a name
+        return False
+
+
 _WHERE = (
-    "put the cluster's token (`ray get-auth-token` on its head node) into ~/.ray/auth_token, or "
-    "into RAY_AUTH_TOKEN"
+    "put the cluster's token (`ray get-auth-token` on its head node) into RAY_AUTH_TOKEN, or into "
+    "~/.ray/auth_token; with RAY_AUTH_MODE=token it goes to other machines too"
 )
 
 
