@@ -118,7 +118,7 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
     """Search a space for the fastest configuration that fits a GPU: `tuner search`.
 
     With a GPU of that type at hand, or in the Ray cluster at `address`, each trial is a short
-    training run in a process of its own; else every number is predicted, and says so.
+    training run in a process of its own; else every number is predicted, and says so::
 
         result = tuner.search("qlora27b", gpu="a6000", trials=60, where="lora_rank >= 64")
         print(result.best().configuration)
@@ -241,7 +241,7 @@ def load_results(
     model: str | None = None,
     where: str | Sequence[str] = (),
 ) -> SearchResult | SearchResults:
-    """The results of earlier searches, read from their journals: nothing is run or written.
+    """The results of earlier searches, read from their journals: nothing is run or written::
 
         result = tuner.load_results("qlora27b", gpu="a6000", results="results")
         print(result.best(headroom="10%").configuration)
@@ -271,7 +271,7 @@ def estimate(
     settings: Mapping[str, KnobValue] | None = None,
     **knobs: KnobValue,
 ) -> Estimate:
-    """Predict memory and speed of one configuration: `tuner estimate`. Nothing is run.
+    """Predict memory and speed of one configuration: `tuner estimate`. Nothing is run::
 
         found = tuner.estimate("qlora27b", gpu="a6000", micro_batch=4, lora_rank=128)
         print(found.fits, found.memory.device_bytes, found.speed.samples_per_s)
