@@ -1,4 +1,6 @@
-"""Finds the fastest fine-tuning configuration that fits a GPU::
+"""Finds the fastest fine-tuning configuration that fits a GPU.
+
+::
 
     import tuner
 

@@ -143,7 +143,9 @@ class SearchResult:
         where: str | Sequence[str] | None = None,
         objective: str | None = None,
     ) -> Recommendation:
-        """The best configuration that fits with its margin: `tuner best`. Nothing is run::
+        """The best configuration that fits with its margin: `tuner best`. Nothing is run.
+
+        ::
 
             result.best(max_memory="40GiB", headroom="10%", objective="epoch_usd").configuration
 
@@ -170,7 +172,9 @@ class SearchResult:
         )
 
     def export(self, format_name: str) -> str:
-        """The recommended configuration as the settings of another tool: `tuner export`::
+        """The recommended configuration as the settings of another tool: `tuner export`.
+
+        ::
 
             print(result.export("trl"))
 

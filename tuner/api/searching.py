@@ -241,7 +241,9 @@ def load_results(
     model: str | None = None,
     where: str | Sequence[str] = (),
 ) -> SearchResult | SearchResults:
-    """The results of earlier searches, read from their journals: nothing is run or written::
+    """The results of earlier searches, read from their journals: nothing is run or written.
+
+    ::
 
         result = tuner.load_results("qlora27b", gpu="a6000", results="results")
         print(result.best(headroom="10%").configuration)
@@ -271,7 +273,9 @@ def estimate(
     settings: Mapping[str, KnobValue] | None = None,
     **knobs: KnobValue,
 ) -> Estimate:
-    """Predict memory and speed of one configuration: `tuner estimate`. Nothing is run::
+    """Predict memory and speed of one configuration: `tuner estimate`. Nothing is run.
+
+    ::
 
         found = tuner.estimate("qlora27b", gpu="a6000", micro_batch=4, lora_rank=128)
         print(found.fits, found.memory.device_bytes, found.speed.samples_per_s)
