@@ -97,3 +97,20 @@ class TestObjectives:
         for command in ("best", "show"):
             assert run([command, *TARGET, "--objective", "energy_j_per_sample"]) == 3
             assert "never predicted" in capsys.readouterr().err
+
+
+def test_where_every_knob_differs_nothing_is_said_to_be_common(tmp_path, monkeypatch, capsys):
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    trials = [
+        make_trial(tmp_path, 20, 100, micro_batch=1, max_length=16, lora_rank=4, precision="fp16"),
+        make_trial(tmp_path, 25, 200, micro_batch=2, max_length=32, lora_rank=8, precision="bf16"),
+    ]
+    with JournalWriter(tmp_path / "results" / "tiny" / "a6000" / "trials.jsonl") as writer:
+        for trial in trials:
+            writer.append(trial)
+    assert run(["show", *TARGET, "--where", "lora_rank >= 4"]) == 0
+    printed = capsys.readouterr().out
+    assert "bf16" in printed
+    assert "all with" not in printed
+    assert "optimizer=" not in printed  # no knob of this space

@@ -133,7 +133,8 @@ def settings_text(values: Mapping[str, Any], names: Iterable[str] | None = None)
     """`micro_batch=4 precision=nf4`: what can be typed after --set."""
     from tuner.expressions import show  # not needed to print a help text
 
-    return " ".join(f"{n}={show(values[n])}" for n in (names or values) if n in values)
+    chosen = values if names is None else names
+    return " ".join(f"{n}={show(values[n])}" for n in chosen if n in values)
 
 
 def size_text(size_bytes: int) -> str:
