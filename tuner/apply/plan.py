@@ -158,7 +158,8 @@ class _Planner:
     def note_required(self, missing: Sequence[Assignment], sources: Sequence[Source]) -> None:
         """Note what the user asked for and is not there, and values taken over from nowhere."""
         self.problems += [p for a, p in self.deferred if _meaning(a) not in self.written]
-        self.problems += [_not_there(a, sources) for a in missing if a.required]
+        # Where no file could be read, that has been said, and nothing is known of their keys.
+        self.problems += [_not_there(a, sources) for a in missing if a.required and sources]
 
     def edit(self, source: Source) -> FileEdit:
         """The file with its changes, read again to see that nothing else became different."""
