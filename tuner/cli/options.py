@@ -129,11 +129,8 @@ class AmountType(click.ParamType[float]):
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
         """The number. Raises `InputError` for anything else."""
-        try:
-            amount = float(value)
-        except ValueError:
-            amount = math.nan
-        if not (math.isfinite(amount) and amount > 0):
+        amount = _finite(value)
+        if amount is None or amount <= 0:
             name = param.opts[0] if param else "amount"
             raise InputError(f"{name} {value!r} is not a number above 0")
         return amount
@@ -162,15 +159,21 @@ class PriceType(click.ParamType[float]):
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> float:
         """USD per hour. Raises `InputError` for what is no amount."""
-        try:
-            price = float(value)
-        except ValueError:
-            price = math.nan
-        if not (math.isfinite(price) and price >= 0):
+        price = _finite(value)
+        if price is None or price < 0:
             raise InputError(
                 f"price {value!r} is not an amount in USD per hour", hint="write for example 0.79"
             )
         return price
+
+
+def _finite(value: Any) -> float | None:
+    """The number that `value` is, None where it is none or is not finite."""
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]:
