@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import os
 import random
@@ -21,9 +22,11 @@ from benchmarks.scale.world import ScaleSpace, predicted, scattered
 from tuner.records import Outcome, Status
 from tuner.results.front import pareto_front, samples_per_s
 from tuner.results.journal import latest
+from tuner.runner.base import GiveUp, Instructions
 from tuner.tune.contenders import Standing, give_up_rule
 from tuner.tune.driver import make_proposer
 from tuner.tune.guided import GuidedSampler
+from tuner.tune.guided_gain import Front
 
 
 class Watched(list):
@@ -160,3 +163,23 @@ def test_rows_are_written_read_and_drawn(tmp_path):
         assert len(list(csv.reader(file))) == len(rows()) + 1
     draw(rows(), tmp_path / "scale.png", "a machine")
     assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_front_of_few_is_the_front_of_all(proposer):
+    experience = proposer.guide.experience
+    rng = random.Random(3)
+    for index in rng.sample(range(17_280), 40) + rng.sample(sorted(experience.known), 10):
+        pool = experience.pool
+        speed = float(pool.samples_per_s[index]) * rng.uniform(0.8, 1.1)
+        experience.note(index, speed, float(pool.device_bytes[index]) * rng.uniform(0.9, 1.1))
+        _, speeds, sizes = experience.estimates()
+        few = experience.front_estimates()
+        limits = {"usable_bytes": pool.usable_bytes, "reference_bytes": pool.limit_bytes}
+        whole, part = Front.of(speeds, sizes, **limits), Front.of(*few, **limits)
+        assert part.speed.tolist() == whole.speed.tolist()
+        assert part.size.tolist() == whole.size.tolist()
+
+
+def test_instructions_are_not_copied():
+    instructions = Instructions(give_up=GiveUp(1, ((1, 2.0),)))
+    assert copy.deepcopy({"instructions": instructions})["instructions"] is instructions

@@ -86,6 +86,10 @@ class Instructions:
     give_up: GiveUp | None = None
     verify: bool = False
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Instructions:
+        """Itself: nothing in it can change. Ray Tune copies what it is given for each trial."""
+        return self
+
 
 PLAIN = Instructions()
 

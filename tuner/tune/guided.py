@@ -238,10 +238,11 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
 
     def front(self) -> Front:
         """What was measured to fit, and what is expected of the trials that run."""
-        _, speed, size = self._so_far()
+        known_speed, known_size = self.experience.front_estimates()
+        speed, size = self.experience.quantities(self._running())
         return Front.of(
-            speed,
-            size,
+            np.concatenate([known_speed, speed.expected]),
+            np.concatenate([known_size, size.expected]),
             usable_bytes=self.pool.usable_bytes,
             reference_bytes=self.pool.limit_bytes,
         )

@@ -44,6 +44,8 @@ class Experience:
         # As arrays over all candidates too: a decision reads them whole.
         self._is_known = np.zeros(len(pool.parameters), dtype=bool)
         self._values = np.zeros((len(pool.parameters), 2))
+        self._kept: tuple[Belief | None, NDArray[np.intp]] = (None, np.array([], dtype=np.intp))
+        self._since: list[int] = []
         self._squares = array("d")
         self._caution = 1.0
         self._risk: tuple[Belief | None, int, int, Floats] = (None, 0, 0, np.zeros(0))
@@ -87,6 +89,9 @@ class Experience:
         if ran_out:
             self.oom.add(index)
         elif speed > 0 and size > 0 and not failed:
+            if index in self.known:
+                self._kept = (None, self._kept[1])  # what it kept off the front may come back
+            self._since.append(index)
             self.known[index] = (speed, size)
             self._is_known[index] = True
             self._values[index] = speed, size
@@ -167,13 +172,29 @@ class Experience:
         trials scatter and how far configurations differ from the regression.
         """
         seen = np.flatnonzero(self._is_known)
+        return seen, *self._estimates_at(seen)
+
+    def front_estimates(self) -> tuple[Floats, Floats]:
+        """The same throughput and memory of those that may be on the front, and of few others.
+
+        What is not on it when the regression is repeated cannot come to it before the next time.
+        """
+        belief, _ = self.beliefs()
+        if self._kept[0] is not belief:
+            seen, speed, size = self.estimates()
+            order = np.lexsort((-speed, size))
+            rising = np.diff(np.maximum.accumulate(speed[order]), prepend=-np.inf) > 0
+            self._kept, self._since = (belief, seen[order[rising]]), []
+        return self._estimates_at(np.concatenate([self._kept[1], self._since]).astype(np.intp))
+
+    def _estimates_at(self, seen: NDArray[np.intp]) -> tuple[Floats, Floats]:
         known = self._values[seen]
         belief, _ = self.beliefs()
         scatter = max(belief.noise**2 - LACK_OF_FIT**2, 0.25 * LACK_OF_FIT**2)
         weight = scatter / (scatter + LACK_OF_FIT**2)
         fitted = np.log(self.pool.samples_per_s[seen]) + belief.mean[seen]
         speed = np.exp((1 - weight) * np.log(known[:, 0]) + weight * fitted)
-        return seen, speed, known[:, 1]
+        return speed, known[:, 1]
 
     def quantities(self, places: Any) -> tuple[LogNormal, LogNormal]:
         """What is expected of throughput and memory of the candidates at `places`."""
