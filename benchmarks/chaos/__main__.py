@@ -57,7 +57,7 @@ def round_(
     journals = Journals(folder, TYPES)
 
     def events() -> None:
-        while journals.wait_for(rng.choice(TYPES), rng.randrange(1, 6)):
+        while journals.wait_for_any(rng.randrange(1, 6)):
             name = event(cluster, rng)
             happened[name] += 1
             journals.check_valid()

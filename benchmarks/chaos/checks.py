@@ -42,15 +42,24 @@ class Journals:
             self.over = True
             self._changed.notify_all()
 
-    def wait_for(self, gpu_id: str, more: int, *, timeout_s: float = 300.0) -> bool:
-        """Wait for so many records more than there are; False where the searches end before."""
+    def wait_for(self, gpu_id: str, at_least: int, *, timeout_s: float = 300.0) -> bool:
+        """Wait for so many records; False where the searches end with less."""
         with self._changed:
-            wanted = self.counts[gpu_id] + more
             done = self._changed.wait_for(
-                lambda: self.over or self.counts[gpu_id] >= wanted, timeout_s
+                lambda: self.over or self.counts[gpu_id] >= at_least, timeout_s
             )
-            assert done, f"no record of {gpu_id} in {timeout_s:.0f} s"
-            return self.counts[gpu_id] >= wanted
+            assert done, f"{self.counts[gpu_id]} records of {gpu_id}, after {timeout_s:.0f} s more"
+            return self.counts[gpu_id] >= at_least
+
+    def wait_for_any(self, more: int, *, timeout_s: float = 300.0) -> bool:
+        """Wait for so many records more, of any type; False where the searches end before."""
+        with self._changed:
+            wanted = self.counts.total() + more
+            done = self._changed.wait_for(
+                lambda: self.over or self.counts.total() >= wanted, timeout_s
+            )
+            assert done, f"records: {dict(self.counts)}, and no more in {timeout_s:.0f} s"
+            return not self.over
 
     def go_on(self, gpu_id: str) -> None:
         """Let trials go on that were held."""
