@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray.util.metrics import Counter, Gauge, Histogram
@@ -116,7 +116,7 @@ class SearchMetrics:
         self._clock = clock
         self._shown_s: float | None = None
 
-    def known(self, records: Sequence[TrialRecord]) -> None:
+    def known(self, records: Iterable[TrialRecord]) -> None:
         """Take in trials of earlier searches; they are not counted as trials of this one."""
         for record in records:
             self._numbers[record.gpu].add(record)
