@@ -203,8 +203,8 @@ class TestDecide:
             assert found.names == get_gpu("a6000").device_names
         else:
             assert isinstance(found, Simulating)
-            assert "no node of the cluster has a GPU and the resource 'a6000'" in found.reason
-            assert "tuner node-resources" in found.reason
+            assert "no node of the cluster has a GPU and the resource 'a6000'" in found.why
+            assert "tuner node-resources" in found.why
 
     def test_a_cluster_that_grows_is_asked_for_the_type(self, monkeypatch):
         from tuner.tune import cluster
