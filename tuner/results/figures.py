@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -149,12 +150,20 @@ def agreement_figure(view: View) -> dict[str, Any] | None:
             **place,
         )
         title = f"{quantity.label}, {name}"
-        ticks = {**_PLAIN_TICKS, **({"dtick": "D2"} if scale == "log" else {})}
+        ticks = {**_PLAIN_TICKS, **(_log_ticks(*ends) if scale == "log" else {})}
         figure.update_xaxes(title=f"measured {title}", type=scale, **ticks, **place)
         figure.update_yaxes(title=f"predicted {title}", type=scale, **ticks, **place)
     margin = {"l": 64, "r": 16, "t": 10, "b": 52}
     figure.update_layout(template="none", margin=margin, hovermode="closest")
     return _as_data(figure)
+
+
+def _log_ticks(low: float, high: float) -> dict[str, Any]:
+    """Ticks at 1, 2 and 5 of each decade: plotly.js would write the 2 of 0.2 as "2"."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 2, 5)]
+    values = [step for step in steps if low <= step <= high]
+    return {"tickvals": values, "ticktext": [f"{value:,.6g}" for value in values]}
 
 
 def knob_figures(view: View) -> list[KnobFigure]:

@@ -63,11 +63,23 @@ def gpus_figure(fronts: Sequence[GpuFront], *, lines: bool = True) -> dict[str, 
 
 
 def gpu_rows(fronts: Sequence[GpuFront]) -> list[dict[str, Any]]:
-    """One row for each GPU type, the cheapest epoch first, then the fastest; then the others."""
-    return [_row(front) for front in sorted(fronts, key=_order)]
+    """One row for each GPU type, the cheapest epoch first, then the fastest; then the others.
+
+    Of the settings those that differ between the types.
+    """
+    settings = [front.best.settings for front in fronts if front.best]
+    names = dict.fromkeys(name for values in settings for name in values)
+    differing = [name for name in names if len({values.get(name) for values in settings}) > 1]
+    return [_row(front, differing) for front in sorted(fronts, key=_order)]
 
 
-def _row(front: GpuFront) -> dict[str, Any]:
+def same_conditions(fronts: Sequence[GpuFront]) -> str | None:
+    """The conditions that all types were searched under; None where they differ."""
+    found = {front.conditions for front in fronts}
+    return found.pop() if len(found) == 1 else None
+
+
+def _row(front: GpuFront, names: Sequence[str]) -> dict[str, Any]:
     best = front.best
     return {
         "gpu": front.gpu,
@@ -81,7 +93,9 @@ def _row(front: GpuFront) -> dict[str, Any]:
         else f"nothing fits {format_gib(front.memory_bytes)}",
         "source": best.source if best else "",
         "conditions": front.conditions,
-        "settings": best.settings if best else "",
+        "settings": " ".join(f"{name}={best.settings.get(name, '')}" for name in names)
+        if best
+        else "",
     }
 
 
@@ -117,7 +131,7 @@ def _sources(points: Sequence[FrontPoint]) -> str:
 
 
 def _hover(front: GpuFront, point: FrontPoint) -> str:
-    words = [_plain(word) for word in point.settings.split(" ")]
+    words = [_plain(f"{name}={value}") for name, value in point.settings.items() if value]
     lines = [" ".join(words[i : i + 3]) for i in range(0, len(words), 3)]
     head = f"<b>{_plain(front.gpu_name)}</b>" + (", recommended" if point.recommended else "")
     numbers = f"{significant(point.samples_per_s)} samples/s, {format_gib(point.device_bytes)}"

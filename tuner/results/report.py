@@ -13,7 +13,7 @@ from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdict
 from tuner.results.best import Recommendation
 from tuner.results.course_figure import course_figure
 from tuner.results.figures import agreement_figure, front_figure, knob_figures
-from tuner.results.gpus_figure import gpu_rows, gpus_figure
+from tuner.results.gpus_figure import gpu_rows, gpus_figure, same_conditions
 from tuner.results.levels import levels
 from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.plot import LABELS, subtitle
@@ -119,6 +119,7 @@ def report_html(
         versions=_versions(view),
         plotlyjs=library,
         gpu_rows=gpu_rows(fronts),
+        same_conditions=same_conditions(fronts) if fronts else None,
         unreadable=siblings.unreadable,
         value_text=value_text,
         format_gib=format_gib,

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """One configuration of a front. `settings` are the values of the knobs, for people."""
+    """One configuration of a front. `settings` are the values of the knobs, by name, as text."""
 
     device_bytes: int
     samples_per_s: float
     source: str
-    settings: str
+    settings: Mapping[str, str]
     recommended: bool
 
 
@@ -102,9 +102,7 @@ def _point(record: TrialRecord, view: View) -> FrontPoint:
         device_bytes=device_bytes(record) or 0,
         samples_per_s=samples_per_s(record) or 0.0,
         source=str(evidence.source) if evidence else "",
-        settings=_settings(
-            {name: value_text(record.configuration.get(name)) for name in view.knobs}, view.knobs
-        ),
+        settings={name: value_text(record.configuration.get(name)) for name in view.knobs},
         recommended=best is not None and best.configuration == record.configuration,
     )
 
@@ -136,13 +134,9 @@ def _row_point(row: Mapping[str, str], knobs: Sequence[str]) -> FrontPoint:
         device_bytes=int(row["device_bytes"]),
         samples_per_s=float(row["samples_per_s"]),
         source=row["source"],
-        settings=_settings(row, knobs),
+        settings={name: row[name] for name in knobs if name in row},
         recommended=row["recommended"] == "true",
     )
-
-
-def _settings(values: Mapping[str, str], names: Sequence[str]) -> str:
-    return " ".join(f"{name}={values[name]}" for name in names if values.get(name))
 
 
 def _number(value: object) -> float | None:
