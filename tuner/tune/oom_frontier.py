@@ -28,8 +28,17 @@ class OomFrontier:
             [[places.get(name, 0.0) for name in names] for places, _ in parts]
         ).reshape(len(parts), len(names))
         groups: dict[object, int] = {}
-        self._group = np.array([groups.setdefault(others, len(groups)) for _, others in parts])
-        self._known: list[int] = []
+        self._group = np.array(
+            [groups.setdefault(others, len(groups)) for _, others in parts], dtype=np.intp
+        )
+        by_group = np.argsort(self._group, kind="stable")
+        ends = np.cumsum(np.bincount(self._group, minlength=len(groups)))
+        self._members = np.split(by_group, ends[:-1])
+        self._known: dict[int, Places] = {}
+        """The smallest that ran out, each with all that are at least as large."""
+        self._covering = np.zeros(len(parts), dtype=np.intp)
+        """How many known ones cover each. Kept up to date, so that a thousand trials in a row that
+        run out of memory cost no more each than the first did."""
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -38,10 +47,13 @@ class OomFrontier:
 
     def ran_out(self, place: int) -> None:
         """The configuration at `place` ran out of memory."""
-        if self.witness(place) is not None:
+        if self._covering[place]:
             return
-        smaller = self._at_least(place)
-        self._known = [other for other in self._known if not smaller[other]] + [place]
+        larger = self._at_least(place)
+        for other in [other for other in larger.tolist() if other in self._known]:
+            self._forget(other)
+        self._known[place] = larger
+        self._covering[larger] += 1
 
     def fitted(self, place: int) -> None:
         """The configuration at `place` fitted.
@@ -49,20 +61,26 @@ class OomFrontier:
         What ran out and is no larger did so for another reason (a process beside it, for
         example), and no longer counts.
         """
-        self._known = [other for other in self._known if not self._at_least(other)[place]]
+        for other in self._witnesses(place):
+            self._forget(other)
 
     def covered(self) -> NDArray[np.bool_]:
         """Which configurations cannot fit, shape (configurations,)."""
-        found = np.zeros(len(self._group), dtype=bool)
-        for place in self._known:
-            found |= self._at_least(place)
-        return found
+        return self._covering > 0
 
     def witness(self, place: int) -> int | None:
         """A known one because of which `place` cannot fit; None when there is none."""
-        return next((known for known in self._known if self._at_least(known)[place]), None)
+        return next(iter(self._witnesses(place)), None)
 
-    def _at_least(self, place: int) -> NDArray[np.bool_]:
-        """Which are at least as large as the one at `place`, itself included."""
-        larger = (self._places >= self._places[place]).all(axis=1)
-        return np.asarray(larger & (self._group == self._group[place]))
+    def _witnesses(self, place: int) -> list[int]:
+        if not self._covering[place]:
+            return []
+        return [known for known, larger in self._known.items() if place in larger]
+
+    def _forget(self, known: int) -> None:
+        self._covering[self._known.pop(known)] -= 1
+
+    def _at_least(self, place: int) -> Places:
+        """Those that are at least as large as the one at `place`, itself included."""
+        members = self._members[self._group[place]]
+        return members[(self._places[members] >= self._places[place]).all(axis=1)]
