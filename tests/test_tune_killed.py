@@ -15,6 +15,8 @@ import pytest
 import yaml
 from cli_samples import write_samples
 
+from benchmarks import kill_points
+
 ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
@@ -159,6 +161,22 @@ def test_the_command_killed_twice_ends_with_the_front_of_one_that_was_not(tmp_pa
         yaml.safe_load((folder / "best.yaml").read_text()) for folder in (in_broken, in_whole)
     )
     assert best["configuration"] == other["configuration"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["worker", "raylet"])
+def test_a_search_whose_process_is_killed_ends_or_runs_again_to_the_same_front(
+    tmp_path_factory, kind
+):
+    """Two of the points of `benchmarks/kill_points.py`, with the one for the driver above."""
+    folder = tmp_path_factory.mktemp("k")
+    arguments = kill_points.SIMULATED
+    calm = kill_points.undisturbed(kill_points.Search(folder / "calm", arguments))
+    broken = kill_points.Search(folder / "broken", arguments)
+    point = kill_points.run_point(broken, kind, random.Random(2), calm)
+    assert point.problems == []
+    if kind == "worker":
+        assert point.exit_code == 0
 
 
 @pytest.mark.skipif(
