@@ -12,8 +12,9 @@ from pathlib import Path
 from benchmarks.chaos.trials import ChaosSpace, front_of, gate_of, request_of, true_front
 from tuner.records import Status, TrialRecord
 from tuner.results.journal import JournalWriter, read_journal
+from tuner.tune.budget import StoppedBy
 from tuner.tune.driver import search_all
-from tuner.tune.request import SearchResult, StoppedBy
+from tuner.tune.request import SearchResult
 
 
 @dataclass

@@ -130,6 +130,8 @@ class ChaosCluster:
     def close(self) -> None:
         """End every process, of frozen nodes too."""
         for node in self.nodes:
+            if node.ray_node not in self.cluster.worker_nodes:
+                continue  # was removed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(node.raylet_pid, signal.SIGCONT)
             node.ray_node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 from tuner.errors import TunerError, UnavailableError
 from tuner.records import Configuration, Outcome, Status, TrialRecord
@@ -20,6 +18,7 @@ from tuner.tune.open_trials import OpenTrials, Proposed
 from tuner.tune.progress import Progress, ProgressTracker
 from tuner.tune.proposer import Proposer
 from tuner.tune.request import SearchRequest, SearchResult
+from tuner.tune.trial_record import record_of, utc_now
 
 PROGRESS_PERIOD_S = 1.0
 
@@ -235,7 +234,7 @@ class Ledger:
         """A worker begins with the trial, maybe for the second time."""
         if ray_id not in self.open:
             return
-        self.open.begin(ray_id, _utc_now())
+        self.open.begin(ray_id, utc_now())
         self._tracker.start(ray_id, time.monotonic())
         self.report()
 
@@ -243,7 +242,7 @@ class Ledger:
         """The trial came to an outcome."""
         if self.failure is not None or self.broken is not None or ray_id not in self.open:
             return
-        record = self._record(ray_id, outcome)
+        record = record_of(self._request, *self.open.close(ray_id), outcome)
         self._tracker.end(ray_id, record)
         self._meter.add(record)
         with self._keeping_failure():
@@ -338,31 +337,6 @@ class Ledger:
     def _new_count(self) -> int:
         return len(self._tracker.records) - self.reused
 
-    def _record(self, ray_id: str, outcome: Outcome) -> TrialRecord:
-        request, bench = self._request, self._request.bench
-        proposed, begun_at = self.open.close(ray_id)
-        configuration = proposed.configuration
-        if outcome.prediction is None:
-            known = request.predictions.get(configuration.key)
-            outcome = dataclasses.replace(outcome, prediction=known)
-        return TrialRecord(
-            trial_id=f"{request.run_id}-{proposed.number:03d}",
-            space=request.space.name,
-            gpu=request.gpu.id,
-            gpu_memory_bytes=request.gpu.memory_bytes,
-            configuration=configuration,
-            outcome=outcome,
-            seed=request.seed,
-            started_at=begun_at or _utc_now(),
-            versions=request.versions,
-            searcher=request.searcher,
-            run_id=request.run_id,
-            device=bench.device if bench else None,
-            memory_limit_bytes=bench.memory_limit_bytes if bench else None,
-            margin_bytes=request.margin_bytes if bench else None,
-            verification=proposed.instructions.verify,
-        )
-
     @contextlib.contextmanager
     def _keeping_failure(self) -> Iterator[None]:
         try:
@@ -376,7 +350,3 @@ def _no_worker(message: str) -> UnavailableError:
         message,
         hint="this is not the trials' doing; check the memory of the machines that they run on",
     )
-
-
-def _utc_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
