@@ -83,4 +83,5 @@ class OomFrontier:
     def _at_least(self, place: int) -> Places:
         """Those that are at least as large as the one at `place`, itself included."""
         members = self._members[self._group[place]]
-        return members[(self._places[members] >= self._places[place]).all(axis=1)]
+        larger: Places = members[(self._places[members] >= self._places[place]).all(axis=1)]
+        return larger
