@@ -135,6 +135,9 @@ def judge(rows: list[Row]) -> bool:
     """Print how the long search compares with what is asked; True where all is kept."""
     found = longest(rows)
     last = found[-1].trials
+    if last < 1000 + 2 * AROUND:
+        print(f"{last} trials are too few to say what grows; {1000 + 2 * AROUND} are not")
+        return False
     start, end = at(found, 1000), at(found, last - AROUND)
     middle = [at(found, row.trials) for row in found if row.trials >= 1000 + AROUND]
     memory = max(row.resident_mib for row in found)

@@ -33,9 +33,10 @@ def draw(rows: list[Row], path: Path, machine: str) -> None:
     for processes, name in (("shared", "in shared processes"), ("own", "a process per worker")):
         points = against_workers(rows, processes)
         right.plot(*zip(*points, strict=True), marker="o", label=name) if points else None
-    right.axhline(50, color="gray", linestyle=":", linewidth=1)
     right.set(xlabel="workers", ylabel="ms of CPU time per trial", xscale="log")
-    right.legend()
+    if right.get_lines():
+        right.legend()
+    right.axhline(50, color="gray", linestyle=":", linewidth=1)
     for axes in (left, right):
         axes.set_ylim(0, max(55, axes.get_ylim()[1]))
         axes.spines[["top"]].set_visible(False)
