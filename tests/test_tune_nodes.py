@@ -26,6 +26,7 @@ def test_types_have_fronts_of_their_own():
     assert len({frozenset(front) for front in fronts}) == len(TYPES)
 
 
+@pytest.mark.slow
 def test_three_true_fronts_while_nodes_are_killed_frozen_removed_and_added(nodes, tmp_path):
     journals = Journals(tmp_path, TYPES)
     doomed, broken = nodes.add("a6000"), nodes.add("a6000")

@@ -33,13 +33,13 @@ def main() -> None:
     parser.add_argument("--trial-seconds", type=float, default=1.0)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)  # noqa: S311 - an experiment, not a secret
-    until_s = time.monotonic() + 60 * arguments.minutes
     happened: Counter[str] = Counter()
     rounds = 0
     with chaos_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         for gpu_id in TYPES:
             cluster.add(gpu_id)
-        while time.monotonic() < until_s:
+        until_s = time.monotonic() + 60 * arguments.minutes
+        while not rounds or time.monotonic() < until_s:
             rounds += 1
             round_(cluster, Path(folder) / str(rounds), rng, arguments.trial_seconds, happened)
     events = ", ".join(f"{count} x {name}" for name, count in sorted(happened.items()))
