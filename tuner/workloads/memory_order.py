@@ -2,8 +2,8 @@
 
 A configuration that is at least as large as another in each of these, and equal in everything
 else, needs at least as much memory. A knob is declared only where no pair of configurations
-was found that contradicts it (docs/guided-search.md has the counts); precision and attention are not:
-which of two of their values takes more depends on the rest.
+was found that contradicts it (docs/guided-search.md has the counts); precision and attention are
+not: which of two of their values takes more depends on the rest.
 """
 
 from __future__ import annotations
