@@ -206,27 +206,22 @@ def side_of(
     cost = cost_of(evidence, configuration, SpaceFacts.of(space), gpu)
     epoch_s = cost.epoch_s if cost else None
     run_s = cost.run_s if cost else None
+    limit_bytes = prediction.limit_bytes
     examples, tokens = _truncation(space, configuration)
     return Side(
         configuration=configuration,
         evidence=evidence,
-        fits=used_bytes + prediction.margin_bytes <= gpu.memory_bytes,
-        free_bytes=gpu.memory_bytes - used_bytes,
+        fits=used_bytes + prediction.margin_bytes <= limit_bytes,
+        free_bytes=limit_bytes - used_bytes,
         stage=predicted.stage,
         steps_per_epoch=cost.steps_per_epoch if cost else None,
         epoch_s=epoch_s,
         run_s=run_s,
-        epoch_usd=_price(epoch_s, gpu),
-        run_usd=_price(run_s, gpu),
+        epoch_usd=cost.epoch_usd if cost else None,
+        run_usd=cost.run_usd if cost else None,
         truncated_examples=examples,
         lost_tokens=tokens,
     )
-
-
-def _price(seconds: float | None, gpu: Gpu) -> float | None:
-    if seconds is None or gpu.price_usd_per_hour is None:
-        return None
-    return seconds / 3600 * gpu.price_usd_per_hour
 
 
 def _truncation(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tuner.engine.gpus_compared import Answer
 from tuner.results.cost import run_cost
+from tuner.results.ranks import times_text
 from tuner.results.table import value_text
 from tuner.results.view import View
 from tuner.units import format_duration, format_size, significant
@@ -58,7 +59,7 @@ def comparison_rows(answers: Sequence[Answer]) -> tuple[list[str], list[list[str
         settings = " ".join(f"{n}={value_text(best.configuration.get(n))}" for n in knobs)
         rows.append(
             [
-                answer.gpu.id,
+                times_text(best.gpus, answer.gpu.id),
                 "?" if answer.epoch_usd is None else f"{answer.epoch_usd:,.2f}",
                 format_duration(best.cost.epoch_s) if best.cost else "?",
                 significant(best.evidence.speed.samples_per_s),

@@ -21,7 +21,8 @@ from tuner.cli.stages import print_stages
 from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import Recommendation
 from tuner.results.cost import RunCost, run_cost
-from tuner.results.front import margin_bytes
+from tuner.results.front import margin_bytes, room_bytes
+from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     print_wider(wide, narrow)
     if view.best is not None:
         echo("* recommended")
+    if any(counted_gpus(record.configuration) > 1 for record in view.front):
+        echo(f"of several GPUs {OF_ONE}")
     if any(record.trial_id in stale for record in view.front):
         echo("~ stale: of other library versions than the newest trials")
     print_plot(view)
@@ -128,7 +131,7 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
         significant(evidence.speed.samples_per_s),
         format_duration(cost.epoch_s) if cost else "?",
         significant(evidence.speed.tokens_per_s),
-        format_size(view.gpu.memory_bytes - used_bytes),
+        format_size(room_bytes(record, view.gpu.memory_bytes) - used_bytes),
         format_duration(evidence.speed.step_s),
         f"{cost.epoch_usd:.2f}" if cost and cost.epoch_usd is not None else "?",
     ]
@@ -151,14 +154,16 @@ def print_recommendation(best: Recommendation, *, use: Sequence[str] = ()) -> No
     names = best.space.knobs or tuple(best.configuration)
     print_fields(
         [
+            ("GPUs", gpus_text(best.configuration, best.gpu) if best.gpus > 1 else ""),
             ("set", settings_text(best.configuration, names)),
             ("rest", settings_text({n: best.configuration[n] for n in _others(best, names)})),
             (
                 "memory",
-                f"{size} of {format_size(best.gpu.memory_bytes)}"
+                f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
                 f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, of which "
                 f"{format_size(margin)} are the margin",
             ),
+            ("ranks", ranks_text(best.evidence)),
             (
                 "speed",
                 f"{significant(speed.samples_per_s)} samples/s{_interval_text(best)}, {tokens}"
@@ -225,8 +230,9 @@ def _cost_text(cost: RunCost | None) -> str:
     text = f"{cost.epoch_usd:,.2f} USD an epoch"
     if cost.run_usd is not None:
         text += f", {cost.run_usd:,.2f} USD for {cost.epochs_text}"
+    each = f" for each of {cost.gpus} GPUs" if cost.gpus > 1 else ""
     when = f" (price of {cost.price_date})" if cost.price_date else ""
-    return f"{text}, at {cost.price_usd_per_hour:g} USD per hour{when}"
+    return f"{text}, at {cost.price_usd_per_hour:g} USD per hour{each}{when}"
 
 
 def _gain_text(best: Recommendation) -> str:

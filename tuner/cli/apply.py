@@ -106,7 +106,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     )
     if best.limit_text:
         used_bytes = best.evidence.memory.device_bytes
-        sizes = f"{format_size(used_bytes)} of {format_size(best.gpu.memory_bytes)}"
+        sizes = f"{format_size(used_bytes)} of {format_size(best.memory_bytes)}"
         echo(f"fits: {sizes} {best.limit_text}", err=True)
     wanted = assignments(target.space, best.configuration, targets=targets, maps=maps)
     plan = make_plan(files, wanted)

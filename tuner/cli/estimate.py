@@ -43,7 +43,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     Exit code 0 whether it fits or not: see `fits`.
     """
-    from tuner.cli.evidence import gpus_text, print_evidence
+    from tuner.cli.evidence import print_evidence
     from tuner.cli.listening import Printer
     from tuner.cli.render import print_fields, print_json, settings_text
     from tuner.cli.stages import print_staged
@@ -52,6 +52,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.engine.margin import parse_margin
     from tuner.engine.quiet import quiet_libraries
     from tuner.results.facts import SpaceFacts
+    from tuner.results.ranks import gpus_text
     from tuner.space import parse_settings
 
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
@@ -70,10 +71,12 @@ def command(  # noqa: PLR0913 - one argument for each option
     print_fields(
         [
             ("model", str(space.model)),
-            ("GPU", gpus_text(gpu, configuration)),
+            ("GPU", gpus_text(configuration, gpu)),
             ("settings", settings_text(configuration)),
         ]
     )
-    print_evidence(found.prediction, gpu, fits=found.prediction.fits)
+    print_evidence(
+        found.prediction, fits=found.prediction.fits, limit_bytes=found.prediction.limit_bytes
+    )
     if found.stages is not None:
         print_staged(found.stages, configuration, SpaceFacts.of(space))

@@ -36,6 +36,7 @@ def print_comparison_of(found: Sequence[Answer]) -> None:
 
 def _print_table(found: Sequence[Answer]) -> None:
     from tuner.cli.render import print_wider, settings_text, table
+    from tuner.results.ranks import OF_ONE, times_text
     from tuner.units import GIB, format_duration, significant
 
     bests = [answer.best for answer in found if answer.best]
@@ -56,11 +57,11 @@ def _print_table(found: Sequence[Answer]) -> None:
         cost, usd = best.cost, answer.epoch_usd
         size = best.evidence.memory.device_bytes
         cells = [
-            answer.gpu.id,
+            times_text(best.gpus, answer.gpu.id),
             "?" if usd is None else f"{usd:,.2f}",
             format_duration(cost.epoch_s) if cost else "?",
             significant(best.evidence.speed.samples_per_s),
-            f"{size / GIB:.1f} of {answer.gpu.memory_bytes / GIB:.1f}",
+            f"{size / GIB:.1f} of {best.memory_bytes / GIB:.1f}",
             *([str(best.source)] if len(sources) > 1 else []),
         ]
         values = (settings_text(best.configuration, [name]) for name in differing)
@@ -68,3 +69,5 @@ def _print_table(found: Sequence[Answer]) -> None:
         settings = [settings_text(best.configuration, differing)] if differing else []
         narrow.add_row(*cells, *settings)
     print_wider(wide, narrow)
+    if any(best.gpus > 1 for best in bests):
+        echo(f"of several GPUs {OF_ONE}")

@@ -6,27 +6,35 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tuner.cli.render import count, echo, print_fields, print_rows
-from tuner.records import Configuration, Prediction
-from tuner.results.cost import counted_gpus
+from tuner.records import Prediction
+from tuner.results.ranks import ranks_text
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
-    from tuner.gpus import Gpu
     from tuner.records import Measurement
 
 
 def print_evidence(
-    evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool, margin_bytes: int | None = None
+    evidence: Prediction | Measurement,
+    *,
+    fits: bool,
+    limit_bytes: int,
+    margin_bytes: int | None = None,
 ) -> None:
     """Whether it fits, the memory and the time by what they are used for, and the speed.
 
-    `margin_bytes` is the memory to keep free where the evidence does not say it.
+    `limit_bytes` is the memory that there is, of a rank where there are several, and
+    `margin_bytes` what to keep free of it where the evidence does not say it.
     """
     print_fields(
         [
             ("source", str(evidence.source)),
-            ("fits", fits_text(evidence, gpu, fits=fits, margin_bytes=margin_bytes)),
+            (
+                "fits",
+                fits_text(evidence, fits=fits, limit_bytes=limit_bytes, margin_bytes=margin_bytes),
+            ),
             ("memory", _memory_text(evidence)),
+            ("ranks", ranks_text(evidence)),
             ("speed", _speed_text(evidence)),
             ("limited by", _limit_text(evidence.speed.breakdown_s)),
             (
@@ -50,11 +58,14 @@ def print_evidence(
 
 
 def fits_text(
-    evidence: Prediction | Measurement, gpu: Gpu, *, fits: bool, margin_bytes: int | None = None
+    evidence: Prediction | Measurement,
+    *,
+    fits: bool,
+    limit_bytes: int,
+    margin_bytes: int | None = None,
 ) -> str:
-    """The answer with the arithmetic behind it."""
+    """The answer with the arithmetic behind it; see `print_evidence`."""
     used_bytes = evidence.memory.device_bytes
-    limit_bytes = evidence.limit_bytes if isinstance(evidence, Prediction) else gpu.memory_bytes
     if margin_bytes is None:
         margin_bytes = evidence.margin_bytes if isinstance(evidence, Prediction) else 0
     free_bytes = limit_bytes - used_bytes
@@ -63,17 +74,6 @@ def fits_text(
         return f"no: {numbers}, {format_size(-free_bytes)} too much"
     margin = f"the margin is {format_size(margin_bytes)}" if margin_bytes else "no margin asked"
     return f"{'yes' if fits else 'no'}: {numbers}, {format_size(free_bytes)} free, {margin}"
-
-
-def gpus_text(gpu: Gpu, configuration: Configuration) -> str:
-    """The GPU's name, with how many of them train together where there are several."""
-    count = counted_gpus(configuration)
-    return f"{count} x {gpu.name}, all memory is of one of them" if count > 1 else gpu.name
-
-
-def ranks_text(measurement: Measurement) -> str:
-    """Device memory of each rank of a trial on several GPUs; empty for one GPU."""
-    return ", ".join(format_size(rank.device_bytes) for rank in measurement.ranks)
 
 
 def _memory_text(evidence: Prediction | Measurement) -> str:

@@ -152,7 +152,7 @@ def _print(target: Target, explanation: Explanation) -> None:
             ("stage", _stage_text(explanation)),
         ]
     )
-    print_evidence(prediction, target.gpu, fits=prediction.fits)
+    print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.limit_bytes)
     _print_allocations(explanation)
     _print_changes(explanation)
     echo(f"\nWhat slows it ({prediction.source})")

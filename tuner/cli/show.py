@@ -178,6 +178,7 @@ def _show_trial(
     from tuner.cli.evidence import print_evidence
     from tuner.cli.render import print_fields, print_json, settings_text
     from tuner.cli.stages import print_stages
+    from tuner.results.ranks import gpus_text
 
     if as_json:
         print_json(record_dict(record))
@@ -187,7 +188,7 @@ def _show_trial(
         [
             ("trial", f"{record.trial_id} of {record.started_at}"),
             ("space", f"{target.space.name}: {target.space.subject}"),
-            ("GPU", target.gpu.name),
+            ("GPU", gpus_text(record.configuration, target.gpu)),
             ("ran on", record.device or ""),
             ("status", f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"),
             ("stale", "other versions than the newest trials" if record in old else ""),
@@ -198,8 +199,12 @@ def _show_trial(
     )
     if outcome.evidence is not None:
         echo()
-        margin = record.reserve_bytes
-        print_evidence(outcome.evidence, target.gpu, fits=record.fits, margin_bytes=margin)
+        print_evidence(
+            outcome.evidence,
+            fits=record.fits,
+            limit_bytes=record.limit_bytes,
+            margin_bytes=record.reserve_bytes,
+        )
         print_stages(record, target.facts)
     if outcome.measurement is not None and outcome.prediction is not None:
         echo()

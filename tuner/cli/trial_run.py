@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.cli.comparison import more_text, params_text, print_comparison, print_measured
 from tuner.cli.data_file import DataFile
-from tuner.cli.evidence import fits_text, gpus_text, ranks_text
+from tuner.cli.evidence import fits_text
 from tuner.cli.listening import Printer
 from tuner.cli.render import echo, print_fields, settings_text
 from tuner.cli.stages import print_stages
@@ -26,6 +26,7 @@ from tuner.errors import (
 )
 from tuner.records import Configuration, Measurement, Outcome, Prediction, Status, TrialRecord
 from tuner.results.facts import SpaceFacts
+from tuner.results.ranks import gpus_text, ranks_text
 from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def print_trial(trial: Trial) -> None:
         [
             ("model", trial.space.model or ""),
             ("command", str(trial.space.command or "")),
-            ("GPU", gpus_text(trial.gpu, record.configuration)),
+            ("GPU", gpus_text(record.configuration, trial.gpu)),
             ("settings", settings_text(record.configuration)),
             ("numbers", trial.trials_on.text(trial.gpu)),
             ("status", f"{ended}, after {format_duration(outcome.duration_s)}"),
@@ -287,8 +288,12 @@ def _fits_text(trial: Trial) -> str:
     record, measured = trial.record, trial.record.outcome.measurement
     if measured is None:
         return "no" if record.outcome.status is Status.OOM else ""
-    margin = record.reserve_bytes
-    return fits_text(measured, trial.gpu, fits=record.fits, margin_bytes=margin)
+    return fits_text(
+        measured,
+        fits=record.fits,
+        limit_bytes=record.limit_bytes,
+        margin_bytes=record.reserve_bytes,
+    )
 
 
 def _names(text: str | None, word: str) -> bool:

@@ -201,6 +201,8 @@ def with_margin(record: TrialRecord, margin_bytes: int) -> TrialRecord:
     if prediction is None:
         return record
     used_bytes = prediction.memory.device_bytes
+    # Ranks that share a processor's memory share what is to stay free of it, too.
+    margin_bytes = round(margin_bytes * prediction.limit_bytes / record.gpu_memory_bytes)
     changed = dataclasses.replace(
         prediction,
         margin_bytes=margin_bytes,

@@ -14,6 +14,9 @@ from tuner.records.prediction import Prediction
 JOURNAL_SCHEMA = 1
 """Version of the record that `TrialRecord.to_dict` writes."""
 
+PROCESSOR = "cpu"
+"""The "GPU type" of trials on a processor, whose ranks share its memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -90,19 +93,39 @@ class TrialRecord:
 
     @property
     def reserve_bytes(self) -> int:
-        """The margin in bytes; 0 where nobody asked for one."""
+        """The margin of the device, or of one rank, in bytes; 0 where nobody asked for one."""
         if self.margin_bytes is not None:
-            return self.margin_bytes
+            return self.margin_bytes // self._sharing
         return self.outcome.prediction.margin_bytes if self.outcome.prediction else 0
 
     @property
+    def limit_bytes(self) -> int:
+        """Memory that one rank has: that of a GPU, or its part of a processor's memory."""
+        return self.gpu_memory_bytes // self._sharing
+
+    @property
+    def _sharing(self) -> int:
+        """Ranks that share the memory: those on a processor."""
+        measured, predicted = self.outcome.measurement, self.outcome.prediction
+        if self.gpu != PROCESSOR:
+            return 1
+        if measured is not None:
+            return max(1, len(measured.ranks))
+        if predicted is None or predicted.limit_bytes <= 0:
+            return 1
+        return max(1, round(self.gpu_memory_bytes / predicted.limit_bytes))
+
+    @property
     def fits(self) -> bool:
-        """Whether the trial ended well and its memory, with the margin, is inside the GPU."""
+        """Whether the trial ended well and its memory, with the margin, is inside the GPU.
+
+        Of several ranks, the memory of the one that takes most, and what a rank has.
+        """
         if self.outcome.status is not Status.OK or self.outcome.stage is not None:
             return False  # of the other stages nothing is known
         if self.outcome.measurement is not None:
             used_bytes = self.outcome.measurement.memory.device_bytes
-            return used_bytes + self.reserve_bytes <= self.gpu_memory_bytes
+            return used_bytes + self.reserve_bytes <= self.limit_bytes
         return self.outcome.prediction is not None and self.outcome.prediction.fits
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,9 +15,18 @@ from tuner.results.front import (
     device_bytes,
     fits_within,
     margin_bytes,
+    room_bytes,
     samples_per_s,
     trusted,
 )
+from tuner.results.interval import (
+    MEASURED_PERCENT,
+    PREDICTED_PERCENT,
+    Interval,
+    interval_dict,
+    rounded,
+)
+from tuner.results.ranks import counted_gpus, ranks_dict, times_text
 from tuner.results.stages import limit_text, stages_dict
 from tuner.units import format_duration, format_gib, format_size
 
@@ -34,29 +43,6 @@ class Gain:
     baseline_fits: bool
     speedup: float | None
     saved_bytes: int | None
-
-
-PREDICTED_PERCENT = 90
-"""Of runs that lie within the interval of a prediction (see docs/accuracy_coverage.md)."""
-MEASURED_PERCENT = 95
-"""Confidence of the interval of the mean rate over the timed steps of one trial."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Where a number lies in `percent` of 100 cases."""
-
-    low: float
-    high: float
-    percent: int
-
-    def text(self, shown: Callable[[float], str]) -> str:
-        """For people: "90 %: 0.21 to 0.33"."""
-        return f"{self.percent} %: {shown(self.low)} to {shown(self.high)}"
-
-    def to_dict(self) -> dict[str, float | int]:
-        """JSON types."""
-        return {"low": _rounded(self.low), "high": _rounded(self.high), "percent": self.percent}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,10 +71,10 @@ class Recommendation:
         names = self.space.knobs or tuple(self.configuration)
         values = self.configuration
         return (
-            f"<Recommendation for {self.space.name} on {self.gpu.id}: "
+            f"<Recommendation for {self.space.name} on {times_text(self.gpus, self.gpu.id)}: "
             f"{' '.join(f'{n}={show(values[n])}' for n in names if n in values)}, "
             f"{format_size(self.evidence.memory.device_bytes)} of "
-            f"{format_size(self.gpu.memory_bytes)}, "
+            f"{format_size(self.memory_bytes)}{' each' * (self.gpus > 1)}, "
             f"{self.evidence.speed.samples_per_s:.3g} samples/s ({self.source})>"
         )
 
@@ -110,9 +96,19 @@ class Recommendation:
         return self.evidence.source
 
     @property
+    def gpus(self) -> int:
+        """How many GPUs, or ranks on a processor, train together."""
+        return counted_gpus(self.configuration)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that a rank has: that of one GPU, or its part of a processor's."""
+        return room_bytes(self.record, self.gpu.memory_bytes)
+
+    @property
     def free_bytes(self) -> int:
-        """Memory of the GPU that stays free at the peak, the margin included."""
-        return self.gpu.memory_bytes - self.evidence.memory.device_bytes
+        """Memory of the GPU, or of a rank, that stays free at the peak, the margin included."""
+        return self.memory_bytes - self.evidence.memory.device_bytes
 
     @property
     def device_bytes_interval(self) -> Interval | None:
@@ -161,7 +157,7 @@ class Recommendation:
         return {
             "space": self.space.name,
             "model": self.space.model,
-            "gpu": _gpu_dict(self.gpu),
+            "gpu": {**_gpu_dict(self.gpu), "count": self.gpus},
             "source": str(self.source),
             "verified": self.record.verified,
             "verification": self.verified_text,
@@ -195,7 +191,7 @@ class Recommendation:
         return {
             "peak_device_memory": format_size(memory.device_bytes),
             "peak_device_bytes": memory.device_bytes,
-            **_interval_dict("peak_device_bytes", self.device_bytes_interval),
+            **interval_dict("peak_device_bytes", self.device_bytes_interval),
             "peak_reserved_bytes": memory.peak_reserved_bytes,
             "peak_allocated_bytes": memory.peak_allocated_bytes,
             "peak_phase": memory.peak_phase,
@@ -203,20 +199,21 @@ class Recommendation:
             "free_bytes": self.free_bytes,
             "margin": format_gib(margin),
             "margin_bytes": margin,
-            "used_fraction": round(memory.device_bytes / self.gpu.memory_bytes, 4),
+            "used_fraction": round(memory.device_bytes / self.memory_bytes, 4),
             "breakdown_bytes": {str(k): v for k, v in memory.breakdown.items()},
+            **ranks_dict(self.evidence),
         }
 
     def _speed_dict(self) -> dict[str, Any]:
         speed = self.evidence.speed
         return {
-            "samples_per_s": _rounded(speed.samples_per_s),
-            **_interval_dict("samples_per_s", self.samples_per_s_interval),
-            "tokens_per_s": _rounded(speed.tokens_per_s),
+            "samples_per_s": rounded(speed.samples_per_s),
+            **interval_dict("samples_per_s", self.samples_per_s_interval),
+            "tokens_per_s": rounded(speed.tokens_per_s),
             "step": format_duration(speed.step_s),
-            "step_s": _rounded(speed.step_s),
-            "it_per_s": _rounded(speed.it_per_s),
-            "mfu": _rounded(speed.mfu) if speed.mfu is not None else None,
+            "step_s": rounded(speed.step_s),
+            "it_per_s": rounded(speed.it_per_s),
+            "mfu": rounded(speed.mfu) if speed.mfu is not None else None,
         }
 
 
@@ -313,7 +310,8 @@ def best_yaml(
         )
         comment = (
             f"# The fastest configuration of {_one_line(space.name)} found for "
-            f"{_one_line(gpu.name)}: it fits with {format_gib(best.free_bytes)} to spare.\n"
+            f"{_one_line(times_text(best.gpus, gpu.name))}: it fits with "
+            f"{format_gib(best.free_bytes)} to spare{' on each' * (best.gpus > 1)}.\n"
             + (f"# It needs most memory {_one_line(best.limit_text)}.\n" if best.limit_text else "")
             + f"# Every number of memory, speed, time and cost below is {source} ({how}).\n"
         )
@@ -360,15 +358,6 @@ def _gain_dict(gain: Gain | None) -> dict[str, Any] | None:
         "speedup": round(gain.speedup, 4) if gain.speedup is not None else None,
         "saved_bytes": gain.saved_bytes,
     }
-
-
-def _interval_dict(name: str, interval: Interval | None) -> dict[str, Any]:
-    return {f"{name}_interval": interval.to_dict()} if interval else {}
-
-
-def _rounded(value: float) -> float:
-    """Six significant digits: more would claim an accuracy that no prediction has."""
-    return float(f"{value:.6g}")
 
 
 def _one_line(text: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tuner.records import Configuration, Measurement, Prediction, TrialRecord
 from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.ranks import paid_gpus
 from tuner.results.stages import seconds_of
-from tuner.space.distributed_terms import GPUS_PER_TRIAL
 from tuner.units import format_duration
 
 
@@ -17,7 +17,7 @@ from tuner.units import format_duration
 class RunCost:
     """Time and money for one pass over the training data, and for the whole run.
 
-    Money is for all GPUs of a training, `price_usd_per_hour` for one. Pure training: no
+    Money is for all `gpus` of a training, `price_usd_per_hour` for one. Pure training: no
     evaluation, no checkpoints, no start-up. Money is None when the price of the GPU is unknown,
     and what concerns the run when the number of epochs is. Of a training in several `stages` an
     epoch is one of each, and `epochs` is None where they differ in it.
@@ -33,6 +33,7 @@ class RunCost:
     price_usd_per_hour: float | None
     price_date: str | None
     stages: int = 0
+    gpus: int = 1
 
     @property
     def epochs_text(self) -> str:
@@ -60,7 +61,8 @@ def cost_of(
         return None
     epoch_s, run_s = times
     price = gpu.price_usd_per_hour
-    hourly = None if price is None else price * counted_gpus(configuration)
+    gpus = paid_gpus(configuration, gpu)
+    hourly = None if price is None else price * gpus
     batch = configuration.get("effective_batch")
     parts = [s.examples or 0 for s in space.stages] or [space.examples or 0]
     epochs = {stage.epochs for stage in space.stages} or {space.epochs}
@@ -76,13 +78,8 @@ def cost_of(
         price_usd_per_hour=price,
         price_date=gpu.price_date,
         stages=len(space.stages),
+        gpus=gpus,
     )
-
-
-def counted_gpus(configuration: Configuration) -> int:
-    """How many GPUs are paid for; 1 where a name of the user's own means something else."""
-    value = configuration.get(GPUS_PER_TRIAL, 1)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 1 else 1
 
 
 def _seconds(
@@ -112,6 +109,7 @@ def cost_dict(cost: RunCost | None) -> dict[str, Any] | None:
         "time_per_run_s": round(cost.run_s, 3) if cost.run_s is not None else None,
         "cost_per_epoch_usd": round(cost.epoch_usd, 4) if cost.epoch_usd is not None else None,
         "cost_per_run_usd": round(cost.run_usd, 4) if cost.run_usd is not None else None,
+        "gpus": cost.gpus,
         "price_usd_per_hour": cost.price_usd_per_hour,
         "price_date": str(cost.price_date) if cost.price_date is not None else None,
     }

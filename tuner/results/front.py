@@ -57,6 +57,11 @@ def margin_bytes(record: TrialRecord) -> int:
     return record.reserve_bytes
 
 
+def room_bytes(record: TrialRecord, memory_bytes: int) -> int:
+    """Memory that a rank of the trial has where a device has `memory_bytes`."""
+    return min(memory_bytes, record.limit_bytes)
+
+
 THROUGHPUT = Objective("samples_per_s", Direction.MAXIMIZE, "throughput (samples/s)", samples_per_s)
 DEVICE_MEMORY = Objective(
     "device_bytes", Direction.MINIMIZE, "peak device memory (bytes)", device_bytes

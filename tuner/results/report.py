@@ -13,12 +13,14 @@ from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdict
 from tuner.results.best import Recommendation
 from tuner.results.course_figure import course_figure
 from tuner.results.figures import agreement_figure, front_figure, knob_figures
+from tuner.results.front import room_bytes
 from tuner.results.gpus_figure import gpu_rows, gpus_figure, same_conditions
 from tuner.results.levels import levels
 from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.plot import LABELS, subtitle
 from tuner.results.plotlyjs import plotlyjs
 from tuner.results.progress_figure import progress, progress_figure, progress_text
+from tuner.results.ranks import gpus_text, ranks_text
 from tuner.results.siblings import Siblings, front_of
 from tuner.results.stages import rows_of
 from tuner.results.table import value_text
@@ -83,7 +85,9 @@ def report_html(
     fronts = [front_of(view), *siblings.fronts] if siblings.fronts else []
     more = {
         "gpus": gpus_figure(fronts, lines=view.is_default),
-        "course": course_figure(course, view.gpu.memory_bytes, MEMORY_COLORS) if course else None,
+        "course": course_figure(course, view.best.memory_bytes, MEMORY_COLORS)
+        if course and view.best
+        else None,
         "agreement": agreement_figure(view),
         "progress": progress_figure(rows),
     }
@@ -101,6 +105,9 @@ def report_html(
         view=view,
         best=view.best,
         tiles=_tiles(view.best) if view.best else [],
+        gpus=gpus_text(view.best.configuration, view.gpu)
+        if view.best and view.best.gpus > 1
+        else "",
         subtitle=subtitle(view),
         memory_parts=_memory_parts(view.best) if view.best else [],
         time_parts=_time_parts(view.best) if view.best else [],
@@ -144,7 +151,7 @@ def _all_shown(value: Any) -> Any:
 
 def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
     """The facts at the top: what, the number, and one line about it."""
-    memory, speed, limit = best.evidence.memory, best.evidence.speed, best.gpu.memory_bytes
+    memory, speed, limit = best.evidence.memory, best.evidence.speed, best.memory_bytes
     share = memory.device_bytes / limit
     tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
     per_step = f"{tokens}{format_duration(speed.step_s)} per optimizer step"
@@ -153,13 +160,15 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
     around = f"; {size.text(format_size)}" if size else ""
     stage = best.evidence.limiting_stage
     limits = f"; {stage} is the hardest of {len(best.evidence.stages)} stages" if stage else ""
+    ranks = ranks_text(best.evidence)
+    around += f"; by rank {ranks}" if ranks else ""
     tiles = [
         ("Throughput", f"{significant(speed.samples_per_s)} samples/s", per_step),
         (
             "Peak device memory",
             format_size(memory.device_bytes),
-            f"{share:.0%} of {format_gib(limit)}, {format_gib(best.free_bytes)} stay free{limits}"
-            f"{around}",
+            f"{share:.0%} of {format_gib(limit)}{' on each' * (best.gpus > 1)}, "
+            f"{format_gib(best.free_bytes)} stay free{limits}{around}",
         ),
     ]
     cost = best.cost
@@ -170,6 +179,7 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
         tiles.append(("Time per epoch", format_duration(cost.epoch_s), run))
         if cost.epoch_usd is not None:
             price = f"at {cost.price_usd_per_hour:.2f} USD per hour"
+            price += f" for each of {cost.gpus} GPUs" if cost.gpus > 1 else ""
             price += f" ({cost.price_date})" if cost.price_date else ""
             tiles.append(("Cost per epoch", f"{cost.epoch_usd:,.2f} USD", price))
     gain = best.gain
@@ -184,7 +194,7 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
 
 def _memory_parts(best: Recommendation) -> list[Part]:
     """The peak by category, then what stays free, as parts of the GPU's memory."""
-    memory, limit = best.evidence.memory, best.gpu.memory_bytes
+    memory, limit = best.evidence.memory, best.memory_bytes
     # A device does not tell what its memory is used for.
     known = memory.breakdown or {"in use": memory.device_bytes}
     parts = [
@@ -264,7 +274,7 @@ def _front_row(view: View, record: TrialRecord) -> dict[str, Any]:
         "best": best is not None and best.configuration == record.configuration,
         "settings": [value_text(record.configuration.get(name)) for name in view.knobs],
         "memory": f"{size / GIB:.2f}" if size >= GIB else f"{size / GIB:.3f}",
-        "free": f"{(view.gpu.memory_bytes - size) / GIB:.2f}",
+        "free": f"{(room_bytes(record, view.gpu.memory_bytes) - size) / GIB:.2f}",
         "samples": significant(evidence.speed.samples_per_s),
         "tokens": significant(evidence.speed.tokens_per_s),
     }
@@ -297,7 +307,7 @@ def _stages(view: View) -> list[dict[str, Any]]:
             "name": row.label,
             "settings": row.settings,
             "memory": format_size(row.numbers.device_bytes),
-            "percent": 100 * row.numbers.device_bytes / view.gpu.memory_bytes,
+            "percent": 100 * row.numbers.device_bytes / view.best.memory_bytes,
             "samples": significant(row.numbers.samples_per_s),
             "step": format_duration(row.numbers.step_s),
             "time": row.time_text,

@@ -47,7 +47,7 @@ def rows_of(record: TrialRecord, space: SpaceFacts) -> list[StageRow]:
     evidence, configuration = record.outcome.evidence, record.configuration
     if evidence is None:
         return []
-    usable_bytes = record.gpu_memory_bytes - margin_bytes(record)
+    usable_bytes = record.limit_bytes - margin_bytes(record)
     return stage_rows(evidence, configuration, space, usable_bytes=usable_bytes)
 
 

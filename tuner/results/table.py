@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.records import KnobValue, TrialRecord
 from tuner.results.cost import run_cost
+from tuner.results.front import room_bytes
 from tuner.results.view import View
 from tuner.units import GIB
 
@@ -72,7 +73,7 @@ def _row(record: TrialRecord, view: View) -> dict[str, Any]:
         "device_bytes": memory.device_bytes,
         "peak_reserved_bytes": memory.peak_reserved_bytes,
         "peak_allocated_bytes": memory.peak_allocated_bytes,
-        "free_bytes": view.gpu.memory_bytes - memory.device_bytes,
+        "free_bytes": room_bytes(record, view.gpu.memory_bytes) - memory.device_bytes,
         "samples_per_s": f"{speed.samples_per_s:.6g}",
         "tokens_per_s": f"{speed.tokens_per_s:.6g}",
         "it_per_s": f"{speed.it_per_s:.6g}",

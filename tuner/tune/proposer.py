@@ -55,7 +55,7 @@ def score(record: TrialRecord) -> Score | None:
     Memory is violated by the bytes, with the margin, beyond the limit. Where memory ran out
     and no peak is known, at least the bytes asked for were missing.
     """
-    outcome, limit_bytes = record.outcome, record.gpu_memory_bytes
+    outcome, limit_bytes = record.outcome, record.limit_bytes
     if outcome.status in UNKNOWN_TO_SAMPLER:
         return None
     evidence = outcome.evidence

@@ -1,0 +1,116 @@
+"""What commands and files say of trials on several GPUs, and of ranks that share a processor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+from results_samples import GPU, MARGIN_BYTES, SPACE, make_record
+
+from tuner.cli.answers import print_front, print_recommendation
+from tuner.cli.every_gpu import print_answers
+from tuner.engine.gpus_compared import Answer
+from tuner.engine.target import with_margin
+from tuner.gpus import get_gpu
+from tuner.records import RankMemory, Source, TrialRecord
+from tuner.results.best import best_yaml, recommend
+from tuner.results.report import report_html
+from tuner.results.table import pareto_csv
+from tuner.results.view import build_view
+from tuner.units import GIB
+
+TWO = {**SPACE.baseline, "gpus_per_trial": 2}
+CPU = replace(GPU, id="cpu", name="a processor", memory_bytes=16 * GIB)
+
+
+def measured(size_bytes: int, gpu=GPU, **settings: object) -> TrialRecord:
+    """Of two ranks, with `size_bytes` in the larger one."""
+    record = make_record(300, size_bytes, settings={**TWO, **settings}, measured=True, gpu=gpu)
+    found = record.outcome.measurement
+    sizes = (size_bytes, size_bytes - GIB // 2)
+    ranks = tuple(replace(RankMemory.of(found.memory), device_bytes=size) for size in sizes)
+    outcome = replace(record.outcome, measurement=replace(found, ranks=ranks))
+    return replace(record, outcome=outcome, margin_bytes=GIB)
+
+
+def test_ranks_on_one_processor_have_their_part_of_its_memory() -> None:
+    assert measured(7 * GIB, CPU).limit_bytes == 8 * GIB
+    assert measured(7 * GIB, CPU).reserve_bytes == GIB // 2
+    assert measured(7 * GIB, CPU).fits
+    assert not measured(8 * GIB, CPU).fits  # half of the margin is missing
+    assert not measured(9 * GIB, CPU).fits
+    assert recommend([measured(9 * GIB, CPU)], SPACE, CPU) is None
+    best = recommend([measured(7 * GIB, CPU)], SPACE, CPU)
+    assert (best.memory_bytes, best.free_bytes) == (8 * GIB, GIB)
+    assert best.to_dict()["memory"]["used_fraction"] == 0.875
+
+
+def test_gpus_have_their_memory_for_themselves() -> None:
+    record = measured(40 * GIB)
+    assert (record.limit_bytes, record.reserve_bytes) == (GPU.memory_bytes, GIB)
+    assert record.fits
+
+
+def test_what_is_to_stay_free_is_shared_by_predicted_ranks_too() -> None:
+    record = make_record(300, 6 * GIB, settings=TWO, gpu=CPU)
+    half = replace(record.outcome.prediction, limit_bytes=8 * GIB, margin_bytes=MARGIN_BYTES // 2)
+    record = replace(record, outcome=replace(record.outcome, prediction=half))
+    assert with_margin(record, 4 * GIB).fits
+    assert not with_margin(record, 5 * GIB).fits
+    assert with_margin(record, 4 * GIB).reserve_bytes == 2 * GIB
+
+
+def test_an_epoch_costs_all_gpus_but_only_one_processor() -> None:
+    one = make_record(300, 40 * GIB, settings=SPACE.baseline)
+    two = make_record(300, 40 * GIB, settings=TWO)
+    costs = [recommend([record], SPACE, GPU).cost.epoch_usd for record in (one, two)]
+    assert costs[1] == pytest.approx(2 * costs[0])
+    processor = recommend([measured(7 * GIB, CPU)], SPACE, CPU).cost
+    assert processor.epoch_usd == pytest.approx(processor.epoch_s / 3600 * 0.5)
+
+
+def test_the_recommendation_says_how_many_gpus_and_what_each_takes(capsys) -> None:
+    best = recommend([measured(40 * GIB)], SPACE, GPU)
+    print_recommendation(best)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "2 x NVIDIA RTX A6000, all memory is of one of them" in text
+    assert "40.00 GiB of 47.40 GiB on each: 7.40 GiB stay free" in text
+    assert "ranks 40.00 GiB, 39.50 GiB" in text
+    assert "at 0.5 USD per hour for each of 2 GPUs" in text
+    assert "on 2 x a6000" in repr(best)
+    assert "GiB each," in repr(best)
+
+
+def test_one_gpu_is_not_counted(capsys) -> None:
+    best = recommend([make_record(300, 40 * GIB, settings=SPACE.baseline)], SPACE, GPU)
+    print_recommendation(best)
+    text = capsys.readouterr().out
+    assert not any(word in text for word in ("GPUs", " x NVIDIA", "ranks", "on each"))
+
+
+def test_the_front_and_the_comparison_say_whose_memory_it_is(capsys) -> None:
+    record = measured(40 * GIB)
+    print_front(build_view([record], SPACE, GPU))
+    assert "of several GPUs all memory is of one of them" in capsys.readouterr().out
+    best = recommend([record], SPACE, GPU)
+    print_answers([Answer(get_gpu("a6000"), best)], as_json=False)
+    text = capsys.readouterr().out
+    assert "2 x a6000" in text
+    assert "of several GPUs all memory is of one of them" in text
+
+
+def test_the_files_say_it() -> None:
+    record = measured(40 * GIB)
+    view = build_view([record], SPACE, GPU)
+    written = best_yaml(view.best, SPACE, GPU, trials=1)
+    assert "found for 2 x NVIDIA RTX A6000: it fits with 7.40 GiB to spare on each" in written
+    data = yaml.safe_load(written)
+    assert data["gpu"]["count"] == data["run"]["gpus"] == 2
+    assert data["memory"]["rank_device_bytes"] == [40 * GIB, 40 * GIB - GIB // 2]
+    page = report_html(view)
+    assert "2 x NVIDIA RTX A6000, all memory is of one of them" in page
+    assert "on each, 7.40 GiB stay free; by rank 40.00 GiB, 39.50 GiB" in page
+    assert "USD per hour for each of 2 GPUs" in page
+    assert view.best.source is Source.MEASURED
+    assert f"{8 * GIB - 7 * GIB}" in pareto_csv(build_view([measured(7 * GIB, CPU)], SPACE, CPU))
