@@ -43,8 +43,8 @@ def test_a_space_can_name_every_objective_and_both_know_its_direction():
 
 
 def test_unknown_objective_is_refused():
-    with pytest.raises(InputError, match="'energy'"):
-        objectives_of(["energy"], SPACE, GPU)
+    with pytest.raises(InputError, match="'joules'"):
+        objectives_of(["joules"], SPACE, GPU)
 
 
 class TestEnergy:
