@@ -16,11 +16,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tuner.api.recommended import Recommendation
     from tuner.api.result import SearchResult, SearchResults
     from tuner.api.searching import estimate, load_results, search
     from tuner.engine.estimate import Estimate
     from tuner.errors import InputError, NothingFitsError, TunerError, UnavailableError
-    from tuner.results.best import Recommendation
     from tuner.space import SearchSpace, load_space
 
 __version__ = "0.1.0"
@@ -29,7 +29,7 @@ _HOMES = {
     "Estimate": "tuner.engine.estimate",
     "InputError": "tuner.errors",
     "NothingFitsError": "tuner.errors",
-    "Recommendation": "tuner.results.best",
+    "Recommendation": "tuner.api.recommended",
     "SearchResult": "tuner.api.result",
     "SearchResults": "tuner.api.result",
     "SearchSpace": "tuner.space",

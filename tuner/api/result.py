@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.api.recommended import Recommendation
 from tuner.api.values import as_bytes, as_share, as_texts
 from tuner.engine.chosen import recommended_of
 from tuner.engine.gpus_compared import Answer, answers, require_an_answer
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from tuner.gpus import Gpu
     from tuner.records import TrialRecord
-    from tuner.results.best import Recommendation
     from tuner.results.view import View
 
 Kept = tempfile.TemporaryDirectory[str]
@@ -152,17 +152,21 @@ class SearchResult:
         `max_memory` is the memory that may be used, in bytes or as text; `headroom` is to stay
         free in place of the search's margin, a fraction or text; `where` takes the place of the
         search's conditions, and `objective` that of its first one. Raises `NothingFitsError`.
+
+        ::
+
+            print(result.best().apply("train.py", dry_run=True))  # as `tuner apply` would
         """
         best = self._view.best
         given = (max_memory, headroom, where, objective)
         if best is not None and all(value is None for value in given):
-            return best
+            return Recommendation.of(best, self._target)
         if objective is None and self._view.objectives:
             objective = self._view.objectives[0].name
         records = self.records
         if where is None and self._found is not None:  # what was set is a condition too
             records = tuple(r for r in records if self._found.plan.meets(r.configuration))
-        return recommended_of(
+        chosen = recommended_of(
             self._target,
             records,
             self._where if where is None else as_texts(where),
@@ -170,6 +174,7 @@ class SearchResult:
             max_memory=as_bytes(max_memory, "max_memory"),
             objectives=() if objective is None else (objective,),
         )
+        return Recommendation.of(chosen, self._target)
 
     def export(self, format_name: str) -> str:
         """The recommended configuration as the settings of another tool: `tuner export`.
@@ -180,9 +185,7 @@ class SearchResult:
 
         Raises `InputError` for a tool that is not known or cannot train this.
         """
-        from tuner.engine.exporting import export_recommended
-
-        return export_recommended(self._target, self.best(), format_name).text
+        return self.best().export(format_name)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each trial: the values of its configuration, what it came to, its numbers.
@@ -266,7 +269,7 @@ class SearchResults(Mapping[str, SearchResult]):
         found = self.comparison(**choice)
         require_an_answer(found)
         best = found[0].best
-        assert best is not None  # those that have one come first
+        assert isinstance(best, Recommendation)  # those that have one come first
         return best
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -18,8 +18,8 @@ from tuner.cli.options import (
 from tuner.cli.render import echo
 
 if TYPE_CHECKING:
-    from tuner.apply.assign import Assignment
     from tuner.apply.plan import Plan
+    from tuner.engine.applying import Applying
 
 
 @click.command(
@@ -87,11 +87,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     byte. The difference is shown first, and a dated copy of each file is kept beside it. What
     cannot be written safely is said, all at once, and then nothing is written (exit code 2).
     """
-    from tuner.apply.assign import assignments, unmapped
-    from tuner.apply.plan import make_plan
+    from tuner.engine.applying import applying
     from tuner.engine.chosen import recommended
     from tuner.engine.target import load_target
-    from tuner.expressions import show
     from tuner.units import format_size
 
     target = load_target(
@@ -108,50 +106,30 @@ def command(  # noqa: PLR0913 - one argument for each option
         used_bytes = best.evidence.memory.device_bytes
         sizes = f"{format_size(used_bytes)} of {format_size(best.memory_bytes)}"
         echo(f"fits: {sizes} {best.limit_text}", err=True)
-    wanted = assignments(target.space, best.configuration, targets=targets, maps=maps)
-    plan = make_plan(files, wanted)
-    rest = [_missing_text(assignment) for assignment in plan.missing]
-    for name in unmapped(target.space, wanted, maps):
-        rest.append(f"{name} = {show(best.configuration[name])}")
-    _show(plan, rest)
+    found = applying(target.space, best, files, targets=targets, maps=maps)
+    plan = found.plan
+    _show(found)
     if dry_run or not plan.changed:
         return
     if yes or click.confirm(f"Write {_names(plan)}?", err=True):
-        _write(plan)
+        for path, backup in found.write().items():
+            echo(f"wrote {path}; as it was: {backup}", err=True)
     else:
         echo("nothing was written", err=True)
 
 
-def _show(plan: Plan, rest: list[str]) -> None:
-    """The difference on stdout; on stderr what stays, and `rest`, which no file has a key for."""
-    for edit in plan.files:
-        echo(edit.diff(), nl=False)
-    for edit in plan.files:
+def _show(found: Applying) -> None:
+    """The difference on stdout; on stderr what stays, and what no file has a key for."""
+    echo(found.difference, nl=False)
+    for edit in found.plan.files:
         if not edit.changes:
             kept = f"has all {edit.kept} values already" if edit.kept else "has none of the keys"
             echo(f"{edit.path}: {kept}", err=True)
-    if rest:
+    if found.rest:
         echo("not in these files, so set it where your project does:", err=True)
-        for text in rest:
+        for text in found.rest:
             echo(f"  {text}", err=True)
-
-
-def _missing_text(assignment: Assignment) -> str:
-    from tuner.expressions import show
-
-    stage = f" in stage {assignment.stage}" if assignment.stage else ""
-    knob = assignment.expression
-    name = knob if knob.isidentifier() else str(assignment.key).lstrip(".")
-    return f"{name} = {show(assignment.value)}{stage}"
 
 
 def _names(plan: Plan) -> str:
     return " and ".join(str(edit.path) for edit in plan.changed)
-
-
-def _write(plan: Plan) -> None:
-    from tuner.apply.write import replace_files
-
-    backups = replace_files({edit.path: (edit.before, edit.after) for edit in plan.changed})
-    for path, backup in backups.items():
-        echo(f"wrote {path}; as it was: {backup}", err=True)

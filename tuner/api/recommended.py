@@ -1,0 +1,97 @@
+"""A recommendation in a program: with the ways to take its values to where one trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.api.values import as_texts
+from tuner.errors import InputError
+from tuner.results import best as results
+
+if TYPE_CHECKING:
+    from tuner.engine.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What `Recommendation.apply` changed, or with `dry_run` would change.
+
+    `difference` is a unified diff, `missing` are values that no file has a key for
+    ("lora_dropout = 0.05"), `backups` the dated copy of each file as it was; empty where nothing
+    was written. As text it is the difference.
+    """
+
+    difference: str
+    missing: tuple[str, ...]
+    backups: Mapping[Path, Path]
+
+    def __str__(self) -> str:
+        return self.difference
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Recommendation(results.Recommendation):
+    """The best configuration that fits with its margin, with what follows from it.
+
+    `trials` and `fitting` count the configurations that it was chosen from; `conditions` are the
+    floors and conditions that they had to meet.
+    """
+
+    target: Target = field(kw_only=True, compare=False)
+
+    @classmethod
+    def of(cls, best: results.Recommendation, target: Target) -> Recommendation:
+        """`best` of a search of `target`."""
+        values = {f.name: getattr(best, f.name) for f in dataclasses.fields(results.Recommendation)}
+        return cls(**values, target=target)
+
+    def apply(
+        self,
+        *files: str | Path,
+        keys: Mapping[str, str | None] | None = None,
+        mappings: str | Sequence[str] = (),
+        dry_run: bool = False,
+    ) -> Applied:
+        """Write the values into your own YAML, JSON, TOML or Python files: `tuner apply`.
+
+        ::
+
+            print(best.apply("train.py", dry_run=True))  # the difference; nothing is written
+            best.apply("conf/config.yaml", keys={"micro_batch": "data_loader.batch_size"})
+
+        `keys` says where values belong, as `--map` does: "train.batch_size", ".batch_size"
+        (anywhere) or "FILE:KEY", and None leaves a knob out; `mappings` names those of the space
+        that are used, as `--as`. Only the values change, and a dated copy of each file is kept
+        beside it. Raises one `InputError` with everything that cannot be done safely, and then
+        nothing is written.
+        """
+        from tuner.engine.applying import applying
+
+        if not files:
+            raise InputError("apply names no file", hint="name the files to change")
+        found = applying(
+            self.target.space,
+            self,
+            [Path(file) for file in files],
+            targets=as_texts(mappings),
+            maps=[f"{name}={key or ''}" for name, key in (keys or {}).items()],
+        )
+        backups = {} if dry_run or not found.plan.changed else found.write()
+        return Applied(found.difference, found.rest, backups)
+
+    def export(self, format_name: str) -> str:
+        """The values as the settings of another tool: `tuner export`.
+
+        ::
+
+            print(best.export("trl"))
+
+        Raises `InputError` for a tool that is not known or cannot train this.
+        """
+        from tuner.engine.exporting import export_recommended
+
+        return export_recommended(self.target, self, format_name).text

@@ -1,0 +1,71 @@
+"""The recommended values into the user's own configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tuner.apply.assign import Assignment
+    from tuner.apply.plan import Plan
+    from tuner.results.best import Recommendation
+    from tuner.space import SearchSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Applying:
+    """What is to be written; `rest` are texts of values that no file has a key for."""
+
+    plan: Plan
+    rest: tuple[str, ...]
+
+    @property
+    def difference(self) -> str:
+        """The changes of all files as a unified diff; empty where there are none."""
+        return "".join(edit.diff() for edit in self.plan.files)
+
+    def write(self) -> dict[Path, Path]:
+        """Write the files; returns the dated copy of each as it was.
+
+        Raises `InputError` where a file changed meanwhile, and `UnavailableError` where the disk
+        refuses; in both cases every file is as it was.
+        """
+        from tuner.apply.write import replace_files
+
+        return replace_files({edit.path: (edit.before, edit.after) for edit in self.plan.changed})
+
+
+def applying(
+    space: SearchSpace,
+    best: Recommendation,
+    files: Sequence[Path],
+    *,
+    targets: Sequence[str] = (),
+    maps: Sequence[str] = (),
+) -> Applying:
+    """How the recommended values are written into `files`; nothing is written here.
+
+    `targets` and `maps` say where values belong, as `--as` and `--map` do. Raises one
+    `InputError` with everything that cannot be done safely.
+    """
+    from tuner.apply.assign import assignments, unmapped
+    from tuner.apply.plan import make_plan
+    from tuner.expressions import show
+
+    wanted = assignments(space, best.configuration, targets=targets, maps=maps)
+    plan = make_plan(files, wanted)
+    rest = [_missing_text(assignment) for assignment in plan.missing]
+    for name in unmapped(space, wanted, maps):
+        rest.append(f"{name} = {show(best.configuration[name])}")
+    return Applying(plan, tuple(rest))
+
+
+def _missing_text(assignment: Assignment) -> str:
+    from tuner.expressions import show
+
+    stage = f" in stage {assignment.stage}" if assignment.stage else ""
+    knob = assignment.expression
+    name = knob if knob.isidentifier() else str(assignment.key).lstrip(".")
+    return f"{name} = {show(assignment.value)}{stage}"
