@@ -269,7 +269,7 @@ def check_journal(search: Search, before: int, point: Point) -> None:
     count = len(search.records())  # raises where it is not valid
     if count < before:
         point.problems.append(f"{before - count} of {before} records are gone")
-    if b"Traceback" in (search.folder / "output").read_bytes() and point.kind == "worker":
+    if b"Traceback" in (search.folder / "output").read_bytes() and point.kind != "driver":
         point.problems.append("a traceback was printed")
 
 

@@ -22,6 +22,7 @@ from ray.exceptions import AuthenticationError
 from tuner.errors import InputError, UnavailableError
 from tuner.runner.environment import DEVICE_ORDER
 from tuner.tune.growth import grows
+from tuner.tune.local_ray import started
 from tuner.tune.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -103,7 +104,8 @@ def connected(
     Uses the connection of this process if there is one; else joins the cluster at `address`;
     else starts a cluster with `cpus` CPUs and the GPUs of these indices, and on leaving ends all
     its processes and removes its files. Ray starts and ends within `undisturbed()`. Raises
-    `UnavailableError` when there is no cluster at `address`, `InputError` when it is no address.
+    `UnavailableError` when there is no cluster at `address`, or Ray does not start in time,
+    `InputError` when it is no address.
     """
     if ray.is_initialized():
         yield
@@ -113,7 +115,10 @@ def connected(
             folder = stack.enter_context(scratch_folder())
         stack.callback(_shut_down, undisturbed)
         with undisturbed():
-            url = _start(folder, cpus, gpus, watch) if address is None else _join(address)
+            if address is None:
+                url = started(lambda: _start(folder, cpus, gpus, watch))
+            else:
+                url = _join(address)
         _tell(watch, url)
         yield
 

@@ -22,6 +22,7 @@ from tuner.tune.growth import grows
 from tuner.tune.guided_goals import goals_of
 from tuner.tune.interrupts import Interrupts
 from tuner.tune.ledger import Ledger
+from tuner.tune.local_ray import losses_said, require_alive
 from tuner.tune.progress import Progress
 from tuner.tune.proposer import Knowledge, Proposer, open_mirror
 from tuner.tune.request import SearchRequest, SearchResult
@@ -83,7 +84,7 @@ def search_all(
     that run may end.
 
     Raises `InputError` when the configurations of a request are none, and `UnavailableError`
-    when there is no Ray at the address.
+    when there is no Ray at the address, it does not start, or is lost meanwhile.
     """
     run_id = uuid.uuid4().hex[:8]
     requests = [dataclasses.replace(r, run_id=r.run_id or run_id) for r in requests]
@@ -200,7 +201,10 @@ def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger], watching:
             on_decision=lambda index, seconds: watching.decided(requests[index].gpu.id, seconds),
         )
         if not searches.over:
-            _run_trials(requests, searches, folder)
+            with losses_said():
+                _run_trials(requests, searches, folder)
+                if any(ledger.failure for ledger in ledgers):
+                    require_alive()  # else the loss is the reason
         watching.progress(tuple(ledger.progress for ledger in ledgers), now=True)
 
 

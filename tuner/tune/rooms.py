@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import ray
 
 from tuner.errors import UnavailableError
+from tuner.tune.local_ray import require_alive
 
 Resources = Mapping[str, float]
 
@@ -74,7 +75,11 @@ class Rooms:
 
 
 def alive_nodes() -> list[Resources]:
-    """The total resources of each node that Ray takes for alive."""
+    """The total resources of each node that Ray takes for alive.
+
+    Raises `RayLostError` where a process of Ray's on this machine is lost: asking would block.
+    """
+    require_alive()
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from tuner.records import Outcome
+from tuner.tune.local_ray import LOOK_PERIOD_S, require_alive
 from tuner.tune.reuse import WorkerCache
 from tuner.tune.searches import Searches
 from tuner.tune.trainable import CONFIGURATION, INSTRUCTIONS, OUTCOME, REQUEST, UNFIT
@@ -119,6 +122,7 @@ class LedgerCallback(Callback):  # type: ignore[misc]
         self._stopper = stopper
         self._scheduler = scheduler
         self._actors: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+        self._looked_s = -math.inf
 
     def on_trial_start(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
@@ -165,10 +169,19 @@ class LedgerCallback(Callback):  # type: ignore[misc]
         """Keep the progress moving, and pass a halt on.
 
         An interrupt can come at any point of a step. Passed on here, it is always followed
-        by Ray stopping its trials and then by the end of this step.
+        by Ray stopping its trials and then by the end of this step. Raises `RayLostError`
+        where a process of Ray's is lost, before Ray ends this one for it.
         """
         self._searches.report()
         self._stopper.halt = self._searches.over
+        if not self._stopper.halt:
+            self._require_alive()
+
+    def _require_alive(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_PERIOD_S:
+            self._looked_s = now_s
+            require_alive()
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """End the workers that a search leaves behind: Ray waits until they are done.
