@@ -217,6 +217,7 @@ def test_ambiguous_names_are_refused_with_the_choices(text, choices):
     with pytest.raises(InputError, match="ambiguous") as caught:
         get_gpu(text)
     assert all(choice in str(caught.value) for choice in choices)
+    assert str(caught.value).count(" GiB)") >= len(choices)  # what tells them apart
 
 
 def test_a_misspelled_gpu_gets_the_nearest_and_the_way_out():

@@ -16,7 +16,8 @@ from tuner.cli.job_options import last_lines, plain
 from tuner.cli.main import run
 from tuner.cli.search import command as search
 from tuner.engine.job_files import check_id
-from tuner.engine.submission import new_id, put_together, space_in
+from tuner.engine.plan import SearchOptions
+from tuner.engine.submission import asked_for, check_asked, new_id, put_together, space_in
 from tuner.errors import InputError, UnavailableError
 from tuner.space import load_space
 from tuner.tune.job_connection import auth_token, url_of
@@ -82,6 +83,30 @@ def test_what_is_wrong_is_said_before_anything_is_sent(folder, capsys, typed, me
     error = capsys.readouterr().err
     assert message in error
     assert NOBODY not in error
+
+
+@pytest.mark.parametrize("names", ["h100", "a6000,t4,h100"])
+def test_a_name_of_several_types_is_for_the_cluster_to_settle(folder, capsys, names):
+    """Nobody is there to send it to; but until then nothing is wrong."""
+    typed = ["--space", "tiny.yaml", "--gpu", names, "--price", "2"]
+    typed = typed if names == "h100" else typed[:-2]
+    assert run(["submit", *typed, "--address", NOBODY]) == 3
+    assert f"no Ray job server answers at {NOBODY}" in capsys.readouterr().err
+
+
+def test_what_a_name_may_mean_is_checked_for_each_type(folder):
+    (asked,) = asked_for("tiny.yaml", ["v100_sxm"], folder / "results")
+    assert (asked.label, asked.settled) == ("v100_sxm", False)
+    assert [target.gpu.id for target in asked.targets] == ["v100_16gb", "v100_32gb"]
+    (settled,) = asked_for("tiny.yaml", ["A100 80GB"], folder / "results")
+    assert (settled.label, settled.settled) == ("a100_80gb", True)
+    too_much_of_one = SearchOptions(margin="20GiB")
+    check_asked([asked], too_much_of_one)  # one of the two types has that
+    with pytest.raises(InputError, match="margin"):
+        check_asked([asked], SearchOptions(margin="40GiB"))
+    with pytest.raises(InputError, match="unknown GPU 't5'") as caught:
+        asked_for("tiny.yaml", ["t5", "h100", "a6001"], folder / "results")
+    assert "a6001" in str(caught.value)
 
 
 def test_a_broken_space_is_said_before_anything_is_sent(folder, capsys):

@@ -135,7 +135,9 @@ def _find(text: str, catalogue: _Catalogue) -> Gpu:
     if len(ids) == 1:
         return gpus[ids[0]]
     if ids:
-        choices = ", ".join(f"{i} ({gpus[i].name})" for i in ids)
+        choices = ", ".join(
+            f"{i} ({gpus[i].name}, {format_gib(gpus[i].memory_bytes)})" for i in ids
+        )
         raise InputError(f"GPU {text!r} is ambiguous", hint=f"choose one of: {choices}")
     error = unknown("GPU", text, gpus, list_command="tuner gpus")
     own = "a GPU of your own can be described in ~/.config/tuner/gpus.yaml"

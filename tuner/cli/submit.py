@@ -17,6 +17,7 @@ from tuner.cli.search import command as search
 from tuner.engine.measuring import Mode
 
 if TYPE_CHECKING:
+    from tuner.engine.submission import Asked
     from tuner.engine.target import Target
 
 NOT_SENT = {
@@ -105,17 +106,17 @@ def command(
     from tuner.engine.job_files import check_id, user_name
     from tuner.engine.submission import new_id
 
-    targets = _checked(options)
-    gpus = [target.gpu.id for target in targets]
-    chosen = check_id(job_id or new_id(targets[0].space.name, gpus))
-    about = {"space": targets[0].space.name, "gpu": ",".join(gpus), "user": user_name()}
+    asked = _checked(options)
+    target, gpus = asked[0].targets[0], list(dict.fromkeys(one.label for one in asked))
+    chosen = check_id(job_id or new_id(target.space.name, gpus))
+    about = {"space": target.space.name, "gpu": ",".join(gpus), "user": user_name()}
     typed = search_arguments(ctx.meta[_RAW])
     from tuner.tune.jobs import connect  # Ray: seconds to import
 
     server = connect(address)
     with tempfile.TemporaryDirectory(prefix="tuner-") as scratch:
         folder = Path(scratch) if working_dir is None else working_dir
-        space = _placed(targets[0], options, folder, whole=working_dir is not None)
+        space = _placed(target, options, folder, whole=working_dir is not None)
         _send(server, chosen, ["--space", space, *typed], about, folder)
     if as_json:
         from tuner.cli.render import print_json
@@ -123,15 +124,18 @@ def command(
         print_json({"id": chosen, "address": server.address, **about})
         return
     echo(chosen)
+    for one in asked:
+        if not one.settled:
+            echo(f"{one.name} is {one.choices_text}, whichever the cluster offers", err=True)
     more = "" if address is None else f" --address {shlex.quote(address)}"
     echo(f"see `tuner logs {chosen} --follow{more}`, `tuner fetch {chosen}{more}`", err=True)
 
 
-def _checked(options: Mapping[str, Any]) -> list[Target]:
-    """What is to be searched, one target for each GPU type, all of it checked."""
+def _checked(options: Mapping[str, Any]) -> list[Asked]:
+    """What is to be searched for each GPU type that was named, all of it checked."""
     from tuner.engine.plan import SearchOptions
-    from tuner.engine.submission import check_search, check_type
-    from tuner.engine.targets import gpu_names, load_targets
+    from tuner.engine.submission import asked_for, check_asked
+    from tuner.engine.targets import gpu_names
     from tuner.space import parse_settings
 
     given = dict(options)
@@ -140,10 +144,9 @@ def _checked(options: Mapping[str, Any]) -> list[Target]:
     mode, settings = Mode(given.pop("mode")), parse_settings(given.pop("settings"))
     # Nothing is written; but nothing that is in ./results may be in the way either.
     with tempfile.TemporaryDirectory(prefix="tuner-") as scratch:
-        types = [check_type(name) for name in names]
-        targets = load_targets(space, types, results=Path(scratch), **selected)
-        check_search(targets, SearchOptions(mode=mode, settings=settings, **given))
-    return targets
+        asked = asked_for(space, names, Path(scratch), **selected)
+        check_asked(asked, SearchOptions(mode=mode, settings=settings, **given))
+    return asked
 
 
 def _placed(target: Target, options: Mapping[str, Any], folder: Path, *, whole: bool) -> str:

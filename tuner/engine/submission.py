@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.engine.device import AUTO, CPU
 from tuner.engine.margin import parse_margin
@@ -20,7 +20,8 @@ from tuner.engine.measuring import Mode
 from tuner.engine.own_code import require_lengths
 from tuner.engine.plan import SearchOptions, make_plan
 from tuner.engine.target import Target, check_conditions
-from tuner.errors import InputError
+from tuner.engine.targets import load_targets
+from tuner.errors import InputError, TunerError
 from tuner.results.store import safe_name
 
 if TYPE_CHECKING:
@@ -37,6 +38,63 @@ def check_type(name: str) -> str:
             hint="name the GPU type; `tuner gpus` lists them",
         )
     return name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A GPU type as it was named: what it may mean, of which the cluster offers one.
+
+    `settled` says whether the name tells one type.
+    """
+
+    name: str
+    targets: tuple[Target, ...]
+
+    @property
+    def settled(self) -> bool:
+        """Whether the name tells one type."""
+        return len(self.targets) == 1
+
+    @property
+    def label(self) -> str:
+        """The type's id, or the name where the cluster settles it."""
+        return self.targets[0].gpu.id if self.settled else self.name
+
+    @property
+    def choices_text(self) -> str:
+        """What the name may mean, for people."""
+        return " or ".join(target.gpu.id for target in self.targets)
+
+
+def asked_for(space: str, names: Sequence[str], results: Path, **selected: Any) -> list[Asked]:
+    """What the names of GPU types mean; a name of several types may mean each of them.
+
+    `selected` are arguments of `load_targets`. Raises `InputError` with everything that is wrong.
+    """
+    from tuner.gpus import types_named
+
+    ids = {check_type(name): types_named(name) or (name,) for name in names}
+    firsts = [found[0] for found in ids.values()]
+    load_targets(space, firsts, results=results, **selected)  # all that is wrong, at once
+    return [
+        Asked(name, tuple(load_targets(space, [i], results=results, **selected)[0] for i in found))
+        for name, found in ids.items()
+    ]
+
+
+def check_asked(asked: Sequence[Asked], options: SearchOptions) -> None:
+    """Raise the error of what the cluster would refuse, whichever type a name means there."""
+    for one in asked:
+        errors: list[TunerError] = []
+        for target in one.targets:
+            try:
+                check_search([target], options)
+            except TunerError as error:
+                errors.append(error)
+            else:
+                break
+        else:
+            raise errors[-1]
 
 
 def check_search(targets: Sequence[Target], options: SearchOptions) -> None:
