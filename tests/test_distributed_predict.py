@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_fakes import profile_of
 from measure_samples import knobs, model_folder
 
 from tuner.errors import InputError, UnavailableError
@@ -20,15 +21,17 @@ from tuner.estimators.parallel import (
     buckets_of,
     copying_s,
     link_of,
+    replicated,
     waited_s,
     with_exchange,
 )
 from tuner.estimators.predict import Subject, predict, resolve_subject
 from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.speed.processor import on_its_device
 from tuner.estimators.speed.roofline import StepTimes
 from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.gpus import Gpu, get_gpu
-from tuner.records import Configuration, Measurement, Status
+from tuner.records import Configuration, Measurement, Memory, MemoryCategory, Status
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.isolated import IsolatedRunner
 from tuner.space.distributed_terms import Parallelism
@@ -202,6 +205,35 @@ def test_ranks_of_a_processor_have_a_part_of_its_memory_each(subject: Subject) -
     processor = replace(A6000, compute_capability=PROCESSOR)
     found = predict(subject, configuration(gpus_per_trial=2), processor)
     assert found.limit_bytes == A6000.memory_bytes // 2
+
+
+MB = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("live_mb", "measured_mb"),
+    [
+        ({"load": 149, "forward": 166, "backward": 174, "optimizer": 150}, 321),
+        ({"load": 3, "forward": 4, "backward": 5, "optimizer": 3}, 51),
+    ],
+)
+def test_copies_of_a_broadcast_have_gone_before_a_processor_needs_its_own(
+    live_mb: dict[str, int], measured_mb: int
+) -> None:
+    """Live bytes of a model of 37 and of 0.8 million parameters, and what gloo ranks measured."""
+    processor = replace(A6000, compute_capability=PROCESSOR, context_bytes=45 * MB)
+    profile = replace(profile_of("a processor"), context_bytes=45 * MB, live_factor=1.73)
+    live = {phase: size * MB for phase, size in live_mb.items()}
+    peak, loaded = max(live.values()), live["load"]
+    parts = {**dict.fromkeys(MemoryCategory, 0), MemoryCategory.WEIGHTS: peak}
+    parts[MemoryCategory.CONTEXT_AND_WORKSPACE] = processor.context_bytes
+    memory = Memory(peak, peak, peak + 45 * MB, loaded, live, "backward", parts)
+    rank = on_its_device(replicated(memory, [MB // 2], processor, profile), processor, profile)
+    assert measured_mb * MB <= rank.device_bytes <= 1.1 * measured_mb * MB
+    assert sum(rank.breakdown.values()) == rank.device_bytes
+    assert min(rank.breakdown.values()) >= 0
+    on_gpu = replicated(memory, [MB // 2], A6000)
+    assert on_gpu.phase_peak_bytes["load"] == 2 * loaded  # there the copies are all there is
 
 
 @pytest.mark.parametrize(

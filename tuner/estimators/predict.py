@@ -10,7 +10,14 @@ import numpy as np
 from tuner.errors import InputError, Problem
 from tuner.estimators.calibration.calibrate import prior_intervals
 from tuner.estimators.compiler.work_arrays import WorkArrays, executions_of, optimizer_executions_of
-from tuner.estimators.parallel import NOT_KNOWN, exchange_of, memory_of_rank, times_of_ranks
+from tuner.estimators.parallel import (
+    NOT_KNOWN,
+    buckets_of,
+    exchange_of,
+    memory_of_rank,
+    replicated,
+    times_of_ranks,
+)
 from tuner.estimators.speed.kernel_times import on_measured_device
 from tuner.estimators.speed.processor import on_its_device
 from tuner.estimators.speed.profile import DeviceProfile
@@ -88,16 +95,20 @@ def predict(
         configuration,
         compute_capability=gpu.compute_capability,
     )
-    memory = peak_memory(
-        traced.timeline,
-        context_bytes=gpu.context_bytes,
-        caching=gpu.compute_capability != PROCESSOR,
-    )
-    memory = on_its_device(memory, gpu, profile)
     # DDP issues its own copies from C++, which costs no host time as the model's operators do.
     worked = (
         traced if parallelism.strategy == "fsdp2" else _alone(traced, subject, configuration, gpu)
     )
+    on_processor = gpu.compute_capability == PROCESSOR
+    memory = peak_memory(
+        (worked if on_processor else traced).timeline,
+        context_bytes=gpu.context_bytes,
+        caching=not on_processor,
+    )
+    if on_processor and worked is not traced:
+        # Not all that is resident in a step is so while DDP broadcasts.
+        memory = replicated(memory, buckets_of(traced.gradient_bytes), gpu, profile)
+    memory = on_its_device(memory, gpu, profile)
     times = step_times(
         step_work(worked),
         gpu,
