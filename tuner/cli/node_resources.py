@@ -30,17 +30,17 @@ def command(*, as_json: bool) -> None:
     A resource is named after its GPU type (`tuner gpus`), because Ray's own labels are coarser:
     to Ray, an A100 with 40 GB and one with 80 GB are the same. Without a GPU it prints {}. Only
     GPUs that CUDA_VISIBLE_DEVICES shows are counted. What keeps a GPU from being used goes to
-    stderr.
+    stderr, such as one that does not answer its driver.
 
     --json prints all that was found: {"resources": ..., "num_gpus": ..., "devices": [...]}.
     """
     import json
 
-    from tuner.engine.device import local_gpus
+    from tuner.engine.device import local_gpus, lost_gpus
 
     devices = local_gpus()
     resources = dict(Counter(device.gpu.id for device in devices if device.gpu is not None))
-    for line in warnings(devices):
+    for line in (*lost_gpus(), *warnings(devices)):
         click.echo(f"warning: {line}", err=True)
     if not as_json:
         click.echo(json.dumps(resources))
