@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from cli_samples import make_trial, write_samples
 
+from tuner.cli import searching
 from tuner.cli.main import COMMANDS, cli, run
+from tuner.engine.plan import SearchOptions
+from tuner.engine.search import Found
 from tuner.errors import InputError, NothingFitsError, UnavailableError
 from tuner.results.store import ResultsFolder
 
@@ -125,3 +129,14 @@ def test_a_choice_that_is_none_is_bad_input_everywhere(folder, capsys, name, cho
     journal(folder, 20)
     assert run([name, *TARGET, *NEEDS.get(name, []), *choice]) == 2
     assert choice[1].split()[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failure", "code"), [(None, 1), (UnavailableError("GPU lost"), 3)])
+def test_a_search_that_broke_off_does_not_say_that_nothing_fits(monkeypatch, failure, code):
+    result = SimpleNamespace(interrupted=False, failure=failure)
+    found = Found(plan=None, result=result, view=SimpleNamespace(best=None))
+    monkeypatch.setattr(searching, "make_plans", lambda *_: [])
+    monkeypatch.setattr(searching, "run_plans", lambda *_, **__: [found, found])
+    monkeypatch.setattr(searching, "print_answers", lambda *_, **__: None)
+    done = searching.run_search([], SearchOptions(), as_json=False, quiet=True, dry=False)
+    assert done == code

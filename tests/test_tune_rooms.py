@@ -8,7 +8,7 @@ from tune_fakes import SMALL_SPACE, FakeFactory, outcome_of
 from tuner.errors import UnavailableError
 from tuner.gpus import get_gpu
 from tuner.tune.candidates import Candidates
-from tuner.tune.ledger import Ledger
+from tuner.tune.ledger import LOSSES_THAT_END_A_SEARCH, Ledger
 from tuner.tune.proposer import Proposer
 from tuner.tune.request import SearchRequest, StoppedBy
 from tuner.tune.reuse import IDLE_S, RequestedResources, WorkerCache
@@ -189,6 +189,40 @@ def test_search_fails_where_every_worker_is_unfit_and_no_other_may_come():
     ledger.refuse("a", wrong := UnavailableError("it is an L4"))
     assert searches.propose("b") is None
     assert ledger.failure is wrong
+
+
+@pytest.mark.parametrize("trials", [0, 1, 4])
+def test_lone_gpu_that_is_lost_ends_its_search_alone_however_many_trials_there_were(trials):
+    world = World({"GPU": 1, "a6000": 1, "CPU": 1}, {"GPU": 1, "l4": 1, "CPU": 1})
+    searches = world.searches(A6000, L4, waiting=OWN_CLUSTER)
+    lost, other = searches.ledgers
+    for number in range(trials + 1):
+        runs = [f"{number}a", f"{number}b"]
+        assert sorted(searches.propose(run).index for run in runs) == [0, 1]
+        for run in runs if number < trials else ():
+            finish(searches, run)
+    (run,) = (run for run in runs if searches.index_of(run) == 0)
+    lost.start(run)
+    lost.refuse(run, error := UnavailableError("GPU 0 is lost"))
+    assert searches.propose("more") is None
+    assert (lost.failure, lost.over, len(lost.records)) == (error, True, trials)
+    assert (other.failure, other.over) == (None, False)
+
+
+def test_workers_that_end_on_a_lost_gpu_do_not_come_again_for_ever():
+    world = World({"GPU": 1, "a6000": 1, "CPU": 1})
+    searches = world.searches(A6000)
+    assert searches.propose("good") is not None
+    finish(searches, "good")
+    ledger, error = searches.ledgers[0], UnavailableError("GPU 0 is lost")
+    for number in range(LOSSES_THAT_END_A_SEARCH):
+        assert ledger.failure is None
+        run = str(number)
+        assert searches.propose(run) is not None
+        ledger.start(run)
+        ledger.refuse(run, error)
+        ledger.lose(run, "the worker process was lost")
+    assert (ledger.failure, len(ledger.records)) == (error, 1)
 
 
 def test_workers_are_kept_apart_and_not_kept_for_long():

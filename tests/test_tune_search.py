@@ -79,6 +79,14 @@ def ran(log: Path) -> list[str]:
 
 @pytest.mark.usefixtures("local_ray")
 class TestSearch:
+    def test_gpu_that_is_lost_after_some_trials_ends_the_search(self, tmp_path):
+        journal: list[TrialRecord] = []
+        asked = request(FakeFactory(log=tmp_path, lost_after=3), trials=20)
+        with pytest.raises(UnavailableError, match="GPU 0 does not answer"):
+            search(asked, on_record=journal.append)
+        assert len(journal) == 3
+        assert len(ran(tmp_path)) <= 5  # each worker was refused once
+
     def test_budget_is_spent_on_distinct_trials_and_each_is_journalled(self, tmp_path, capfd):
         seen = []
         journal: list[TrialRecord] = []

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 from tuner.errors import UnavailableError
 from tuner.gpus import Gpu, get_gpu
+from tuner.nvml import DeviceLostError
 from tuner.records import (
     Configuration,
     Memory,
@@ -139,6 +140,8 @@ class FakeRunner:
             note = self.factory.log / f"{time.time_ns()}-{os.getpid()}"
             note.write_text(configuration.key)
         time.sleep(self.factory.sleep_s)
+        if self._is_lost():
+            raise DeviceLostError("GPU 0 does not answer its driver")
         if configuration.key in self.factory.kills:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.factory.kill_first and self._is_first():
@@ -148,6 +151,10 @@ class FakeRunner:
         outcome = outcome_of(configuration)
         threads = os.environ["OMP_NUM_THREADS"]
         return Outcome(outcome.status, outcome.prediction, message=f"threads={threads}")
+
+    def _is_lost(self) -> bool:
+        log, after = self.factory.log, self.factory.lost_after
+        return log is not None and after is not None and len(list(log.iterdir())) > after
 
     def _is_first(self) -> bool:
         """Whether no trial asked before, of those that run at the same time too."""
@@ -164,7 +171,7 @@ class FakeFactory:
     """Picklable. Each trial leaves a file with its key in the folder `log`.
 
     `kills` are keys of configurations that end their worker, `raises` of those that meet a
-    bug of the runner.
+    bug of the runner. After `lost_after` trials the GPU is lost.
     """
 
     log: Path | None = None
@@ -173,6 +180,7 @@ class FakeFactory:
     kills: frozenset[str] = frozenset()
     raises: frozenset[str] = frozenset()
     unavailable: bool = False
+    lost_after: int | None = None
 
     def __call__(self) -> FakeRunner:
         if self.unavailable:

@@ -35,7 +35,11 @@ def run_search(
         print_answers(found, as_json=as_json)
     if any(one.result.interrupted for one in ran):
         return EXIT_INTERRUPTED
-    return EXIT_FOUND if any(one.view.best for one in ran) else EXIT_NOTHING_FITS
+    if any(one.view.best for one in ran):
+        return EXIT_FOUND
+    # A search that broke off does not know that nothing fits.
+    failures = [one.result.failure for one in ran if one.result.failure is not None]
+    return failures[0].exit_code if failures else EXIT_NOTHING_FITS
 
 
 def _command_line() -> str:

@@ -65,6 +65,7 @@ class Ledger:
         self.broken: Exception | None = None
         self.unfit_workers: dict[str, TunerError] = {}
         """Why workers can run no trial, by the runs with which they were found out."""
+        self._unfit_and_gone = 0
         self._warnings: list[str] = []
         self.stale = 0
         self._stood = Standing()
@@ -245,6 +246,7 @@ class Ledger:
         record = record_of(self._request, *self.open.close(ray_id), outcome)
         self._tracker.end(ray_id, record)
         self._meter.add(record)
+        self._unfit_and_gone = 0
         with self._keeping_failure():
             self._on_record(record)
             self._learn(record)
@@ -253,11 +255,16 @@ class Ledger:
     def lose(self, ray_id: str, message: str, *, with_node: bool = False) -> None:
         """The trial's worker died or raised, or its node was lost; it runs again, or is given up.
 
-        A worker that could run no trial may be lost as well, and is no loss.
+        A worker that could run no trial may be lost as well, and is no loss; but where one after
+        another is, a new worker on the same broken device would come for ever.
         """
-        if self.unfit_workers.pop(ray_id, None) is not None or self.halted:
+        unfit = self.unfit_workers.pop(ray_id, None)
+        if unfit is not None:
+            self._unfit_and_gone += not with_node
+            if self._unfit_and_gone >= LOSSES_THAT_END_A_SEARCH and not self.open.on_workers:
+                self.fail(unfit)
             return
-        if ray_id not in self.open:
+        if self.halted or ray_id not in self.open:
             return
         if self.open.lose(ray_id, with_node=with_node):
             self._tracker.end(ray_id, None)
