@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from documents import blocks
 
 from tuner.errors import InputError
 from tuner.records import Configuration
@@ -90,3 +91,15 @@ def test_other_numbers_of_gpus_are_refused(tmp_path: Path, value: object) -> Non
 def test_a_configuration_from_elsewhere_is_checked_too(value: object) -> None:
     with pytest.raises(InputError, match="gpus_per_trial"):
         gpus_per_trial(Configuration({"gpus_per_trial": value}))
+
+
+def test_the_example_of_the_documentation_is_a_space(tmp_path: Path) -> None:
+    (block,) = [b for b in blocks("docs/spaces.md") if b.said("file") == "several.yaml"]
+    path = tmp_path / "several.yaml"
+    path.write_text(block.text)
+    space = load_space(str(path))
+    found = list(space.configurations())
+    assert len(found) == space.count() == 9
+    for one in found:
+        ranks = one["micro_batch"] * one["grad_accum"] * one["gpus_per_trial"]
+        assert ranks == one["effective_batch"] == 16
