@@ -70,3 +70,32 @@ def test_no_results_and_options_of_one_gpu_are_refused(folder, capsys):
     add(folder, "a6000", 20, 100, micro_batch=1)
     assert run([*COMMAND, "--price", "1"]) == 2
     assert "about one GPU type" in capsys.readouterr().err
+
+
+REPORT = ["report", "--space", "tiny.yaml", "--gpu"]
+
+
+def test_reports_of_several_types_show_each_other(folder, capsys):
+    add(folder, "a6000", 20, 100, micro_batch=1)
+    add(folder, "h100_sxm", 20, 120, micro_batch=2)
+    add(folder, "t4", 5, 20, micro_batch=1)
+    assert run([*REPORT, "a6000,h100_sxm", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["gpu"] for one in found] == ["a6000", "h100_sxm"]
+    for one, other in zip(found, reversed(found), strict=True):
+        assert f"../{other['gpu']}/report.html" in (folder / one["report"]).read_text()
+    assert not (folder / "results" / "tiny" / "t4" / "report.html").exists()
+    assert run([*REPORT, "all"]) == 0
+    assert (folder / "results" / "tiny" / "t4" / "report.html").exists()
+
+
+def test_no_report_is_drawn_where_one_type_was_not_searched(folder, capsys):
+    add(folder, "a6000", 20, 100, micro_batch=1)
+    assert run([*REPORT, "a6000,t4"]) == 3
+    assert "on 't4'" in capsys.readouterr().err
+    assert not (folder / "results" / "tiny" / "a6000" / "report.html").exists()
+    assert run([*REPORT, "a6000,h100,a6001"]) == 2
+    error = capsys.readouterr().err
+    assert "h100_pcie" in error
+    assert "a6001" in error
+    assert run([*REPORT, "a6000,t4", "--price", "1"]) == 2

@@ -56,27 +56,16 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.cli.render import echo, print_json
     from tuner.engine.chosen import recommended
     from tuner.engine.gpus_compared import answers
-    from tuner.engine.targets import ALL, gpu_names, load_targets, searched_targets
-    from tuner.errors import InputError
+    from tuner.engine.targets import ALL, named_targets
 
     choice: dict[str, Any] = {
         "headroom": headroom,
         "max_memory": max_memory,
         "objectives": objectives,
     }
-    if gpu_name == ALL:
-        if gpu_memory is not None or price is not None:
-            raise InputError("--gpu-memory and --price are about one GPU type, and --gpu is all")
-        targets = searched_targets(space_name, model, results)
-    else:
-        targets = load_targets(
-            space_name,
-            gpu_names(gpu_name),
-            model=model,
-            results=results,
-            gpu_memory=gpu_memory,
-            price=price,
-        )
+    targets = named_targets(
+        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+    )
     if gpu_name == ALL or "," in gpu_name:
         print_answers(
             answers(targets, lambda target: recommended(target, where, **choice)), as_json=as_json

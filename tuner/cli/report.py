@@ -22,7 +22,7 @@ from tuner.cli.options import (
     short_help="Draw the report of a search again, and open it.",
     epilog=examples(
         "tuner report --space qlora27b --gpu a6000 --open",
-        "tuner report --space qlora27b --gpu all    # every type, beside each other",
+        "tuner report --space qlora27b --gpu a6000,t4    # beside each other; all: every type",
     ),
 )
 @space_option()
@@ -47,25 +47,22 @@ def command(  # noqa: PLR0913 - one argument for each option
     """Write report.html, pareto.png, pareto.csv and best.yaml again from the journal.
 
     Nothing is searched and nothing is run. Without --where the conditions of the search
-    stay. Exit code 1 when nothing that was tried fits.
+    stay. --gpu all draws every GPU type that was searched, --gpu a6000,t4 those that are named;
+    each report shows the others. Exit code 1 when nothing that was tried fits.
     """
     from tuner.cli.render import print_fields, print_json
     from tuner.engine.report import redraw
-    from tuner.engine.target import load_target
-    from tuner.engine.targets import ALL, searched_targets
-    from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError
+    from tuner.engine.target import require_records
+    from tuner.engine.targets import named_targets
+    from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS
 
-    if gpu_name == ALL:
-        if gpu_memory is not None or price is not None:
-            raise InputError("--gpu-memory and --price are about one GPU type, and --gpu is all")
-        targets = searched_targets(space_name, model, results)
-        for target in targets:  # each shows the others as they are now
-            redraw(target, where)
-    else:
-        target = load_target(
-            space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
-        )
-        targets = [target]
+    targets = named_targets(
+        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
+    )
+    for target in targets:  # nothing is written where one was not searched
+        require_records(target)
+    for target in targets if len(targets) > 1 else ():  # each shows the others as they are now
+        redraw(target, where)
     views = [redraw(target, where) for target in targets]
     files = [target.folder.report_html for target in targets]
     if as_json:
