@@ -22,7 +22,7 @@ from tuner.cli.options import (
     short_help="Draw the report of a search again, and open it.",
     epilog=examples(
         "tuner report --space qlora27b --gpu a6000 --open",
-        "tuner report --space qlora27b --gpu a6000,t4    # beside each other; all: every type",
+        "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
     ),
 )
 @space_option()
