@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import time
+import warnings
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -17,7 +19,7 @@ from tuner.cli.progress import progress_line
 from tuner.records import Exhausted, Outcome, Status
 from tuner.results.journal import JournalWriter, read_journal
 from tuner.results.store import ResultsFolder
-from tuner.tune import ledger as ledgers
+from tuner.tune import trial_record
 from tuner.tune.driver import make_proposer
 from tuner.tune.ledger import Ledger
 from tuner.tune.request import SearchRequest, StoppedBy
@@ -110,7 +112,9 @@ class TestOutOfMemoryWithoutEnd:
                 writer.append(make_record(1.0, LARGER, settings=settings, trial_id=f"t{number}"))
         records = folder.read().records
         assert len(records) == COUNT
-        view = folder.write_all(records, SAMPLE_SPACE, SAMPLE_GPU)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # matplotlib's, of what cannot be laid out
+            view = folder.write_all(records, SAMPLE_SPACE, SAMPLE_GPU)
         assert view.best is None
         assert folder.pareto_csv.read_text().count("\n") == 1  # its head
         assert folder.report_html.stat().st_size > 0
@@ -130,7 +134,7 @@ class TestClock:
     def test_a_wall_clock_that_jumps_changes_nothing_but_stamps(self, monkeypatch, tmp_path):
         asked = request(trials=40, time_limit_s=3600.0)
         calm, _ = drive(asked, outcome_of)
-        monkeypatch.setattr(ledgers, "datetime", JumpingClock)
+        monkeypatch.setattr(trial_record, "datetime", JumpingClock)
         jumped, states = drive(asked, outcome_of)
         assert jumped.stopped_by is calm.stopped_by is StoppedBy.BUDGET
         assert [r.configuration for r in jumped.records] == [r.configuration for r in calm.records]
@@ -152,8 +156,8 @@ class TestClock:
 
     def test_a_time_limit_is_of_a_clock_that_does_not_jump(self, monkeypatch):
         seconds = itertools.count(100.0, 10.0)
-        monkeypatch.setattr(ledgers.time, "monotonic", lambda: next(seconds))
-        monkeypatch.setattr(ledgers.time, "time", lambda: 0.0)
+        monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+        monkeypatch.setattr(time, "time", lambda: 0.0)
         ledger, _ = drive(request(time_limit_s=600.0), outcome_of)
         assert ledger.stopped_by is StoppedBy.TIME_LIMIT
         assert 0 < len(ledger.records) < 60

@@ -51,7 +51,8 @@ def memory_range_gib(view: View) -> tuple[float, float]:
     end = min(max([*used, limit]), limit * BEYOND)
     if used and max(used) < limit * FAR:
         end = max(used)
-    start = min([*used, end])
+    # Where all trials are larger, the limits are still in the picture.
+    start = min([*used, end, limit - view.margin_bytes / GIB])
     pad = 0.05 * (end - start) or 0.05 * end
     return max(0.0, start - pad), end + pad
 
