@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from documents import blocks
 
+from tuner.engine.support import supported_part
 from tuner.errors import InputError
+from tuner.gpus import get_gpu
 from tuner.records import Configuration
 from tuner.space import load_space
 from tuner.space.distributed_terms import gpus_per_trial, most_gpus_per_trial, strategy
@@ -51,6 +53,20 @@ def test_as_a_knob_each_value_has_an_accumulation_of_its_own(tmp_path: Path) -> 
     # 4 sequences on each of 4 GPUs are more than the effective batch of 8.
     assert found == {(n, m, 8 // n // m) for n in (1, 2, 4) for m in (1, 2, 4) if n * m <= 8}
     assert most_gpus_per_trial(space.choices, space.fixed) == 4
+
+
+def test_trials_of_several_gpus_are_left_out_where_their_link_is_unknown(tmp_path: Path) -> None:
+    space = load_space(write(tmp_path, knob="gpus_per_trial: [1, 2]"))
+    whole = supported_part(space, get_gpu("a6000"), ())
+    assert (whole.left_out, len(whole.supported)) == (0, 6)
+    part = supported_part(space, get_gpu("a10g"), ())
+    assert (part.left_out, {gpus_per_trial(c) for c in part.supported}) == (3, {1})
+    ((reason, count),) = part.reasons.items()
+    assert "how fast NVIDIA A10G send to each other" in reason
+    assert count == 3
+    # Nothing would be left: the prediction says what is known, and what to do.
+    alone = load_space(write(tmp_path, fixed="gpus_per_trial: 2"))
+    assert len(supported_part(alone, get_gpu("a10g"), ()).supported) == 3
 
 
 def test_a_rule_of_the_users_that_forgets_the_gpus_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tuner.estimators.predict import check_supported
 from tuner.gpus import Gpu
 from tuner.records import Configuration
 from tuner.space import SearchSpace
+from tuner.space.distributed_terms import gpus_per_trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,10 @@ class SupportedSpace:
 
 
 def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> SupportedSpace:
-    """The part of `space` to search on `gpu`. Raises `InputError` when nothing is left."""
+    """The part of `space` to search on `gpu`. Raises `InputError` when nothing is left.
+
+    Trials of several GPUs whose link is not known are left out where there are others.
+    """
     space.require_configurations(where)
     supported: list[Configuration] = []
     reasons: dict[str, int] = {}
@@ -67,7 +71,20 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
             problems=[Problem(reason) for reason in reasons],
             hint=_hint(gpu, space),
         )
+    predicted = [c for c in supported if _link_known(c, gpu)] if space.predictable else supported
+    if predicted and len(predicted) < len(supported):  # with none, its prediction says what to do
+        reasons[
+            f"trials of several GPUs, whose time is unknown: nothing says how fast {gpu.name} send "
+            f"to each other; add link_gb_per_s to an entry `like: {gpu.id}` of your gpus.yaml"
+        ] = len(supported) - len(predicted)
+        left_out += len(supported) - len(predicted)
+        supported = predicted
     return SupportedSpace(space, where, tuple(supported), left_out, reasons)
+
+
+def _link_known(configuration: Configuration, gpu: Gpu) -> bool:
+    """Whether the time of the configuration can be predicted, as to what its ranks exchange."""
+    return gpu.link_bytes_per_s is not None or gpus_per_trial(configuration) == 1
 
 
 def _problems(space: SearchSpace, configuration: Configuration, gpu: Gpu) -> dict[str, None]:
