@@ -439,6 +439,7 @@ class TestProgress:
             done=st.integers(0, 9999), running=st.integers(0, 999), oom=st.integers(0, 9999),
             failed=st.integers(0, 9999), reused=st.just(0), total=st.integers(1, 9999),
             best=st.none(), elapsed_s=st.floats(0, 1e6), eta_s=st.none() | st.floats(0, 1e7),
+            verified=st.integers(0, 99),
         )
     )  # fmt: skip
     def test_line_fits_80_columns(self, state):

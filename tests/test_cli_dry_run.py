@@ -38,6 +38,12 @@ class TestDryRun:
         assert max(map(len, out.splitlines())) <= 80
         assert sorted(folder.rglob("*")) == before
 
+    def test_wants_to_try_no_more_than_there_are(self, folder, capsys):
+        assert run([*SEARCH, "--trials", "5000", "--where", "max_length < 64"]) == 0
+        (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("to try")]
+        assert line.split()[2:3] == ["all"]
+        assert "5000" not in line
+
     def test_begins_with_the_baseline_and_tries_nothing_twice(self, folder, capsys):
         answer = planned(capsys, "--trials", "12", "--price", "3600")
         found = [trial["configuration"] for trial in answer["trials"]]

@@ -76,6 +76,7 @@ def progress_line(progress: Progress, label: str = "") -> str:
     """
     parts = {
         "done": f"{label}{': ' * bool(label)}{progress.done}/{progress.total} done",
+        "verified": f"verified {_times(progress.verified)}" if progress.verified else "",
         "running": f"{progress.running} running" if progress.running else "",
         "oom": f"{progress.oom} out of memory",
         "failed": f"{progress.failed} failed" if progress.failed else "",
@@ -84,11 +85,15 @@ def progress_line(progress: Progress, label: str = "") -> str:
     if progress.eta_s is not None and progress.done < progress.total:
         parts["left"] = f"{format_duration(progress.eta_s)} left"
     line = ", ".join(filter(None, parts.values()))
-    for name in ("running", "failed"):  # what can best be spared
+    for name in ("running", "failed", "verified"):  # what can best be spared
         if len(line) > PIPE_WIDTH:
             del parts[name]
             line = ", ".join(filter(None, parts.values()))
     return line
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _speed(progress: Progress) -> str:
@@ -115,7 +120,7 @@ class PlainLines:
     def __call__(self, progress: Progress) -> None:
         """Print the line of `progress`, if it is due."""
         best = progress.best.trial_id if progress.best else None
-        state = (progress.done, progress.oom, progress.failed, best)
+        state = (progress.done, progress.verified, progress.oom, progress.failed, best)
         if state == self._said:
             return
         now_s = self._clock()

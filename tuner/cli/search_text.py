@@ -37,7 +37,10 @@ def print_plan(
     """
     target, options, part = plan.target, plan.options, plan.part
     gpu = target.gpu
-    wanted = f"{options.trials} of {count(len(part.supported))} configurations"
+    there = len(part.supported)
+    # Near-ties are measured again with what is left of a budget that is larger.
+    number = "all" if options.trials >= there else f"{options.trials} of"
+    wanted = f"{number} {count(there)} configurations"
     searcher = f"{options.searcher}, seed {options.seed}"
     if not target.space.predictable:
         searcher += "; guided needs predictions, and there are none of your own code"

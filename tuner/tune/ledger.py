@@ -184,7 +184,7 @@ class Ledger:
             return None
         self.open.hand_out(ray_id, proposed)
         self._begun += not proposed.instructions.verify
-        self._tracker.total = max(self._tracker.total, self.reused + self.open.handed_out)
+        self._tracker.total = max(self._tracker.total, self._begun)
         return proposed.configuration
 
     def instructions(self, ray_id: str) -> Instructions:
@@ -236,7 +236,7 @@ class Ledger:
         if ray_id not in self.open:
             return
         self.open.begin(ray_id, utc_now())
-        self._tracker.start(ray_id, time.monotonic())
+        self._tracker.start(ray_id)
         self.report()
 
     def end(self, ray_id: str, outcome: Outcome) -> None:
@@ -244,7 +244,7 @@ class Ledger:
         if self.failure is not None or self.broken is not None or ray_id not in self.open:
             return
         record = record_of(self._request, *self.open.close(ray_id), outcome)
-        self._tracker.end(ray_id, record)
+        self._tracker.end(ray_id, record, time.monotonic())
         self._meter.add(record)
         self._unfit_and_gone = 0
         with self._keeping_failure():
@@ -267,7 +267,7 @@ class Ledger:
         if self.halted or ray_id not in self.open:
             return
         if self.open.lose(ray_id, with_node=with_node):
-            self._tracker.end(ray_id, None)
+            self._tracker.end(ray_id, None, time.monotonic())
             return
         if self.open[ray_id].unbegun:
             self.fail(_no_worker(f"workers end before they begin with a trial: {message}"))
@@ -284,7 +284,7 @@ class Ledger:
         if self.halted or ray_id not in self.open:
             return
         self.open.take_back(ray_id)
-        self._tracker.end(ray_id, None)
+        self._tracker.end(ray_id, None, time.monotonic())
         self.unfit_workers[ray_id] = error
         self._warnings.append(f"a worker was not used: {error.message}")
         hopeless = self._new_count == 0 and len(self.unfit_workers) >= LOSSES_THAT_END_A_SEARCH

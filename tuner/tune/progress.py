@@ -12,7 +12,9 @@ class Progress:
     """One moment of a search.
 
     `done` counts all trials that ended, with the `reused` ones, `oom` and `failed` among
-    them. `best` is the fastest that fits. `eta_s` is None until a trial has ended.
+    them. `best` is the fastest that fits. `eta_s` is None until enough trials have ended after the
+    first ones of all workers. `verified` counts the runs that measured the best again, beside
+    `done` and `total`.
     """
 
     done: int
@@ -24,6 +26,7 @@ class Progress:
     best: TrialRecord | None
     elapsed_s: float
     eta_s: float | None
+    verified: int = 0
 
 
 def samples_per_s(record: TrialRecord) -> float:
@@ -45,29 +48,31 @@ class ProgressTracker:
     _running: set[str] = field(default_factory=set)
     _oom: int = 0
     _failed: int = 0
-    _first_start_s: float | None = None
+    _verified: int = 0
+    _workers: int = 0
+    _ends_s: list[float] = field(default_factory=list)
 
     def reuse(self, record: TrialRecord) -> None:
         """Count a trial that an earlier run has done."""
         self.reused += 1
         self._count(record)
 
-    def start(self, trial: str, now_s: float) -> None:
+    def start(self, trial: str) -> None:
         """Count a trial that begins to run."""
         self._running.add(trial)
-        if self._first_start_s is None:
-            self._first_start_s = now_s
+        self._workers = max(self._workers, len(self._running))
 
-    def end(self, trial: str, record: TrialRecord | None) -> None:
+    def end(self, trial: str, record: TrialRecord | None, now_s: float) -> None:
         """Count a trial that no longer runs; `record` is None when it is to run again."""
         self._running.discard(trial)
         if record is not None:
             self._count(record)
+            self._ends_s.append(now_s)
 
     def at(self, now_s: float) -> Progress:
         """The state of the search at `now_s`."""
         return Progress(
-            done=len(self.records),
+            done=len(self.records) - self._verified,
             running=len(self._running),
             oom=self._oom,
             failed=self._failed,
@@ -76,10 +81,12 @@ class ProgressTracker:
             best=self.best,
             elapsed_s=now_s - self.started_s,
             eta_s=self._eta_s(now_s),
+            verified=self._verified,
         )
 
     def _count(self, record: TrialRecord) -> None:
         self.records.append(record)
+        self._verified += record.verification
         status = record.outcome.status
         self._oom += status is Status.OOM
         self._failed += status not in (Status.OK, Status.OOM)
@@ -89,13 +96,15 @@ class ProgressTracker:
     def _eta_s(self, now_s: float) -> float | None:
         """Time left at the rate of this run so far, and no more than the limit leaves.
 
-        The start of Ray is not part of the rate.
+        The rate is that after the first trial of each worker, in which it starts and imports
+        torch: with it, the first estimate would be several times too long. None until half as many
+        trials have ended since, and one at least.
         """
-        ended_now = len(self.records) - self.reused
-        if not ended_now or self._first_start_s is None:
+        counted = len(self._ends_s) - self._workers
+        if not self._workers or counted < max(1, self._workers / 2):
             return None
-        per_trial_s = (now_s - self._first_start_s) / ended_now
-        left_s = per_trial_s * (self.total - len(self.records))
+        per_trial_s = (now_s - self._ends_s[self._workers - 1]) / counted
+        left_s = per_trial_s * (self.total - len(self.records) + self._verified)
         if self.time_limit_s is not None:
             left_s = min(left_s, max(0.0, self.started_s + self.time_limit_s - now_s))
         return left_s
