@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tuner.apply.assign import Assignment
+from tuner.apply.place import read_number
 from tuner.apply.plan import make_plan
 from tuner.apply.source import read_places
 from tuner.apply.write import replace_files
@@ -569,3 +571,8 @@ def test_what_is_no_key(text):
 @pytest.mark.parametrize("text", ["a", ".a.b", "a[0].b-c", 'a["b.c"].d', "a['b']", '["x y"][3]'])
 def test_keys_are_shown_as_they_are_read(text):
     assert read_key(str(read_key(text))) == read_key(text)
+
+
+def test_a_number_of_more_digits_than_python_reads_is_no_number():
+    assert math.isnan(read_number("9" * 5000))
+    assert read_number("9" * 4000) == int("9" * 4000)

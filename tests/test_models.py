@@ -248,6 +248,9 @@ def test_a_local_folder_with_a_config_is_a_model(tmp_path):
         ('{"hidden_size": 8}', "names no model_type"),
         ('{"model_type": "no_such_model"}', "cannot be used"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "cannot be used"),
+        ('{"model_type": "llama", "architectures": {"": ["Llama"]}}', "must be a list of names"),
+        ('{"model_type": "bert", "architectures": [null]}', "cannot be used"),
+        ('{"model_type": "llama", "architectures": NaN}', "cannot be used"),
         (
             '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}',
             "code of its own, which is never run",

@@ -134,10 +134,16 @@ def number_text(value: float) -> str:
     return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else text
 
 
+MAX_DIGITS = 4000
+"""Longer integers are not read: Python's limit is 4,300 (`sys.set_int_max_str_digits`)."""
+
+
 def read_number(raw: str) -> float | None:
     """The number that `raw` is in every language, nan for one that they read differently."""
     if not _NUMBER.fullmatch(raw):
         return None
     if _LEADING_ZERO.match(raw):
         return math.nan  # 010 is eight in YAML 1.1 and ten in 1.2
+    if len(raw) > MAX_DIGITS:
+        return math.nan
     return int(raw) if raw.lstrip("+-").isdigit() else float(raw)

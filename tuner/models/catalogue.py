@@ -232,10 +232,14 @@ def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+        _check_architectures(config)
+        return config
     except OSError as error:
         raise _NotThereError from error
-    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+    except (
+        ValueError, LookupError, TypeError, AttributeError, StrictDataclassError
+    ) as error:  # fmt: skip
         if "trust_remote_code" in str(error):
             problem = "it needs code of its own, which is never run"
         else:
@@ -304,6 +308,15 @@ def _hub_error(name: str, error: _NotThereError) -> InputError:
     if any(isinstance(e, EntryNotFoundError) for e in chain) and "config.json" in str(chain[1]):
         return InputError(f"model {name!r} has no config.json on the hub")
     return _no_hub(name, " ".join(str(chain[1]).split())[:300])
+
+
+def _check_architectures(config: PreTrainedConfig) -> None:
+    """Raise ValueError unless the names of the architectures are names, which all else takes."""
+    names = config.architectures
+    if names is not None and not (
+        isinstance(names, list) and all(isinstance(name, str) for name in names)
+    ):
+        raise ValueError(f"architectures is {str(names)[:60]}, and must be a list of names")
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
