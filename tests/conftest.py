@@ -1,12 +1,15 @@
-"""What holds for every test: the user's own cache and profiles are left alone, nothing is timed."""
+"""What holds for every test: the user's own cache and profiles are left alone, nothing is timed,
+and signals do what they do in a terminal."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from job_server import TOKEN
 from started import end_all
 
 settings.register_profile(
@@ -18,6 +21,17 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("tuner")
+
+# Under nohup, or in the background of a script, these are ignored; what is started inherits that.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
+# Ray's clusters ask for a token, which a process reads once: some tests have another home folder.
+os.environ["RAY_AUTH_TOKEN"] = TOKEN
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -24,6 +24,9 @@ import psutil
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 180
 
+TOKEN = "a-token-of-the-tests-0123456789"
+"""Of every cluster that tests start: Ray reads its token once in a process, and keeps it."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobCluster:

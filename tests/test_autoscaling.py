@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from job_server import ROOT, job_cluster
+from job_server import ROOT, TOKEN, job_cluster
 
 TESTS = Path(__file__).parent
-TOKEN = "a-token-of-the-tests-0123456789"
 NODE_BYTES = 80_000_000
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_samples import write_samples
-from job_server import JobCluster, job_cluster
+from job_server import TOKEN, JobCluster, job_cluster
 
 from tuner.cli.main import run
 from tuner.records import TrialRecord
 from tuner.results.journal import read_journal
 from tuner.tune.jobs import KIND, SEARCH, JobServer, State, connect
 
-TOKEN = "a-token-of-the-tests-0123456789"
 PATIENCE_S = 1200
 """A search takes ten seconds on an idle machine."""
 
@@ -209,15 +210,22 @@ def test_results_outlive_the_clusters_memory_of_the_job(ended, server, home, cap
 
 
 @pytest.mark.slow
-def test_without_the_token_nobody_is_let_in(cluster, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
-    assert "has another token than the one that is here" in said(capsys, "jobs", code=3)
-    monkeypatch.delenv("RAY_AUTH_TOKEN")
-    monkeypatch.setenv("HOME", str(tmp_path))  # and none in ~/.ray
-    assert "asks for a token, and there is none here" in said(capsys, "jobs", code=3)
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert "there is no token" in said(capsys, "jobs", code=3)
-    assert "RAY_AUTH_TOKEN" not in os.environ
+def test_without_the_token_nobody_is_let_in(cluster, tmp_path):
+    """In processes of their own: what Ray has read as a token stays in this one."""
+    nowhere = {**os.environ, "HOME": str(tmp_path)}  # nothing in ~/.ray
+    nowhere.pop("RAY_AUTH_TOKEN")
+    nowhere.pop("RAY_AUTH_MODE", None)
+    for changes, problem in (
+        ({"RAY_AUTH_TOKEN": "another"}, "has another token than the one that is here"),
+        ({}, "asks for a token, and there is none here"),
+        ({"RAY_AUTH_MODE": "token"}, "there is no token"),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-m", "tuner", "jobs"],
+            env={**nowhere, **changes}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 3, ended
+        assert problem in " ".join(ended.stderr.split())
 
 
 @pytest.mark.slow

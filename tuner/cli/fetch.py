@@ -167,9 +167,9 @@ def _print_state(job: Job) -> None:
     from tuner.tune.jobs import State
 
     if not job.state.ended:
-        click.echo(f"{job.id} still runs: these are its trials until now", err=True)
+        echo(f"{job.id} still runs: these are its trials until now", err=True)
     elif job.state in (State.FAILED, State.STOPPED):
-        click.echo(
+        echo(
             f"{job.id} {state_text(job)}: these are its trials until then, and "
             f"`tuner logs {job.id}` says more",
             err=True,
