@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 
 import ray
@@ -19,10 +20,14 @@ from tuner.tune.driver import search_all
 from tuner.tune.request import SearchRequest
 
 GPUS = ("a6000", "t4")
+PATIENCE_S = 120
+"""Ray's monitor, which starts nodes, reports some time after the head node answers."""
 
 
 def main(address: str) -> None:
-    before = offer(address)
+    until = time.monotonic() + PATIENCE_S
+    while not (before := offer(address)).grows and time.monotonic() < until:
+        time.sleep(1)
     decided = {gpu: decide(Mode.AUTO, get_gpu(gpu), address=address) for gpu in GPUS}
     ray.init(address=address, log_to_driver=False)
     requests = [
