@@ -46,8 +46,9 @@ TRIES = 5
 """Draws of a moment at which there is still something to kill."""
 WITHIN_S = 900.0
 """A search ends long before; one that has not by then hangs."""
-GONE_WITHIN_S = 60.0
-"""Ray's processes notice within seconds that the driver has ended."""
+GONE_WITHIN_S = 150.0
+"""Ray's processes notice within seconds that the driver has ended; its dashboard agent then tries
+for a minute to send its last logs to a control store that has gone too."""
 
 CONFIG = {
     "model_type": "llama",
