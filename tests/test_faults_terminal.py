@@ -162,7 +162,7 @@ class TestHangUp:
         interrupts = Interrupts(lambda: seen.append("first"))
         with interrupts.handled():
             with interrupts.deferred():
-                os.kill(os.getpid(), signal.SIGHUP)
+                signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
                 child = subprocess.Popen(["sleep", "60"])
                 child.send_signal(signal.SIGHUP)
                 assert seen == []  # it waits

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import sys
@@ -70,6 +71,18 @@ class _Process:
     def has_failed(self) -> bool:
         """Whether it has ended, or is about to, without a result."""
         return bool(self.raised) or (self.exit_code is not None and self.measurement is None)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended and nothing that it said is left to be read.
+
+        Asked in this order, as it may say its last between the two.
+        """
+        if not has_ended(self.pid):
+            return False
+        waiting = select.poll()
+        waiting.register(self.lines, select.POLLIN)
+        return not waiting.poll(0)
 
     def read(self) -> tuple[dict[str, Any], bool]:
         """Facts that are new, and whether there may be more."""
@@ -169,7 +182,7 @@ def _listen(processes: list[_Process], report: Report) -> None:
             ready = {key.data.rank for key, _ in selector.select(_LOOK_AGAIN_S)}
             for process in [key.data for key in selector.get_map().values()]:
                 # Helpers of a rank that was killed may hold its end of the pipe for some time.
-                gone = process.rank not in ready and has_ended(process.pid)
+                gone = process.rank not in ready and process.is_gone
                 facts, more = process.read() if process.rank in ready else ({}, not gone)
                 if facts and process.rank == 0:
                     report(facts)
