@@ -34,6 +34,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.tiny_model import CONFIG
 from tuner.records import TrialRecord
 from tuner.results.journal import read_journal
 
@@ -50,17 +51,6 @@ GONE_WITHIN_S = 150.0
 """Ray's processes notice within seconds that the driver has ended; its dashboard agent then tries
 for a minute to send its last logs to a control store that has gone too."""
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 512,
-}
 SPACE = """\
 name: small
 workload: causal_lm

@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "tuner").rglob("*.py"))
 # From the bottom up; a layer imports from itself and from what stands above it in this list.
 LAYERS = (
     {"__init__", "errors"},
-    {"records", "text", "units", "nvml", "host"},
+    {"records", "text", "units", "nvml", "host", "meanwhile"},
     {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
     {"estimators"},

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fuzz.hostile import EXPRESSIONS
 from benchmarks.fuzz.mutate import damaged, expressions
+from benchmarks.tiny_model import CONFIG
 
 ROOT = Path(__file__).parents[2]
 SPACE = """\
@@ -66,15 +67,7 @@ TRAINING = {
     b'parser.add_argument("--rank", type=int, default=8)\n',
 }
 MODEL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 512,
+    **CONFIG,
     "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     "auto_map": {"AutoConfig": "evil.EvilConfig"},
 }

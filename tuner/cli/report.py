@@ -52,18 +52,13 @@ def command(  # noqa: PLR0913 - one argument for each option
     """
     from tuner.cli.render import print_fields, print_json
     from tuner.engine.report import redraw
-    from tuner.engine.target import require_records
     from tuner.engine.targets import named_targets
     from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS
 
     targets = named_targets(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
-    for target in targets:  # nothing is written where one was not searched
-        require_records(target)
-    for target in targets if len(targets) > 1 else ():  # each shows the others as they are now
-        redraw(target, where)
-    views = [redraw(target, where) for target in targets]
+    views = redraw(targets, where)
     files = [target.folder.report_html for target in targets]
     if as_json:
         print_json(

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from tuner.meanwhile import environment, log_level
+
 _LOGGERS = ("transformers", "peft", "bitsandbytes", "torch", "huggingface_hub", "accelerate")
 _DEPRECATIONS = (FutureWarning, DeprecationWarning)
 _MODULES = r"(transformers|peft|bitsandbytes|torch|accelerate|huggingface_hub)(\.|$)"
@@ -26,19 +28,12 @@ def quiet_libraries() -> Iterator[None]:
     """
     # Read by transformers when it sets up its logger; a value of the user's stands.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    with _some_home(), warnings.catch_warnings():
+    with _some_home(), warnings.catch_warnings(), log_level(logging.ERROR, _LOGGERS):
         for category in _DEPRECATIONS:
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
         for beginning in _ADVICE:
             warnings.filterwarnings("ignore", message=beginning, module=_MODULES)
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
+        yield
 
 
 @contextlib.contextmanager
@@ -50,11 +45,10 @@ def _some_home() -> Iterator[None]:
     try:
         Path.home()
     except RuntimeError:
-        with tempfile.TemporaryDirectory(prefix="tuner-home-") as folder:
-            os.environ["HOME"] = folder
-            try:
-                yield
-            finally:
-                os.environ.pop("HOME", None)
+        with (
+            tempfile.TemporaryDirectory(prefix="tuner-home-") as folder,
+            environment({"HOME": folder}),
+        ):
+            yield
         return
     yield

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.engine.target import Target, check_conditions, require_records
+from tuner.engine.writing import Contents, write_results
 from tuner.errors import UnavailableError
 
 if TYPE_CHECKING:
     from tuner.results.view import View
 
 
-def redraw(target: Target, where: tuple[str, ...] = ()) -> View:
-    """Write table, recommendation, picture and report of `target` again; returns what they show.
+def redraw(targets: Sequence[Target], where: tuple[str, ...] = ()) -> list[View]:
+    """Write table, recommendation, picture and report of each again; returns what they show.
 
     Nothing is traced and nothing is run: the numbers are those of the journal, and the memory over
     a step is shown where the search kept it for what is recommended now. Without `where` the
     conditions, the command and the notes of the search stay, as `best.yaml` holds them. Raises
-    `UnavailableError` where nothing was searched, and `InputError` for what is no condition.
+    `UnavailableError` where one of them was not searched, and `InputError` for what is no
+    condition; nothing is written then.
     """
+    return write_results([_contents(target, where) for target in targets])
+
+
+def _contents(target: Target, where: tuple[str, ...]) -> Contents:
     records = require_records(target)
     kept = _kept(target.folder.best_yaml)
     search = _mapping(kept.get("search"))
     conditions = where or tuple(_mapping(kept.get("chosen_from")).get("conditions") or ())
-    return target.folder.write_all(
-        records,
+    return Contents(
+        target,
         target.facts,
-        target.gpu,
-        where=lambda configuration: target.space.matches(configuration, conditions),
-        conditions=check_conditions(target, conditions),
-        command=str(search.get("command") or ""),
-        notes=tuple(map(str, search.get("notes") or ())),
-        course_of=lambda best: None,
+        records,
+        {
+            "where": lambda configuration: target.space.matches(configuration, conditions),
+            "conditions": check_conditions(target, conditions),
+            "command": str(search.get("command") or ""),
+            "notes": tuple(map(str, search.get("notes") or ())),
+        },
+        lambda best: None,
     )
 
 

@@ -9,9 +9,9 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tuner.engine.course import course_of
 from tuner.engine.journals import journal_of
@@ -19,6 +19,7 @@ from tuner.engine.listener import SILENT, Listener
 from tuner.engine.plan import Plan, Refused, none_left
 from tuner.engine.prepare import Predictors, Prepared, prepare
 from tuner.engine.target import comparable, stale, stale_text, with_margin
+from tuner.engine.writing import Contents, write_results
 from tuner.errors import NothingFitsError, TunerError
 from tuner.records import TrialRecord
 
@@ -177,58 +178,36 @@ def _with_time_left(request: SearchRequest, spent_s: float) -> SearchRequest:
 
 
 def _write(ran: Sequence[tuple[_Open, SearchResult]], *, command: str) -> list[Found]:
-    """Write every file of every GPU type's folder, and return what they show.
-
-    The tables of all come first: each report shows the fronts of the other GPU types beside it.
-    """
+    """Write every file of every GPU type's folder, and return what they show."""
     from tuner.results.pruned import write_pruned
-    from tuner.results.store import write_tables
-    from tuner.results.view import build_view
 
-    contents = [_Contents.of(one, result, command=command) for one, result in ran]
-    if len(ran) > 1:
-        for (one, _), shown in zip(ran, contents, strict=True):
-            view = build_view(shown.records, one.plan.facts, one.plan.target.gpu, **shown.how)
-            write_tables(one.plan.target.folder, view)
-    found = []
-    for (one, result), shown in zip(ran, contents, strict=True):
-        plan = one.plan
-        folder = plan.target.folder
+    for one, result in ran:
         if result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
-            write_pruned(folder, result.pruned)
-        course = functools.partial(course_of, plan)
-        view = folder.write_all(
-            shown.records, plan.facts, plan.target.gpu, course_of=course, **shown.how
-        )
-        found.append(Found(plan, result, view))
-    return found
+            write_pruned(one.plan.target.folder, result.pruned)
+    views = write_results([_contents(one, result, command=command) for one, result in ran])
+    return [Found(one.plan, result, view) for (one, result), view in zip(ran, views, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Contents:
-    """What a results folder is written from."""
-
-    records: Sequence[TrialRecord]
-    how: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, one: _Open, result: SearchResult, *, command: str) -> _Contents:
-        """What the journal holds now of what can be compared."""
-        plan, target = one.plan, one.plan.target
-        found = target.folder.read().records
-        records = comparable(found, target) or result.records
-        old = stale_text(stale(found, target), records)
-        used = f" (hints for this search: {result.stale})" if result.stale else ""
-        return cls(
-            [with_margin(record, plan.margin_bytes) for record in records],
-            {
-                "where": plan.meets,
-                "conditions": plan.all_conditions,
-                "command": command,
-                "notes": [
-                    *one.prepared.notes,
-                    *([f"{old} left out{used}"] if old else []),
-                    *result.warnings,
-                ],
-            },
-        )
+def _contents(one: _Open, result: SearchResult, *, command: str) -> Contents:
+    """What the journal holds now of what can be compared."""
+    plan, target = one.plan, one.plan.target
+    found = target.folder.read().records
+    records = comparable(found, target) or result.records
+    old = stale_text(stale(found, target), records)
+    used = f" (hints for this search: {result.stale})" if result.stale else ""
+    return Contents(
+        target,
+        plan.facts,
+        [with_margin(record, plan.margin_bytes) for record in records],
+        {
+            "where": plan.meets,
+            "conditions": plan.all_conditions,
+            "command": command,
+            "notes": [
+                *one.prepared.notes,
+                *([f"{old} left out{used}"] if old else []),
+                *result.warnings,
+            ],
+        },
+        functools.partial(course_of, plan),
+    )

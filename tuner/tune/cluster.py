@@ -20,6 +20,7 @@ from ray._private import ray_constants, worker
 from ray.exceptions import AuthenticationError
 
 from tuner.errors import InputError, UnavailableError
+from tuner.meanwhile import environment, log_level
 from tuner.runner.environment import DEVICE_ORDER
 from tuner.tune.growth import grows
 from tuner.tune.local_ray import started
@@ -69,25 +70,15 @@ QUIET_ENVIRONMENT = {
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Ray and Ray Tune print and count nothing inside; everything is as before afterwards."""
-    before = {name: os.environ.get(name) for name in QUIET_ENVIRONMENT}
     printed = getattr(worker, PRINT_OF_NODES, None)
     if printed is not None:
         setattr(worker, PRINT_OF_NODES, lambda *args, **named: None)
-    logger = logging.getLogger("ray.tune")
-    level = logger.level
-    os.environ.update(QUIET_ENVIRONMENT)
-    logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with environment(QUIET_ENVIRONMENT), log_level(logging.CRITICAL, ["ray.tune"]):
+            yield
     finally:
-        logger.setLevel(level)
         if printed is not None:
             setattr(worker, PRINT_OF_NODES, printed)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from tuner.tune.searcher import (
     LedgerSearcher,
     NoTrialProgress,
 )
-from tuner.tune.searches import Searches
+from tuner.tune.searches import Searches, first_broken
 from tuner.tune.trainable import REQUEST, TrialTrainable, WorkerPlan
 from tuner.tune.watching import Watching
 from tuner.workloads.memory_order import memory_order
@@ -103,9 +103,9 @@ def search_all(
         for ledger in ledgers:
             ledger.reuse()
         ledgers[0].report()
-        if not all(ledger.over for ledger in ledgers) and not _broken(ledgers):
+        if not all(ledger.over for ledger in ledgers) and not first_broken(ledgers):
             _run(requests, ledgers, watching)
-    if broken := _broken(ledgers):
+    if broken := first_broken(ledgers):
         raise broken
     return tuple(ledger.result() for ledger in ledgers)
 
@@ -126,10 +126,6 @@ def _ledgers(
         for request in requests
     ]
     return ledgers
-
-
-def _broken(ledgers: Sequence[Ledger]) -> Exception | None:
-    return next((ledger.broken for ledger in ledgers if ledger.broken is not None), None)
 
 
 def make_proposer(request: SearchRequest) -> Proposer:

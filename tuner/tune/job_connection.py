@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from tuner.errors import InputError, UnavailableError
+from tuner.meanwhile import environment, log_level
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 """Where `ray start --head` puts its dashboard, and where a tunnel to one usually ends."""
@@ -156,28 +158,11 @@ def _no_server(url: str) -> UnavailableError:
     )
 
 
-@contextlib.contextmanager
-def _address_variable(url: str) -> Iterator[None]:
+def _address_variable(url: str) -> AbstractContextManager[None]:
     """RAY_API_SERVER_ADDRESS is `url` inside; Ray takes it before the address it is given."""
-    before = os.environ.get(ADDRESS_VARIABLE)
-    os.environ[ADDRESS_VARIABLE] = url
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[ADDRESS_VARIABLE]
-        else:
-            os.environ[ADDRESS_VARIABLE] = before
+    return environment({ADDRESS_VARIABLE: url})
 
 
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
+def silent() -> AbstractContextManager[None]:
     """Ray's client says nothing but errors inside."""
-    before = {name: logging.getLogger(name).level for name in _LOGGERS}
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+    return log_level(logging.ERROR, _LOGGERS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +32,11 @@ class Proposal:
 
     index: int
     configuration: Configuration
+
+
+def first_broken(ledgers: Iterable[Ledger]) -> Exception | None:
+    """What a callback of any of the searches raised."""
+    return next((ledger.broken for ledger in ledgers if ledger.broken is not None), None)
 
 
 class Searches:
@@ -76,7 +81,7 @@ class Searches:
     @property
     def broken(self) -> Exception | None:
         """What a callback of any search raised."""
-        return next((ledger.broken for ledger in self.ledgers if ledger.broken), None)
+        return first_broken(self.ledgers)
 
     def index_of(self, run: str) -> int:
         """Which search a run belongs to."""
@@ -85,11 +90,6 @@ class Searches:
     def ledger_of(self, run: str) -> Ledger:
         """The ledger of a run."""
         return self.ledgers[self._owners[run]]
-
-    def interrupt(self) -> None:
-        """Give up what runs. Safe in a signal handler."""
-        for ledger in self.ledgers:
-            ledger.interrupt()
 
     def report(self) -> None:
         """Tell the progress, if it is time."""

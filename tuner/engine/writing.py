@@ -1,0 +1,49 @@
+"""Writes the files of the results of one GPU type or of several, which show each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.engine.target import Target
+from tuner.records import TrialRecord
+
+if TYPE_CHECKING:
+    from tuner.results.course_file import CourseOf
+    from tuner.results.facts import SpaceFacts
+    from tuner.results.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the folder of `target` is written from.
+
+    `how` are the arguments of `build_view` that choose among the records and describe them.
+    """
+
+    target: Target
+    facts: SpaceFacts
+    records: Sequence[TrialRecord]
+    how: Mapping[str, Any]
+    course_of: CourseOf
+
+
+def write_results(contents: Sequence[Contents]) -> list[View]:
+    """Write every file of each folder, and return what they show.
+
+    The tables of all come first: each report shows the fronts of the other GPU types beside it.
+    """
+    from tuner.results.store import write_tables
+    from tuner.results.view import build_view
+
+    if len(contents) > 1:
+        for one in contents:
+            view = build_view(one.records, one.facts, one.target.gpu, **one.how)
+            write_tables(one.target.folder, view)
+    return [
+        one.target.folder.write_all(
+            one.records, one.facts, one.target.gpu, course_of=one.course_of, **one.how
+        )
+        for one in contents
+    ]
