@@ -7,7 +7,6 @@ import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from unittest import mock
 
 from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
@@ -15,6 +14,7 @@ from tuner.runner.messages import Report
 from tuner.runner.ranks import run_ranks
 from tuner.space.distributed_terms import gpus_per_trial
 from tuner.space.vocabulary import VOCABULARIES
+from tuner.workloads.libraries import ASK_DRIVER, without_context
 
 if TYPE_CHECKING:  # it imports torch, which is imported with care here
     from tuner.runner.rank import Rank
@@ -77,26 +77,11 @@ def measure_rank(
 
 
 def import_libraries() -> None:
-    """Import torch, transformers, peft and bitsandbytes without touching a device.
-
-    bitsandbytes asks for the compute capability while it is imported, which would create a CUDA
-    context, and CUDA does not survive a fork. The driver's management library answers in
-    PyTorch's place.
-    """
-    # Asking whether there is a device must not start CUDA either (PyTorch, "CUDA semantics").
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    """Import torch, transformers, peft and bitsandbytes without touching a device."""
+    os.environ.update(ASK_DRIVER)  # of trials too, which are forks of this process
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import torch
-
-    from tuner.nvml import device_identity
-
-    identity = device_identity() if torch.cuda.is_available() else None
-    if identity is None:
-        _import_rest()
-        return
-    capability = identity.compute_capability
-    with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
+    with without_context():
         _import_rest()
 
 

@@ -1,0 +1,48 @@
+"""A process that only predicts takes nothing of a GPU: a trial beside it would be refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+import torch
+from nvml_fakes import FakeNvml
+from tuner.units import GIB
+
+sys.modules["pynvml"] = FakeNvml(
+    name="NVIDIA RTX A6000", memory=(0, 48 * GIB), capability=(8, 6), driver="570"
+)
+begun = []
+torch.version.cuda = None  # the processor's library of bitsandbytes can be loaded anywhere
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda._lazy_init = lambda: begun.append("context")
+torch.cuda._get_device_properties = lambda device: FakeNvml
+__import__(MODULE)
+assert "bitsandbytes" in sys.modules
+print("contexts:", len(begun))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "contexts"),
+    [
+        ("tuner.estimators.tracing.trace", 0),
+        ("tuner.estimators.tracing.cpu_kernels", 0),
+        ("bitsandbytes", 1),  # what it does by itself, or this test would say nothing
+    ],
+)
+def test_predicting_creates_no_context(module, contexts):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.replace("MODULE", repr(module))],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"contexts: {contexts}\n" in done.stdout, done.stderr
