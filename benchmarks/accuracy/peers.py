@@ -189,7 +189,7 @@ def naive_sum(case: Case) -> float:
     from tuner.estimators.predict import resolve_subject
     from tuner.estimators.tracing import trace as tracing
     from tuner.estimators.tracing.cuda_path import CudaPath
-    from tuner.estimators.tracing.kernels import Kernels
+    from tuner.estimators.tracing.leaf_kernels import Kernels
 
     def as_on_meta(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))

@@ -20,7 +20,14 @@ from tuner.estimators.speed.power import sustained_flops
 from tuner.gpus import Gpu
 from tuner.records import Phase
 
-_PRECISION_OF_DTYPE = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
+_PRECISION_OF_DTYPE = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int8": "int8",
+    # Data sheets of Ada, Hopper and Blackwell give 8-bit floats the rate of 8-bit integers.
+    "float8_e4m3fn": "int8",
+    "float8_e5m2": "int8",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,11 @@ from typing import Any
 
 import torch
 
-from tuner.estimators.tracing import kernels
-from tuner.estimators.tracing.kernels import (
-    LeafKernel,
-    attention_flops,
-    dequantize,
-    gemm_4bit,
-    safe_softmax,
-)
+from tuner.estimators.tracing import bnb_operators  # noqa: F401  (registers them)
+from tuner.estimators.tracing.aten_kernels import safe_softmax
+from tuner.estimators.tracing.attention_kernels import attention_flops
+from tuner.estimators.tracing.bnb_kernels import dequantize, gemm_4bit
+from tuner.estimators.tracing.leaf_kernels import Kernels, LeafKernel
 
 _aten = torch.ops.aten
 _bnb = torch.ops.bitsandbytes
@@ -48,4 +45,4 @@ LEAVES: dict[Any, Callable[[Any, tuple[Any, ...], Any], LeafKernel]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
 }
 
-CPU_KERNELS = kernels.Kernels(DECOMPOSITIONS, LEAVES)
+CPU_KERNELS = Kernels(DECOMPOSITIONS, LEAVES)

@@ -9,20 +9,30 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from tuner.estimators.tracing.kernels import Kernels
+from tuner.estimators.tracing.attention_kernels import attention_by_name
+from tuner.estimators.tracing.leaf_kernels import Kernels
 from tuner.estimators.tracing.timeline import Work
 
 _aten = torch.ops.aten
 
-_MATMULS = {
-    _aten.mm.default: (0, 1),
-    _aten.bmm.default: (0, 1),
-    _aten.addmm.default: (1, 2),
-    _aten.baddbmm.default: (1, 2),
-    _aten.addmm_.default: (1, 2),
-    _aten.baddbmm_.default: (1, 2),
+_FACTORS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "_int_mm": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addmm_": (1, 2),
+    "baddbmm_": (1, 2),
+    "_addmm_activation": (1, 2),
 }
 """Matrix products, with the positions of their two factors."""
+
+_MATMULS = {
+    getattr(packet, overload): factors
+    for packet, factors in ((getattr(_aten, name), places) for name, places in _FACTORS.items())
+    for overload in packet.overloads()
+}
+"""The same with every overload: compiled code writes into buffers that it has ("out")."""
 
 
 def work_of(
@@ -40,8 +50,9 @@ def work_of(
         if 0 in shape:  # of no rows: zeros are written where a result has any size
             return Work(name, "elementwise", 0, moved, dtype, None, ())
         return Work(name, "matmul", 2 * math.prod(shape), moved, dtype, shape, ())
-    if func in kernels.leaves:
-        leaf = kernels.leaves[func](func, args, out)
+    rule = kernels.leaves.get(func)
+    leaf = attention_by_name(func, args, kwargs) if rule is None else rule(func, args, out)
+    if leaf is not None:
         return Work(
             name,
             leaf.kind,

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.estimators.tracing.kernels import CUDA_KERNELS, Kernels
+from tuner.estimators.tracing.kernels import CUDA_KERNELS
+from tuner.estimators.tracing.leaf_kernels import Kernels
 from tuner.estimators.tracing.operators import (
     from_layouts,
     layouts_of,
