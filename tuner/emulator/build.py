@@ -1,0 +1,289 @@
+"""Builds the stand-in libraries for one CUDA build of PyTorch, into the cache.
+
+A stand-in has the soname, the symbol version and every function of the library it stands for:
+the functions written in `device/*.c`, and for all others, read from the symbol table of the real
+library, a body that counts the call, so that nothing unknown passes silently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tuner.emulator.toolchain import TorchBuild, find_compiler
+from tuner.errors import UnavailableError
+
+SOURCES = Path(__file__).with_name("device")
+CORE = "libtuner_device.so"
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """One library: `libSTEM.so.N`, the file that has what is written by hand, and what the other
+    functions return (a status of that library: "success" or "not supported")."""
+
+    stem: str
+    source: str | None
+    prefix: str
+    status: int = 0
+
+
+# The statuses are those of each library's header: *_STATUS_NOT_SUPPORTED.
+STAND_INS = (
+    StandIn("cudart", "cudart.c", r"(__)?cuda[A-Z]"),
+    StandIn("cublas", "cublas.c", "cublas"),
+    StandIn("cublasLt", "cublaslt.c", "cublasLt"),
+    StandIn("cudnn", "cudnn.c", "cudnn"),
+    StandIn("nccl", "nccl.c", "p?nccl"),
+    StandIn("cusparse", None, "cusparse", status=10),
+    StandIn("cusolver", None, "cusolver", status=9),
+    StandIn("cufft", None, "cufft", status=16),
+    StandIn("curand", None, "curand", status=203),
+)
+_HARMLESS = re.compile(r"Create|Destroy|Set|Get(Version|Property|Stream)")
+"""Functions that succeed in libraries whose work is not emulated: handles come and go."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Real:
+    """A library of NVIDIA's that a stand-in is built for."""
+
+    stand_in: StandIn
+    path: Path
+
+    @property
+    def soname(self) -> str:
+        return self.path.name
+
+
+def build(torch: TorchBuild) -> Path:
+    """The folder of stand-in libraries for this build of PyTorch; builds them once.
+
+    Raises `UnavailableError` without a compiler, or where PyTorch came without CUDA's libraries.
+    """
+    reals = _real_libraries(torch)
+    folder = _folder(torch, reals)
+    if (folder / "complete").is_file():
+        return folder
+    compiler = find_compiler()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        _compile_all(compiler, torch, reals, draft)
+        (draft / "complete").touch()
+        # Whoever else built it meanwhile made the same.
+        if not folder.exists():
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def libraries_in(folder: Path) -> list[Path]:
+    """The libraries of a built folder in the order in which they must be loaded."""
+    return [folder / name for name in (folder / "order").read_text(encoding="utf-8").split()]
+
+
+def _folder(torch: TorchBuild, reals: Iterable[_Real]) -> Path:
+    digest = hashlib.sha256(f"{torch.version} {torch.cuda}".encode())
+    for source in sorted((*SOURCES.glob("*.[ch]"), Path(__file__))):
+        digest.update(source.name.encode() + source.read_bytes())
+    for real in reals:
+        stat = real.path.stat()
+        digest.update(f"{real.path} {stat.st_size} {stat.st_mtime_ns}".encode())
+    return _cache_folder() / digest.hexdigest()[:20]
+
+
+def _cache_folder() -> Path:
+    """Beside the cache of timelines: $TUNER_CACHE, else the user's cache folder."""
+    named = os.environ.get("TUNER_CACHE")
+    if named and named != "off":
+        return Path(named) / "emulator"
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "tuner" / "emulator"
+    except RuntimeError:  # no home directory, as in some containers
+        return Path(tempfile.gettempdir()) / f"tuner-emulator-{os.getuid()}"
+
+
+def _real_libraries(torch: TorchBuild) -> list[_Real]:
+    """NVIDIA's libraries beside this PyTorch: in its own folder and in packages of NVIDIA."""
+    folders = [torch.folder / "lib", *sorted((torch.site / "nvidia").glob("*/lib"))]
+    found = []
+    for stand_in in STAND_INS:
+        pattern = re.compile(rf"lib{stand_in.stem}\.so\.\d+")
+        paths = [
+            path
+            for folder in folders
+            for path in sorted(folder.glob(f"lib{stand_in.stem}.so.*"))
+            if pattern.fullmatch(path.name)
+        ]
+        if stand_in.stem == "cudart":
+            paths = [p for p in paths if p.name.endswith(f".{torch.cuda[0]}")]
+            if not paths:
+                raise UnavailableError(
+                    f"torch {torch.version} is built for CUDA {torch.cuda[0]}, but its runtime"
+                    f" library is not in {torch.site / 'nvidia'}",
+                    hint="install PyTorch with pip, which brings NVIDIA's packages:"
+                    f" pip install 'torch==={torch.version.partition('+')[0]}'",
+                )
+        found += [_Real(stand_in, path) for path in paths[:1]]
+    return found
+
+
+def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folder: Path) -> None:
+    flags = ["-O2", "-fPIC", "-fvisibility=hidden", "-w", f"-I{SOURCES}"]
+    flags += [f"-DCUDA_MAJOR={torch.cuda[0]}", *_version_flags(torch)]
+    order = [CORE, "libcuda.so.1", "libnvidia-ml.so.1"]
+    make = _Compiler(compiler, flags, folder)
+    make.library(CORE, make.object("device.c"))
+    make.library("libnvidia-ml.so.1", make.object("nvml.c"), core=True)
+    driver = make.object("driver.c")
+    asked = _asked_of_driver(torch) - _defined(driver)
+    make.library("libcuda.so.1", driver, make.counted("cuda", asked, 0), core=True)
+    (folder / "libcuda.so").symlink_to("libcuda.so.1")
+    for real in reals:
+        stand_in = real.stand_in
+        objects = [make.object(stand_in.source)] if stand_in.source and (SOURCES / stand_in.source).exists() else []
+        names, version = _exported(real.path)
+        rest = set(filter(re.compile(stand_in.prefix).match, names))
+        for one in objects:
+            rest -= _defined(one)
+        objects.append(make.counted(stand_in.stem, rest, stand_in.status))
+        make.library(real.soname, *objects, core=True, version=version)
+        order.append(real.soname)
+    (folder / "order").write_text("\n".join(order), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    """Compiles into one folder."""
+
+    command: str
+    flags: list[str]
+    folder: Path
+
+    def object(self, source: str | Path) -> Path:
+        """The object file of a source: one of ours by its name, or any by its path."""
+        path = SOURCES / source
+        result = self.folder / f"{path.stem}.o"
+        self._run([*self.flags, "-c", str(path), "-o", str(result)], path.name)
+        return result
+
+    def counted(self, stem: str, names: Iterable[str], status: int) -> Path:
+        """The object file of functions that count their calls and return a status."""
+        source = self.folder / f"{stem}_counted.c"
+        lines = ['#include "device.h"']
+        for name in sorted(names):
+            value = 0 if _HARMLESS.search(name) else status
+            lines.append(
+                f'EMU_EXPORT int {name}(void) {{ emu_unknown("{name}"); return {value}; }}'
+            )
+        source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return self.object(source)
+
+    def library(
+        self, soname: str, *objects: Path, core: bool = False, version: str | None = None
+    ) -> None:
+        """Link a library; its symbols are of `version` where that is given."""
+        arguments = ["-shared", *map(str, objects), "-o", str(self.folder / soname)]
+        arguments += [f"-Wl,-soname,{soname}", "-Wl,-rpath,$ORIGIN"]
+        arguments += [str(self.folder / CORE)] if core else []
+        if version is not None:
+            script = self.folder / f"{soname}.map"
+            script.write_text(f"{version} {{ global: *; }};\n", encoding="utf-8")
+            arguments.append(f"-Wl,--version-script={script}")
+        self._run([*arguments, "-lpthread", "-ldl", "-lm"], soname)
+
+    def _run(self, arguments: list[str], name: str) -> None:
+        ran = subprocess.run(  # noqa: S603 - the compiler that the user has
+            [self.command, *arguments], capture_output=True, text=True, check=False
+        )
+        if ran.returncode != 0:
+            raise UnavailableError(
+                f"{self.command} cannot build {name}: {ran.stderr.strip()[-1500:]}",
+                hint="a C compiler with the C library's headers is needed"
+                " (Debian, Ubuntu: apt install gcc libc6-dev)",
+            )
+
+
+def _exported(library: Path) -> tuple[set[str], str | None]:
+    """The functions that a library exports, and the version of its symbols where they have one."""
+    from elftools.elf.elffile import ELFFile
+
+    with library.open("rb") as file:
+        elf = ELFFile(file)
+        names = set(_functions(elf.get_section_by_name(".dynsym")))
+        definitions = elf.get_section_by_name(".gnu.version_d")
+        if definitions is None:
+            return names, None
+        for definition, auxiliaries in definitions.iter_versions():
+            if not definition["vd_flags"] & 1:  # the first names the file itself
+                return names, next(iter(auxiliaries)).name
+    return names, None
+
+
+def _defined(file: Path) -> set[str]:
+    """The functions that an object file defines."""
+    from elftools.elf.elffile import ELFFile
+
+    with file.open("rb") as opened:
+        return set(_functions(ELFFile(opened).get_section_by_name(".symtab")))
+
+
+def _functions(symbols: Any) -> Iterator[str]:
+    for symbol in symbols.iter_symbols():
+        info = symbol["st_info"]
+        if (
+            symbol["st_shndx"] != "SHN_UNDEF"
+            and info["type"] == "STT_FUNC"
+            and info["bind"] != "STB_LOCAL"
+        ):
+            yield symbol.name
+
+
+def _asked_of_driver(torch: TorchBuild) -> set[str]:
+    """Functions of the driver that PyTorch links to.
+
+    There is no real driver to read names from. What is looked up at run time is counted there.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    asked: set[str] = set()
+    for path in (torch.folder / "lib").glob("libcaffe2_nvrtc.so"):
+        with path.open("rb") as file:
+            for symbol in ELFFile(file).get_section_by_name(".dynsym").iter_symbols():
+                if symbol["st_shndx"] == "SHN_UNDEF" and re.match(r"cu[A-Z]", symbol.name):
+                    asked.add(symbol.name)
+    return asked
+
+
+def _version_flags(torch: TorchBuild) -> list[str]:
+    """What the stand-ins tell of themselves: the versions of NVIDIA's packages beside PyTorch."""
+    major, minor = torch.cuda
+    flags = [f"-DEMU_CUDA_VERSION={major * 1000 + minor * 10}"]
+    for library, (package, scale) in {
+        "CUBLAS": ("nvidia-cublas", 10000),
+        "CUDNN": ("nvidia-cudnn", 10000),
+        "NCCL": ("nvidia-nccl", 10000),
+    }.items():
+        for name in (f"{package}-cu{major}", package):
+            found = next(iter(metadata.distributions(name=name, path=[str(torch.site)])), None)
+            if found is not None:
+                numbers = [int(n) for n in re.findall(r"\d+", found.version)[:3]]
+                numbers += [0] * (3 - len(numbers))
+                value = numbers[0] * scale + numbers[1] * 100 + numbers[2]
+                flags.append(f"-DEMU_{library}_VERSION={value}")
+                break
+    return flags
+
+

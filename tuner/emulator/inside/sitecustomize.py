@@ -1,0 +1,82 @@
+"""Runs at the start of every Python process of an emulated program, before the program itself.
+
+It stands first on PYTHONPATH, so Python imports it by this name (see the `site` module). It loads
+the stand-in libraries before anything can load NVIDIA's, and waits for PyTorch to be imported.
+"""
+
+import ctypes
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _TunerFinder(importlib.abc.MetaPathFinder):
+    """Finds the package `tuner`, and nothing else, where the emulator's own copy lies."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != "tuner":
+            return None
+        folder = os.environ["TUNER_EMULATOR_PACKAGE"]
+        return importlib.machinery.PathFinder.find_spec(fullname, [folder])
+
+
+class _TorchWatch(importlib.abc.MetaPathFinder):
+    """Calls `activate` when `torch` has been imported whole."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.loader is None:
+            return spec
+        spec.loader = _ActivatingLoader(spec.loader)
+        return spec
+
+
+class _ActivatingLoader(importlib.abc.Loader):
+    """Loads as the loader that it wraps, and activates the emulator afterwards."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        from tuner.emulator.inside.activate import activate
+
+        activate()
+
+
+def _load_libraries():
+    folder = os.environ["TUNER_EMULATOR_LIBRARIES"]
+    with open(os.path.join(folder, "order"), encoding="utf-8") as file:
+        for name in file.read().split():
+            ctypes.CDLL(os.path.join(folder, name), mode=ctypes.RTLD_GLOBAL)
+
+
+def _next_sitecustomize():
+    """The one that this file hides, of a distribution or of an environment, runs as well."""
+    hidden = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", hidden)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if "TUNER_EMULATOR" in os.environ:
+    try:
+        _load_libraries()
+    except OSError as error:  # Python would go on without this file
+        sys.stderr.write(f"tuner's emulator: {error}\n")
+        os._exit(3)
+    sys.meta_path.append(_TunerFinder())  # after the program's own packages
+    sys.meta_path.insert(0, _TorchWatch())
+_next_sitecustomize()

@@ -1,0 +1,242 @@
+"""One emulated machine: its devices, the accounts of its processes, and what they report.
+
+Everything that processes share lies in memory files of this process, which they open through
+/proc: when this process ends, however it ends, nothing of it stays, and programs that still run
+end themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.emulator.build import build
+from tuner.emulator.properties import (
+    BUS_BITS,
+    clock_khz,
+    memory_clock_khz,
+    multiprocessor_of,
+    shared_kib_in_bytes,
+)
+from tuner.emulator.toolchain import TorchBuild, find_torch
+from tuner.errors import InputError
+from tuner.gpus import Gpu
+
+INSIDE = Path(__file__).with_name("inside")
+
+DEVICE_VARIABLE = "TUNER_EMULATOR"
+EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"
+LIBRARIES_VARIABLE = "TUNER_EMULATOR_LIBRARIES"
+SETTINGS_VARIABLE = "TUNER_EMULATOR_SETTINGS"
+PACKAGE_VARIABLE = "TUNER_EMULATOR_PACKAGE"
+
+MOST_DEVICES = 64
+_MAGIC = 0x3145554E52455554
+_VERSION = 1
+
+
+# The three structures of device/device.h, field by field.
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("magic", ctypes.c_uint64),
+        ("version", ctypes.c_uint32),
+        ("device_count", ctypes.c_uint32),
+        ("memory_bytes", ctypes.c_uint64),
+        ("context_bytes", ctypes.c_uint64),
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "capability_major",
+                "capability_minor",
+                "multiprocessors",
+                "shared_per_block_optin_bytes",
+                "shared_per_multiprocessor_bytes",
+                "threads_per_multiprocessor",
+                "blocks_per_multiprocessor",
+                "l2_bytes",
+                "clock_khz",
+                "memory_clock_khz",
+                "memory_bus_bits",
+                "power_limit_mw",
+                "owner_pid",
+                "seed",
+            )
+        ),
+        ("name", ctypes.c_char * 256),
+    )
+
+
+class _Account(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                "used_bytes",
+                "peak_bytes",
+                "managed_bytes",
+                "managed_peak_bytes",
+                "pinned_bytes",
+                "refused_bytes",
+                "launches",
+                "launches_unpriced",
+            )
+        ),
+    )
+
+
+class _Unknown(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char * 120), ("calls", ctypes.c_uint64))
+
+
+class _Shared(ctypes.Structure):
+    _fields_ = (
+        ("config", _Config),
+        ("lock", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("accounts", _Account * 512),
+        ("unknown", _Unknown * 2048),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one process took of one device at most, in bytes; its CUDA context is included."""
+
+    pid: int
+    device: int
+    used_bytes: int
+    peak_bytes: int
+    managed_peak_bytes: int
+    refused_bytes: int
+    """The last request that did not fit; 0 where all did."""
+
+
+class Session:
+    """`count` emulated devices of one type; a context manager.
+
+    `memory_bytes` is each device's memory, by default the type's. `seed` is that of the values
+    that are made up. `settings` are read by the emulated processes (`tuner.emulator.inside`).
+    Raises `UnavailableError` where nothing can be emulated, and `InputError` for a GPU type that
+    cannot be.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        *,
+        count: int = 1,
+        torch: TorchBuild | None = None,
+        seed: int = 0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not 1 <= count <= MOST_DEVICES:
+            raise InputError(f"{count} GPUs cannot be emulated", hint=f"1 to {MOST_DEVICES} can be")
+        self.gpu = gpu
+        self.count = count
+        self._settings = dict(settings or {})
+        self._libraries = build(torch or find_torch())
+        config = _config(gpu, count, seed)
+        self._file = os.memfd_create("tuner-emulator")
+        os.ftruncate(self._file, ctypes.sizeof(_Shared))
+        self._memory = mmap.mmap(self._file, ctypes.sizeof(_Shared))
+        self._shared = _Shared.from_buffer(self._memory)
+        self._shared.config = config
+        self._events = os.memfd_create("tuner-emulator-events")
+        self._read = 0
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The machine is gone; programs that still run on it end themselves."""
+        if self._file < 0:
+            return
+        del self._shared
+        self._memory.close()
+        os.close(self._file)
+        os.close(self._events)
+        self._file = -1
+
+    def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of a program that runs on this machine: `base`, with what is needed."""
+        before = dict(os.environ if base is None else base)
+        me = f"/proc/{os.getpid()}/fd"
+        paths = [str(INSIDE), *filter(None, [before.get("PYTHONPATH")])]
+        return {
+            **before,
+            "PYTHONPATH": os.pathsep.join(paths),
+            DEVICE_VARIABLE: f"{me}/{self._file}",
+            EVENTS_VARIABLE: f"{me}/{self._events}",
+            LIBRARIES_VARIABLE: str(self._libraries),
+            SETTINGS_VARIABLE: json.dumps(self._settings),
+            PACKAGE_VARIABLE: str(Path(__file__).parents[2]),
+            # Where Triton looks for the driver's library.
+            "TRITON_LIBCUDA_PATH": str(self._libraries),
+        }
+
+    def accounts(self) -> list[Account]:
+        """Every process that has used a device, also those that have ended."""
+        return [
+            Account(
+                one.pid,
+                one.device,
+                one.used_bytes,
+                one.peak_bytes,
+                one.managed_peak_bytes,
+                one.refused_bytes,
+            )
+            for one in self._shared.accounts
+            if one.pid
+        ]
+
+    def unknown_calls(self) -> dict[str, int]:
+        """How often functions were called that the emulator does not know, by name."""
+        return {one.name.decode(): one.calls for one in self._shared.unknown if one.calls}
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What processes have reported since the last call, in the order of its arrival."""
+        size = os.fstat(self._events).st_size
+        content = os.pread(self._events, size - self._read, self._read)
+        whole, newline, _ = content.rpartition(b"\n")
+        self._read += len(whole) + len(newline)
+        for line in whole.splitlines():
+            yield json.loads(line)
+
+
+def _config(gpu: Gpu, count: int, seed: int) -> _Config:
+    one = multiprocessor_of(gpu)
+    shared, per_block = shared_kib_in_bytes(gpu)
+    major, minor = gpu.compute_capability
+    return _Config(
+        magic=_MAGIC,
+        version=_VERSION,
+        device_count=count,
+        memory_bytes=gpu.memory_bytes,
+        context_bytes=gpu.context_bytes,
+        capability_major=major,
+        capability_minor=minor,
+        multiprocessors=gpu.sm_count,
+        shared_per_block_optin_bytes=per_block,
+        shared_per_multiprocessor_bytes=shared,
+        threads_per_multiprocessor=one.threads,
+        blocks_per_multiprocessor=one.blocks,
+        l2_bytes=0,
+        clock_khz=clock_khz(gpu),
+        memory_clock_khz=memory_clock_khz(gpu),
+        memory_bus_bits=BUS_BITS,
+        power_limit_mw=round((gpu.power_w or 0) * 1000),
+        owner_pid=os.getpid(),
+        seed=seed,
+        name=(gpu.device_names[0] if gpu.device_names else gpu.name).encode()[:255],
+    )
