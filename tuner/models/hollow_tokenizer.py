@@ -1,0 +1,249 @@
+"""The tokenizer of a hollow checkpoint: the model's own where it is at hand, else one that is made.
+
+A made one splits text into bytes, each a token. Its ids are in the range of the model, and the
+special tokens have the ids that the configuration names; numbers of tokens are several times
+those of the real tokenizer.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import InputError
+from tuner.models.catalogue import get_entry, table_positions
+from tuner.models.hollow_processor import IMAGE_TOKENS, ImageTokens, add_processor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+MADE = "made: byte-level; token counts are not the real tokenizer's"
+
+_FILES = (
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+    "*processor_config.json",
+)
+
+_WORDPIECE = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+
+# Conversations, with the marks of what an assistant says, which some losses need. An image stands
+# where its placeholder is.
+_CHAT_TEMPLATE = """\
+{%- macro parts(content) -%}
+{%- if content is string -%}{{ content }}
+{%- else -%}
+{%- for part in content -%}
+{%- if part['type'] == 'text' -%}{{ part['text'] }}
+{%- elif part['type'] == 'image' -%}IMAGE
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{{- bos_token or '' -}}
+{%- for message in messages -%}
+{{- '[' + message['role'] + ']\\n' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- parts(message['content']) + eos_token -}}{%- endgeneration -%}
+{%- else -%}{{- parts(message['content']) -}}
+{%- endif -%}
+{{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '[assistant]\\n' -}}{%- endif -%}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """In words: where tokenizer and processor are from (a processor: of image-text models)."""
+
+    tokenizer: str
+    processor: str | None
+
+
+def add_tokenizer(
+    folder: Path, config: PreTrainedConfig, names: Sequence[str], source: Path | None
+) -> Spoken:
+    """Put a tokenizer into `folder`: that of `source`, else a cached one of `names`, else made.
+
+    `source` is a folder, or a model in the local Hugging Face cache. Raises `InputError` where it
+    has no tokenizer, or one with more tokens than the model.
+    """
+    given = None if source is None else _given(source)
+    found = given or next((path for name in names if (path := _cached(name))), None)
+    if found is not None:
+        _copy(found, folder)
+        _require_fits(folder, config, found)
+        has_processor = any(folder.glob("*processor_config.json"))
+        processor = "copied" if has_processor else "none: the tokenizer's folder has none"
+        return Spoken(
+            f"copied from {found}" if given else "copied from the local Hugging Face cache",
+            processor if hasattr(config, "vision_config") else None,
+        )
+    images = IMAGE_TOKENS.get(config.model_type)
+    made = make_tokenizer(config, images)
+    made.save_pretrained(folder)
+    return Spoken(MADE, add_processor(folder, config, made))
+
+
+def _given(source: Path) -> Path:
+    entry = get_entry(str(source))
+    names = entry.names if entry is not None else (str(source),)
+    found = source if source.is_dir() else next((p for n in names if (p := _cached(n))), None)
+    if found is None:
+        raise InputError(
+            f"tokenizer {str(source)!r} is neither a folder nor in the local Hugging Face cache"
+        )
+    return found
+
+
+def _cached(name: str) -> Path | None:
+    """The folder in the local cache with the tokenizer of a hub id, or None."""
+    if name.count("/") != 1:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        path = try_to_load_from_cache(name, file)
+        if isinstance(path, str):
+            return Path(path).parent
+    return None
+
+
+def _copy(source: Path, folder: Path) -> None:
+    for file in sorted({path for pattern in _FILES for path in source.glob(pattern)}):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+
+
+def _require_fits(folder: Path, config: PreTrainedConfig, source: Path) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        # The tokenizers library raises the bare class for a file that it cannot read.
+        known = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+        if not isinstance(error, known) and type(error) is not Exception:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"the tokenizer in {str(source)!r} cannot be read: {reason}") from error
+    rows = int(config.get_text_config().vocab_size)
+    if len(found) > rows:
+        raise InputError(
+            f"the tokenizer in {str(source)!r} has {len(found):,} tokens, and the model {rows:,}",
+            hint="name the tokenizer of this model, or none",
+        )
+
+
+def make_tokenizer(config: PreTrainedConfig, images: ImageTokens | None = None) -> Any:
+    """A byte-level tokenizer for the model of `config`, as a tokenizer of transformers."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    rows = int(config.get_text_config().vocab_size)
+    special = _special_tokens(config, rows)
+    more = {} if images is None else images.at(config)
+    at = {id_: name for name, id_ in (*special.values(), *more.values()) if id_ < rows}
+    vocabulary = _vocabulary(rows, at)
+    unknown_token = special["unk_token"][0] if "unk_token" in special else None
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=unknown_token))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(at[id_], special=True) for id_ in sorted(at)])
+    _add_frame(tokenizer, special)
+    text = table_positions(config.to_dict()) or getattr(
+        config.get_text_config(), "max_position_embeddings", None
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=text or int(1e30),
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        extra_special_tokens={name: token for name, (token, _) in more.items()},
+        **{name: token for name, (token, _) in special.items()},
+    )
+    made.chat_template = _CHAT_TEMPLATE.replace("IMAGE", images.placeholder if images else "")
+    return made
+
+
+def _special_tokens(config: PreTrainedConfig, rows: int) -> dict[str, tuple[str, int]]:
+    """Text and id by the name that transformers gives the token ("eos_token")."""
+    wanted = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    by_id: dict[int, str] = {}
+    found: dict[str, tuple[str, int]] = {}
+    for name in reversed(wanted):  # an end that is also beginning or padding keeps its name
+        id_ = _first(config, f"{name}_id")
+        if id_ is not None and 0 <= id_ < rows:
+            found[name] = (by_id.setdefault(id_, wanted[name]), id_)
+    free = (id_ for id_ in range(rows) if id_ not in by_id)
+    if _is_encoder(config):
+        # Where nothing else is said, what begins and ends a text are the classes' tokens.
+        ends = {"cls_token": found.get("bos_token"), "sep_token": found.get("eos_token")}
+        for name, text in _WORDPIECE.items():
+            found[name] = ends.get(name) or (text, next(free))
+        found.setdefault("pad_token", ("<pad>", next(free)))
+    elif "eos_token" not in found:
+        found["eos_token"] = (wanted["eos_token"], next(free))
+    if rows < len(found) + 256:  # no room for every byte
+        found["unk_token"] = ("<unk>", next(free))
+    return found
+
+
+def _is_encoder(config: PreTrainedConfig) -> bool:
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+
+
+def _first(config: PreTrainedConfig, name: str) -> int | None:
+    for part in (config, config.get_text_config()):
+        value = getattr(part, name, None)
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _vocabulary(rows: int, at: Mapping[int, str]) -> dict[str, int]:
+    """`rows` tokens: `at` their ids the special ones, then the bytes, then such as never occur."""
+    names: Iterable[str] = (*_bytes_as_text(), *(f"<unused{n}>" for n in range(rows)))
+    others = iter(names)
+    return {at[id_] if id_ in at else next(others): id_ for id_ in range(rows)}
+
+
+def _bytes_as_text() -> list[str]:
+    """The characters that stand for bytes in such vocabularies, those of ASCII texts first."""
+    from tokenizers import pre_tokenizers
+
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    common = [character for character in ("\u0120", "\u010a") if character in alphabet]
+    return [*common, *sorted(alphabet - set(common))]
+
+
+def _add_frame(tokenizer: Any, special: Mapping[str, tuple[str, int]]) -> None:
+    """Have texts begin, and those of encoders end, with the token that says so."""
+    from tokenizers import processors
+
+    if "cls_token" in special:
+        first, last = special["cls_token"], special["sep_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first[0]} $A {last[0]}",
+            pair=f"{first[0]} $A {last[0]} $B:1 {last[0]}:1",
+            special_tokens=[first, last],
+        )
+    elif "bos_token" in special and special["bos_token"] != special.get("eos_token"):
+        first = special["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first[0]} $A", pair=f"{first[0]} $A $B:1", special_tokens=[first]
+        )
