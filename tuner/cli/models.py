@@ -1,45 +1,140 @@
-"""`tuner models`: the models that work offline, or the architecture of one."""
+"""`tuner models`: the models that work offline, the architecture of one, and hollow checkpoints."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli import completing
 from tuner.cli.options import examples, json_option
 
 if TYPE_CHECKING:
     from tuner.models.catalogue import ModelEntry
+    from tuner.models.hollow import HollowCheckpoint
 
 
-@click.command(
+class _ModelGroup(click.Group):
+    """A group in which every word that is no subcommand is the name of a model, to print it."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """The subcommand, or one that prints the model `cmd_name`."""
+        return super().get_command(ctx, cmd_name) or click.Command(
+            cmd_name,
+            callback=lambda as_json: _show(cmd_name, as_json or ctx.params["as_json"]),
+            params=[click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")],
+            hidden=True,
+        )
+
+
+@click.group(
     "models",
+    cls=_ModelGroup,
+    invoke_without_command=True,
+    subcommand_metavar="[MODEL | hollow MODEL FOLDER]",
     short_help="List the models that work offline, or print one.",
     epilog=examples(
         "tuner models",
         "tuner models mistral-7b-v0.3",
+        "tuner models hollow llama-3.1-8b ./llama-3.1-8b",
     ),
 )
-@click.argument("model", metavar="[MODEL]", required=False)
 @json_option
-def command(*, model: str | None, as_json: bool) -> None:
+@click.pass_context
+def command(ctx: click.Context, *, as_json: bool) -> None:
     """List the models that work offline, or print the architecture of one.
 
     Any other model of the hub, and any folder with a config.json, can be named with --model.
     """
     from tuner.cli.render import print_json
+    from tuner.models.catalogue import load_catalogue
+
+    if ctx.invoked_subcommand is None:
+        found = list(load_catalogue().values())
+        print_json([_to_dict(entry) for entry in found]) if as_json else _print_all(found)
+
+
+def _show(model: str, as_json: bool) -> None:
+    from tuner.cli.render import print_json
     from tuner.errors import unknown
     from tuner.models.catalogue import get_entry, load_catalogue
 
-    if model is None:
-        found = list(load_catalogue().values())
-        print_json([_to_dict(entry) for entry in found]) if as_json else _print_all(found)
-        return
     entry = get_entry(model)
     if entry is None:
         names = {name for known in load_catalogue().values() for name in known.names}
         raise unknown("model", model, names, list_command="tuner models")
     print_json({**_to_dict(entry), "config": entry.config}) if as_json else _print_one(entry)
+
+
+@command.command(
+    "hollow",
+    short_help="Write a checkpoint with holes in place of its weights.",
+    epilog=examples(
+        "tuner models hollow llama-3.1-8b ./llama-3.1-8b",
+        "tuner models hollow ./my-model ./my-hollow-model --dtype float16",
+        "tuner models hollow qwen3-8b ./qwen3-8b --tokenizer ./qwen3-tokenizer",
+    ),
+)
+@click.argument("model", shell_complete=completing.models)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--dtype",
+    metavar="TYPE",
+    help="bfloat16, float16 or float32.  [default: the published checkpoint's]",
+)
+@click.option(
+    "--tokenizer",
+    metavar="NAME",
+    help="Tokenizer to copy: a folder, or a model in the local Hugging Face cache.  "
+    "[default: the model's own where it is at hand, else a byte-level one]",
+)
+@click.option("--overwrite", is_flag=True, help="Replace a hollow checkpoint in FOLDER.")
+@json_option
+def hollow(
+    *,
+    model: str,
+    folder: Path,
+    dtype: str | None,
+    tokenizer: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write a checkpoint of a model that takes no disk: holes in place of its weights.
+
+    It has the names, shapes and types of the published one, and from_pretrained loads it; all
+    weights are zero. For programs that run on an emulated device.
+    """
+    import dataclasses
+
+    from tuner.cli.render import print_json
+    from tuner.engine.quiet import quiet_libraries
+
+    with quiet_libraries():
+        from tuner.models.hollow import write_hollow
+
+        found = write_hollow(model, folder, dtype=dtype, tokenizer=tokenizer, overwrite=overwrite)
+    if as_json:
+        print_json({**dataclasses.asdict(found), "folder": str(found.folder)})
+    else:
+        _print_hollow(found)
+
+
+def _print_hollow(found: HollowCheckpoint) -> None:
+    from tuner.cli.render import count, print_fields
+    from tuner.units import format_gib
+
+    print_fields(
+        [
+            ("folder", str(found.folder)),
+            ("model", found.model),
+            ("parameters", f"{count(found.parameters)}, {found.dtype}, all zero"),
+            ("weights", format_gib(found.logical_bytes)),
+            ("on disk", f"{found.disk_bytes / 1e6:.1f} MB, tokenizer included"),
+            ("tokenizer", found.tokenizer),
+            ("processor", found.processor or ""),
+        ]
+    )
 
 
 def _to_dict(entry: ModelEntry) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import InputError, UnavailableError, unknown
-from tuner.models.catalogue import auto_class, get_entry, resolve_config
+from tuner.models.catalogue import auto_class, resolve_config
 from tuner.models.hollow_tokenizer import add_tokenizer
 from tuner.models.sparse import TensorEntry, disk_bytes, is_hollow, write_shards
 
@@ -101,7 +101,7 @@ def write_hollow(
         _require_loads(config, tensors)
         files = write_shards(made, tensors)
         source = Path(tokenizer).expanduser() if tokenizer is not None else None
-        spoken = add_tokenizer(made, config, _hub_ids(model), source)
+        spoken = add_tokenizer(made, config, model=model, source=source)
         parameters = sum(tensor.elements for tensor in tensors)
         note = _NOTE.format(model=model, parameters=parameters, tokenizer=spoken.tokenizer)
         (made / "HOLLOW.md").write_text(note, encoding="utf-8")
@@ -175,13 +175,6 @@ def _put_in_place(made: Path, target: Path) -> None:
             made.rename(target)
         return
     made.rename(target)  # over an empty folder this is one step
-
-
-def _hub_ids(model: str) -> tuple[str, ...]:
-    """The hub ids that a model may have in the local cache."""
-    entry = get_entry(model)
-    names = entry.names if entry is not None else (model,)
-    return tuple(name for name in names if name.count("/") == 1 and not Path(name).exists())
 
 
 def _write_config(config: PreTrainedConfig, dtype: str | None, folder: Path) -> list[TensorEntry]:

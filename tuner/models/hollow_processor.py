@@ -62,7 +62,7 @@ IMAGE_TOKENS = {
 """By model type."""
 
 
-def add_processor(folder: Path, config: PreTrainedConfig, tokenizer: Any) -> str | None:
+def add_processor(folder: Path, config: PreTrainedConfig) -> str | None:
     """Write the processor's files, and say what was written; None for models without images."""
     vision = getattr(config, "vision_config", None)
     if vision is None:

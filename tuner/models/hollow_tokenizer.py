@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import InputError
 from tuner.models.catalogue import get_entry, table_positions
-from tuner.models.hollow_processor import IMAGE_TOKENS, ImageTokens, add_processor
+from tuner.models.hollow_processor import IMAGE_TOKENS, add_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -70,34 +70,38 @@ class Spoken:
 
 
 def add_tokenizer(
-    folder: Path, config: PreTrainedConfig, names: Sequence[str], source: Path | None
+    folder: Path, config: PreTrainedConfig, *, model: str, source: Path | None
 ) -> Spoken:
-    """Put a tokenizer into `folder`: that of `source`, else a cached one of `names`, else made.
+    """Put a tokenizer into `folder`: that of `source`, else the model's own, else one is made.
 
-    `source` is a folder, or a model in the local Hugging Face cache. Raises `InputError` where it
-    has no tokenizer, or one with more tokens than the model.
+    `source` is a folder, or a model in the local Hugging Face cache; the model's own is beside
+    its configuration or in that cache. Raises `InputError` where `source` has no tokenizer, or
+    one with more tokens than the model.
     """
-    given = None if source is None else _given(source)
-    found = given or next((path for name in names if (path := _cached(name))), None)
-    if found is not None:
-        _copy(found, folder)
-        _require_fits(folder, config, found)
-        has_processor = any(folder.glob("*processor_config.json"))
-        processor = "copied" if has_processor else "none: the tokenizer's folder has none"
-        return Spoken(
-            f"copied from {found}" if given else "copied from the local Hugging Face cache",
-            processor if hasattr(config, "vision_config") else None,
-        )
-    images = IMAGE_TOKENS.get(config.model_type)
-    made = make_tokenizer(config, images)
-    made.save_pretrained(folder)
-    return Spoken(MADE, add_processor(folder, config, made))
+    found = _own(model) if source is None else _given(source)
+    if found is None:
+        _save_made(folder, config)
+        return Spoken(MADE, add_processor(folder, config))
+    _copy(found, folder)
+    _require_fits(folder, config, found)
+    processor = None
+    if getattr(config, "vision_config", None) is not None:
+        has_one = any(folder.glob("*processor_config.json"))
+        processor = "copied" if has_one else "none: there is none beside the tokenizer"
+    return Spoken(f"copied from {found}", processor)
+
+
+def _own(model: str) -> Path | None:
+    """The folder with the tokenizer of a model, or None where it is not at hand."""
+    entry = get_entry(model)
+    if entry is None and Path(model).is_dir():
+        return Path(model) if any(Path(model).glob("tokenizer*.json")) else None
+    names = entry.names if entry is not None else (model,)
+    return next((path for name in names if (path := _cached(name))), None)
 
 
 def _given(source: Path) -> Path:
-    entry = get_entry(str(source))
-    names = entry.names if entry is not None else (str(source),)
-    found = source if source.is_dir() else next((p for n in names if (p := _cached(n))), None)
+    found = source if source.is_dir() else _own(str(source))
     if found is None:
         raise InputError(
             f"tokenizer {str(source)!r} is neither a folder nor in the local Hugging Face cache"
@@ -125,12 +129,8 @@ def _copy(source: Path, folder: Path) -> None:
 
 
 def _require_fits(folder: Path, config: PreTrainedConfig, source: Path) -> None:
-    from transformers import AutoTokenizer
-
     try:
-        found = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        found = _load(folder)
     except Exception as error:
         # The tokenizers library raises the bare class for a file that it cannot read.
         known = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
@@ -138,7 +138,7 @@ def _require_fits(folder: Path, config: PreTrainedConfig, source: Path) -> None:
             raise
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"the tokenizer in {str(source)!r} cannot be read: {reason}") from error
-    rows = int(config.get_text_config().vocab_size)
+    rows = _rows(config)
     if len(found) > rows:
         raise InputError(
             f"the tokenizer in {str(source)!r} has {len(found):,} tokens, and the model {rows:,}",
@@ -146,15 +146,48 @@ def _require_fits(folder: Path, config: PreTrainedConfig, source: Path) -> None:
         )
 
 
-def make_tokenizer(config: PreTrainedConfig, images: ImageTokens | None = None) -> Any:
-    """A byte-level tokenizer for the model of `config`, as a tokenizer of transformers."""
+def _save_made(folder: Path, config: PreTrainedConfig) -> None:
+    """Make a tokenizer that has as many tokens as the model, however it is loaded.
+
+    Some classes of tokenizers, which transformers takes by the type of the model, add special
+    tokens of their own: those get a place inside the vocabulary.
+    """
+    own: tuple[str, ...] = ()
+    for _ in range(2):
+        make_tokenizer(config, own).save_pretrained(folder)
+        found = _load(folder)
+        rows = _rows(config)
+        own = tuple(text for text, id_ in found.get_added_vocab().items() if id_ >= rows)
+        if not own:
+            return
+    _require_fits(folder, config, folder)
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _rows(config: PreTrainedConfig) -> int:
+    """How many tokens the model knows."""
+    return int(config.get_text_config().vocab_size)
+
+
+def make_tokenizer(config: PreTrainedConfig, own: Sequence[str] = ()) -> Any:
+    """A byte-level tokenizer for the model of `config`, as a tokenizer of transformers.
+
+    `own` are further special tokens, whose ids do not matter.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    rows = int(config.get_text_config().vocab_size)
+    rows = _rows(config)
+    images = IMAGE_TOKENS.get(config.model_type)
     special = _special_tokens(config, rows)
     more = {} if images is None else images.at(config)
     at = {id_: name for name, id_ in (*special.values(), *more.values()) if id_ < rows}
+    at |= dict(zip((id_ for id_ in range(rows) if id_ not in at), own, strict=False))
     vocabulary = _vocabulary(rows, at)
     unknown_token = special["unk_token"][0] if "unk_token" in special else None
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=unknown_token))
