@@ -105,6 +105,12 @@ def prior_intervals(memory: Memory, speed: Speed, method: str) -> dict[str, _End
     )
 
 
+def prior_factors(quantity: str, *, has_profile: bool) -> _Ends:
+    """What the ends of the 90 % interval are, over a prediction that nothing was measured for."""
+    factors = _prior_calibration(prior_of(quantity, has_profile=has_profile)).factors
+    return factors.low, factors.high
+
+
 @functools.cache
 def _prior_ends(has_profile: bool) -> tuple[_Ends, ...]:
     """The factors of the ends of the prior's intervals, in the order of `QUANTITIES`."""
@@ -235,15 +241,19 @@ def _trial_key(record: TrialRecord) -> tuple[str, str, str]:
 
 
 def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observation]:
-    """What a trial says of an uncorrected prediction; nothing, when the trial was simulated."""
+    """What a trial says of an uncorrected prediction; nothing, when the trial was simulated.
+
+    Of an emulated one only what is not an estimate: its memory, and no time.
+    """
     outcome = record.outcome
     limit = float(record.memory_limit_bytes or record.gpu_memory_bytes)
     if outcome.status is Status.OOM:
         ran_out = outcome.device_ran_out and _refused(outcome)
         return _bounds(prediction, at_least=limit) if ran_out else []
-    if outcome.measurement is None:
+    ran = outcome.ran
+    if ran is None:
         return []
-    sizes = sizes_of(outcome.measurement.memory)
+    sizes = sizes_of(ran.memory)
     seen = [
         Observation(name, predicted, measured=sizes[name])
         for name, predicted in sizes_of(prediction.memory).items()
@@ -254,8 +264,8 @@ def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observa
         if sizes[DEVICE] <= 0:  # the driver did not tell, but it was enough
             seen += _bounds(prediction, at_most=limit)[:1]
         # Of the data's own lengths nothing is predicted: every sequence has the longest.
-        if outcome.measurement.lengths != "data":
-            step_s = outcome.measurement.speed.step_s
+        if outcome.measurement is not None and ran.lengths != "data":
+            step_s = ran.speed.step_s
             units = _micro_steps(prediction.speed)
             seen.append(Observation(STEP, prediction.speed.step_s, measured=step_s, units=units))
     return seen

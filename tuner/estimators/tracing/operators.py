@@ -35,6 +35,51 @@ _MATMULS = {
 """The same with every overload: compiled code writes into buffers that it has ("out")."""
 
 
+NO_KERNEL = frozenset({"detach", "alias", "lift_fresh", "empty", "empty_like", "empty_strided"})
+"""Operators that launch no kernel although they are not views by their schema."""
+
+_ASKS_OR_MAKES = frozenset(
+    {
+        "new_empty",
+        "new_empty_strided",
+        "empty_permuted",
+        "empty_quantized",
+        "_empty_affine_quantized",
+        "lift",
+        "set_",
+        "resize_",
+        "_resize_output_",
+        "_unsafe_view",
+        "_reshape_alias",
+        "record_stream",
+        "is_pinned",
+        "_pin_memory",
+        "pin_memory",
+        "is_same_size",
+        "_has_compatible_shallow_copy_type",
+        "_fused_sdp_choice",
+        "sym_size",
+        "sym_stride",
+        "sym_numel",
+        "sym_storage_offset",
+        "device",
+        "_version",
+        "size",
+        "stride",
+        "numel",
+        "is_contiguous",
+        "dim",
+    }
+)
+"""Operators of a real device that ask something of a tensor, or make one without filling it."""
+
+
+def launches_nothing(func: Any) -> bool:
+    """Whether an operator on a device only makes, describes or shares memory."""
+    name = func._schema.name.partition("::")[2]
+    return bool(func.is_view or name in NO_KERNEL or name in _ASKS_OR_MAKES)
+
+
 def work_of(
     kernels: Kernels, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> Work:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tuner.estimators.tracing.kernels import CUDA_KERNELS
 from tuner.estimators.tracing.leaf_kernels import Kernels
 from tuner.estimators.tracing.operators import (
+    NO_KERNEL,
     from_layouts,
     layouts_of,
     makes_new_tensors,
@@ -31,9 +32,6 @@ from tuner.estimators.tracing.timeline import Block, Mark, Op, Timeline
 from tuner.records import MemoryCategory, Phase
 
 _aten = torch.ops.aten
-
-_NO_KERNEL = frozenset({"detach", "alias", "lift_fresh", "empty", "empty_like", "empty_strided"})
-"""Operators that launch no kernel although they are not views by their schema."""
 
 _OF_ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product")
 """How operators begin whose results are scores, or are kept for them."""
@@ -224,7 +222,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name.partition("::")[2]
         # `_unsafe_view` and its like share storage without saying so in their schema.
         layouts = layouts_of(out) if fresh and makes_new_tensors(func) else None
-        if name in _NO_KERNEL or (func.is_view and not fresh) or not touches_gpu(args, out):
+        if name in NO_KERNEL or (func.is_view and not fresh) or not touches_gpu(args, out):
             return _Seen(layouts, isinstance(out, tuple), None)
         self.timeline.works.append(work_of(self._kernels, func, args, kwargs, out))
         return _Seen(layouts, isinstance(out, tuple), len(self.timeline.works) - 1)

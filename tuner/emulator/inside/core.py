@@ -1,0 +1,103 @@
+"""The part of the emulated device that pricing talks to: its clock, and what was launched."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import NamedTuple, Protocol
+
+MOST_KEPT = 65536
+"""Launches that the device remembers (device.c)."""
+
+_DTYPES = {
+    0: "float32",
+    1: "float64",
+    2: "float16",
+    3: "int8",
+    14: "bfloat16",
+    28: "float8_e4m3fn",
+    29: "float8_e5m2",
+}
+"""Element types by their number in `cudaDataType` (library_types.h)."""
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel; of a product its m, n, k and (number, element type, arithmetic)."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+    @property
+    def product(self) -> tuple[str, tuple[int, int, int, int]] | None:
+        """Element type and (batch, m, n, k) of a product of cuBLAS; None for other kernels."""
+        if not self.name.startswith("cublas"):
+            return None
+        return _DTYPES.get(self.block[1], "float32"), (self.block[0] or 1, *self.grid)
+
+
+class Core(Protocol):
+    """What pricing needs of the device."""
+
+    def work(self, host_ns: float, device_ns: float) -> None:
+        """The host issues work for `host_ns`; the device does it for `device_ns`."""
+
+    def launch_count(self) -> int:
+        """Kernels that this process launched by now."""
+
+    def launches(self, first: int, most: int) -> list[Launch]:
+        """The launches from number `first` on, at most `most` of those that are remembered."""
+
+    def device_now_ns(self) -> float:
+        """The device's virtual time."""
+
+
+class _Raw(ctypes.Structure):
+    """`struct emu_launch` of device.h."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+    )
+
+
+class DeviceCore:
+    """`Core` of the stand-in libraries, which this process has loaded."""
+
+    def __init__(self, library: str | None = None) -> None:
+        # PyDLL keeps Python's lock: giving it up and back costs more than these calls.
+        loaded = ctypes.PyDLL(library)
+        loaded.emu_work.argtypes = (ctypes.c_double, ctypes.c_double)
+        loaded.emu_work.restype = None
+        loaded.emu_launch_count.restype = ctypes.c_uint64
+        loaded.emu_device_now_ns.restype = ctypes.c_double
+        loaded.emu_launches.argtypes = (ctypes.c_uint64, ctypes.POINTER(_Raw), ctypes.c_uint64)
+        loaded.emu_launches.restype = ctypes.c_uint64
+        # Bound once: a method of Python in between would double the cost of a call.
+        self.work = loaded.emu_work
+        self.launch_count = loaded.emu_launch_count
+        self.device_now_ns = loaded.emu_device_now_ns
+        self._launches = loaded.emu_launches
+
+    def launches(self, first: int, most: int) -> list[Launch]:
+        """See `Core.launches`."""
+        buffer = (_Raw * min(most, MOST_KEPT))()
+        count = self._launches(first, buffer, len(buffer))
+        return [
+            Launch(raw.name.decode(errors="replace"), tuple(raw.grid), tuple(raw.block))
+            for raw in buffer[:count]
+        ]
+
+
+def readable(name: str) -> str:
+    """A kernel's name without C++'s mangling: "at::native::fill" of "_ZN2at6native4fillEv"."""
+    if not name.startswith("_Z"):
+        return name
+    rest, parts = re.sub(r"^_ZN?[LK]*", "", name), []
+    while match := re.match(r"(\d+)", rest):
+        length = int(match[1])
+        start = match.end()
+        parts.append(rest[start : start + length])
+        rest = rest[start + length :]
+    return "::".join(part for part in parts if not part.startswith("_GLOBAL__N")) or name

@@ -1,0 +1,62 @@
+"""Calls something as soon as a module has been imported, whoever imports it."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+Then = Callable[[ModuleType], None]
+
+
+def when_imported(name: str, then: Then) -> None:
+    """Call `then` with the module of this name: now if it is loaded, else once it has been."""
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
+    else:
+        sys.meta_path.insert(0, _Watch(name, then))
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """Finds one module once, as the finders after it do, with a loader that calls back."""
+
+    def __init__(self, name: str, then: Then) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module's own specification, for the one that is waited for."""
+        if fullname != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _CallingBack(spec.loader, self._then)
+        return spec
+
+
+class _CallingBack(importlib.abc.Loader):
+    """Loads as the loader that it wraps, and calls back afterwards."""
+
+    def __init__(self, loader: importlib.abc.Loader, then: Then) -> None:
+        self._loader, self._then = loader, then
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As the module's own loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the module's own loader; then the module is as if nothing had been in between."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._then(module)

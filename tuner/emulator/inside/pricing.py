@@ -1,0 +1,344 @@
+"""What each operator of an emulated program costs on the device, and the virtual clock.
+
+The mode that sees every operator (`mode`) calls `Pricer.before` just before one runs and
+`Pricer.note` after it. An operator is known by its function and the layouts of its arguments:
+it is described and priced when it is first seen, with the code that prices a trace, and counted
+from then on. Kernels that are launched between operators are not covered by any: those of Triton
+are priced by the tensors that they get (`triton_launches`), products of cuBLAS by their sizes,
+and all others are counted by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from tuner.emulator.inside.core import MOST_KEPT, Core, Launch, readable
+from tuner.emulator.inside.works import COPIES, Describer, Prices, has_own_rules
+from tuner.estimators.tracing.operators import launches_nothing, tensors_in
+from tuner.estimators.tracing.timeline import Work
+from tuner.gpu_entry import Gpu
+
+_Tensor = torch.Tensor
+_NS = 1e9
+
+OPTIMIZER, BACKWARD = "optimizer", "backward"
+
+Counts = dict[int, int]
+"""How often each of the pricer's kinds of call ran, by its number."""
+
+
+class _Price(NamedTuple):
+    """What one kind of call costs: its number, and nanoseconds of the host and the device."""
+
+    number: int
+    host_ns: float
+    device_ns: float
+
+
+class Described(NamedTuple):
+    """One kind of call for a report.
+
+    `label` is the operator with the shapes of its tensors. `source` says how its works are known:
+    "operator" by rules for its arguments, "triton" by the tensors that a kernel gets, "product"
+    the same for a kernel that multiplies matrices, "launch" by the name of a kernel alone.
+    """
+
+    label: str
+    source: str
+    works: tuple[Work, ...]
+    host_launches: int
+
+
+class _Function(NamedTuple):
+    """What of an operator's arguments decides its work."""
+
+    is_free: bool
+    integers_matter: bool
+    sides_matter: bool
+    is_dynamic: bool
+
+    @classmethod
+    def of(cls, func: Any) -> _Function:
+        name = func._schema.name
+        dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+        # What works in place takes its sizes from tensors: other numbers are steps and indices.
+        in_place = func._schema.is_mutable and "att" not in name and "flash" not in name
+        return cls(
+            is_free=launches_nothing(func),
+            integers_matter=not in_place,
+            sides_matter=name.partition("::")[2] in COPIES,
+            is_dynamic=bool(dynamic & set(func.tags)),
+        )
+
+
+class Pricer:
+    """Prices and counts what an emulated program computes; see the module."""
+
+    def __init__(self, gpu: Gpu, core: Core) -> None:
+        self._core = core
+        self._prices = Prices(gpu, allow_tf32=_allows_tf32())
+        self._describer = Describer()
+        self._functions: dict[Any, _Function] = {}
+        self._known: dict[Any, _Price | None] = {}
+        self.described: list[Described] = []
+        self.counts: dict[tuple[int, str, bool], Counts] = {}
+        """By step, phase, and whether it repeats a checkpointed forward."""
+        self._work: Callable[[float, float], None] = core.work
+        self._launch_count = core.launch_count
+        self._seen = core.launch_count()
+        """Launches that are accounted for."""
+        self._running = False
+        self._started_at = 0
+        self._works_inside: list[Work] = []
+        self.recomputing = False
+        self._discarded = False
+        self.begin("load", 0)
+
+    # -- what the program does ------------------------------------------------------------------
+
+    def begin(self, phase: str, step: int) -> None:
+        """From here on operators belong to this phase of this optimizer step."""
+        if self._launch_count() != self._seen and not self._running:
+            self._look_at_launches()
+        self.phase, self.step = phase, step
+        self._in_backward = phase == BACKWARD
+        # A multi-tensor optimizer launches few kernels for many tensors: as the trace does, its
+        # launches cost the host nothing.
+        self._host = phase != OPTIMIZER
+        if not self._discarded:
+            self._plain = self.counts.setdefault((step, phase, False), {})
+            self._again = self.counts.setdefault((step, phase, True), {})
+
+    def before(self) -> None:
+        """An operator is about to run: what was launched since the last one belongs to none."""
+        count = self._launch_count()
+        if count != self._seen:
+            if self._running:  # the last operator failed, and is not noted
+                self._seen = count
+            else:
+                self._look_at_launches()
+        self._running, self._started_at = True, count
+        if self._works_inside:
+            self._works_inside = []
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """An operator ran: count it, and let the clock go on."""
+        kind = self._functions.get(func)
+        if kind is None:
+            kind = self._functions[func] = _Function.of(func)
+        if not kind.is_free:
+            parts: list[Any] = [func]
+            for value in args:
+                if isinstance(value, _Tensor):
+                    parts += (value.shape, value.stride(), value.dtype)
+                else:
+                    parts.append(_key_of(value, kind))
+            if kwargs:
+                parts += [(name, _key_of(value, kind)) for name, value in kwargs.items()]
+            if kind.is_dynamic:
+                parts.append(tuple(t.shape for t in tensors_in(out)))
+            if kind.sides_matter:
+                parts += [t.is_cuda for t in tensors_in((args, out))]
+            key = tuple(parts)
+            known = self._known
+            price = known[key] if key in known else self._learn(key, func, args, kwargs, out)
+            if price is not None:
+                self._count(price)
+        self._running = False
+        self._seen = self._launch_count()
+
+    def launched(self, key: Any, describe: Callable[[], Described], *, done: bool = False) -> None:
+        """One kernel of Triton is launched next, or with `done` has been; `key` is what it is.
+
+        Within an operator it says what that does, if nothing else does.
+        """
+        if self._running:
+            self._works_inside += describe().works
+            return
+        if done:
+            self._seen = self._launch_count()
+        else:
+            if self._launch_count() != self._seen:
+                self._look_at_launches()
+            self._seen += 1
+        self._count(self._known.get(key) or self._add(key, describe()))
+
+    @contextmanager
+    def discarding(self) -> Iterator[None]:
+        """Inside, the clock goes on and nothing is counted: kernels are compared, not needed."""
+        before = self._discarded
+        self._discarded, self._plain, self._again = True, {}, {}
+        try:
+            yield
+        finally:
+            self._discarded = before
+            self._seen = self._launch_count()
+            if not before:
+                self.begin(self.phase, self.step)
+
+    def advance(self, works: tuple[Work, ...]) -> None:
+        """Let the clock go on as if these works ran; nothing is counted."""
+        self._work(self._prices.launch_s * _NS, self._prices.total(works) * _NS)
+
+    # -- graphs: recorded once, launched as one -------------------------------------------------
+
+    def capture(self) -> None:
+        """What follows is recorded into a CUDA graph; it does not run."""
+        if self._launch_count() != self._seen:
+            self._look_at_launches()
+        self._plain, self._again = {}, {}
+        self._discarded = True
+        self._work = _no_work
+
+    def captured(self) -> Counts:
+        """The graph is complete: what it runs when it is launched."""
+        if self._launch_count() != self._seen:
+            self._look_at_launches()
+        recorded: Counter[int] = Counter(self._plain)
+        recorded.update(self._again)
+        self._discarded, self._work = False, self._core.work
+        self.begin(self.phase, self.step)
+        return dict(recorded)
+
+    def replayed(self, recorded: Counts) -> None:
+        """A graph was launched: all that it recorded runs, for the host's time of one launch."""
+        self._seen = self._launch_count()
+        device_ns = 0.0
+        for number, count in recorded.items():
+            self._plain[number] = self._plain.get(number, 0) + count
+            device_ns += count * self._prices.total(self.described[number].works) * _NS
+        self._work(self._prices.launch_s * _NS, device_ns)
+
+    # -- what came of it ------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that was counted by now; JSON types only, read by `tuner.emulator.step_time`."""
+        return {
+            "allow_tf32": _allows_tf32(),
+            "ranks": _ranks(),
+            "described": [
+                [d.label, d.source, [list(work) for work in d.works], d.host_launches]
+                for d in self.described
+            ],
+            "counts": [
+                [step, phase, again, sorted(counts.items())]
+                for (step, phase, again), counts in self.counts.items()
+                if counts
+            ],
+        }
+
+    # -- learning -------------------------------------------------------------------------------
+
+    def _count(self, price: _Price) -> None:
+        again = self.recomputing or (self._in_backward and torch.is_grad_enabled())
+        counts = self._again if again else self._plain
+        counts[price.number] = counts.get(price.number, 0) + 1
+        self._work(price.host_ns if self._host else 0.0, price.device_ns)
+
+    def _learn(
+        self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> _Price | None:
+        works = self._describer.works_of(func, args, kwargs, out)
+        if works and not has_own_rules(func) and all(work.flops == 0 for work in works):
+            works = self._inside() or works
+        if not works:
+            self._known[key] = None
+            return None
+        label = _label_of_call(func, args, kwargs)
+        return self._add(key, Described(label, "operator", works, 1))
+
+    def _add(self, key: Any, described: Described) -> _Price:
+        device_ns = self._prices.total(described.works) * _NS
+        host_ns = described.host_launches * self._prices.launch_s * _NS
+        price = self._known[key] = _Price(len(self.described), host_ns, device_ns)
+        self.described.append(described)
+        return price
+
+    def _inside(self) -> tuple[Work, ...]:
+        """The works of an operator without rules, from what it launched; none where unknown."""
+        products = [
+            product_work(launch)
+            for launch in self._new_launches(self._started_at)
+            if launch.product
+        ]
+        return (*self._works_inside, *products)
+
+    def _look_at_launches(self) -> None:
+        """Price what was launched outside of operators."""
+        first, self._seen = self._seen, self._launch_count()
+        for launch in self._new_launches(first):
+            key: Any = launch if launch.product else launch.name
+            found = self._known.get(key)
+            if found is None:
+                work = product_work(launch) if launch.product else _unpriced(launch.name)
+                source = "operator" if launch.product else "launch"
+                found = self._add(key, Described(label_of_work(work), source, (work,), 1))
+            self._count(found)
+
+    def _new_launches(self, first: int) -> list[Launch]:
+        count = self._launch_count()
+        oldest = max(first, count - MOST_KEPT)
+        return self._core.launches(oldest, count - oldest) if count > oldest else []
+
+
+def product_work(launch: Launch) -> Work:
+    """The work of a product that was launched on cuBLAS directly."""
+    assert launch.product is not None
+    dtype, (batch, m, n, k) = launch.product
+    size = {"float64": 8, "float32": 4, "int8": 1}.get(dtype, 1 if "float8" in dtype else 2)
+    sides = (batch * m * k * size, batch * k * n * size, batch * m * n * size)
+    return Work(launch.name, "matmul", 2 * batch * m * n * k, sides, dtype, (batch, m, n, k), ())
+
+
+def _unpriced(name: str) -> Work:
+    return Work(readable(name), "unpriced", 0, (), "uint8", None, ())
+
+
+def _no_work(host_ns: float, device_ns: float) -> None:
+    """In place of the device's clock while nothing runs."""
+
+
+def _key_of(value: Any, kind: _Function) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple([_key_of(item, kind) for item in value])
+    if isinstance(value, _Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, float) or (type(value) is int and not kind.integers_matter):
+        return None
+    return value
+
+
+def _label_of_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    shapes = [
+        "x".join(map(str, tensor.shape)) or "scalar"
+        for tensor in tensors_in((args, tuple(kwargs.values())))
+    ]
+    more = f", and {len(shapes) - 4} more" if len(shapes) > 4 else ""
+    return f"{func._schema.name}({', '.join(shapes[:4])}{more})"
+
+
+def label_of_work(work: Work) -> str:
+    """The operator, with the sizes of a product."""
+    if work.shape is None:
+        return work.name
+    return f"{work.name}({' x '.join(map(str, work.shape))})"
+
+
+def _allows_tf32() -> bool:
+    """Whether products of 32-bit floats may run as TF32, by either of PyTorch's two settings."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # the program set it in the other way
+        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+
+
+def _ranks() -> int:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    return 1

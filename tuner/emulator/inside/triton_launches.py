@@ -1,0 +1,250 @@
+"""Kernels that run outside of PyTorch's operators: Triton's, compiled ones, and CUDA graphs.
+
+Triton 3.2 to 3.7 calls `CompiledKernel.launch_metadata` with all arguments before each launch.
+Compiled code (inductor) has launchers of its own, behind `CachingAutotuner.run`. Both compare
+variants of a kernel by timing them: on the emulated device each is timed with a few launches of
+the virtual clock, so that equal variants tie and the first one is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tuner.emulator.inside.later import when_imported
+from tuner.emulator.inside.pricing import Described, Pricer
+from tuner.estimators.tracing.timeline import Work
+
+_FEW = {
+    "warmup": 0,
+    "rep": 0,
+    "estimation_iters": 1,
+    "memory_warmup_iters": 1,
+    "benchmark_iters": 1,
+}
+"""What to pass to functions that time kernels instead of their defaults of 25 to 100."""
+
+
+def watch(pricer: Pricer) -> None:
+    """Have all such kernels priced, from now on or from when their package is imported."""
+    inside = _Inside(pricer)
+    when_imported("triton.compiler.compiler", inside.watch_triton)
+    when_imported("triton.testing", inside.watch_timing("do_bench", "do_bench_cudagraph"))
+    when_imported("torch._inductor.runtime.triton_heuristics", inside.watch_compiled)
+    when_imported("torch._inductor.runtime.benchmarking", inside.watch_benchmarkers)
+    when_imported("torch.utils.checkpoint", functools.partial(_watch_checkpoints, pricer))
+    when_imported("torch.cuda.graphs", functools.partial(_watch_graphs, pricer))
+
+
+class _Inside:
+    """Wraps what launches Triton's kernels, and what times them."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self._pricer = pricer
+        self._compiled_runs = False
+        self._timed: Callable[[], Described] | None = None
+        """What the kernel is that is being timed."""
+
+    def watch_triton(self, module: ModuleType) -> None:
+        """Price each launch of a kernel that a program wrote."""
+        original = module.CompiledKernel.launch_metadata
+
+        @functools.wraps(original)
+        def launch_metadata(kernel: Any, grid: Any, stream: Any, *args: Any) -> Any:
+            if not self._compiled_runs:
+                tensors = list(_tensors(args))
+                multiplies = "tt.dot" in str(kernel.asm.get("ttir", ""))
+                self._pricer.launched(
+                    ("triton", kernel.name, kernel.hash, _layouts(tensors)),
+                    lambda: describe_kernel(kernel.name, tensors, multiplies=multiplies),
+                )
+            return original(kernel, grid, stream, *args)
+
+        module.CompiledKernel.launch_metadata = launch_metadata
+
+    def watch_compiled(self, module: ModuleType) -> None:
+        """Price each launch of a kernel that inductor made."""
+        tuner: Any = module.CachingAutotuner
+        run, bench = tuner.run, tuner.bench
+
+        @functools.wraps(run)
+        def run_and_price(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            before, self._compiled_runs = self._compiled_runs, True
+            try:
+                result = run(kernel, *args, **kwargs)
+            finally:
+                self._compiled_runs = before
+            tensors = list(_tensors(args))
+            self._pricer.launched(
+                ("compiled", id(kernel), _layouts(tensors)),
+                lambda: _describe_compiled(kernel, tensors),
+                done=True,
+            )
+            return result
+
+        @functools.wraps(bench)
+        def bench_briefly(kernel: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
+            tensors = list(_tensors(args))
+            before, self._timed = self._timed, lambda: _describe_compiled(kernel, tensors)
+            try:
+                with self._pricer.discarding():
+                    return bench(kernel, launcher, *args, **kwargs)
+            finally:
+                self._timed = before
+
+        tuner.run, tuner.bench = run_and_price, bench_briefly
+
+    def watch_benchmarkers(self, module: ModuleType) -> None:
+        """Time what inductor compares briefly."""
+        for name in ("TritonBenchmarker", "InductorBenchmarker"):
+            owner = getattr(module, name, None)
+            if owner is not None and "benchmark_gpu" in vars(owner):
+                owner.benchmark_gpu = self._briefly(owner.benchmark_gpu, function_at=1)
+
+    def watch_timing(self, *names: str) -> Callable[[ModuleType], None]:
+        """A callback that has functions of a module time briefly."""
+
+        def then(module: ModuleType) -> None:
+            for name in names:
+                setattr(module, name, self._briefly(getattr(module, name), function_at=0))
+
+        return then
+
+    def _briefly(self, original: Callable[..., Any], *, function_at: int) -> Callable[..., Any]:
+        """`original` with few repetitions; its argument number `function_at` is what it times."""
+        signature = inspect.signature(original)
+        few = {name: value for name, value in _FEW.items() if name in signature.parameters}
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            function, described = args[function_at], self._timed
+
+            def run() -> Any:
+                if described is not None:
+                    self._pricer.advance(described().works)
+                return function()
+
+            bound = signature.bind(*args[:function_at], run, *args[function_at + 1 :], **kwargs)
+            bound.arguments.update(few)
+            with self._pricer.discarding():
+                return original(*bound.args, **bound.kwargs)
+
+        return timed
+
+
+def _watch_checkpoints(pricer: Pricer, module: ModuleType) -> None:
+    """Tell repeated forwards of `torch.utils.checkpoint` from the backward pass around them."""
+    hook: Any = module._recomputation_hook
+    enter, leave = hook.__enter__, hook.__exit__
+
+    def entered(self: Any) -> Any:
+        self._tuner_before = pricer.recomputing
+        pricer.recomputing = True
+        return enter(self)
+
+    def left(self: Any, *exception: Any) -> Any:
+        pricer.recomputing = self._tuner_before
+        return leave(self, *exception)
+
+    hook.__enter__, hook.__exit__ = entered, left
+    _watch_reentrant(pricer, module.CheckpointFunction)
+
+
+def _watch_reentrant(pricer: Pricer, function: Any) -> None:
+    backward = function.backward
+
+    def backward_and_tell(ctx: Any, *args: Any) -> Any:
+        run = ctx.run_function
+
+        def run_again(*inputs: Any) -> Any:
+            before, pricer.recomputing = pricer.recomputing, True
+            try:
+                return run(*inputs)
+            finally:
+                pricer.recomputing = before
+
+        ctx.run_function = run_again
+        try:
+            return backward(ctx, *args)
+        finally:
+            ctx.run_function = run
+
+    function.backward = staticmethod(backward_and_tell)
+
+
+def _watch_graphs(pricer: Pricer, module: ModuleType) -> None:
+    """Count what a CUDA graph recorded whenever it is launched."""
+    graph: Any = module.CUDAGraph
+    begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
+
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = begin(self, *args, **kwargs)
+        pricer.capture()
+        return result
+
+    def capture_end(self: Any) -> Any:
+        self._tuner_recorded = pricer.captured()
+        return end(self)
+
+    def replay_and_count(self: Any) -> Any:
+        result = replay(self)
+        pricer.replayed(getattr(self, "_tuner_recorded", {}))
+        return result
+
+    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+    graph.replay = replay_and_count
+
+
+def describe_kernel(
+    name: str, tensors: list[torch.Tensor], *, multiplies: bool, flops: float | None = None
+) -> Described:
+    """A kernel by the tensors that it gets: each is read or written once.
+
+    A kernel that `multiplies` matrices, and does not say how many `flops` that takes, is taken
+    for the product of its three largest tensors: m k, k n and m n, so that the root of their
+    product is m k n.
+    """
+    sizes = [_bytes_of(tensor) for tensor in tensors]
+    if flops is None and multiplies:
+        largest = sorted((tensor.numel() for tensor in tensors), reverse=True)[:3]
+        flops = 2 * math.sqrt(math.prod(largest)) if len(largest) == 3 else 0
+    floats = [t for t in tensors if t.is_floating_point()]
+    dtype = str(max(floats, key=torch.Tensor.numel).dtype) if floats else "torch.uint8"
+    kind = "matmul" if multiplies else "elementwise"
+    work = Work(name, kind, int(flops or 0), tuple(sizes), dtype.removeprefix("torch."), None, ())
+    shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors[:4])
+    return Described(f"{name}({shapes})", "product" if multiplies else "triton", (work,), 1)
+
+
+def _describe_compiled(kernel: Any, tensors: list[torch.Tensor]) -> Described:
+    meta = kernel.inductor_meta
+    name = str(meta.get("kernel_name") or kernel.fn.__name__)
+    multiplies = "tl.dot" in str(getattr(kernel.fn, "src", ""))
+    return describe_kernel(name, tensors, multiplies=multiplies, flops=meta.get("kernel_flop"))
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Tensors on the device among a kernel's arguments, descriptors of tensors included."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.is_cuda:
+                yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(getattr(value, "base", None), torch.Tensor):
+            yield value.base
+
+
+def _layouts(tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+    return tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    sizes = [s for s, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    return math.prod(sizes) * tensor.element_size()

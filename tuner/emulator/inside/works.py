@@ -1,0 +1,162 @@
+"""What a call of an operator on the device amounts to: the works that a trace would note of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
+from tuner.estimators.compiler.work_arrays import WorkArrays
+from tuner.estimators.speed.roofline import Roofline
+from tuner.estimators.tracing.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES
+from tuner.estimators.tracing.bnb_kernels import bnb_kernels
+from tuner.estimators.tracing.leaf_kernels import Kernels
+from tuner.estimators.tracing.operators import launches_nothing, tensors_in, work_of
+from tuner.estimators.tracing.timeline import Work
+from tuner.gpu_entry import Gpu
+
+COPIES = frozenset({"_to_copy", "copy_", "_copy_from", "_foreach_copy_"})
+"""Operators that may copy between host and device."""
+
+_OWN_RULES = ("aten", "prims", "bitsandbytes", "c10d", "_c10d_functional")
+"""Namespaces whose operators are priced by rules. What others launch says what they do."""
+
+
+class Prices:
+    """Seconds of works on one GPU type, each priced once."""
+
+    def __init__(self, gpu: Gpu, *, allow_tf32: bool = False) -> None:
+        self._gpu, self._times = gpu, Roofline()
+        self._allow_tf32 = allow_tf32
+        self._known: dict[Work, float] = {}
+        self.launch_s = self._times.launch_s
+
+    def seconds(self, work: Work) -> float:
+        """On the device; 0 for exchanges between devices, which no kernel waits for."""
+        known = self._known.get(work)
+        if known is None:
+            known = self._known[work] = self._price(work)
+        return known
+
+    def total(self, works: Sequence[Work]) -> float:
+        """Seconds of works that are done one after another."""
+        return sum(map(self.seconds, works))
+
+    def _price(self, work: Work) -> float:
+        if work.kind == EXCHANGE:
+            return 0.0
+        if work.kind == TRANSFER:
+            return work.bytes_moved / pcie_bytes_per_s(self._gpu)
+        found = self._times.seconds(
+            WorkArrays.of_works([work]), self._gpu, allow_tf32=self._allow_tf32
+        )
+        return float(found[0, 0])
+
+
+def has_own_rules(func: Any) -> bool:
+    """Whether an operator is priced by its arguments, not by what it launches."""
+    return func.namespace in _OWN_RULES
+
+
+class Describer:
+    """Turns calls into works, with the rules that a trace goes by."""
+
+    def __init__(self) -> None:
+        self._kernels: Kernels | None = None
+        self._namespaces = 0
+
+    def works_of(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> tuple[Work, ...]:
+        """The works of one call; none of them where it launches nothing."""
+        if launches_nothing(func):
+            return ()
+        if func.namespace in {"c10d", "_c10d_functional"}:
+            return (_exchange(func, args, kwargs, out),)
+        name = func._schema.name.partition("::")[2]
+        moved = _transferred(args, kwargs, out) if name in COPIES else None
+        if moved is not None:
+            return (Work(name, TRANSFER, 0, (moved,), "uint8", None, ()),)
+        kernels = self._rules()
+        decomposition = kernels.decompositions.get(func)
+        with _disable_current_modes():
+            if decomposition is not None:
+                return _decomposed(kernels, decomposition, args, kwargs)
+            if next(tensors_in((args, tuple(kwargs.values()), out)), None) is None:
+                return ()
+            return (work_of(kernels, func, args, kwargs, out),)
+
+    def _rules(self) -> Kernels:
+        """Those for bitsandbytes join when the program has registered its operators."""
+        registered = len(dir(torch.ops.bitsandbytes))
+        if self._kernels is None or registered != self._namespaces:
+            self._namespaces = registered
+            bnb = bnb_kernels()
+            self._kernels = Kernels(
+                {**bnb.decompositions, **ATEN_DECOMPOSITIONS}, {**bnb.leaves, **ATEN_LEAVES}
+            )
+        return self._kernels
+
+
+class _Collector(TorchDispatchMode):
+    """Notes the works of what runs on tensors without data."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kernels = kernels
+        self.works: list[Work] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        decomposition = self._kernels.decompositions.get(func)
+        if decomposition is not None:
+            with self:
+                return decomposition(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if not launches_nothing(func):
+            self.works.append(work_of(self._kernels, func, args, kwargs, out))
+        return out
+
+
+def _decomposed(
+    kernels: Kernels, decomposition: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Work, ...]:
+    """The works of an operator that runs as others, found on tensors without data."""
+    with _Collector(kernels) as collector, torch.no_grad():
+        decomposition(*map(_without_data, args), **{k: _without_data(v) for k, v in kwargs.items()})
+    return tuple(collector.works)
+
+
+def _without_data(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _transferred(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
+    """Bytes that pass between host and device; None where all tensors are on one side."""
+    on_device: list[torch.Tensor] = []
+    on_host: list[torch.Tensor] = []
+    for tensor in tensors_in((args, tuple(kwargs.values()), out)):
+        (on_device if tensor.is_cuda else on_host).append(tensor)
+    return sum(tensor.nbytes for tensor in on_host) if on_device and on_host else None
+
+
+def _exchange(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
+    """A collective: the bytes of its largest tensor, as a trace counts them."""
+    size = max((t.nbytes for t in tensors_in((args, tuple(kwargs.values())))), default=0)
+    size = max([size, *(t.nbytes for t in tensors_in(out))]) if not _is_work(out) else size
+    return Work(func._schema.name, EXCHANGE, 0, (size,), "uint8", None, ())
+
+
+def _is_work(out: Any) -> bool:
+    return not isinstance(out, (torch.Tensor, list, tuple))

@@ -1,0 +1,274 @@
+"""From what an emulated program computed in a step to the time that the step would take.
+
+The rules are those of a traced step (`estimators.speed.roofline`): in each pass the device works
+or waits for the host, whichever takes longer, and the optimizer's launches cost the host nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Any
+
+from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
+from tuner.estimators.calibration.calibrate import prior_factors
+from tuner.estimators.calibration.correction import STEP
+from tuner.estimators.compiler.work_arrays import WorkArrays
+from tuner.estimators.parallel import LINK_SHARE
+from tuner.estimators.speed.kernel_times import on_measured_device
+from tuner.estimators.speed.profile import DeviceProfile
+from tuner.estimators.speed.roofline import matmul_peak
+from tuner.estimators.tracing.timeline import Work
+from tuner.gpus import Gpu
+from tuner.records import Phase
+
+MOST_EXPENSIVE = 5
+
+_PASSES = (Phase.FORWARD, Phase.BACKWARD)
+
+_MOST_UNPRICED = 0.95
+"""Beyond this share of unknown kernels an interval says nothing anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """What one kind of call takes in a step: how often it runs, and seconds of all of them."""
+
+    label: str
+    kind: str
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The emulated time of one optimizer step.
+
+    `interval_s` holds the measured time with a probability of 90 %. `breakdown_s` splits `step_s`
+    by kind of work as a prediction's does, and `phases_s` by phase; each adds up to it.
+    `model_flops` counts no recomputation; `mfu` is None where no product ran.
+    `unpriced` are kernels of which only the names are known, with how often a step launches them:
+    each counts as the shortest kernel. `estimated_share` is the part of the time in kernels that
+    are priced by the tensors that they get. `notes` say in words what is not in the time.
+    """
+
+    step: int
+    step_s: float
+    interval_s: tuple[float, float]
+    breakdown_s: Mapping[str, float]
+    phases_s: Mapping[str, float]
+    most_expensive: tuple[OperatorTime, ...]
+    model_flops: float
+    mfu: float | None
+    unpriced: Mapping[str, int]
+    unpriced_share: float
+    estimated_share: float
+    notes: tuple[str, ...]
+
+
+def step_time(
+    report: Mapping[str, Any], gpu: Gpu, *, profile: DeviceProfile | None = None
+) -> StepTime | None:
+    """The time of a step of the program that `report` (`Pricer.snapshot`) is of.
+
+    That of the median step after the first, which makes the optimizer's state; of the first where
+    there is no other. None where no step has ended. A device profile replaces the catalogue's
+    rates, as in a prediction.
+    """
+    program = _Program(report, gpu, profile)
+    ended = program.ended_steps()
+    if not ended:
+        return None
+    steps = [program.step(number) for number in ended[1:] or ended]
+    middle = median_low(sorted(step.step_s for step in steps))
+    return next(step for step in steps if step.step_s == middle)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One kind of call in a step: what it is, how often it runs, and in which pass."""
+
+    phase: Phase
+    again: bool
+    number: int
+    count: int
+
+
+class _Program:
+    """A report, with the seconds of each kind of call on one GPU."""
+
+    def __init__(self, report: Mapping[str, Any], gpu: Gpu, profile: DeviceProfile | None) -> None:
+        self._gpu, self._times, _ = on_measured_device(gpu, profile)
+        self._has_profile = profile is not None
+        self._allow_tf32 = bool(report["allow_tf32"])
+        self._ranks = int(report["ranks"])
+        described = report["described"]
+        self._labels = [str(entry[0]) for entry in described]
+        self._sources = [str(entry[1]) for entry in described]
+        self._works = [tuple(map(_work_from, entry[2])) for entry in described]
+        self._launches = [int(entry[3]) for entry in described]
+        self._kinds = [works[0].kind for works in self._works]
+        self._seconds = self._priced()
+        self._counts = report["counts"]
+
+    def ended_steps(self) -> list[int]:
+        """The steps whose optimizer ran."""
+        return sorted({step for step, phase, *_ in self._counts if phase == Phase.OPTIMIZER})
+
+    def step(self, number: int) -> StepTime:
+        """All that is known of the time of one step."""
+        calls = list(self._calls(number))
+        phases = {phase: self._phase(phase, calls) for phase in (*_PASSES, Phase.OPTIMIZER)}
+        breakdown: dict[str, float] = defaultdict(float)
+        for kinds in phases.values():
+            for kind, seconds in kinds.items():
+                breakdown[kind] += seconds
+        total = sum(breakdown.values())
+        unpriced = self._unpriced(calls)
+        share = sum(unpriced.values()) / max(1, sum(call.count for call in calls))
+        low, high = prior_factors(STEP, has_profile=self._has_profile)
+        estimated_s = sum(
+            call.count * self._seconds[call.number]
+            for call in calls
+            if self._sources[call.number] in {"triton", "product"}
+        )
+        flops = sum(self._flops(call) for call in calls)
+        return StepTime(
+            step=number,
+            step_s=total,
+            # Kernels of which nothing is known may take as long as all others do on average.
+            interval_s=(total * low, total * high / (1.0 - min(share, _MOST_UNPRICED))),
+            breakdown_s={kind: s for kind, s in breakdown.items() if s > 0 or kind == "launch"},
+            phases_s={str(phase): sum(kinds.values()) for phase, kinds in phases.items()},
+            most_expensive=self._most_expensive(calls),
+            model_flops=flops,
+            mfu=self._mfu(calls, flops / total) if flops else None,
+            unpriced=unpriced,
+            unpriced_share=share,
+            estimated_share=min(1.0, estimated_s / total) if total else 0.0,
+            notes=tuple(self._notes(calls)),
+        )
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def _priced(self) -> list[float]:
+        """Seconds of each kind of call on the device, without what devices exchange."""
+        works = [work for works in self._works for work in works]
+        seconds = self._times.seconds(
+            WorkArrays.of_works(works), self._gpu, allow_tf32=self._allow_tf32
+        )[:, 0].tolist()
+        rate, each = pcie_bytes_per_s(self._gpu), iter(seconds)
+        priced = []
+        for listed in self._works:
+            total = 0.0
+            for work, on_device_s in zip(listed, each, strict=False):
+                apart = {TRANSFER: work.bytes_moved / rate, EXCHANGE: 0.0}
+                total += apart.get(work.kind, on_device_s)
+            priced.append(total)
+        return priced
+
+    def _calls(self, step: int) -> Iterator[_Call]:
+        for number_of_step, phase, again, counts in self._counts:
+            if number_of_step == step and phase in {*_PASSES, Phase.OPTIMIZER}:
+                for number, count in counts:
+                    yield _Call(Phase(phase), bool(again), int(number), int(count))
+
+    def _phase(self, phase: Phase, calls: list[_Call]) -> dict[str, float]:
+        """Seconds of one phase by kind of work; "launch" is what the device waits for the host."""
+        kinds: dict[str, float] = defaultdict(float)
+        host_s = 0.0
+        for call in calls:
+            if call.phase is phase:
+                kinds[self._kind(call)] += call.count * self._seconds[call.number]
+                host_s += call.count * self._launches[call.number] * self._times.launch_s
+        device_s = sum(kinds.values())
+        if phase is not Phase.OPTIMIZER:
+            kinds["launch"] = max(0.0, host_s - (device_s if self._times.overlaps else 0.0))
+        kinds[EXCHANGE] = self._exchange_s(phase, calls, device_s)
+        return dict(kinds)
+
+    def _kind(self, call: _Call) -> str:
+        kind = self._kinds[call.number]
+        if call.phase is Phase.OPTIMIZER:
+            return str(Phase.OPTIMIZER)
+        return "recompute" if call.again else kind
+
+    def _exchange_s(self, phase: Phase, calls: list[_Call], device_s: float) -> float:
+        """What ranks wait for each other: reductions of gradients overlap with backward."""
+        rate = (self._gpu.link_bytes_per_s or 0.0) * LINK_SHARE
+        if self._ranks < 2 or not rate:
+            return 0.0
+        part = (self._ranks - 1) / self._ranks
+        reduced, others_s = [], 0.0
+        for call in calls:
+            if call.phase is phase and self._kinds[call.number] == EXCHANGE:
+                work = self._works[call.number][0]
+                if "allreduce" in work.name or "all_reduce" in work.name:
+                    reduced += [2 * part * work.bytes_moved / rate] * call.count
+                else:
+                    others_s += call.count * part * work.bytes_moved / rate
+        if not reduced:
+            return others_s
+        hidden_s = device_s * (1 - 1 / len(reduced)) if phase is Phase.BACKWARD else 0.0
+        return others_s + max(min(reduced), sum(reduced) - hidden_s)
+
+    # -- what it is made of ---------------------------------------------------------------------
+
+    def _most_expensive(self, calls: list[_Call]) -> tuple[OperatorTime, ...]:
+        counts: Counter[int] = Counter()
+        for call in calls:
+            counts[call.number] += call.count
+        ordered = sorted(counts, key=lambda number: -counts[number] * self._seconds[number])
+        return tuple(
+            OperatorTime(
+                self._labels[number],
+                self._kinds[number],
+                counts[number],
+                counts[number] * self._seconds[number],
+            )
+            for number in ordered[:MOST_EXPENSIVE]
+        )
+
+    def _flops(self, call: _Call) -> int:
+        if call.again or call.phase is Phase.OPTIMIZER:
+            return 0
+        return call.count * sum(work.flops for work in self._works[call.number])
+
+    def _mfu(self, calls: list[_Call], flops_per_s: float) -> float:
+        """Model FLOP/s over the dense peak of the precision that most of them have."""
+        by_dtype: Counter[str] = Counter()
+        for call in calls:
+            if not call.again:
+                for work in self._works[call.number]:
+                    by_dtype[work.dtype] += call.count * work.flops
+        dtype = by_dtype.most_common(1)[0][0]
+        return flops_per_s / matmul_peak(self._gpu, dtype, allow_tf32=self._allow_tf32)
+
+    def _unpriced(self, calls: list[_Call]) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for call in calls:
+            if self._sources[call.number] == "launch":
+                counts[self._labels[call.number]] += call.count
+        return dict(counts.most_common())
+
+    def _notes(self, calls: list[_Call]) -> Iterator[str]:
+        kinds = {self._kinds[call.number] for call in calls}
+        if EXCHANGE in kinds and self._ranks > 1 and not self._gpu.link_bytes_per_s:
+            yield f"without what GPUs send to each other: no rate is known for {self._gpu.name}"
+        if any(self._sources[call.number] == "product" for call in calls):
+            yield "FLOPs of Triton kernels that multiply matrices are guessed from their tensors"
+
+
+def _work_from(fields: list[Any]) -> Work:
+    name, kind, flops, sizes, dtype, shape, workspace = fields
+    return Work(
+        name,
+        kind,
+        int(flops),
+        tuple(sizes),
+        dtype,
+        None if shape is None else tuple(shape),
+        tuple(workspace),
+    )
