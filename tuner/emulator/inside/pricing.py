@@ -133,8 +133,10 @@ class Pricer:
             kind = self._functions[func] = _Function.of(func)
         if not kind.is_free:
             parts: list[Any] = [func]
+            on_device = False
             for value in args:
                 if isinstance(value, _Tensor):
+                    on_device = on_device or value.is_cuda
                     parts += (value.shape, value.stride(), value.dtype)
                 else:
                     parts.append(_key_of(value, kind))
@@ -144,11 +146,12 @@ class Pricer:
                 parts.append(tuple(t.shape for t in tensors_in(out)))
             if kind.sides_matter:
                 parts += [t.is_cuda for t in tensors_in((args, out))]
-            key = tuple(parts)
-            known = self._known
-            price = known[key] if key in known else self._learn(key, func, args, kwargs, out)
-            if price is not None:
-                self._count(price)
+            if on_device or any(t.is_cuda for t in tensors_in((args, tuple(kwargs.values()), out))):
+                key = tuple(parts)
+                known = self._known
+                price = known[key] if key in known else self._learn(key, func, args, kwargs, out)
+                if price is not None:
+                    self._count(price)
         self._running = False
         self._seen = self._launch_count()
 
