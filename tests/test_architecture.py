@@ -24,6 +24,7 @@ LAYERS = (
     {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
     {"estimators"},
+    {"emulator"},
     {"runner", "results", "apply", "export"},
     {"tune", "advice", "integrations", "testing"},
     {"engine"},

@@ -1,4 +1,4 @@
-"""What was predicted of a trial beside what was measured."""
+"""What was predicted of a trial beside what was measured, or emulated."""
 
 from __future__ import annotations
 
@@ -6,34 +6,37 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tuner.cli.render import count, print_rows
-from tuner.records import Measurement, Prediction
+from tuner.records import Measurement, Prediction, Source
 from tuner.units import format_duration, format_size, significant
 
 Evidence = Prediction | Measurement
 
 
-def print_comparison(predicted: Prediction, measured: Measurement | None) -> None:
-    """A table of every number that is predicted or measured, with predicted over measured."""
+def print_comparison(
+    predicted: Prediction, ran: Measurement | None, source: Source = Source.MEASURED
+) -> None:
+    """A table of every number that is predicted or of a trial that ran, with their ratio.
+
+    `source` says of what kind the numbers of the trial are, or would have been.
+    """
     print_rows(
-        ["", "predicted", "measured", "ratio"],
-        _rows(predicted, measured),
-        right=("predicted", "measured", "ratio"),
+        ["", "predicted", str(source), "ratio"],
+        _rows(predicted, ran),
+        right=("predicted", str(source), "ratio"),
     )
 
 
-def print_measured(measured: Measurement) -> None:
-    """A table of every number that is measured, where nothing was predicted."""
+def print_ran(ran: Measurement) -> None:
+    """A table of every number of a trial that ran, where nothing was predicted."""
     rows = [
-        [label, text(value(measured) or 0)]
-        for label, value, text in _numbers(None, measured)
-        if value(measured)
+        [label, text(value(ran) or 0)] for label, value, text in _numbers(None, ran) if value(ran)
     ]
-    print_rows(["", "measured"], rows, right=("measured",))
+    print_rows(["", str(ran.source)], rows, right=(str(ran.source),))
 
 
-def _rows(predicted: Prediction, measured: Measurement | None) -> Iterator[list[str]]:
-    for label, value, text in _numbers(predicted, measured):
-        said, seen = value(predicted), value(measured) if measured else None
+def _rows(predicted: Prediction, ran: Measurement | None) -> Iterator[list[str]]:
+    for label, value, text in _numbers(predicted, ran):
+        said, seen = value(predicted), value(ran) if ran else None
         if said is None and seen is None:
             continue
         ratio = f"{said / seen:.3f}" if said and seen else ""
@@ -45,7 +48,7 @@ def _text(number: float | None, text: Callable[[float], str]) -> str:
 
 
 def _numbers(
-    predicted: Prediction | None, measured: Measurement | None
+    predicted: Prediction | None, ran: Measurement | None
 ) -> Iterator[tuple[str, Callable[[Evidence], float | None], Callable[[float], str]]]:
     """Each number: its label, where it is found, and how it is written."""
     yield "device memory", lambda e: e.memory.device_bytes, format_size
@@ -53,7 +56,7 @@ def _numbers(
     yield "peak allocated", lambda e: e.memory.peak_allocated_bytes, format_size
     yield "loaded", lambda e: e.memory.loaded_bytes, format_size
     phases = [*predicted.memory.phase_peak_bytes] if predicted else []
-    phases += [p for p in (measured.memory.phase_peak_bytes if measured else ()) if p not in phases]
+    phases += [p for p in (ran.memory.phase_peak_bytes if ran else ()) if p not in phases]
     for phase in phases:
 
         def peak(evidence: Evidence, phase: str = phase) -> float | None:
@@ -68,29 +71,32 @@ def _numbers(
     yield "MFU", lambda e: e.speed.mfu, lambda share: f"{share:.1%}"
 
 
-def params_text(measured: Measurement) -> str:
+def params_text(ran: Measurement) -> str:
     """How many parameters are trained; empty where code of the user's own does not tell."""
-    if not measured.total_params:
+    if not ran.total_params:
         return ""
-    return f"{count(measured.trainable_params)} trainable of {count(measured.total_params)}"
+    return f"{count(ran.trainable_params)} trainable of {count(ran.total_params)}"
 
 
-def more_text(measured: Measurement) -> str:
-    """What only a measurement knows, where it is known."""
-    values: Mapping[str, Any] = measured.to_dict()
+def more_text(ran: Measurement) -> str:
+    """What only a trial that ran knows, where it is known."""
+    values: Mapping[str, Any] = ran.to_dict()
     interval = values.get("samples_per_s_interval")
-    parts = [f"{measured.steps} steps timed"]
+    parts = [f"{ran.steps} steps timed"]
+    if around := ran.intervals.get("step_s"):
+        ends = " to ".join(map(format_duration, around))
+        parts.append(f"90 %: {ends} an optimizer step")
     if interval:
         parts.append(f"95 %: {significant(interval[0])} to {significant(interval[1])} samples/s")
-    for name, text in _ONLY_MEASURED.items():
+    for name, text in _ONLY_OF_TRIALS.items():
         if values.get(name) is not None:
             parts.append(text(values[name]))
-    if not measured.loss_finite:
+    if ran.source is Source.MEASURED and not ran.loss_finite:
         parts.append("loss not finite")
     return ", ".join(parts)
 
 
-_ONLY_MEASURED: Mapping[str, Callable[[Any], str]] = {
+_ONLY_OF_TRIALS: Mapping[str, Callable[[Any], str]] = {
     "load_s": lambda s: f"loaded in {format_duration(s)}",
     "first_step_s": lambda s: f"first step {format_duration(s)}",
     "data_wait_fraction": lambda share: f"{share:.1%} of the time waiting for data",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tuner.cli.render import echo, print_fields
 from tuner.engine.gpus_compared import Answer, require_an_answer
+from tuner.records import Source
 
 
 def print_answers(found: Sequence[Answer], *, as_json: bool) -> None:
@@ -44,7 +45,7 @@ def _print_table(found: Sequence[Answer]) -> None:
     differing = [
         name for name in knobs if len({str(best.configuration.get(name)) for best in bests}) > 1
     ]
-    sources = sorted({str(best.source) for best in bests})
+    sources = [str(source) for source in Source if source in {best.source for best in bests}]
     echo(f"{bests[0].space.name}, the cheapest epoch first ({' and '.join(sources)})")
     same = [name for name in knobs if name not in differing]
     print_fields([("all with", settings_text(bests[0].configuration, same) if same else "")])

@@ -103,8 +103,8 @@ def _speed_text(evidence: Prediction | Measurement) -> str:
 def _interval_text(
     evidence: Prediction | Measurement, name: str, text: Callable[[float], str]
 ) -> str:
-    """The 90 % interval of a predicted quantity, after the quantity itself."""
-    if not isinstance(evidence, Prediction) or name not in evidence.intervals:
+    """The 90 % interval of a quantity that is estimated, after the quantity itself."""
+    if name not in evidence.intervals:
         return ""
     low, high = evidence.intervals[name]
     return f" (90 %: {text(low)} to {text(high)})"

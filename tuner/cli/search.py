@@ -44,7 +44,8 @@ def _search_options(function: _Decorated) -> _Decorated:
         click.option(
             "--mode", cls=RareOption, type=click.Choice([str(mode) for mode in Mode]),
             default="auto", show_default=True,
-            help="Run trials, simulate them, or run them where there is such a GPU.",
+            help="Run trials, on a GPU or on an emulated one, simulate them, or run them where "
+            "there is such a GPU.",
         ),
         click.option("--address", metavar="ADDRESS", help="Ray cluster to use; default: own one."),
         click.option("--quiet", is_flag=True, help="Print the result only."),

@@ -73,8 +73,9 @@ def _limits_text(plan: Plan) -> str:
         "{:g} USD": options.max_cost,
     }
     texts = [text.format(value) for text, value in limits.items() if value is not None]
-    if texts and plan.bench is None:
-        texts.append("of which simulated trials take nothing")
+    if texts and (plan.bench is None or plan.bench.emulated):
+        kind = "simulated" if plan.bench is None else "emulated"
+        texts.append(f"of which {kind} trials take nothing")
     return ", ".join(texts)
 
 

@@ -178,6 +178,7 @@ def _show_trial(
     from tuner.cli.evidence import print_evidence
     from tuner.cli.render import print_fields, print_json, settings_text
     from tuner.cli.stages import print_stages
+    from tuner.results.best import check_text
     from tuner.results.ranks import gpus_text
 
     if as_json:
@@ -190,6 +191,8 @@ def _show_trial(
             ("space", f"{target.space.name}: {target.space.subject}"),
             ("GPU", gpus_text(record.configuration, target.gpu)),
             ("ran on", record.device or ""),
+            ("emulated", record.emulated_device or ""),
+            ("verified", check_text(record)),
             ("status", f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"),
             ("stale", "other versions than the newest trials" if record in old else ""),
             ("message", outcome.message),
@@ -206,10 +209,11 @@ def _show_trial(
             margin_bytes=record.reserve_bytes,
         )
         print_stages(record, target.facts)
-    if outcome.measurement is not None and outcome.prediction is not None:
+    ran = outcome.ran
+    if ran is not None and outcome.prediction is not None:
         echo()
-        print_fields([("measured", more_text(outcome.measurement))])
-        print_comparison(outcome.prediction, outcome.measurement)
+        print_fields([(str(ran.source), more_text(ran))])
+        print_comparison(outcome.prediction, ran, ran.source)
 
 
 def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:

@@ -6,15 +6,16 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.comparison import more_text, params_text, print_comparison, print_measured
+from tuner.cli.comparison import more_text, params_text, print_comparison, print_ran
 from tuner.cli.data_file import DataFile
 from tuner.cli.evidence import fits_text
 from tuner.cli.listening import Printer
 from tuner.cli.render import echo, print_fields, settings_text
 from tuner.cli.stages import print_stages
+from tuner.emulator.here import is_emulated
 from tuner.engine.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.engine.estimate import estimate_configuration, one_configuration
-from tuner.engine.measuring import Measuring, cpu_share, limit_of
+from tuner.engine.measuring import Measuring, Mode, cpu_share, emulating, limit_of
 from tuner.engine.own_code import require_lengths, trial_job
 from tuner.errors import (
     EXIT_BAD_INPUT,
@@ -32,6 +33,7 @@ from tuner.units import format_duration, format_size
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
     from tuner.runner.base import MeasureOptions, TrialJob, TrialRunner
+    from tuner.runner.emulated import EmulatedRunner
     from tuner.runner.isolated import IsolatedRunner
     from tuner.space import SearchSpace
     from tuner.space.data import DataFacts
@@ -47,6 +49,7 @@ class Question:
     model: str | None
     settings: tuple[str, ...]
     device: str | None
+    mode: str
     gpu_name: str | None
     gpu_memory: int | None
     memory_limit: int | None
@@ -91,6 +94,8 @@ class Question:
         Without `--device` it is the processor for `--gpu cpu`, else the first GPU. Raises
         `InputError` for contradicting options, `UnavailableError` without such a device.
         """
+        if self.mode == Mode.EMULATE:
+            return self._emulated()
         device = self.device or (CPU if _names(self.gpu_name, CPU) else "cuda:0")
         if device == CPU:
             return self._processor()
@@ -118,7 +123,22 @@ class Question:
             local=(index,),
             memory_limit_bytes=limit_of(gpu, self.memory_limit, found.total_bytes),
             stands_in=found.gpu is None or found.gpu.id != gpu.id,
+            emulated=is_emulated(),
         )
+
+    def _emulated(self) -> tuple[Gpu, Measuring]:
+        if self.gpu_name is None:
+            raise InputError(
+                "--mode emulate needs a GPU type to emulate",
+                hint="name it with --gpu (`tuner gpus`)",
+            )
+        if self.device not in (None, "cuda", "cuda:0"):
+            raise InputError(
+                f"--device {self.device} is one of this machine, and --mode emulate makes its own",
+                hint="leave --device out",
+            )
+        gpu = find_gpu(self.gpu_name, memory_bytes=self.gpu_memory)
+        return gpu, emulating(gpu, self.memory_limit)
 
     def _processor(self) -> tuple[Gpu, Measuring]:
         from tuner import host
@@ -179,18 +199,34 @@ def run_trial(
         whole_steps=question.whole_steps,
         lengths=question.lengths,
     )
-    with _runner(job, options, trials_on.threads) as runner:
+    trials_on = dataclasses.replace(trials_on, gpus=_gpus(space, configuration))
+    with _runner(job, options, trials_on) as runner:
         outcome = _in_stages(runner, space, configuration, prediction)
     fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
     record = _record(space, gpu, trials_on, configuration, (outcome, prediction), fraction)
     return Trial(space, gpu, trials_on, record)
 
 
-def _runner(job: TrialJob, options: MeasureOptions, threads: int) -> IsolatedRunner:
+def _gpus(space: SearchSpace, configuration: Configuration) -> int:
+    """How many GPUs the trial takes; code of the user's own has names of its own."""
+    from tuner.space.distributed_terms import gpus_per_trial
+
+    return gpus_per_trial(configuration) if space.predictable else 1
+
+
+def _runner(
+    job: TrialJob, options: MeasureOptions, trials_on: Measuring
+) -> IsolatedRunner | EmulatedRunner:
     from tuner.runner.environment import trial_environment
+
+    environment = trial_environment(trials_on.threads)
+    if trials_on.emulated and not is_emulated():
+        from tuner.runner.emulated import EmulatedRunner
+
+        return EmulatedRunner(job, options, gpus=trials_on.gpus, environment=environment)
     from tuner.runner.isolated import IsolatedRunner
 
-    return IsolatedRunner(job, options, environment=trial_environment(threads))
+    return IsolatedRunner(job, options, environment=environment)
 
 
 def _in_stages(
@@ -233,7 +269,8 @@ def _record(
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=outcome_versions(),
         searcher="",
-        device=trials_on.names[0],
+        device=None if trials_on.emulated else trials_on.names[0],
+        emulated_device=trials_on.names[0] if trials_on.emulated else None,
         memory_limit_bytes=trials_on.memory_limit_bytes,
         margin_bytes=round(gpu.memory_bytes * margin_fraction),
     )
@@ -253,12 +290,12 @@ def to_dict(trial: Trial) -> dict[str, Any]:
 
 
 def print_trial(trial: Trial) -> None:
-    """What came of it, and the predicted numbers beside the measured ones."""
+    """What came of it, and the predicted numbers beside those of the trial."""
     record, outcome = trial.record, trial.record.outcome
     ended = f"{outcome.status}{f' in {outcome.phase}' if outcome.phase else ''}"
     if outcome.requested_bytes is not None:
         ended += f", {format_size(outcome.requested_bytes)} asked for"
-    measured = outcome.measurement
+    ran = outcome.ran
     print_fields(
         [
             ("model", trial.space.model or ""),
@@ -269,27 +306,27 @@ def print_trial(trial: Trial) -> None:
             ("status", f"{ended}, after {format_duration(outcome.duration_s)}"),
             ("message", outcome.message),
             ("fits", _fits_text(trial)),
-            ("ranks", ranks_text(measured) if measured else ""),
-            ("parameters", params_text(measured) if measured else ""),
-            ("more", more_text(measured) if measured else ""),
-            ("notes", "; ".join(getattr(measured, "notes", ()))),
+            ("ranks", ranks_text(ran) if ran else ""),
+            ("parameters", params_text(ran) if ran else ""),
+            ("more", more_text(ran) if ran else ""),
+            ("notes", "; ".join(getattr(ran, "notes", ()))),
         ]
     )
     print_stages(record, SpaceFacts.of(trial.space))
     if outcome.prediction is not None:
         echo()
-        print_comparison(outcome.prediction, measured)
-    elif measured is not None:
+        print_comparison(outcome.prediction, ran, record.source)
+    elif ran is not None:
         echo()
-        print_measured(measured)
+        print_ran(ran)
 
 
 def _fits_text(trial: Trial) -> str:
-    record, measured = trial.record, trial.record.outcome.measurement
-    if measured is None:
+    record, ran = trial.record, trial.record.outcome.ran
+    if ran is None:
         return "no" if record.outcome.status is Status.OOM else ""
     return fits_text(
-        measured,
+        ran,
         fits=record.fits,
         limit_bytes=record.limit_bytes,
         margin_bytes=record.reserve_bytes,

@@ -1,4 +1,4 @@
-"""Whether the trials of a search run for real, and on what: `--mode` and `--memory-limit`."""
+"""Whether the trials of a search run, and on what: `--mode` and `--memory-limit`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tuner.emulator.here import is_emulated
 from tuner.engine.device import CPU, LocalGpu, is_cpu, local_gpus
 from tuner.errors import InputError, UnavailableError
-from tuner.units import format_gib
+from tuner.units import GIB, format_gib
 
 if TYPE_CHECKING:
     from tuner.gpus import Gpu
@@ -30,6 +31,7 @@ class Mode(enum.StrEnum):
 
     AUTO = "auto"
     MEASURE = "measure"
+    EMULATE = "emulate"
     PREDICT = "predict"
 
 
@@ -47,7 +49,8 @@ class Measuring:
     `names` and `sizes_bytes` are the exact names and memory that the device may have;
     `stands_in` says that it is a larger GPU than the type that was asked for. `local` are the
     indices of GPUs of this machine; empty for a processor, and for a cluster. `awaited` says that
-    the cluster has yet to start a node with one.
+    the cluster has yet to start a node with one. `emulated` says that the device is not there:
+    `gpus` emulated ones are made for each trial.
     """
 
     device: str
@@ -58,6 +61,8 @@ class Measuring:
     memory_limit_bytes: int | None = None
     stands_in: bool = False
     awaited: bool = False
+    emulated: bool = False
+    gpus: int = 1
 
     @property
     def threads(self) -> int:
@@ -69,7 +74,7 @@ class Measuring:
         """Where trials run, for the records."""
         from tuner.tune.request import Bench
 
-        return Bench(self.names[0], self.memory_limit_bytes)
+        return Bench(self.names[0], self.memory_limit_bytes, self.emulated)
 
     def options(self, **values: object) -> MeasureOptions:
         """How one trial runs."""
@@ -84,9 +89,11 @@ class Measuring:
 
     def factory(self, job: TrialJob, options: MeasureOptions) -> RunnerFactory:
         """What makes runners in the workers; it looks at the worker's GPU first."""
-        from tuner.runner.factories import MeasuredFactory
+        from tuner.runner.factories import EmulatedFactory, MeasuredFactory
         from tuner.tune.verified import VerifiedFactory
 
+        if self.emulated and not is_emulated():
+            return EmulatedFactory(job, options, self.gpus)
         make = MeasuredFactory(job, options)
         if self.device == CPU:
             return make
@@ -95,6 +102,9 @@ class Measuring:
     def text(self, gpu: Gpu) -> str:
         """Where the numbers come from, for people."""
         name = self.names[0]
+        if self.emulated:
+            many = f"{self.gpus} x " if self.gpus > 1 else ""
+            return f"emulated {many}{name}: memory as counted there, times estimated"
         many = f"{len(self.local)} x " if len(self.local) > 1 else ""
         text = f"measured on {many}{name}"
         if self.memory_limit_bytes is not None:
@@ -129,11 +139,14 @@ def decide(
                 hint="--gpu-memory predicts for another amount of memory",
             )
         return Simulating("--mode predict")
+    if mode is Mode.EMULATE:
+        return emulating(gpu, memory_limit, gpus=gpus_per_trial)
     found = _for_ranks(_found(gpu, memory_limit, address, workers), gpus_per_trial)
     if isinstance(found, Simulating) and mode is Mode.MEASURE:
         raise UnavailableError(
             f"--mode measure finds nothing to measure on: {found.why}",
-            hint="--mode predict simulates the trials, --gpu cpu measures on the processor",
+            hint="--mode emulate trains on a GPU that is not there, --mode predict simulates the "
+            "trials, --gpu cpu measures on the processor",
         )
     return found
 
@@ -146,6 +159,38 @@ def _found(
     if address is not None:
         return _in_cluster(gpu, memory_limit, address)
     return _on_local_gpu(gpu, memory_limit)
+
+
+EMULATED_HOST_BYTES = 6 * GIB
+"""Main memory that one emulated trial may take: what is asked of a 27B model in NF4."""
+
+
+def emulating(gpu: Gpu, memory_limit: int | None = None, *, gpus: int = 1) -> Measuring:
+    """Trials on emulated GPUs of this type, with the memory that `gpu` has.
+
+    Raises `InputError` for a processor, `UnavailableError` where nothing can be emulated here.
+    """
+    from tuner import host
+    from tuner.emulator.toolchain import unavailable
+
+    if is_cpu(gpu):
+        raise InputError(
+            "a processor is not emulated: it is there",
+            hint="--mode measure runs trials on it, --gpu names a GPU type to emulate",
+        )
+    reason = unavailable()
+    if reason is not None:
+        raise UnavailableError(f"--mode emulate cannot run here: {reason}")
+    at_once = max(1, host.usable_memory_bytes() // EMULATED_HOST_BYTES)
+    return Measuring(
+        "cuda:0",
+        (gpu.device_names[0] if gpu.device_names else gpu.name,),
+        (gpu.memory_bytes,),
+        {"CPU": float(cpu_share(min(at_once, host.usable_cpus())))},
+        memory_limit_bytes=limit_of(gpu, memory_limit, gpu.memory_bytes),
+        emulated=True,
+        gpus=gpus,
+    )
 
 
 def gpus_of_trials(space: SearchSpace) -> int:
@@ -248,6 +293,7 @@ def _measuring(
         local=tuple(d.index for d in devices),
         memory_limit_bytes=limit_bytes,
         stands_in=stands_in,
+        emulated=is_emulated(),  # where this process runs on an emulated machine itself
     )
 
 

@@ -31,7 +31,8 @@ def require_trials(space: SearchSpace, trials_on: Measuring | Simulating) -> Non
     raise UnavailableError(
         f"search space {space.name!r} runs code of your own, which can be measured and not "
         f"predicted: {trials_on.why}",
-        hint="--gpu auto takes this machine's GPU, --gpu cpu its processor",
+        hint="--gpu auto takes this machine's GPU, --gpu cpu its processor, --mode emulate a GPU "
+        "that is not there",
     )
 
 

@@ -153,12 +153,13 @@ def _run(opened: Sequence[_Open], listener: Listener) -> list[SearchResult | Non
 def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
     """The searches that run at the same time, batch after batch, in their order.
 
-    On a cluster all do, and so do simulated ones. A search that measures on this machine has it
-    for itself: Ray does not tell apart the GPU types of one machine.
+    On a cluster all do, and so do simulated and emulated ones. A search that measures on this
+    machine has it for itself: Ray does not tell apart the GPU types of one machine.
     """
     together: list[SearchRequest] = []
     for request in requests:
-        if request.bench is None or request.address is not None:
+        alone = request.bench is not None and not request.bench.emulated
+        if not alone or request.address is not None:
             together.append(request)
             continue
         if together:

@@ -168,7 +168,8 @@ def _circumstances(record: TrialRecord) -> object:
 
 def _place(record: TrialRecord) -> object:
     """Where a trial ran, and what of."""
-    return (record.device, record.memory_limit_bytes, record.versions.get("model"))
+    device = record.device or record.emulated_device
+    return (device, record.memory_limit_bytes, record.versions.get("model"))
 
 
 def require_records(target: Target) -> tuple[TrialRecord, ...]:
@@ -195,8 +196,11 @@ def require_records(target: Target) -> tuple[TrialRecord, ...]:
 
 def with_margin(record: TrialRecord, margin_bytes: int) -> TrialRecord:
     """`record` as it would be if `margin_bytes` had to stay free."""
-    if record.source is Source.MEASURED:
+    if record.source is not Source.PREDICTED:
         record = dataclasses.replace(record, margin_bytes=margin_bytes)
+    if record.verified_by is not None:
+        check = with_margin(record.verified_by, margin_bytes)
+        record = dataclasses.replace(record, verified_by=check)
     prediction = record.outcome.prediction
     if prediction is None:
         return record

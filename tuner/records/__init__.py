@@ -1,8 +1,8 @@
 """The frozen values that travel between the layers, and nothing else.
 
 Sizes are in bytes and times in seconds; every physical quantity carries its unit in its
-name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device; a
-`TrialRecord` holds either or both and says which.
+name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device or an emulated one
+and says from which; a `TrialRecord` holds one or more of them, each in its own field.
 """
 
 from tuner.records.configuration import Configuration, KnobValue

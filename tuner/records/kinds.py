@@ -6,10 +6,20 @@ import enum
 
 
 class Source(enum.StrEnum):
-    """Where a number comes from."""
+    """Where a number comes from, from the least to the most that can be relied on.
+
+    `EMULATED` is what a program took that ran on a GPU that is not there (`tuner.emulator`): its
+    memory is the allocator's own, its time an estimate.
+    """
 
     PREDICTED = "predicted"
+    EMULATED = "emulated"
     MEASURED = "measured"
+
+    @property
+    def rank(self) -> int:
+        """Larger for what is to be relied on more."""
+        return list(Source).index(self)
 
 
 class Status(enum.StrEnum):
@@ -23,6 +33,10 @@ class Status(enum.StrEnum):
     CRASHED = "crashed"
     INVALID = "invalid"
     INTERRUPTED = "interrupted"
+
+
+SAYS_NOTHING = (Status.CRASHED, Status.TIMEOUT, Status.INVALID, Status.INTERRUPTED)
+"""A verification that ended like this takes nothing from what was known before it."""
 
 
 class MemoryCategory(enum.StrEnum):

@@ -1,4 +1,4 @@
-"""What a device said of one configuration."""
+"""What a device said of one configuration, a real one or an emulated one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a real device did in one trial. `device` is the exact device name.
+    """What a device did in one trial. `device` is the exact device name.
+
+    On an emulated device `source` says so: its memory is what a real one would have counted, its
+    speed an estimate with `intervals`, as in `Prediction`. Records keep such numbers apart
+    (`Outcome.emulation`).
 
     `steps` are the timed optimizer steps, after `warmup_steps` that were not timed. `memory` is
     of all steps, its `phase_peak_bytes` of the warm-up. Everything with a default of None is
@@ -101,6 +105,9 @@ class Measurement:
     ranks: tuple[RankMemory, ...] = ()
     """Each rank of a trial on several GPUs, in their order; `memory` is that of the one that
     needed most, `speed` that of all together. Empty for a trial on one GPU."""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Lower and upper end of 90 % intervals of what an emulated device estimates, by the names of
+    `Prediction.intervals`; empty for a real device."""
 
     @property
     def limiting_stage(self) -> str | None:
@@ -111,7 +118,8 @@ class Measurement:
         """One flat JSON object, shaped as `Prediction.to_dict`."""
         data = plain(self)
         speed = data.pop("speed")
-        del data["stages"], data["ranks"]
+        del data["stages"], data["ranks"], data["intervals"]
+        intervals = {name: list(ends) for name, ends in self.intervals.items()}
         interval = self.samples_per_s_interval
         return {
             **data,
@@ -121,6 +129,7 @@ class Measurement:
             "notes": list(self.notes),
             **stages_dict(self.stages),
             **({"ranks": [dataclasses.asdict(rank) for rank in self.ranks]} if self.ranks else {}),
+            **({"intervals": intervals} if intervals else {}),
         }
 
     @classmethod
@@ -138,6 +147,7 @@ class Measurement:
                 "notes": tuple(known.get("notes", ())),
                 "stages": read_stages(data),
                 "ranks": tuple(build(RankMemory, rank) for rank in data.get("ranks", ())),
+                "intervals": {n: tuple(ends) for n, ends in known.get("intervals", {}).items()},
             },
         )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.records.configuration import Configuration
-from tuner.records.kinds import Exhausted, Source, Status
+from tuner.records.kinds import SAYS_NOTHING, Exhausted, Source, Status
 from tuner.records.measurement import Measurement
 from tuner.records.prediction import Prediction
 
@@ -22,7 +22,8 @@ PROCESSOR = "cpu"
 class Outcome:
     """What came of running one configuration once, whatever happened.
 
-    `prediction` of a simulated trial is the full trace; a real trial carries `measurement`.
+    `prediction` of a simulated trial is the full trace; a real trial carries `measurement`, one on
+    an emulated device `emulation`, which has the same form and is never taken for it.
     `phase` and `requested_bytes` say where and at what size memory ran out, when it did, and
     `exhausted` which memory; None in records of older versions, which knew the device's only.
     `stage` is the stage that ended a trial of several stages before the others had run.
@@ -37,6 +38,31 @@ class Outcome:
     duration_s: float = 0.0
     exhausted: Exhausted | None = None
     stage: str | None = None
+    emulation: Measurement | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers in the field of another kind."""
+        for name, kind in (("measurement", Source.MEASURED), ("emulation", Source.EMULATED)):
+            found: Measurement | None = getattr(self, name)
+            if found is not None and found.source is not kind:
+                raise ValueError(f"{name} holds numbers that are {found.source}")
+
+    @classmethod
+    def of(cls, status: Status, ran: Measurement, **more: Any) -> Outcome:
+        """The outcome of a trial that ran, with `ran` in the field of its kind."""
+        return cls(status, **more).with_ran(ran)
+
+    @property
+    def ran(self) -> Measurement | None:
+        """What the steps of the trial took, on a device or on an emulated one."""
+        return self.measurement or self.emulation
+
+    def with_ran(self, ran: Measurement | None) -> Outcome:
+        """The same outcome with other numbers of the steps, in the field of their kind."""
+        emulated = ran is not None and ran.source is Source.EMULATED
+        return replace(
+            self, measurement=None if emulated else ran, emulation=ran if emulated else None
+        )
 
     @property
     def limiting_stage(self) -> str | None:
@@ -50,8 +76,8 @@ class Outcome:
 
     @property
     def evidence(self) -> Prediction | Measurement | None:
-        """The numbers to rank by: measured ones where they exist, else predicted ones."""
-        return self.measurement or self.prediction
+        """The numbers to rank by: measured ones, else emulated ones, else predicted ones."""
+        return self.measurement or self.emulation or self.prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +105,41 @@ class TrialRecord:
     """Memory that is to stay free; None where only the prediction says it."""
     verification: bool = False
     """Whether the trial was a verification: longest lengths, more steps, an evaluation, a save."""
+    emulated_device: str | None = None
+    """Name of the GPU that was emulated for the trial; None for a trial of another kind."""
+    verified_by: TrialRecord | None = None
+    """The verification on an emulated device of what this record predicts. It stands beside the
+    prediction and changes none of its numbers. In journals it is a record of its own
+    (`tuner.results.journal.latest` puts the two together)."""
 
     @property
     def verified(self) -> bool:
         """Whether the configuration passed its verification with the margin."""
+        if self.verified_by is not None:
+            return self.verified_by.verified
         return self.verification and self.fits
 
     @property
+    def verified_source(self) -> Source | None:
+        """Whether the verification that it passed was measured or emulated; None without one."""
+        if not self.verified:
+            return None
+        return self.source if self.verified_by is None else self.verified_by.source
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a verification beside it says that it does not fit."""
+        check = self.verified_by
+        return check is not None and not check.fits and check.outcome.status not in SAYS_NOTHING
+
+    @property
     def source(self) -> Source:
-        """Whether the trial ran on a device, however it ended there, or was simulated."""
-        ran = self.device is not None or self.outcome.measurement is not None
-        return Source.MEASURED if ran else Source.PREDICTED
+        """Whether the trial ran on a device or an emulated one, however it ended, or on none."""
+        if self.device is not None or self.outcome.measurement is not None:
+            return Source.MEASURED
+        if self.emulated_device is not None or self.outcome.emulation is not None:
+            return Source.EMULATED
+        return Source.PREDICTED
 
     @property
     def reserve_bytes(self) -> int:
@@ -106,11 +156,11 @@ class TrialRecord:
     @property
     def _sharing(self) -> int:
         """Ranks that share the memory: those on a processor."""
-        measured, predicted = self.outcome.measurement, self.outcome.prediction
+        ran, predicted = self.outcome.ran, self.outcome.prediction
         if self.gpu != PROCESSOR:
             return 1
-        if measured is not None:
-            return max(1, len(measured.ranks))
+        if ran is not None:
+            return max(1, len(ran.ranks))
         if predicted is None or predicted.limit_bytes <= 0:
             return 1
         return max(1, round(self.gpu_memory_bytes / predicted.limit_bytes))
@@ -123,8 +173,10 @@ class TrialRecord:
         """
         if self.outcome.status is not Status.OK or self.outcome.stage is not None:
             return False  # of the other stages nothing is known
-        if self.outcome.measurement is not None:
-            used_bytes = self.outcome.measurement.memory.device_bytes
+        if self.is_refuted:
+            return False
+        if self.outcome.ran is not None:
+            used_bytes = self.outcome.ran.memory.device_bytes
             return used_bytes + self.reserve_bytes <= self.limit_bytes
         return self.outcome.prediction is not None and self.outcome.prediction.fits
 
@@ -148,20 +200,23 @@ class TrialRecord:
             "duration_s": outcome.duration_s,
             "predicted": outcome.prediction.to_dict() if outcome.prediction else None,
             "measured": outcome.measurement.to_dict() if outcome.measurement else None,
+            **({"emulated": outcome.emulation.to_dict()} if outcome.emulation else {}),
             "seed": self.seed,
             "started_at": self.started_at,
             "searcher": self.searcher,
             "device": self.device,
+            **({"emulated_device": self.emulated_device} if self.emulated_device else {}),
             "memory_limit_bytes": self.memory_limit_bytes,
             "margin_bytes": self.margin_bytes,
             "verification": self.verification,
+            **({"verified_by": self.verified_by.trial_id} if self.verified_by else {}),
             "versions": dict(self.versions),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrialRecord:
         """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError when malformed."""
-        predicted, measured = data["predicted"], data["measured"]
+        predicted, measured, emulated = data["predicted"], data["measured"], data.get("emulated")
         return cls(
             trial_id=data["trial_id"],
             run_id=data["run_id"],
@@ -180,6 +235,7 @@ class TrialRecord:
                 # Added after the first journals were written.
                 exhausted=Exhausted(data["exhausted"]) if data.get("exhausted") else None,
                 stage=data.get("stage"),
+                emulation=Measurement.from_dict(emulated) if emulated else None,
             ),
             seed=data["seed"],
             started_at=data["started_at"],
@@ -190,4 +246,5 @@ class TrialRecord:
             memory_limit_bytes=data.get("memory_limit_bytes"),
             margin_bytes=data.get("margin_bytes"),
             verification=data.get("verification", False),
+            emulated_device=data.get("emulated_device"),
         )

@@ -92,7 +92,7 @@ class Recommendation:
 
     @property
     def source(self) -> Source:
-        """Whether the numbers are predicted or measured."""
+        """Whether the numbers are predicted, emulated or measured."""
         return self.evidence.source
 
     @property
@@ -113,8 +113,6 @@ class Recommendation:
     @property
     def device_bytes_interval(self) -> Interval | None:
         """Where the peak of device memory is expected, in bytes; None where nothing says."""
-        if not isinstance(self.evidence, Prediction):
-            return None
         ends = self.evidence.intervals.get("device_bytes")
         return Interval(*ends, PREDICTED_PERCENT) if ends else None
 
@@ -122,9 +120,10 @@ class Recommendation:
     def samples_per_s_interval(self) -> Interval | None:
         """Where the throughput is expected; None where nothing says.
 
-        A prediction's is that of the step time: every step has the same number of samples.
+        A prediction's, and an emulated one, is that of the step time: every step has the same
+        number of samples.
         """
-        if not isinstance(self.evidence, Prediction):
+        if self.source is Source.MEASURED and isinstance(self.evidence, Measurement):
             ends = self.evidence.samples_per_s_interval
             return Interval(*ends, MEASURED_PERCENT) if ends else None
         low_s, high_s = self.evidence.intervals.get("step_s", (0.0, 0.0))
@@ -141,16 +140,22 @@ class Recommendation:
     @property
     def verified_text(self) -> str:
         """What was done to make sure, and how much memory was left; for people."""
-        found = self.record.outcome.measurement
+        check = self.record.verified_by or self.record
+        found = check.outcome.ran
         if found is None:
-            return "no: predicted only"
+            said = f", and the emulated trial {_ended_text(check)}"
+            return f"no: predicted only{said if self.record.verified_by else ''}"
         if not self.record.verified:
-            return "no: measured in a short trial"
-        text = f"{found.steps} steps, the longest sequences"
-        text += ", an evaluation" if found.evaluation_peak_bytes is not None else ""
+            return f"no: {check.source} in a short trial"
+        done = f"{found.steps} steps, the longest sequences"
+        done += ", an evaluation" if found.evaluation_peak_bytes is not None else ""
         if found.checkpoint_bytes is not None:
-            text += f", a checkpoint of {format_size(found.checkpoint_bytes)} saved"
-        return f"{text}: {format_size(self.free_bytes)} stay free"
+            done += f", a checkpoint of {format_size(found.checkpoint_bytes)} saved"
+        used_bytes = found.memory.device_bytes
+        free = f"{format_size(self.memory_bytes - used_bytes)} stay free"
+        if check.source is Source.EMULATED:
+            return f"emulated: {format_size(used_bytes)}, {free} ({done})"
+        return f"{done}: {free}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types: what `best.yaml` holds and `tuner best --json` prints."""
@@ -159,7 +164,7 @@ class Recommendation:
             "model": self.space.model,
             "gpu": {**_gpu_dict(self.gpu), "count": self.gpus},
             "source": str(self.source),
-            "verified": self.record.verified,
+            "verified": self._verified_word,
             "verification": self.verified_text,
             "configuration": self.configuration.to_dict(),
             "memory": self._memory_dict(),
@@ -184,6 +189,12 @@ class Recommendation:
                 "versions": dict(self.record.versions),
             },
         }
+
+    @property
+    def _verified_word(self) -> bool | str:
+        """True where a device verified it, "emulated" where an emulated one did."""
+        source = self.record.verified_source
+        return str(source) if source is Source.EMULATED else source is not None
 
     def _memory_dict(self) -> dict[str, Any]:
         memory = self.evidence.memory
@@ -230,7 +241,8 @@ def recommend(
 
     With another `objective` the best in that, of those of which it is known.
 
-    Where one that was measured fits, only measured ones are chosen from.
+    Where one that was measured fits, only measured ones are chosen from; so it is with emulated
+    ones where none was measured.
     `where` keeps a configuration or drops it, and `conditions` are its texts, for people.
     Among equally fast ones the one with less memory wins, then the smaller configuration
     key. The baseline is looked up among all records, whether it meets `where` or not.
@@ -303,11 +315,12 @@ def best_yaml(
         data: dict[str, Any] = {"space": space.name, "gpu": _gpu_dict(gpu), "configuration": None}
     else:
         source = str(best.source).upper()
-        how = (
-            "no GPU was used, try it before you rely on it"
-            if best.source is Source.PREDICTED
-            else f"on {_one_line(getattr(best.evidence, 'device', 'a GPU'))}"
-        )
+        device = _one_line(getattr(best.evidence, "device", "a GPU"))
+        how = {
+            Source.PREDICTED: "no GPU was used, try it before you rely on it",
+            Source.EMULATED: f"on a {device} that is not there; times are estimates",
+            Source.MEASURED: f"on {device}",
+        }[best.source]
         comment = (
             f"# The fastest configuration of {_one_line(space.name)} found for "
             f"{_one_line(times_text(best.gpus, gpu.name))}: it fits with "
@@ -358,6 +371,24 @@ def _gain_dict(gain: Gain | None) -> dict[str, Any] | None:
         "speedup": round(gain.speedup, 4) if gain.speedup is not None else None,
         "saved_bytes": gain.saved_bytes,
     }
+
+
+def check_text(record: TrialRecord) -> str:
+    """What the emulated verification beside a prediction came to, in short; empty without one."""
+    check = record.verified_by
+    if check is None:
+        return ""
+    ran = check.outcome.ran
+    if ran is None:
+        return f"emulated: {_ended_text(check)}"
+    fits = "" if check.fits else ", does not fit"
+    return f"emulated: {format_size(ran.memory.device_bytes)}{fits} (trial {check.trial_id})"
+
+
+def _ended_text(check: TrialRecord) -> str:
+    """How a verification ended that says nothing of the configuration."""
+    message = check.outcome.message.partition("\n")[0]
+    return f"ended as {check.outcome.status}" + (f": {message}" if message else "")
 
 
 def _one_line(text: str) -> str:

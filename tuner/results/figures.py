@@ -18,8 +18,10 @@ from tuner.results.agreement import QUANTITIES, pairs
 from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.plot import (
     COLORS,
-    LABELS,
+    EMULATED_COLOR,
+    emulated_among_others,
     is_limit_far,
+    labels,
     memory_range_gib,
     throughput_range,
 )
@@ -87,6 +89,7 @@ def front_figure(view: View) -> dict[str, Any]:
         indices = [i for i, _ in _of_kind(view, kind)]
         if indices:
             _add_points(figure, view, kind, indices)
+    _add_rings(figure, view)
     _add_limits(figure, view)
     figure.update_layout(
         template="none",
@@ -294,7 +297,23 @@ def _add_points(figure: Figure, view: View, kind: Kind, indices: Sequence[int]) 
         customdata=list(indices),
         hovertemplate="%{text}<extra></extra>",
         marker=marker,
-        name=LABELS[kind] + count,
+        name=labels(view)[kind] + count,
+    )
+
+
+def _add_rings(figure: Figure, view: View) -> None:
+    """A ring around what was emulated, where there are numbers of other kinds."""
+    found = [i for i in emulated_among_others(view) if view.records[i].outcome.evidence is not None]
+    if not found:
+        return
+    points = [_point(view.records[i]) for i in found]
+    figure.add_scatter(
+        x=[p[0] for p in points],
+        y=[p[1] for p in points],
+        mode="markers",
+        hoverinfo="skip",
+        marker={"symbol": "circle-open", "size": 14, "color": EMULATED_COLOR},
+        name=f"emulated ({len(found)})",
     )
 
 

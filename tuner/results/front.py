@@ -37,7 +37,7 @@ class Objective:
 
 
 def samples_per_s(record: TrialRecord) -> float | None:
-    """Training examples per second, measured where it was, else predicted.
+    """Training examples per second, measured where it was, else emulated or predicted.
 
     This, and not tokens per second, decides how long an epoch takes: longer sequences raise
     the tokens per second and make the epoch longer.
@@ -47,7 +47,7 @@ def samples_per_s(record: TrialRecord) -> float | None:
 
 
 def device_bytes(record: TrialRecord) -> int | None:
-    """Peak device memory in bytes, measured where it was, else predicted."""
+    """Peak device memory in bytes, measured where it was, else emulated or predicted."""
     evidence = record.outcome.evidence
     return evidence.memory.device_bytes if evidence else None
 
@@ -79,18 +79,24 @@ def fits_within(record: TrialRecord, limit_bytes: int) -> bool:
     used_bytes = device_bytes(record)
     if record.outcome.status is not Status.OK or used_bytes is None:
         return False
+    check = record.verified_by
+    if check is not None and check.outcome.ran is not None and not fits_within(check, limit_bytes):
+        return False
     return record.fits and used_bytes + margin_bytes(record) <= limit_bytes
 
 
 def trusted(records: Iterable[TrialRecord], limit_bytes: int) -> list[TrialRecord]:
-    """The records to choose from: the measured ones if one of them fits, else all.
+    """The records to choose from: the measured ones if one fits, else so the emulated ones, or all.
 
     A prediction is no match for a measurement: where something was measured that fits, nothing
-    is recommended, or put on a front, that was not.
+    is recommended, or put on a front, that was not. So it is with what was emulated.
     """
     found = list(records)
-    measured = [record for record in found if record.source is Source.MEASURED]
-    return measured if any(fits_within(r, limit_bytes) for r in measured) else found
+    for source in (Source.MEASURED, Source.EMULATED):
+        alike = [record for record in found if record.source is source]
+        if any(fits_within(record, limit_bytes) for record in alike):
+            return alike
+    return found
 
 
 def pareto_front(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.records import Source
 from tuner.results.siblings import FrontPoint, GpuFront
 from tuner.text import printable
 from tuner.units import GIB, format_duration, format_gib, significant
@@ -60,6 +61,15 @@ def gpus_figure(fronts: Sequence[GpuFront], *, lines: bool = True) -> dict[str, 
     )
     data: dict[str, Any] = json.loads(figure.to_json())
     return {"data": data["data"], "layout": data["layout"]}
+
+
+MARKS: Mapping[str, str] = {Source.MEASURED: "", Source.EMULATED: "-open-dot"}
+"""What plotly.js adds to the name of a symbol, by the kind of its numbers; open where predicted."""
+
+
+def has_emulated(fronts: Iterable[GpuFront]) -> bool:
+    """Whether a point of these fronts is emulated."""
+    return any(point.source == Source.EMULATED for front in fronts for point in front.points)
 
 
 def gpu_rows(fronts: Sequence[GpuFront]) -> list[dict[str, Any]]:
@@ -116,7 +126,7 @@ def _add_front(figure: Figure, front: GpuFront, number: int, *, lines: bool) -> 
         name=_plain(f"{front.gpu} ({_sources(points)})"),
         line={"shape": "hv", "color": color, "width": 2},
         marker={
-            "symbol": [symbol + ("" if p.source == "measured" else "-open") for p in points],
+            "symbol": [symbol + MARKS.get(p.source, "-open") for p in points],
             "size": [15 if point.recommended else 9 for point in points],
             "color": color,
             "line": {"width": 2, "color": color},
@@ -127,7 +137,8 @@ def _add_front(figure: Figure, front: GpuFront, number: int, *, lines: bool) -> 
 
 
 def _sources(points: Sequence[FrontPoint]) -> str:
-    return " and ".join(sorted({point.source for point in points}, reverse=True))
+    known = {point.source for point in points}
+    return " and ".join(source for source in Source if source in known)
 
 
 def _hover(front: GpuFront, point: FrontPoint) -> str:

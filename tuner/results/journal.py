@@ -14,7 +14,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -94,9 +94,10 @@ def read_journal(path: Path) -> JournalContents:
 def latest(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """One record per configuration and GPU, in the order of first appearance.
 
-    Of several, a measured one beats a predicted one and one that ran to its end beats an
-    interrupted one; measured ones are pooled (see `pooled`), and of predicted ones the last
-    written wins.
+    Of several, a measured one beats an emulated one, that a predicted one, and one that ran to its
+    end an interrupted one; those that ran are pooled (see `pooled`), and of predicted ones the
+    last written wins. A prediction that was verified on an emulated device stays what it is,
+    with the verification beside it (`TrialRecord.verified_by`).
     """
     found: dict[tuple[str, str, int, str], list[TrialRecord]] = {}
     for record in records:
@@ -109,7 +110,15 @@ def _one_of(records: Sequence[TrialRecord]) -> TrialRecord:
     """The record that stands for all trials of one configuration."""
     highest = max(map(_standing, records))
     equals = [record for record in records if _standing(record) == highest]
-    return pooled(equals) if equals[0].source is Source.MEASURED else equals[-1]
+    if equals[0].source is Source.PREDICTED:
+        return equals[-1]
+    ran = pooled(equals)
+    if ran.source is Source.EMULATED and all(record.verification for record in equals):
+        predicted = [record for record in records if record.source is Source.PREDICTED]
+        if predicted:
+            # One emulated speed among predicted ones would be compared with what it cannot be.
+            return replace(_one_of(predicted), verified_by=ran)
+    return ran
 
 
 class JournalWriter:
@@ -223,9 +232,9 @@ def _unreadable(path: Path, problems: list[Problem]) -> InputError:
     )
 
 
-def _standing(record: TrialRecord) -> tuple[bool, bool]:
+def _standing(record: TrialRecord) -> tuple[bool, int]:
     outcome = record.outcome
-    return (outcome.status is not Status.INTERRUPTED, record.source is Source.MEASURED)
+    return (outcome.status is not Status.INTERRUPTED, record.source.rank)
 
 
 def _opened(path: Path) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.records import TrialRecord
 from tuner.results.front import DEVICE_MEMORY, Objective
-from tuner.results.plot import COLORS, LABELS
+from tuner.results.plot import COLORS, labels
 from tuner.results.view import Kind, View
 from tuner.units import GIB
 
@@ -85,7 +85,7 @@ def objective_png(view: View) -> bytes:
             color=COLORS[points.kind],
             marker="*" if points.kind is Kind.BEST else "o",
             s=330 if points.kind is Kind.BEST else 40,
-            label=LABELS[points.kind],
+            label=labels(view)[points.kind],
             zorder=4 if points.kind in (Kind.FRONT, Kind.BEST) else 3,
         )
     axes.set_xlabel(across.title)
@@ -121,7 +121,7 @@ def objective_figure(view: View) -> dict[str, Any]:
                 "size": 19 if best else 9,
                 "color": COLORS[points.kind],
             },
-            name=LABELS[points.kind],
+            name=labels(view)[points.kind],
         )
     figure.update_layout(
         template="none",

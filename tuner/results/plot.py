@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.expressions import all_of
-from tuner.records import TrialRecord
+from tuner.records import Source, TrialRecord
 from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.table import value_text
 from tuner.results.view import Kind, View
@@ -35,6 +35,8 @@ LABELS: Mapping[Kind, str] = {
     Kind.TOO_LARGE: "does not fit",
     Kind.FAILED: "failed",
 }
+EMULATED_COLOR = "#7a4fd0"
+"""The ring around what was emulated, where a picture has numbers of other kinds too."""
 _INK, _FAINT = "#1f2937", "#6b7280"
 HEADER_WIDTH = 115
 """Characters of a line above the axes."""
@@ -42,6 +44,23 @@ FAR = 0.25
 """Where no trial uses this share of the GPU's memory, the axis ends at the largest trial."""
 BEYOND = 1.35
 """The memory axis ends at this multiple of the GPU's memory; what lies beyond is counted."""
+
+
+def labels(view: View) -> Mapping[Kind, str]:
+    """What each kind is called in the legend of `view`."""
+    untried = [r.source for r, k in zip(view.records, view.kinds, strict=True) if k is Kind.UNTRIED]
+    if Source.EMULATED in untried:
+        text = "predicted or emulated to fit, not measured"
+    else:
+        shown = Source.EMULATED if view.source == Source.EMULATED else Source.MEASURED
+        text = f"predicted to fit, not {shown}"
+    return {**LABELS, Kind.UNTRIED: text}
+
+
+def emulated_among_others(view: View) -> list[int]:
+    """The places of emulated trials in `view.records`; none where all numbers are emulated."""
+    found = [i for i, r in enumerate(view.records) if r.source is Source.EMULATED]
+    return [] if len(found) == len(view.records) else found
 
 
 def memory_range_gib(view: View) -> tuple[float, float]:
@@ -143,6 +162,7 @@ def _draw_trials(axes: Axes, view: View) -> None:
         (Kind.FITS, "o", 30, 0.75),
         (Kind.FRONT, "o", 46, 1.0),
     )
+    names = labels(view)
     for kind, marker, size, alpha in styles:
         points = _points(view, kind)
         if points:
@@ -155,9 +175,22 @@ def _draw_trials(axes: Axes, view: View) -> None:
                 alpha=alpha * crowd if kind is not Kind.FRONT else 1.0,
                 color=COLORS[kind],
                 linewidths=1.3 if marker == "x" else 0,
-                label=f"{LABELS[kind]} ({len(view.front) if kind is Kind.FRONT else len(points)})",
+                label=f"{names[kind]} ({len(view.front) if kind is Kind.FRONT else len(points)})",
                 zorder=4 if kind is Kind.FRONT else 3,
             )
+    ringed = [view.records[i] for i in emulated_among_others(view)]
+    rings = [_point(r) for r in ringed if r.outcome.evidence is not None]
+    if rings:
+        axes.scatter(
+            [x for x, _ in rings],
+            [y for _, y in rings],
+            s=90,
+            facecolors="none",
+            edgecolors=EMULATED_COLOR,
+            linewidths=1.1,
+            label=f"emulated ({len(rings)})",
+            zorder=5,
+        )
     front = [_point(r) for r in view.front]
     if front:
         # From each front trial on, its throughput is available up to the GPU's memory.
@@ -244,7 +277,8 @@ def subtitle(view: View) -> str:
     untried = view.kinds.count(Kind.UNTRIED)
     parts = [f"{len(view.records) - untried} configurations tried, {fitting} fit with the margin"]
     if untried:
-        parts.append(f"{untried} only predicted to fit")
+        how = labels(view)[Kind.UNTRIED].partition(" to fit")[0]
+        parts.append(f"{untried} only {how} to fit")
     if view.conditions:
         parts.append("where " + all_of(view.conditions))
     if is_limit_far(view):

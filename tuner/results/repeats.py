@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tuner.records import Measurement, Speed, Status, TrialRecord
-
-SAYS_NOTHING = (Status.CRASHED, Status.TIMEOUT, Status.INVALID, Status.INTERRUPTED)
-"""A verification that ended like this takes nothing from what was measured before it."""
+from tuner.records.kinds import SAYS_NOTHING
 
 
 def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
@@ -34,18 +32,19 @@ def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
         for run in telling
         if run.outcome.status is Status.OK and _circumstances(run) == _circumstances(last)
     ]
-    measured = [m for run in alike if (m := run.outcome.measurement) is not None]
-    if last.outcome.status is not Status.OK or len(measured) < 2:
+    ran = [found for run in alike if (found := run.outcome.ran) is not None]
+    if last.outcome.status is not Status.OK or len(ran) < 2:
         return last
     return replace(
         last,
-        outcome=replace(last.outcome, measurement=_together(measured)),
+        outcome=last.outcome.with_ran(_together(ran)),
         verification=any(run.verification for run in alike),
     )
 
 
 def _circumstances(run: TrialRecord) -> object:
-    return dict(run.versions), run.device, run.memory_limit_bytes, run.gpu_memory_bytes
+    place = run.device, run.emulated_device, run.memory_limit_bytes, run.gpu_memory_bytes
+    return dict(run.versions), place
 
 
 def _together(runs: Sequence[Measurement]) -> Measurement:

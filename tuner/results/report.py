@@ -14,10 +14,10 @@ from tuner.results.best import Recommendation
 from tuner.results.course_figure import course_figure
 from tuner.results.figures import agreement_figure, front_figure, knob_figures
 from tuner.results.front import room_bytes
-from tuner.results.gpus_figure import gpu_rows, gpus_figure, same_conditions
+from tuner.results.gpus_figure import gpu_rows, gpus_figure, has_emulated, same_conditions
 from tuner.results.levels import levels
 from tuner.results.objective_plot import axes_of, objective_figure
-from tuner.results.plot import LABELS, subtitle
+from tuner.results.plot import labels, subtitle
 from tuner.results.plotlyjs import plotlyjs
 from tuner.results.progress_figure import progress, progress_figure, progress_text
 from tuner.results.ranks import gpus_text, ranks_text
@@ -126,6 +126,7 @@ def report_html(
         versions=_versions(view),
         plotlyjs=library,
         gpu_rows=gpu_rows(fronts),
+        emulated_fronts=has_emulated(fronts),
         same_conditions=same_conditions(fronts) if fronts else None,
         unreadable=siblings.unreadable,
         value_text=value_text,
@@ -234,7 +235,7 @@ def _trials(view: View) -> dict[str, Any]:
         "knobs": len(view.knobs),
         "rates": [len(view.knobs) + i for i, name in enumerate(numbers) if name.endswith("/s")],
         "kinds": [str(kind) for kind in view.kinds],
-        "labels": {str(kind): label for kind, label in LABELS.items()},
+        "labels": {str(kind): label for kind, label in labels(view).items()},
         "rows": [_trial_row(view, record) for record in view.records],
     }
 
@@ -344,12 +345,16 @@ def _runs(view: View) -> list[tuple[str, str]]:
     records = view.records
     starts = sorted(r.started_at for r in records)
     devices = {name for r in records if (name := _device_text(r))}
+    emulated = {r.emulated_device for r in records if r.emulated_device}
+    checks = {r.verified_by.emulated_device for r in records if r.verified_by}
     methods = {r.outcome.prediction.method for r in records if r.outcome.prediction is not None}
     facts = {
         "search space": view.space.name,
         "model": view.space.model or "",
         "GPU": f"{view.gpu.name} ({view.gpu.id}), {format_gib(view.gpu.memory_bytes)}",
         "measured on": ", ".join(sorted(devices)),
+        "emulated": ", ".join(sorted(emulated)),
+        "verified on an emulated": ", ".join(sorted(filter(None, checks))),
         "predicted by": "; ".join(sorted(methods)),
         "searcher": ", ".join(sorted({r.searcher for r in records})),
         "seed": ", ".join(map(str, sorted({r.seed for r in records}))),
@@ -361,7 +366,7 @@ def _runs(view: View) -> list[tuple[str, str]]:
 
 
 def _device_text(record: TrialRecord) -> str:
-    """The device of a trial that ran, with the memory that it was allowed of it."""
+    """The real device of a trial that ran, with the memory that it was allowed of it."""
     measurement = record.outcome.measurement
     name = record.device or (measurement.device if measurement else "")
     if name and record.memory_limit_bytes is not None:

@@ -25,8 +25,8 @@ class Kind(enum.StrEnum):
     """How a trial is drawn.
 
     `OUTSIDE` fits, and does not meet the floors or `--where`; `UNTRIED` fits by its prediction,
-    where others were measured; `TOO_LARGE` ran out of memory or leaves less than its margin
-    free; `FAILED` ended any other way.
+    where others were measured or emulated, or as emulated where others were measured; `TOO_LARGE`
+    ran out of memory or leaves less than its margin free; `FAILED` ended any other way.
     """
 
     BEST = "best"
@@ -56,7 +56,7 @@ class View:
     conditions: tuple[str, ...]
     command: str
     source: str
-    """Where the numbers of the front are from: predicted or measured."""
+    """Where the numbers of the front are from: predicted, emulated or measured."""
     drawn_source: str
     """Where the numbers of all trials are from; also "predicted and measured"."""
     knobs: tuple[str, ...]
@@ -107,14 +107,12 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
     meeting = (r for r, ok in zip(own, meets, strict=True) if ok)
     chosen = objectives_of(objectives or space.objectives, space, gpu) or DEFAULT_OBJECTIVES
     front = pareto_front(trusted(meeting, gpu.memory_bytes), objectives=chosen)
-    measured = any(r.source is Source.MEASURED for r in front)
+    shown = max((r.source.rank for r in front), default=0)
     best = recommend(own, space, gpu, where=where, conditions=conditions, objective=chosen[0])
     on_front = {r.configuration.key for r in front}
     best_key = best.configuration.key if best else ""
     kinds = tuple(
-        Kind.UNTRIED
-        if kind in (Kind.FITS, Kind.OUTSIDE) and measured and r.source is Source.PREDICTED
-        else kind
+        Kind.UNTRIED if kind in (Kind.FITS, Kind.OUTSIDE) and r.source.rank < shown else kind
         for r, ok in zip(own, meets, strict=True)
         for kind in (_kind(r, ok, gpu.memory_bytes, on_front=on_front, best_key=best_key),)
     )
@@ -139,8 +137,8 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
 
 def source_label(records: Sequence[TrialRecord]) -> str:
     """Which kinds of numbers `records` hold, in words."""
-    sources = {str(e.source) for r in records if (e := r.outcome.evidence) is not None}
-    return " and ".join(sorted(sources, reverse=True)) or "no numbers"
+    sources = {e.source for r in records if (e := r.outcome.evidence) is not None}
+    return " and ".join(source for source in Source if source in sources) or "no numbers"
 
 
 def _shown_names(records: Sequence[TrialRecord], space: SpaceFacts) -> tuple[str, ...]:

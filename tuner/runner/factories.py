@@ -32,3 +32,18 @@ class MeasuredFactory:
         from tuner.runner.isolated import IsolatedRunner
 
         return IsolatedRunner(self.job, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedFactory:
+    """Makes runners that train on an emulated machine with `gpus` GPUs; see `RunnerFactory`."""
+
+    job: TrialJob
+    options: MeasureOptions
+    gpus: int = 1
+
+    def __call__(self) -> TrialRunner:
+        """See `RunnerFactory`. Raises `UnavailableError` where nothing can be emulated here."""
+        from tuner.runner.emulated import EmulatedRunner
+
+        return EmulatedRunner(self.job, self.options, gpus=self.gpus)

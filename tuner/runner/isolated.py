@@ -55,8 +55,9 @@ class IsolatedRunner:
 
     `body` names what the processes do ("package.module:object", a `TrialBody`; by default the
     job says it), `preflight` is called before each trial
-    (`tuner.runner.preflight.wait_for_device`). `environment` has variables that its processes
-    have beside those of this one (`tuner.runner.environment`).
+    (`tuner.runner.preflight.wait_for_device`) and `answers` after one that crashed: it raises
+    where the device is lost. `environment` has variables that its processes have beside those of
+    this one (`tuner.runner.environment`); its PYTHONPATH goes before what is found here.
     """
 
     source = Source.MEASURED
@@ -68,6 +69,7 @@ class IsolatedRunner:
         *,
         body: str | None = None,
         preflight: Preflight = wait_for_device,
+        answers: Callable[[MeasureOptions], None] = require_answer,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._environment = dict(environment or {})
@@ -75,6 +77,7 @@ class IsolatedRunner:
         self._options = options
         self._body = job.body if body is None else body
         self._preflight = preflight
+        self._answers = answers
         self._warm: _Warm | None = None
         self._interrupted, self._interrupt = Pipe(duplex=False)
         self.last_log = ""
@@ -105,7 +108,7 @@ class IsolatedRunner:
             self._drop_warm()
         if self._warm is None:
             self._warm = _Warm(
-                Start(self._job, self._options, self._body, os.environ.get("PYTHONPATH")),
+                Start(self._job, self._options, self._body, _path_of_trials(self._environment)),
                 self._environment,
             )
         try:
@@ -151,7 +154,7 @@ class IsolatedRunner:
             raise UnavailableError(problem)
         outcome = classify(ending)
         if outcome.status in (Status.CRASHED, Status.TIMEOUT):
-            require_answer(self._options)
+            self._answers(self._options)
         return outcome
 
     def interrupt(self) -> None:
@@ -198,7 +201,7 @@ class _Warm:
                 env={
                     **os.environ,
                     **environment,
-                    "PYTHONPATH": _search_path(),
+                    "PYTHONPATH": _joined(environment.get("PYTHONPATH"), _search_path()),
                     name: value,
                     **threads,
                 },
@@ -308,6 +311,16 @@ class _Warm:
         size = os.fstat(self._log).st_size
         data = os.pread(self._log, _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
         return data.decode(errors="replace").strip()
+
+
+def _path_of_trials(environment: Mapping[str, str]) -> str | None:
+    """The value of PYTHONPATH that trials are to see."""
+    parts = environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")
+    return _joined(*parts) if any(parts) else None
+
+
+def _joined(*parts: str | None) -> str:
+    return os.pathsep.join(filter(None, parts))
 
 
 def _search_path() -> str:

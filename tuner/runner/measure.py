@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from tuner.errors import InputError
+from tuner.emulator.here import is_emulated
+from tuner.errors import InputError, UnavailableError
 from tuner.models.catalogue import resolve_config
-from tuner.records import Configuration, Measurement, Memory, Phase, Speed
+from tuner.records import Configuration, Measurement, Memory, Phase, Source, Speed
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.deadline import NEEDED_S
 from tuner.runner.device import RealEnvironment, alloc_retries, open_session, parse_device
@@ -58,9 +59,14 @@ def measure(
     limits and settings stay in force, and the memory of an import would be taken for the trial's.
 
     In a process that is a `rank` of several, memory is this one's, and rates are of all together.
+
+    On an emulated device the measurement's source says so. Times are then those of its clock, and
+    what only a real machine has (load time, waiting for data, power) is unknown.
     """
     rank = rank or Rank()
-    if options.instructions.verify:
+    emulated = is_emulated() and options.device != "cpu"
+    # Every step of an emulated device takes the same, and what a cache does at worst it does soon.
+    if options.instructions.verify and not emulated:
         options = thorough(options)
     torch.manual_seed(SEED)
     started = time.perf_counter()
@@ -91,12 +97,13 @@ def measure(
         memory, device_memory = place.memory(environment)
         session.close()
     timed = ran.timed
+    measurement = ran.measurement(memory, mfu(timed.flops_per_s, configuration, place.gpu))
     return replace(
-        ran.measurement(memory, mfu(timed.flops_per_s, configuration, place.gpu)),
+        _emulated(measurement) if emulated else measurement,
         trainable_params=session.trainable_params,
         total_params=session.total_params,
         device=place.name,
-        load_s=load_s,
+        load_s=None if emulated else load_s,
         num_alloc_retries=place.alloc_retries(),
         nvml_process_bytes=device_memory.process_bytes,
         nvml_device_bytes=device_memory.device_bytes,
@@ -105,6 +112,13 @@ def measure(
         lengths=options.lengths,
         cpu_threads=torch.get_num_threads() if options.device == "cpu" else None,
         notes=tuple(filter(None, (*notes, *place.notes, timed.note))),
+    )
+
+
+def _emulated(measurement: Measurement) -> Measurement:
+    """The same as of an emulated device: its clock is exact, and only as good as its estimates."""
+    return replace(
+        measurement, source=Source.EMULATED, samples_per_s_interval=None, data_wait_fraction=None
     )
 
 
@@ -121,6 +135,8 @@ class _Ran:
     def measurement(self, memory: Memory, share_of_peak: float | None) -> Measurement:
         """What the steps say; nothing of the device and the model yet."""
         timed, step_s = self.timed, self.timed.step_s
+        if step_s <= 0:
+            raise UnavailableError("the emulated device's clock stood still: no step has a time")
         return Measurement(
             memory=memory,
             speed=Speed(
@@ -165,7 +181,12 @@ def _train(
     rank = environment.rank
     rule = StopRule(plan.options, lambda: int(rank.most(place.device_bytes(environment))))
     stepper = Stepper(session, environment, plan.micro_steps)
-    warm = warm_up(stepper, plan, rule, on_pace=lambda seconds: report({NEEDED_S: seconds}))
+
+    def on_pace(seconds: float) -> None:
+        if not is_emulated():  # else they are of another clock than the deadline's
+            report({NEEDED_S: seconds})
+
+    warm = warm_up(stepper, plan, rule, on_pace)
     report({"first_step_s": warm.first_step_s, **peaks_of(environment), "phase": None})
     timed = time_steps(stepper, plan, rule, warm.timed_micro_steps)
     peak, saved = evaluate_and_save(session, call, environment) if call else (None, None)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.records import Exhausted, Measurement, Outcome, Phase, Status
+from tuner.records import Exhausted, Measurement, Outcome, Phase, Source, Status
 from tuner.units import parse_bytes
 
 MESSAGE_CHARS = 600
@@ -189,7 +189,7 @@ def unavailable(ending: Ending) -> str | None:
 
 
 def classify(ending: Ending) -> Outcome:
-    """The outcome of a trial that ended like this.
+    """The outcome of a trial that ended like this; emulated numbers are in their own field.
 
     What the trial itself said comes first (a result, an exception), then what was done to it
     (given up, timed out), then how its process died, and last what its log says.
@@ -209,7 +209,8 @@ def classify(ending: Ending) -> Outcome:
 def _measured(ending: Ending, measurement: Measurement) -> Outcome:
     status, message = Status.OK, ""
     retries = measurement.timed_alloc_retries
-    if not measurement.loss_finite:
+    computed = measurement.source is Source.MEASURED  # on an emulated device the loss is made up
+    if computed and not measurement.loss_finite:
         status, message = Status.NON_FINITE, "the loss is not finite"
     elif retries is not None and retries >= max(2.0, measurement.steps / STEPS_PER_RETRY):
         status = Status.THRASHING
@@ -217,9 +218,9 @@ def _measured(ending: Ending, measurement: Measurement) -> Outcome:
             f"{retries} allocator retries in {measurement.steps} steps: memory is only just "
             "enough, and costs speed"
         )
-    return Outcome(
+    return Outcome.of(
         status,
-        measurement=measurement,
+        measurement,
         message="; ".join(filter(None, (message, _left_text(ending)))),
         duration_s=ending.duration_s,
     )

@@ -82,7 +82,7 @@ class StagedRunner:
     def _ends_trial(self, outcome: Outcome, rule: GiveUp) -> bool:
         if self.source is Source.PREDICTED and outcome.prediction is not None:
             return False  # what a simulated trial needs of memory it still says of all stages
-        evidence = outcome.measurement
+        evidence = outcome.ran
         too_large = evidence is not None and rule.is_too_large(evidence.memory.device_bytes)
         return outcome.status is not Status.OK or too_large
 
@@ -112,16 +112,15 @@ def _call(runner: TrialRunner, name: str) -> None:
 
 def _ended_by(name: str, outcome: Outcome, duration_s: float) -> Outcome:
     """The outcome of a trial that ended with a stage, of which alone it then tells."""
-    measurement = outcome.measurement
-    if measurement is not None:
-        measurement = replace(
-            measurement,
-            stages={name: numbers_of(measurement)},
-            notes=(*measurement.notes, f"memory and speed of stage {name} alone"),
+    ran = outcome.ran
+    if ran is not None:
+        ran = replace(
+            ran,
+            stages={name: numbers_of(ran)},
+            notes=(*ran.notes, f"memory and speed of stage {name} alone"),
         )
     return replace(
-        outcome,
-        measurement=measurement,
+        outcome.with_ran(ran),
         message=f"in stage {name}: {outcome.message}".removesuffix(": "),
         stage=name,
         duration_s=duration_s,
@@ -130,10 +129,10 @@ def _ended_by(name: str, outcome: Outcome, duration_s: float) -> Outcome:
 
 def _together(outcomes: Mapping[str, Outcome], work: Mapping[str, Work | None]) -> Outcome:
     """One outcome of stages that were all run to their end."""
-    measured = {n: o.measurement for n, o in outcomes.items() if o.measurement is not None}
+    ran = {n: o.ran for n, o in outcomes.items() if o.ran is not None}
     predicted = {n: o.prediction for n, o in outcomes.items() if o.prediction is not None}
-    if len(measured) == len(outcomes):
-        return Outcome(Status.OK, measurement=_measured(measured, work))
+    if len(ran) == len(outcomes):
+        return Outcome.of(Status.OK, _measured(ran, work))
     if len(predicted) == len(outcomes):
         return _simulated(outcomes, combine(predicted, work).overall)
     return Outcome(Status.OK)  # a runner that has no numbers to give

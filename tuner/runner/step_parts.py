@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
@@ -32,11 +31,12 @@ class StepParts:
 class PartClock:
     """Takes the time whenever a part of a step begins, when the device has done what was before.
 
-    `synchronize` waits for the device. A part begins where the session announces it
-    (`Environment.enter`); the first one begins with `start`.
+    `synchronize` waits for the device, and `now` is the clock (`tuner.runner.clock`). A part
+    begins where the session announces it (`Environment.enter`); the first one with `start`.
     """
 
-    def __init__(self, synchronize: Callable[[], None]) -> None:
+    def __init__(self, synchronize: Callable[[], None], now: Callable[[], float]) -> None:
+        self._now = now
         self._synchronize = synchronize
         self._times_s: list[float] = []
         self._announced: list[int | None] = []
@@ -44,7 +44,7 @@ class PartClock:
     def start(self) -> None:
         """The first micro-step begins now."""
         self._announced = []
-        self._times_s = [time.perf_counter()]
+        self._times_s = [self._now()]
 
     def enter(self, phase: Phase, micro_step: int) -> None:
         """A phase begins: perhaps the next micro-step, or the update."""
@@ -55,7 +55,7 @@ class PartClock:
         else:
             return
         self._synchronize()
-        self._times_s.append(time.perf_counter())
+        self._times_s.append(self._now())
 
     def stop(self, micro_steps: int) -> StepParts | None:
         """The parts of the step that ends now, once the device has been waited for.
@@ -63,7 +63,7 @@ class PartClock:
         None where the session did not announce each of `micro_steps` micro-steps and one update:
         then it is not known what the times are of.
         """
-        self._times_s.append(time.perf_counter())
+        self._times_s.append(self._now())
         if self._announced != [*range(1, micro_steps), None]:
             return None
         *micro_s, update_s = (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tuner.emulator.here import is_emulated
+from tuner.runner.clock import step_clock
 from tuner.runner.device import RealEnvironment, alloc_retries, parse_device
 from tuner.runner.gpu_watch import GpuActivity, GpuWatch
 from tuner.runner.rate import MeanInterval, RunningMean
@@ -34,14 +35,15 @@ class Stepper:
         self.session = session
         self.environment = environment
         self.micro_steps = micro_steps
-        self._clock = PartClock(environment.synchronize)
+        self._now = step_clock(environment.device)
+        self._clock = PartClock(environment.synchronize, self._now)
 
     def whole(self) -> StepTime:
         """Run a whole step. The device is waited for at its end only."""
-        started = time.perf_counter()
+        started = self._now()
         self.session.optimizer_step(self.micro_steps)
         self.environment.synchronize()
-        spent_s = self._slowest_s(time.perf_counter() - started)
+        spent_s = self._slowest_s(self._now() - started)
         return StepTime(spent_s, spent_s, parts_known=False)
 
     def by_parts(self, micro_steps: int) -> StepTime:
@@ -51,14 +53,14 @@ class Stepper:
         """
         self.environment.on_enter = self._clock.enter
         self._clock.start()
-        started = time.perf_counter()
+        started = self._now()
         try:
             self.session.optimizer_step(micro_steps)
         finally:
             self.environment.on_enter = None
         self.environment.synchronize()
         parts = self._clock.stop(micro_steps)
-        spent_s = self._slowest_s(time.perf_counter() - started)
+        spent_s = self._slowest_s(self._now() - started)
         if parts is None:
             return StepTime(spent_s, spent_s * self.micro_steps / micro_steps, parts_known=False)
         whole_s = self._slowest_s(parts.whole_s(self.micro_steps))
@@ -177,7 +179,8 @@ def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: in
     before, retries = replace(session.counts), alloc_retries(device)
     mean, spent_s, stopped_by = RunningMean(), 0.0, None
     share = plan.micro_steps / micro_steps
-    with GpuWatch(device.index if device.type == "cuda" else None) as watch:
+    watched = device.type == "cuda" and not is_emulated()  # an emulated one draws no power
+    with GpuWatch(device.index if watched else None) as watch:
         while stopped_by is None:
             whole = micro_steps == plan.micro_steps
             step = stepper.whole() if whole else stepper.by_parts(micro_steps)

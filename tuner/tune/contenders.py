@@ -68,7 +68,7 @@ class Standing:
         (together,) = latest(runs)
         if before is not None:
             self._leave(before)
-        if together.fits and together.outcome.measurement is not None:
+        if together.fits and together.outcome.ran is not None:
             fitting = _Fitting(_size(together), -_rate(together), self.count, together)
             self._fitting[configuration] = fitting
             self._enter(fitting)
@@ -105,7 +105,7 @@ class Standing:
 
     @property
     def fitting(self) -> list[TrialRecord]:
-        """One record of each configuration that was measured and fits."""
+        """One record of each configuration that ran, on a device or an emulated one, and fits."""
         return [fitting.record for fitting in self._fitting.values()]
 
     def front(self) -> Sequence[TrialRecord]:
@@ -182,8 +182,8 @@ def _staircase(by_size: Iterable[_Fitting]) -> list[TrialRecord]:
 
 
 def _interval(record: TrialRecord) -> tuple[float, float] | None:
-    measurement = record.outcome.measurement
-    return None if measurement is None else measurement.samples_per_s_interval
+    ran = record.outcome.ran
+    return None if ran is None else ran.samples_per_s_interval
 
 
 def _ends(record: TrialRecord) -> tuple[float, float]:

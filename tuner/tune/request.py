@@ -44,7 +44,7 @@ class Space(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The device on which the trials of a search really run.
+    """The device on which the trials of a search run: a real one, or an `emulated` one.
 
     `device` is its exact name. `memory_limit_bytes` is what a trial may use of it; with one, a
     larger device can stand in for the GPU type that is searched.
@@ -52,10 +52,18 @@ class Bench:
 
     device: str
     memory_limit_bytes: int | None = None
+    emulated: bool = False
 
     def ran(self, record: TrialRecord) -> bool:
         """Whether the trial of `record` ran on this device under this limit."""
-        return (record.device, record.memory_limit_bytes) == (self.device, self.memory_limit_bytes)
+        device, other = record.device, record.emulated_device
+        if self.emulated:
+            device, other = other, device
+        return (device, other, record.memory_limit_bytes) == (
+            self.device,
+            None,
+            self.memory_limit_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +80,7 @@ class SearchRequest:
     - `resume` holds the journal; records of this space, GPU, memory and library versions are
       not run again but told to the searcher, where they come from the same bench or, without
       one, from a simulation.
-    - `bench` is where trials really run; None where they are simulated.
+    - `bench` is where trials run, for real or emulated; None where they are simulated.
     - `predictions` by configuration key are what was said of configurations before: a measured
       trial's record carries its own beside the measurement, and the searcher "guided" needs
       one of every valid configuration.
@@ -146,7 +154,9 @@ class SearchRequest:
     @property
     def gpus_per_trial(self) -> float:
         """Devices that one trial has for itself; a processor is one, a simulation has none."""
-        return self.resources_per_trial.get("GPU", 1.0) if self.bench is not None else 0.0
+        if self.bench is None or self.bench.emulated:
+            return 0.0
+        return self.resources_per_trial.get("GPU", 1.0)
 
     def is_known(self, record: TrialRecord) -> bool:
         """Whether running the record's configuration again would come to the same."""

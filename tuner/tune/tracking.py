@@ -47,7 +47,7 @@ class TrackedTrial:
 def numbers_of(outcome: Outcome) -> Mapping[str, float]:
     """What a tracker draws of an outcome: names with units, and numbers only.
 
-    Measured numbers are under their own names, predicted ones begin with "predicted_";
+    Measured numbers are under their own names, others begin with "emulated_" and "predicted_";
     `ok` and `out_of_memory` are 1 or 0.
     """
     found: dict[str, float] = {
@@ -55,7 +55,11 @@ def numbers_of(outcome: Outcome) -> Mapping[str, float]:
         "out_of_memory": float(outcome.status is Status.OOM),
         "trial_s": outcome.duration_s,
     }
-    for prefix, numbers in (("", outcome.measurement), ("predicted_", outcome.prediction)):
+    for prefix, numbers in (
+        ("", outcome.measurement),
+        ("emulated_", outcome.emulation),
+        ("predicted_", outcome.prediction),
+    ):
         if numbers is None:
             continue
         memory, speed = numbers.memory, numbers.speed

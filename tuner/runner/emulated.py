@@ -1,0 +1,133 @@
+"""Trials on a GPU that is not there: the real training, in processes that see an emulated device.
+
+Everything is as in a real trial (`tuner.runner.isolated`): the same child, the same allocator, the
+same errors. Memory is the allocator's own; times are estimates, and carry their interval.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+
+from tuner.emulator.session import Session
+from tuner.estimators.calibration.calibrate import prior_intervals
+from tuner.estimators.calibration.correction import STEP
+from tuner.records import Configuration, Measurement, Outcome, Source, Status
+from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
+from tuner.runner.isolated import IsolatedRunner, Progress
+
+ESTIMATED = (STEP, "tokens_per_s")
+"""What of an emulated trial is an estimate, by the names of intervals."""
+
+MOST_NAMED = 5
+"""Functions that a note names."""
+
+
+class EmulatedRunner:
+    """Runs trials of one job on an emulated machine of its own; see `IsolatedRunner`.
+
+    `gpus` is how many GPUs the machine has: those of the largest trial. `environment` has
+    variables that its processes have beside those of this one. Raises `UnavailableError` where
+    nothing can be emulated, `InputError` for a GPU type that cannot be.
+    """
+
+    source = Source.EMULATED
+
+    def __init__(
+        self,
+        job: TrialJob,
+        options: MeasureOptions,
+        *,
+        gpus: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._session = Session(job.gpu, count=gpus)
+        base = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))), **(environment or {})}
+        self._runner = IsolatedRunner(
+            job,
+            options,
+            preflight=_is_free,
+            answers=_always,
+            environment=self._session.environment(base),
+        )
+        self._counted: Counter[str] = Counter()
+
+    def __enter__(self) -> EmulatedRunner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def last_log(self) -> str:
+        """See `IsolatedRunner.last_log`."""
+        return self._runner.last_log
+
+    def start(self) -> None:
+        """See `IsolatedRunner.start`."""
+        self._runner.start()
+
+    def interrupt(self) -> None:
+        """See `IsolatedRunner.interrupt`."""
+        self._runner.interrupt()
+
+    def close(self) -> None:
+        """End the warm process and all that it started, and then their machine."""
+        self._runner.close()
+        self._session.close()
+
+    def run(
+        self,
+        configuration: Configuration,
+        instructions: Instructions = PLAIN,
+        *,
+        on_progress: Progress | None = None,
+    ) -> Outcome:
+        """See `IsolatedRunner.run`. What the emulator does not know, and was called, is noted."""
+        outcome = self._runner.run(configuration, instructions, on_progress=on_progress)
+        unknown = self._unknown_calls()
+        if outcome.emulation is not None:
+            return outcome.with_ran(_with_estimates(outcome.emulation, unknown))
+        if unknown and outcome.status is Status.CRASHED:
+            return replace(outcome, message=f"{outcome.message}; {_unknown_text(unknown)}")
+        return outcome
+
+    def _unknown_calls(self) -> Counter[str]:
+        """Calls of functions that the emulator does not know, since the last time."""
+        now = Counter(self._session.unknown_calls())
+        new, self._counted = now - self._counted, now
+        return new
+
+
+def _is_free(options: MeasureOptions, within: object) -> bool:
+    """Nobody else has an emulated device."""
+    return True
+
+
+def _always(options: MeasureOptions) -> None:
+    """An emulated device is never lost."""
+
+
+def _with_estimates(emulation: Measurement, unknown: Counter[str]) -> Measurement:
+    """The same with the intervals of its times, and a note of what was not known."""
+    # The times of operators are those of predictions without a profile of the device.
+    prior = prior_intervals(emulation.memory, emulation.speed, method="")
+    notes = [*emulation.notes, *([_unknown_text(unknown)] if unknown else [])]
+    return replace(
+        emulation,
+        intervals={name: prior[name] for name in ESTIMATED},
+        notes=tuple(notes),
+    )
+
+
+def _unknown_text(unknown: Counter[str]) -> str:
+    named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(MOST_NAMED))
+    more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+    return f"called and not known to the emulator: {named}{more}"
