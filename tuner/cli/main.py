@@ -34,6 +34,7 @@ COMMANDS = (
     "export",
     "estimate",
     "trial",
+    "emulate",
     "calibrate",
     "submit",
     "jobs",

@@ -29,7 +29,8 @@ CORE = "libtuner_device.so"
 @dataclass(frozen=True, slots=True)
 class StandIn:
     """One library: `libSTEM.so.N`, the file that has what is written by hand, and what the other
-    functions return (a status of that library: "success" or "not supported")."""
+    functions return (a status of that library: "success" or "not supported").
+    """
 
     stem: str
     source: str | None
@@ -145,7 +146,7 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
     flags += [f"-DCUDA_MAJOR={torch.cuda[0]}", *_version_flags(torch)]
     order = [CORE, "libcuda.so.1", "libnvidia-ml.so.1"]
     make = _Compiler(compiler, flags, folder)
-    make.library(CORE, make.object("device.c"))
+    make.library(CORE, make.object("device.c"), make.object("answers.c"))
     make.library("libnvidia-ml.so.1", make.object("nvml.c"), core=True)
     driver = make.object("driver.c")
     asked = _asked_of_driver(torch) - _defined(driver)
@@ -153,7 +154,11 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
     (folder / "libcuda.so").symlink_to("libcuda.so.1")
     for real in reals:
         stand_in = real.stand_in
-        objects = [make.object(stand_in.source)] if stand_in.source and (SOURCES / stand_in.source).exists() else []
+        objects = (
+            [make.object(stand_in.source)]
+            if stand_in.source and (SOURCES / stand_in.source).exists()
+            else []
+        )
         names, version = _exported(real.path)
         rest = set(filter(re.compile(stand_in.prefix).match, names))
         for one in objects:
@@ -285,5 +290,3 @@ def _version_flags(torch: TorchBuild) -> list[str]:
                 flags.append(f"-DEMU_{library}_VERSION={value}")
                 break
     return flags
-
-

@@ -43,6 +43,7 @@ enum { /* cudnnBackendAttributeName_t */
   TENSOR_TYPE = 901,
   TENSOR_DIMENSIONS = 902,
   TENSOR_STRIDES = 903,
+  TENSOR_IS_VIRTUAL = 907,
   ENGINE_GRAPH = 1300,
   ENGINE_INDEX = 1301,
   ENGINE_KNOBS = 1302,
@@ -50,13 +51,14 @@ enum { /* cudnnBackendAttributeName_t */
   ENGINE_LAYOUTS = 1304,
   ENGINE_BEHAVIOR_NOTES = 1305,
   MATMUL_A = 1520,
-  MATMUL_B = 1521
+  MATMUL_B = 1521,
+  MATMUL_C = 1522
 };
 
 enum { TYPE_BOOLEAN = 2, TYPE_INT64 = 3, TYPE_NOTE = 11, TYPE_DESCRIPTOR = 15, TYPE_BEHAVIOR = 19,
        TYPE_INT32 = 23, TYPE_CHAR = 24 }; /* cudnnBackendAttributeType_t */
-enum { NOTE_TENSOR_CORE = 0, NOTE_DOWN_CONVERT = 1 }; /* cudnnBackendNumericalNote_t */
-enum { MODE_FALLBACK = 2 };                           /* cudnnBackendHeurMode_t */
+enum { NOTE_TENSOR_CORE = 0 }; /* cudnnBackendNumericalNote_t */
+enum { MODE_FALLBACK = 2 };    /* cudnnBackendHeurMode_t */
 
 /* Two engines are known: one on the tensor cores, and one without them. More indices than two are
  * let through, for the frontend asks for some engines of Blackwell by their number. */
@@ -166,7 +168,11 @@ static struct content *child(const struct content *c, int name) {
 static int64_t number(const struct content *c, int name, int64_t otherwise) {
   const struct attribute *a = look(c, name);
   if (!a || a->count < 1) return otherwise;
-  return element_bytes(a->type) == 8 ? *(int64_t *)a->data : *(int32_t *)a->data;
+  switch (element_bytes(a->type)) {
+    case 8: return *(int64_t *)a->data;
+    case 1: return *(char *)a->data;
+    default: return *(int32_t *)a->data;
+  }
 }
 
 /* A private copy, for a content that several descriptors share and one of them changes. */
@@ -184,13 +190,8 @@ static struct content *copy(const struct content *from) {
 /* -- heuristics --------------------------------------------------------------------------------- */
 
 static void describe_engine(struct content *engine) {
-  const struct content *graph = child(engine, ENGINE_GRAPH);
-  int notes[2], count = 0;
-  if (number(engine, ENGINE_INDEX, ENGINE_TENSOR_CORES) != ENGINE_PLAIN) {
-    notes[count++] = NOTE_TENSOR_CORE;
-    /* TensorFloat-32 rounds the inputs: PyTorch leaves such engines out where that is not allowed */
-    if (graph_type(graph) == TYPE_FLOAT) notes[count++] = NOTE_DOWN_CONVERT;
-  }
+  const int notes[] = {NOTE_TENSOR_CORE}; /* TensorFloat-32 has no other note */
+  int count = number(engine, ENGINE_INDEX, ENGINE_TENSOR_CORES) != ENGINE_PLAIN;
   put(engine, ENGINE_NUMERICAL_NOTES, TYPE_NOTE, count, notes);
   put(engine, ENGINE_BEHAVIOR_NOTES, TYPE_BEHAVIOR, 0, NULL);
   engine->finalized = 1;
@@ -224,7 +225,9 @@ static int answer(struct content *heuristic) {
   struct content *graph = child(heuristic, HEURISTIC_GRAPH), *results[2];
   if (!graph) return BAD_PARAM_NULL;
   int count = 0, attention = graph_is_attention(graph);
-  if (attention || number(heuristic, HEURISTIC_MODE, 0) != MODE_FALLBACK)
+  int tensor_cores = number(heuristic, HEURISTIC_MODE, 0) != MODE_FALLBACK &&
+                     has_tensor_cores(graph_type(graph));
+  if (attention || tensor_cores)
     results[count++] = make_config(graph, ENGINE_TENSOR_CORES);
   if (!attention) results[count++] = make_config(graph, ENGINE_PLAIN);
   put(heuristic, HEURISTIC_RESULTS, TYPE_DESCRIPTOR, count, results);

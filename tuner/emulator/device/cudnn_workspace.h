@@ -4,15 +4,18 @@
  *
  * - Attention as a graph of products and pointwise operations (what PyTorch 2.8 to 2.14 build): no
  *   workspace of the engine. What is known to be large is not cuDNN's but the frontend's, compiled
- *   into PyTorch, and is therefore exact: the float accumulator of dQ (b h s d 4 bytes, where the
- *   frontend does not keep dP instead), the sums of the softmax (b h s 4) and, with grouped heads,
- *   dK and dV of all heads.
- * - Attention as one operation (SDPA_BWD): the same sizes, since then the engine has to hold them.
+ *   into PyTorch, and is therefore exact: the float accumulator of dQ (b h s d 4 bytes) and the sums
+ *   of the softmax (b h s 4). Where the frontend builds the graph without that accumulator (gradients
+ *   of a mask, deterministic algorithms), dP has to be kept: b h s s 2 bytes with the lengths rounded
+ *   up to 64, which is how the frontend itself reckons it. With grouped heads, dK and dV are taken
+ *   to be summed in place.
+ * - Attention as one operation (SDPA_BWD): accumulator and sums, since then the engine holds them.
  * - Convolutions on the tensor cores work on channels-last tensors, with channels in vectors of 16
  *   bytes. A tensor that lies otherwise is converted on the way (the kernels nchwToNhwc and
  *   nhwcToNchw of profiles): the workspace holds one such copy of it. Channels-last tensors and
  *   depthwise convolutions need none. A split sum over the filter's gradient is not counted.
- * - Convolutions without tensor cores: implicit products, none.
+ * - Convolutions without tensor cores (float before capability 8.0, or where PyTorch may not use
+ *   TensorFloat-32): implicit products, none.
  */
 #ifndef TUNER_CUDNN_WORKSPACE_H
 #define TUNER_CUDNN_WORKSPACE_H
@@ -42,6 +45,11 @@ static int64_t elements(const struct shape *s) {
   return n;
 }
 
+/* Half precision has them on all types of GPU since Volta, floats (as TensorFloat-32) from 8.0 on. */
+static int has_tensor_cores(int type) {
+  return type_bytes(type) < 4 || (type == TYPE_FLOAT && emu_config()->capability_major >= 8);
+}
+
 /* -- convolutions, of the backend and of the older API ------------------------------------------ */
 
 enum convolution { CONVOLVE, GRADIENT_OF_FILTER, GRADIENT_OF_DATA };
@@ -61,7 +69,7 @@ static int64_t converted_bytes(const struct shape *s) {
 static int64_t convolution_workspace(const struct shape *x, const struct shape *w,
                                      const struct shape *y, int tensor_cores) {
   int64_t depthwise = x->size[1] > 1 && w->size[1] == 1;
-  if (!tensor_cores || depthwise || type_bytes(x->type) > 4) return 0;
+  if (!tensor_cores || depthwise || !has_tensor_cores(x->type)) return 0;
   return converted_bytes(x) + converted_bytes(w) + converted_bytes(y);
 }
 
@@ -134,22 +142,35 @@ static int graph_type(const struct content *graph) {
   return TYPE_FLOAT;
 }
 
-/* CUDNN_ATTR_OPERATION_SDPA_BWD_*: Q, K, V are 2851 to 2853. */
+/* CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC is 2851. */
 static int64_t attention_backward_bytes(const struct content *op) {
-  struct shape q, k, v;
-  if (!read_shape(child(op, 2851), &q) || !read_shape(child(op, 2852), &k) ||
-      !read_shape(child(op, 2853), &v) || q.dimensions != 4 || k.dimensions != 4)
-    return 0;
-  int64_t heads = q.size[0] * q.size[1], bytes = heads * q.size[2] * (q.size[3] + 1) * 4;
-  if (k.size[1] != q.size[1]) bytes += heads * k.size[2] * q.size[3] * type_bytes(q.type);
-  if (v.size[1] != q.size[1]) bytes += heads * v.size[2] * v.size[3] * type_bytes(q.type);
-  return bytes;
+  struct shape q;
+  if (!read_shape(child(op, 2851), &q) || q.dimensions != 4) return 0;
+  return q.size[0] * q.size[1] * q.size[2] * (q.size[3] + 1) * 4;
+}
+
+/* The backward graph has five products; without a float result in memory, dQ is not accumulated,
+ * and dP is kept. Q times K transposed is the first product. */
+static int64_t kept_gradient_bytes(const struct content *graph) {
+  struct shape q = {0}, k = {0}, c;
+  if (count_products(graph) < 5) return 0;
+  for (int64_t i = 0; operation(graph, i); i++) {
+    const struct content *op = operation(graph, i), *result = child(op, MATMUL_C);
+    if (op->kind != KIND_MATMUL_OPERATION) continue;
+    if (!q.dimensions && !(read_shape(child(op, MATMUL_A), &q) &&
+                           read_shape(child(op, MATMUL_B), &k)))
+      return 0;
+    if (read_shape(result, &c) && c.type == TYPE_FLOAT && !number(result, TENSOR_IS_VIRTUAL, 0))
+      return 0;
+  }
+  if (q.dimensions != 4) return 0;
+  return q.size[0] * q.size[1] * ((q.size[2] + 63) / 64 * 64) * ((k.size[3] + 63) / 64 * 64) * 2;
 }
 
 static int64_t plan_workspace(const struct content *graph, int tensor_cores) {
   struct shape x, w, y;
   enum convolution what;
-  int64_t bytes = 0;
+  int64_t bytes = kept_gradient_bytes(graph);
   for (int64_t i = 0; operation(graph, i); i++) {
     const struct content *op = operation(graph, i);
     if (convolution_shapes(op, &x, &w, &y, &what))

@@ -97,10 +97,11 @@ static int is_alive(int32_t pid) {
   return !(name_end && (name_end[2] == 'Z' || name_end[2] == 'X'));
 }
 
+/* What a process held is free again when it has ended; its account stays, to be read. */
 static void drop_dead(void) {
   for (int i = 0; i < EMU_ACCOUNTS; i++) {
     struct emu_account *one = &shared->accounts[i];
-    if (one->pid && one->pid != getpid() && !is_alive(one->pid)) one->pid = 0;
+    if (one->used_bytes && one->pid != getpid() && !is_alive(one->pid)) one->used_bytes = 0;
   }
 }
 
@@ -125,7 +126,7 @@ static struct emu_account *open_account(int device) {
   for (int round = 0; round < 2; round++) {
     for (int i = 0; i < EMU_ACCOUNTS; i++) {
       struct emu_account *one = &shared->accounts[i];
-      if (one->pid) continue;
+      if (one->pid && (round == 0 || one->used_bytes)) continue;
       memset(one, 0, sizeof *one);
       one->device = device;
       one->pid = getpid();

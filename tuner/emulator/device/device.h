@@ -126,6 +126,12 @@ EMU_EXPORT void emu_unknown(const char *name);
 /* A function to hand out for a name that is looked up and not known; calls are counted. */
 EMU_EXPORT void *emu_unknown_function(const char *name);
 
+/* -- answers to what kernels would have left in device memory (answers.c) ----------------------- */
+
+EMU_EXPORT int emu_answer(const void *bytes, size_t size);
+EMU_EXPORT int emu_forget_answers(void);
+EMU_EXPORT int emu_take_answer(void *to, size_t size);
+
 /* -- launches and time ------------------------------------------------------------------------ */
 
 struct emu_launch {

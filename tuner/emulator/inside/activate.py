@@ -9,11 +9,15 @@ import os
 def activate() -> None:
     """Push the mode that computes values, and follow the program's steps."""
     from tuner.emulator.inside.guard import end_with_owner
+    from tuner.emulator.inside.mode import EmulatorMode
 
     end_with_owner()
     settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
-    try:
-        from tuner.emulator.inside.mode import EmulatorMode
-    except ImportError:
-        return
-    EmulatorMode.install()
+    mode = EmulatorMode(settings.get("seed", 0))
+    mode.install()
+    if "steps" in settings:
+        from tuner.emulator.inside.follow import Follower
+
+        Follower(
+            steps=settings["steps"], snapshot=settings.get("snapshot"), values=mode.values
+        ).install()

@@ -1,0 +1,87 @@
+"""`tuner emulate`: run a training program, unchanged, on a GPU that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tuner.cli.options import DurationType, RareOption, examples, gpu_options, json_option
+
+
+@click.command(
+    "emulate",
+    short_help="Run your own program on a GPU that is not there.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=examples(
+        "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
+        "tuner emulate --gpu h100_sxm --gpus 8 -- torchrun --nproc-per-node 8 train.py",
+    ),
+)
+@gpu_options
+@click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
+@click.option(
+    "--steps", default=3, show_default=True, metavar="N", help="End it after N optimizer steps."
+)
+@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@click.option("--timeout", type=DurationType(), metavar="TIME", help="End it after this time.")
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write PyTorch's memory snapshot, for pytorch.org/memory_viz.",
+)
+@click.option("--seed", default=0, metavar="N", cls=RareOption, help="Of values that are made up.")
+@json_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    gpu_name: str,
+    gpu_memory: int | None,
+    price: float | None,
+    gpus: int,
+    steps: int,
+    margin: str | None,
+    timeout: float | None,
+    snapshot: Path | None,
+    seed: int,
+    as_json: bool,
+    program: tuple[str, ...],
+) -> None:
+    """Run PROGRAM on an emulated GPU: real PyTorch, real memory allocator, no arithmetic.
+
+    Prints whether it fits, its peak memory with the lines of code that take it, and an estimate
+    of the time of a step. Needs a CUDA build of PyTorch and a C compiler, and no GPU.
+
+    Exit code 0 when it fits, 1 when it does not, 2 when the program itself failed, 3 when it
+    needs what the emulator does not have.
+    """
+    import sys
+
+    from tuner.cli.emulated_text import exit_code, print_emulation
+    from tuner.cli.render import print_json
+    from tuner.engine.emulating import EmulateOptions, emulate
+    from tuner.engine.margin import parse_margin
+    from tuner.errors import InputError
+    from tuner.estimators.predict import DEFAULT_MARGIN_FRACTION
+    from tuner.gpus import get_gpu
+
+    if steps < 1 or gpus < 1:
+        raise InputError("--steps and --gpus are 1 or more")
+    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
+    fraction = parse_margin(margin, gpu)
+    options = EmulateOptions(
+        gpus=gpus,
+        steps=steps,
+        seed=seed,
+        margin_fraction=DEFAULT_MARGIN_FRACTION if fraction is None else fraction,
+        snapshot=snapshot,
+        timeout_s=timeout,
+    )
+    # What the program prints must not mix with the answer that another program reads.
+    found = emulate(program, gpu, options, output=sys.stderr if as_json else None)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_emulation(found)
+    raise click.exceptions.Exit(exit_code(found))

@@ -1,0 +1,161 @@
+"""How `tuner emulate` prints what came of a program."""
+
+from __future__ import annotations
+
+import shlex
+
+from tuner.cli.render import count, echo, print_fields, print_rows
+from tuner.engine.emulating import DeviceUse, Emulation
+from tuner.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FOUND,
+    EXIT_NOTHING_FITS,
+    EXIT_UNAVAILABLE,
+)
+from tuner.units import format_duration, format_size
+
+_ROWS = 12
+"""Lines of code that are shown; `--json` has more."""
+
+_LEAST = 0.005
+"""Share of the memory from which on a line is shown."""
+
+
+def exit_code(found: Emulation) -> int:
+    """0 when it fits, 1 when not, 2 when the program failed, 3 for what cannot be emulated."""
+    if found.fits is not None:
+        return EXIT_FOUND if found.fits else EXIT_NOTHING_FITS
+    if found.ended == "crash" or (found.ended == "error" and found.unknown_calls):
+        return EXIT_UNAVAILABLE
+    return EXIT_BAD_INPUT if found.ended == "error" else EXIT_FOUND
+
+
+def print_emulation(found: Emulation) -> None:
+    """The answer: whether it fits, what takes the memory, and how long a step takes."""
+    use = found.limiting
+    echo()
+    print_fields(
+        [
+            ("program", shlex.join(found.command)),
+            ("GPU", _gpu_text(found)),
+            ("source", f"emulated: torch {found.torch}, after {_steps_text(found)}"),
+            ("ended", _ended_text(found)),
+            ("fits", _fits_text(found)),
+            ("memory", _memory_text(use) if use else ""),
+            ("phases", _phases_text(use) if use else ""),
+            ("ranks", _ranks_text(found)),
+            ("trainable", f"{count(use.trainable_params)} parameters" if use else ""),
+            ("unknown", _unknown_text(found)),
+            ("took", format_duration(found.duration_s)),
+        ]
+    )
+    if use is not None and use.breakdown:
+        _print_peak(found, use)
+
+
+def _gpu_text(found: Emulation) -> str:
+    number = f"{found.gpus} x " if found.gpus > 1 else ""
+    return f"{number}{found.gpu.name}, {format_size(found.gpu.memory_bytes)}"
+
+
+def _steps_text(found: Emulation) -> str:
+    return f"{found.steps} optimizer step{'' if found.steps == 1 else 's'}"
+
+
+def _ended_text(found: Emulation) -> str:
+    if found.ended == "crash":
+        how = f"signal {-found.exit_status}" if found.exit_status < 0 else "no result"
+        return f"the program broke off ({how}): this is the emulator's fault or the program's"
+    if found.ended == "oom" and found.error is not None:
+        where = f", at {found.error.line}" if found.error.line else ""
+        return f"out of memory: {format_size(found.refused_bytes)} asked for{where}"
+    if found.error is not None:
+        where = f", at {found.error.line}" if found.error.line else ""
+        return f"the program failed: {found.error.type}: {found.error.message}{where}"
+    if found.steps == 0:
+        return "no optimizer step was seen: the memory below is of what ran"
+    return ""
+
+
+def _fits_text(found: Emulation) -> str:
+    limit = found.gpu.memory_bytes
+    if found.ended == "oom":
+        return f"no: out of memory on {format_size(limit)}"
+    use = found.limiting
+    if found.fits is None or use is None:
+        return "not known"
+    free = limit - use.device_bytes
+    numbers = f"{format_size(use.device_bytes)} of {format_size(limit)}, {format_size(free)} free"
+    return f"{'yes' if found.fits else 'no'}: {numbers}, the margin is {format_size(found.margin_bytes)}"
+
+
+def _memory_text(use: DeviceUse) -> str:
+    text = (
+        f"device memory {format_size(use.device_bytes)}, peak of"
+        f" {format_size(use.peak_allocated_bytes)} allocated and"
+        f" {format_size(use.peak_reserved_bytes)} reserved, in the {use.peak_phase} phase"
+    )
+    if use.managed_bytes:
+        text += f"; {format_size(use.managed_bytes)} more in managed memory"
+    if use.alloc_retries:
+        text += f"; the allocator gave cached blocks back {use.alloc_retries} times"
+    return text
+
+
+def _phases_text(use: DeviceUse) -> str:
+    return ", ".join(f"{name} {format_size(size)}" for name, size in use.phase_peak_bytes.items())
+
+
+def _ranks_text(found: Emulation) -> str:
+    if len(found.devices) < 2:
+        return ""
+    sizes = [use.peak_allocated_bytes for use in found.devices]
+    return (
+        f"{len(sizes)}, {format_size(min(sizes))} to {format_size(max(sizes))} allocated;"
+        " shown is the one that takes most"
+    )
+
+
+def _unknown_text(found: Emulation) -> str:
+    calls = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
+    values = [f"values of {name} ({number})" for name, number in found.unknown_values.items()]
+    shown = [*calls, *values]
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return f"not emulated: {', '.join(shown[:8])}{more}" if shown else ""
+
+
+def _print_peak(found: Emulation, use: DeviceUse) -> None:
+    parts = dict(use.breakdown)
+    # Sizes of the history are rounded up as the allocator does; a rest that it does not split off
+    # belongs to the block.
+    overhead = use.peak_reserved_bytes - sum(parts.values())
+    parts["allocator_overhead"] = overhead
+    parts["context"] = use.device_bytes - use.peak_reserved_bytes
+    echo()
+    rows = [
+        (name.replace("_", " "), format_size(size), f"{size / use.device_bytes:.1%}")
+        for name, size in sorted(parts.items(), key=lambda item: -item[1])
+        if size
+    ]
+    title = "device memory at the peak (emulated)"
+    print_rows(
+        [title, "", "share"],
+        [*rows, ("total", format_size(use.device_bytes), "")],
+        right=("", "share"),
+    )
+    echo()
+    shown = [row for row in use.allocations[:_ROWS] if row.bytes >= _LEAST * use.device_bytes]
+    print_rows(
+        ["", "blocks", "kind", "allocated at", "by your line"],
+        [
+            (
+                format_size(row.bytes),
+                str(row.count),
+                row.kind.replace("_", " "),
+                row.where,
+                row.line if row.line != row.where else "",
+            )
+            for row in shown
+        ],
+        right=("", "blocks"),
+    )

@@ -1,0 +1,172 @@
+"""Follows a program's training: its steps, the phases of each, and the end after enough of them.
+
+A step is an update by an optimizer, whoever calls it. Where several optimizers share a training
+step (one a layer, in the backward pass), a step is over when one of them updates again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from tuner.emulator.inside.events import send
+from tuner.emulator.inside.lines import program_line
+from tuner.emulator.inside.memory import MemoryWatch
+
+LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
+
+
+class Follower:
+    """Of this process. `steps` is after how many training steps the program is ended.
+
+    `pricer`, where there is one, hears each phase (`begin(phase, step)`), and its `snapshot()`
+    is part of the result; `values` has the counter `unknown` of what could not be computed.
+    """
+
+    def __init__(
+        self, *, steps: int, snapshot: str | None, pricer: Any = None, values: Any = None
+    ) -> None:
+        self._steps = steps
+        self._snapshot_file = snapshot
+        self._pricer = pricer
+        self._values = values
+        self._memory = MemoryWatch()
+        self._done = 0
+        self._updated: set[int] = set()
+        self._optimizers: dict[int, Any] = {}
+        self._backward_depth = 0
+        self._phase = LOAD
+        self._walls: list[float] = []
+        self._started = time.perf_counter()
+        self._error: dict[str, Any] | None = None
+        self._told = False
+
+    def install(self) -> None:
+        """Listen to optimizers, to the backward pass, to the first forward, and to the end."""
+        import torch
+
+        # torch.optim removes its submodules from its names.
+        optimizer = importlib.import_module("torch.optim.optimizer")
+        optimizer.register_optimizer_step_pre_hook(self._before_update)
+        optimizer.register_optimizer_step_post_hook(self._after_update)
+        graph: Any = torch.autograd.graph
+        run = self._around_backward(graph._engine_run_backward)
+        graph._engine_run_backward = torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+        self._forward_hook = torch.nn.modules.module.register_module_forward_pre_hook(
+            self._before_module
+        )
+        self._memory.install()
+        sys.excepthook = self._around_hook(sys.excepthook)
+        # Not where the program ends by itself in a forked helper: those have other ids.
+        owner = os.getpid()
+        atexit.register(lambda: self._tell("end") if os.getpid() == owner else None)
+
+    # -- phases ---------------------------------------------------------------------------------
+
+    def _enter(self, phase: str) -> None:
+        if phase == self._phase:
+            return
+        self._phase = phase
+        self._memory.mark(phase, self._done)
+        if self._pricer is not None:
+            self._pricer.begin(phase, self._done)
+
+    def _before_module(self, module: Any, inputs: Any) -> None:
+        import torch
+
+        if torch.is_grad_enabled() and torch.cuda.is_initialized() and self._phase == LOAD:
+            if any(p.is_cuda for p in module.parameters()):
+                self._forward_hook.remove()
+                self._enter(FORWARD)
+
+    def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def run_and_note(*args: Any, **kwargs: Any) -> Any:
+            outermost = self._backward_depth == 0
+            self._backward_depth += 1
+            if outermost:
+                self._memory.note_backward(program_line(sys._getframe(1)))
+                self._enter(BACKWARD)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._backward_depth -= 1
+                if outermost:
+                    self._enter(FORWARD)
+
+        return run_and_note
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if id(optimizer) in self._updated:
+            self._step_is_over()
+        self._optimizers[id(optimizer)] = optimizer
+        if self._backward_depth == 0:
+            self._memory.note_gradients(optimizer)
+            self._enter(OPTIMIZER)
+
+    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._updated.add(id(optimizer))
+        if self._backward_depth == 0:
+            if len(self._updated) == len(self._optimizers):
+                self._step_is_over()
+            self._enter(FORWARD)
+
+    def _step_is_over(self) -> None:
+        self._updated.clear()
+        self._done += 1
+        self._walls.append(time.perf_counter())
+        send({"event": "step", "step": self._done})
+        if self._done >= self._steps:
+            self._tell("steps")
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _around_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def note_and_show(kind: Any, error: Any, trace: Any) -> None:
+            frames = traceback.extract_tb(trace)
+            self._error = {
+                "type": f"{kind.__module__}.{kind.__qualname__}",
+                "message": str(error)[:4000],
+                "line": program_line(trace.tb_frame, frames=frames),
+            }
+            hook(kind, error, trace)
+
+        return note_and_show
+
+    def _tell(self, reason: str) -> None:
+        """Send the result once, if this process used the device."""
+        import torch
+
+        if self._told or not torch.cuda.is_initialized():
+            return
+        self._told = True
+        if self._snapshot_file:
+            self._memory.save(self._snapshot_file)
+        times = [self._started, *self._walls]
+        send(
+            {
+                "event": "result",
+                "reason": "error" if self._error else reason,
+                "steps": self._done,
+                "rank": int(os.environ.get("RANK", "0")),
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda,
+                "error": self._error,
+                "host_step_s": [b - a for a, b in zip(times, times[1:], strict=False)],
+                "devices": self._memory.result(list(self._optimizers.values())),
+                "work": self._pricer.snapshot() if self._pricer is not None else None,
+                "values_unknown": dict(self._values.unknown) if self._values is not None else {},
+            }
+        )

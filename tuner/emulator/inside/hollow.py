@@ -1,0 +1,265 @@
+"""Hollow checkpoints in an emulated program: tensors of zeros that take no memory.
+
+safetensors maps a file, and each tensor that is made of it touches the mapping: on Linux the page
+cache then fills with zeros by its reading ahead, at megabytes a tensor. Files that say that they
+are hollow (tuner/models/sparse.py) are not mapped here: their tensors lie in memory that nobody
+has written, which reads as zeros and takes no page. What only moves or converts such tensors on
+the host gives such a tensor again, so that 16 GB of bfloat16 become 32 GB of float32 at no cost.
+
+All other files are opened by safetensors itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tuner.emulator.inside.later import when_imported
+from tuner.models.sparse import read_header, says_hollow
+
+if TYPE_CHECKING:
+    import torch
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+LARGE_BYTES = 1 << 20
+"""Results of fewer bytes are computed as ever; the device takes over what is not larger."""
+
+# The operators that read nothing but floats that they move or convert.
+MOVING = frozenset(
+    {"aten::_to_copy", "aten::clone", "aten::cat", "aten::stack", "aten::contiguous"}
+)
+
+_NOTE = "tuner_hollow"  # attribute of a storage that nobody has written
+
+# Linux: pages are not reserved (mman.h; Python has no name for it before 3.13).
+_NO_RESERVE = 0x4000
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+def install() -> None:
+    """Have safetensors, once it is imported, read hollow files as holes."""
+    when_imported("safetensors", _replace)
+
+
+def _replace(module: ModuleType) -> None:
+    ours = _reader(module.safe_open)
+    for other in list(sys.modules.values()):
+        if vars(other).get("safe_open") is module.safe_open and other is not module:
+            other.safe_open = ours  # type: ignore[attr-defined]
+    module.safe_open = ours  # type: ignore[attr-defined]
+
+
+def _reader(real: Any) -> type:
+    class safe_open:  # noqa: N801 - the name that it has in safetensors
+        """A safetensors file: safetensors' own object, or that of a hollow file."""
+
+        def __new__(cls, filename: Any, framework: str, *args: Any, **kwargs: Any) -> Any:
+            """Opens `filename`."""
+            found = _header(filename) if framework in {"pt", "pytorch", "torch"} else None
+            if found is None:
+                return real(filename, framework, *args, **kwargs)
+            device = args[0] if args else kwargs.get("device", "cpu")
+            return HollowFile(*found, device)
+
+    return safe_open
+
+
+def _header(filename: Any) -> tuple[dict[str, Any], int] | None:
+    """Header and start of the tensors of a hollow file; None for any other, broken ones too."""
+    try:
+        fields, start = read_header(filename)
+    except (OSError, ValueError, TypeError):
+        return None  # safetensors says what is wrong with it
+    return (fields, start) if says_hollow(fields) else None
+
+
+class HollowFile:
+    """What safetensors' `safe_open` is, of a hollow file."""
+
+    def __init__(self, fields: dict[str, Any], start: int, device: Any) -> None:
+        self._metadata = fields.pop("__metadata__", None)
+        self._fields = fields
+        self._device = device
+        end = max((field["data_offsets"][1] for field in fields.values()), default=0)
+        self._memory: mmap.mmap | None = _untouched(max(end, 1))
+
+    def __enter__(self) -> HollowFile:
+        """The file itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes it; its tensors stay."""
+        self._memory = None
+
+    def keys(self) -> list[str]:
+        """The names, sorted."""
+        self._opened()
+        return sorted(self._fields)
+
+    def offset_keys(self) -> list[str]:
+        """The names as the tensors lie in the file."""
+        self._opened()
+        return sorted(self._fields, key=lambda name: self._fields[name]["data_offsets"])
+
+    def metadata(self) -> dict[str, str] | None:
+        """What the header says of the file."""
+        self._opened()
+        return self._metadata
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """A tensor of zeros."""
+        tensor = self._tensor(name)
+        return tensor if str(self._device) == "cpu" else tensor.to(_as_device(self._device))
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors by name."""
+        return {name: self.get_tensor(name) for name in self.offset_keys()}
+
+    def get_slice(self, name: str) -> HollowSlice:
+        """A tensor that is made when it is indexed."""
+        return HollowSlice(self, name, self._field(name))
+
+    def _opened(self) -> mmap.mmap:
+        if self._memory is None:
+            raise _error("File is closed")
+        return self._memory
+
+    def _field(self, name: str) -> dict[str, Any]:
+        self._opened()
+        if name not in self._fields:
+            raise _error(f"File does not contain tensor {name}")
+        field: dict[str, Any] = self._fields[name]
+        return field
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        field = self._field(name)
+        return _over(self._opened(), field["data_offsets"][0], field["shape"], field["dtype"])
+
+
+class HollowSlice:
+    """What safetensors' `get_slice` gives, of a hollow file."""
+
+    def __init__(self, file: HollowFile, name: str, field: dict[str, Any]) -> None:
+        self._file, self._name, self._field = file, name, field
+
+    def get_shape(self) -> list[int]:
+        """Its sizes."""
+        return list(self._field["shape"])
+
+    def get_dtype(self) -> str:
+        """Its type, by the format's name."""
+        return str(self._field["dtype"])
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """The part that `index` means."""
+        return self._file.get_tensor(self._name)[index]
+
+
+def moving(func: Any, handler: Handler | None) -> Handler | None:
+    """`handler` of an operator, or what to call in its place where it may read holes."""
+    if getattr(func, "_schema", None) is None or func._schema.name not in MOVING:
+        return handler
+
+    def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = _moved(func, args, kwargs)
+        if out is not None:
+            return out
+        return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+
+    return call
+
+
+def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The result of an operator that reads holes only, as a hole; None for any other call."""
+    sources = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+    device = kwargs.get("device")
+    if not sources or not all(source.is_cpu and is_hole(source) for source in sources):
+        return None
+    if (device is not None and device.type != "cpu") or kwargs.get("pin_memory"):
+        return None
+    import torch
+
+    # The sizes, strides and type are those that the operator itself gives without memory.
+    with torch._C._DisableTorchDispatch():
+        like = func(
+            *_on_meta(args), **{**_on_meta(kwargs), **({"device": "meta"} if device else {})}
+        )
+    if like.nbytes < LARGE_BYTES or not like.is_contiguous():
+        return None
+    return hole(like.shape, like.dtype)
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_on_meta(one) for one in value)
+    if isinstance(value, dict):
+        return {name: _on_meta(one) for name, one in value.items()}
+    return value.to("meta") if hasattr(value, "is_meta") else value
+
+
+def hole(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor of zeros that takes no memory until it is written."""
+    size = 1
+    for one in shape:
+        size *= one
+    memory = _untouched(max(size * dtype.itemsize, 1))
+    return _over(memory, 0, shape, dtype)
+
+
+def is_hole(tensor: torch.Tensor) -> bool:
+    """Whether a CPU tensor is part of a hole; it may have been written since."""
+    return getattr(tensor.untyped_storage(), _NOTE, False) is True
+
+
+def _untouched(size_bytes: int) -> mmap.mmap:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    return mmap.mmap(-1, size_bytes, flags=flags)
+
+
+def _over(memory: mmap.mmap, start: int, shape: Any, kind: str | torch.dtype) -> torch.Tensor:
+    """A tensor over a part of `memory`, which it keeps alive."""
+    import torch
+
+    dtype = getattr(torch, _DTYPES[kind]) if isinstance(kind, str) else kind
+    count = 1
+    for size in shape:
+        count *= size
+    if count == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    flat = torch.frombuffer(memory, dtype=torch.uint8, count=count * dtype.itemsize, offset=start)
+    setattr(flat.untyped_storage(), _NOTE, True)
+    return flat.view(dtype).view(tuple(shape))
+
+
+def _as_device(device: Any) -> Any:
+    """safetensors takes a number for a CUDA device."""
+    return f"cuda:{device}" if isinstance(device, int) else device
+
+
+def _error(text: str) -> Exception:
+    from safetensors import SafetensorError
+
+    return SafetensorError(text)  # type: ignore[no-any-return]

@@ -1,0 +1,171 @@
+"""Values for what is not computed: finite, plausible, spread out, and the same in every run.
+
+Unknown floats are thought of as noise around 0: a comparison of them is true for about half, an equality
+never. Few floats computed from many unknown ones (a loss, a norm) become about 1. Indices that an
+operator would choose by looking at unknown floats (top-k, argmax, sampling) go round all
+candidates, so that experts get equal loads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tuner.emulator.inside.aliases import FLOATS, SMALL, alias
+
+_TILE = 1 << 20
+# Comparisons of more unknown floats than this are not made up.
+NOISE_LIMIT = 1 << 22
+_PRIME = 7919
+_KEYWORD = 99  # no position: a keyword alone
+# Around 1 with little spread: sums of logs, roots and quotients of these stay finite.
+_MEAN, _SPREAD = 1.0, 0.05
+
+Spread = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
+
+
+class MadeUp:
+    """A seeded source of values that nobody computed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._drawn = seed
+        self._noise: torch.Tensor | None = None
+        self._ones: torch.Tensor | None = None
+
+    def _next(self) -> int:
+        self._drawn += _PRIME
+        return self._drawn
+
+    def noise(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Normal noise of the shape of `tensor`, on the CPU; at most `NOISE_LIMIT` elements."""
+        count = tensor.numel()
+        if self._noise is None:
+            generator = torch.Generator().manual_seed(self._seed)
+            self._noise = torch.randn(_TILE, generator=generator)
+        noise = self._noise
+        if count > _TILE:
+            noise = noise.repeat(-(-count // _TILE))
+        start = self._next() % (noise.numel() - count + 1)
+        return noise[start : start + count].view(tensor.shape)
+
+    def write_finite(self, tensor: torch.Tensor) -> None:
+        """Writes finite values about 1 to a CUDA or CPU tensor of at most `SMALL` floats."""
+        count = tensor.numel()
+        if count == 0 or count > SMALL:
+            return
+        if self._ones is None:
+            generator = torch.Generator().manual_seed(self._seed)
+            self._ones = _MEAN + _SPREAD * torch.randn(4 * SMALL, generator=generator).clamp(-3, 3)
+        start = self._next() % (3 * SMALL)
+        target = alias(tensor) if tensor.is_cuda else tensor
+        target.copy_(self._ones[start : start + count].view(tensor.shape))
+
+    def fill_host(self, tensor: torch.Tensor) -> None:
+        """Fills a CPU tensor of floats with finite noise."""
+        flat = torch.empty(min(tensor.numel(), _TILE))
+        flat.copy_(self.noise(flat))
+        count = tensor.numel()
+        if count > _TILE:
+            flat = flat.repeat(-(-count // _TILE))[:count]
+        tensor.copy_(flat.view(tensor.shape))
+
+    def number(self) -> float:
+        """One finite value about 1."""
+        one = torch.empty(())
+        self.write_finite(one)
+        return float(one)
+
+    def indices(self, shape: tuple[int, ...], width: int) -> torch.Tensor:
+        """Indices below `width`: those of a row differ, and all together come equally often."""
+        count = math.prod(shape)
+        width = max(width, 1)
+        step = _coprime_step(width)
+        row = shape[-1] if shape else 1
+        flat = torch.arange(count, dtype=torch.int64)
+        if row >= width:  # whole permutations: else all rows would have the same
+            flat += torch.arange(count, dtype=torch.int64) // max(row, 1)
+        return flat.mul_(step).add_(self._next() % width).remainder_(width).view(shape)
+
+
+def _coprime_step(width: int) -> int:
+    """A step near the golden section of `width` that visits every index once."""
+    step = max(1, int(width * 0.618))
+    while math.gcd(step, width) != 1:
+        step += 1
+    return step
+
+
+def _argument(
+    args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, default: Any
+) -> Any:
+    if len(args) > position:
+        return args[position]
+    return kwargs.get(name, default)
+
+
+def _write_along(made_up: MadeUp, out: torch.Tensor, width: int, dim: int) -> None:
+    """Writes indices to `out`; those along `dim` differ from each other."""
+    if out.numel() == 0:
+        return
+    target = alias(out)
+    if target.dim() > 0:
+        target = target.movedim(dim, -1)
+    target.copy_(made_up.indices(tuple(target.shape), width))
+
+
+def _chosen(
+    made_up: MadeUp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, dim_at: int
+) -> None:
+    """For sort, top-k and kthvalue: (values, indices) along a dimension that `out` keeps."""
+    values, indices = out
+    source = args[0]
+    dim = _argument(args, kwargs, dim_at, "dim", -1)
+    width = source.shape[dim] if source.dim() else 1
+    _write_along(made_up, indices, width, dim)
+    if values.dtype in FLOATS:
+        made_up.write_finite(values)
+
+
+def _best(made_up: MadeUp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """For argmax and the like: one index per row; (values, indices) or indices alone."""
+    source = args[0]
+    dim = _argument(args, kwargs, 1, "dim", None)
+    width = source.numel() if dim is None else (source.shape[dim] if source.dim() else 1)
+    indices = out
+    if not isinstance(out, torch.Tensor):
+        values, indices = out
+        if values.dtype in FLOATS:
+            made_up.write_finite(values)
+    flat = made_up.indices((indices.numel(), 1), width)
+    alias(indices).copy_(flat.view(indices.shape))
+
+
+def spreads(made_up: MadeUp) -> dict[str, Spread]:
+    """By operator, what writes indices that would be chosen by unknown floats."""
+
+    def chosen(dim_at: int) -> Spread:
+        return lambda args, kwargs, out: _chosen(made_up, args, kwargs, out, dim_at)
+
+    def best(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        _best(made_up, args, kwargs, out)
+
+    def sampled(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        _write_along(made_up, out, args[0].shape[-1], -1)
+
+    return {
+        "aten::topk": chosen(2),
+        "aten::sort": chosen(1),
+        "aten::sort.stable": chosen(_KEYWORD),
+        "aten::argmax": best,
+        "aten::argmin": best,
+        "aten::max.dim": best,
+        "aten::min.dim": best,
+        "aten::median.dim": best,
+        "aten::nanmedian.dim": best,
+        "aten::mode": best,
+        "aten::multinomial": sampled,
+    }

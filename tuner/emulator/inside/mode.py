@@ -1,0 +1,97 @@
+"""The one dispatch mode of an emulated process: every operator passes here, below autograd."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tuner.emulator.inside.values import Handler, Values
+
+Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+
+
+class EmulatorMode(TorchDispatchMode):
+    """Gives operators on CUDA tensors their values, and shows each to an observer."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.values = Values(seed)
+        self.observer: Observer | None = None
+        """Called with (func, args, kwargs, out) after each operator; for pricing."""
+        self._handlers: dict[Any, Handler | None] = {}
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """True: torch.compile compiles under it."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: PyTorch's way to keep dynamo out imports dynamo; `install` marks the code instead."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Calls `func`, and gives its outputs values."""
+        if types and not all(map(_is_plain, types)):
+            return (
+                NotImplemented  # tensors with a dispatch of their own: their inner ones come back
+            )
+        handlers = self._handlers
+        if func in handlers:
+            handler = handlers[func]
+        else:
+            handler = handlers[func] = self.values.handler(func)
+        if kwargs is None:
+            kwargs = {}
+        out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+        if self.observer is not None:
+            self.observer(func, args, kwargs, out)
+        return out
+
+    def install(self) -> None:
+        """Puts the mode below everything in this thread and in every thread that the program starts."""
+        _keep_dynamo_out(EmulatorMode.__torch_dispatch__.__code__)
+        self.__enter__()
+        _enter_in_new_threads(self)
+
+
+@cache
+def _is_plain(kind: type) -> bool:
+    """Whether tensors of this class, a parameter's for example, have no dispatch of their own."""
+    return kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+
+
+def _enter_in_new_threads(mode: EmulatorMode) -> None:
+    """The stack of modes belongs to a thread; autograd's threads take it over, Python's do not."""
+    begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def begin_with_mode(thread: threading.Thread) -> None:
+        torch._C._push_on_torch_dispatch_stack(mode)
+        try:
+            begin(thread)
+        finally:
+            torch._C._pop_torch_dispatch_stack(None)
+
+    threading.Thread._bootstrap_inner = begin_with_mode  # type: ignore[attr-defined]
+
+
+def _keep_dynamo_out(code: CodeType) -> None:
+    """Tells dynamo to compile neither this function nor what it calls."""
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))

@@ -1,0 +1,141 @@
+"""What kind of operator an overload is: read once from its schema, then looked up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Operators whose outputs' integers nobody looks at (masks of dropout, seeds, positions of maxima), or
+# that would cost too much on the CPU. Their few floats are made up.
+NOT_COMPUTED = frozenset(
+    {
+        "aten::native_dropout",
+        "aten::native_dropout_backward",
+        "aten::_fused_dropout",
+        "aten::_fused_sdp_choice",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_fused_attention_overrideable",
+        "aten::_flash_attention_forward",
+        "aten::_efficient_attention_forward",
+        "aten::max_pool2d_with_indices",
+        "aten::max_pool3d_with_indices",
+        "aten::_embedding_bag",
+        "aten::_int_mm",
+        "aten::_grouped_mm",
+        "aten::_scaled_mm",
+        "aten::_scaled_grouped_mm",
+        "aten::_cudnn_rnn",
+        "aten::_thnn_fused_lstm_cell",
+    }
+)
+
+# Nothing to do: no values, or values that stay (a scaler's found_inf must stay 0; optimizers' floats stay
+# finite as they are).
+PASSED = frozenset(
+    {
+        "aten::_unsafe_view",
+        "aten::resize_",
+        "aten::resize_as_",
+        "aten::set_",
+        "aten::record_stream",
+        "aten::_amp_foreach_non_finite_check_and_unscale_",
+        "aten::_foreach_copy_",
+        "aten::_fused_adam_",
+        "aten::_fused_adamw_",
+        "aten::_fused_sgd_",
+        "aten::_fused_adagrad_",
+        "aten::_assert_async",
+        "aten::is_pinned",
+        "aten::_pin_memory",
+        "aten::_cudnn_init_dropout_state",
+        "aten::_has_compatible_shallow_copy_type",
+    }
+)
+
+# Operators that write their first argument whatever it held.
+OVERWRITING = frozenset(
+    {
+        "aten::fill_",
+        "aten::zero_",
+        "aten::copy_",
+        "aten::normal_",
+        "aten::uniform_",
+        "aten::random_",
+        "aten::bernoulli_",
+        "aten::exponential_",
+        "aten::geometric_",
+        "aten::log_normal_",
+        "aten::cauchy_",
+    }
+)
+FILLING = frozenset({"aten::fill_", "aten::zero_"})
+
+# Operators that take a tensor's shape and none of its values.
+LIKE = frozenset(
+    {
+        "aten::zeros_like",
+        "aten::ones_like",
+        "aten::full_like",
+        "aten::rand_like",
+        "aten::randn_like",
+        "aten::randint_like",
+        "aten::new_zeros",
+        "aten::new_ones",
+        "aten::new_full",
+    }
+)
+EMPTY = frozenset(
+    {
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::empty_permuted",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+    }
+)
+# Zeros of medium size are states of optimizers and gradients more often than masks.
+ZEROS = frozenset({"aten::zeros", "aten::zeros_like", "aten::new_zeros"})
+# Messages between devices: what arrives is the business of the library that carries them.
+MESSAGES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
+
+
+class Operator:
+    """What is known of one overload before it is called."""
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        schema = func._schema
+        self.name: str = schema.name
+        self.full_name: str = func.name()  # with its overload: aten::index.Tensor
+        arguments = schema.arguments
+        written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        self.written_names = frozenset(a.name for a in written)
+        self.written_positions = frozenset(
+            i for i, a in enumerate(arguments) if a.name in self.written_names and not a.kwarg_only
+        )
+        self.mutates = bool(written)
+        # Results of functions with `out=` are not read.
+        self.overwrites = self.name in OVERWRITING or any(a.is_out for a in written)
+        self.is_view = not written and any(
+            r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
+        )
+        self.is_like = self.name in LIKE
+        self.fills = self.name in FILLING
+        self.is_random = torch.Tag.nondeterministic_seeded in func.tags
+        self.takes_generator = any(a.name == "generator" for a in arguments)
+        self.is_foreach = self.name.startswith("aten::_foreach_")
+        self.computes = (
+            func.namespace == "aten"
+            and self.name not in NOT_COMPUTED
+            and torch._C._dispatch_has_computed_kernel_for_dispatch_key(self.full_name, "CPU")
+        )
+        self.passes = (
+            self.is_view
+            or self.name in PASSED
+            or func.namespace in MESSAGES
+            or func.namespace in {"prim", "prims", "profiler"}
+        )

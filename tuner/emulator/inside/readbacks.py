@@ -1,0 +1,140 @@
+"""Operators that read a count back from the device before they know the size of their output.
+
+The real operator runs, with the temporaries that its release of PyTorch takes; the stand-in runtime
+gives it the counts (device/answers.c), which are computed here from the integers in device memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tuner.emulator.inside.aliases import FLOATS, alias, is_known
+from tuner.emulator.inside.made_up import NOISE_LIMIT, MadeUp
+
+Count = tuple[int, int]  # a value, and how many bytes of it are read back
+_MASKS = frozenset({torch.bool, torch.uint8})
+_FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}
+
+
+class Unreadable(Exception):
+    """A count depends on values that nobody computed."""
+
+
+class Readbacks:
+    """Counts for the operators that ask the device for them."""
+
+    def __init__(self, made_up: MadeUp) -> None:
+        self._made_up = made_up
+        library = ctypes.CDLL(None)
+        self._answer = library.emu_answer
+        self._answer.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        self._forget = library.emu_forget_answers
+
+    def call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], counts: list[Count]
+    ) -> Any:
+        """What `func` returns when its reads from the device find `counts`, in this order."""
+        for value, size in counts:
+            self._answer(struct.pack(_FORMATS[size], value), size)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._forget()
+
+    def counts(self) -> dict[str, Callable[..., list[Count]]]:
+        """By operator's name: the counts that it reads, from its arguments."""
+        return {
+            "aten::nonzero": self._nonzero,
+            "aten::index.Tensor": self._masks,
+            "aten::_unsafe_index.Tensor": self._masks,
+            "aten::index_put": self._masks_put,
+            "aten::index_put_": self._masks_put,
+            "aten::_unsafe_index_put": self._masks_put,
+            "aten::_index_put_impl_": self._masks_put,
+            "aten::masked_select": self._selected,
+            "aten::masked_scatter_backward": self._selected,
+            "aten::repeat_interleave.Tensor": self._repeats,
+            "aten::_unique2": self._distinct,
+            "aten::unique_consecutive": self._distinct_runs,
+            "aten::bincount": self._bins,
+            "aten::multinomial": self._valid,
+        }
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cuda:
+            return tensor
+        if is_known(tensor):
+            return alias(tensor)
+        if tensor.dtype in FLOATS and tensor.numel() <= NOISE_LIMIT:
+            return self._made_up.noise(tensor)
+        raise Unreadable
+
+    def _nonzero(self, source: torch.Tensor, **_: Any) -> list[Count]:
+        if source.dtype in FLOATS and not is_known(source):
+            raise Unreadable
+        return [(int(self._read(source).count_nonzero()), 4)]
+
+    def _masks(self, source: torch.Tensor, indices: list[torch.Tensor | None]) -> list[Count]:
+        return [
+            (int(self._read(index).count_nonzero()), 4)
+            for index in indices
+            if index is not None and index.dtype in _MASKS and index.is_cuda
+        ]
+
+    def _masks_put(
+        self,
+        source: torch.Tensor,
+        indices: list[torch.Tensor | None],
+        values: torch.Tensor,
+        accumulate: bool = False,
+        unsafe: bool = False,
+    ) -> list[Count]:
+        counts = self._masks(source, indices)
+        if accumulate and not unsafe:
+            # It looks whether the largest and the smallest index are in range: they are.
+            expanded = sum(
+                (index.dim() if index.dtype in _MASKS else 1)
+                for index in indices
+                if index is not None
+            )
+            counts += [(0, 8)] * (2 * expanded)
+        return counts
+
+    def _selected(self, source: torch.Tensor, mask: torch.Tensor, *_: Any) -> list[Count]:
+        shape = torch.broadcast_shapes(source.shape, mask.shape)
+        read = self._read(mask)
+        repeated = 1
+        for size in shape:
+            repeated *= size
+        return [(int(read.count_nonzero()) * (repeated // max(read.numel(), 1)), 4)]
+
+    def _repeats(self, repeats: torch.Tensor, output_size: int | None = None) -> list[Count]:
+        if output_size is not None:
+            return []
+        return [(int(self._read(repeats).sum()), repeats.dtype.itemsize), (1, 1)]
+
+    def _distinct(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
+        count = torch.unique(self._read(source)).numel()
+        return [(count, 8)]
+
+    def _distinct_runs(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
+        count = torch.unique_consecutive(self._read(source)).numel()
+        return [(count, 8)]
+
+    def _bins(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
+        if source.numel() == 0:
+            return []
+        read = self._read(source)
+        size = source.dtype.itemsize
+        return [(int(read.min()), size), (int(read.max()), size)]
+
+    def _valid(
+        self, source: torch.Tensor, samples: int, replacement: bool = False, **_: Any
+    ) -> list[Count]:
+        """The probabilities are valid, and no row is all zeros."""
+        return [(1, 1), (0, 1 if source.dim() == 1 else 8)]

@@ -1,0 +1,274 @@
+"""Runs a program on a GPU that is not there, and says what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from tuner.emulator.session import DEVICE_VARIABLE, Account, Session
+from tuner.emulator.toolchain import find_torch
+from tuner.errors import InputError
+from tuner.gpus import Gpu
+from tuner.runner.outcome import is_out_of_memory
+from tuner.runner.processes import end_marked
+
+END_WITHIN_S = 10.0
+"""What processes of a program get to disappear after they were killed."""
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one line of code holds on the device at the peak.
+
+    `where` is the innermost line outside of PyTorch, `line` the program's own; both may be empty.
+    """
+
+    kind: str
+    where: str
+    line: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What one process took of one emulated device.
+
+    `device_bytes` is what the driver counts: reserved memory, context and what bypasses PyTorch.
+    `managed_bytes` (paged optimizers) is in none of the others.
+    """
+
+    rank: int
+    device: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    managed_bytes: int
+    loaded_bytes: int
+    phase_peak_bytes: Mapping[str, int]
+    peak_phase: str
+    breakdown: Mapping[str, int]
+    allocations: tuple[Allocation, ...]
+    alloc_retries: int
+    ooms: int
+    trainable_params: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramError:
+    """What the program raised: the exception's type, its text, and the program's line."""
+
+    type: str
+    message: str
+    line: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What came of a program on emulated GPUs; every number in it is *emulated*."""
+
+    command: tuple[str, ...]
+    gpu: Gpu
+    gpus: int
+    torch: str
+    cuda: str
+    ended: str
+    """"steps" (ended after enough of them), "end" (by itself), "error" (its own), "oom", or "crash"."""
+    steps: int
+    margin_bytes: int
+    exit_status: int
+    devices: tuple[DeviceUse, ...]
+    """Of each rank and device, in their order."""
+    error: ProgramError | None
+    refused_bytes: int
+    """The request that the device had no room for; 0 where it had for all."""
+    unknown_calls: Mapping[str, int]
+    """Functions of CUDA's libraries that the emulator does not know, and how often they were called."""
+    unknown_values: Mapping[str, int]
+    """Operators whose values decide shapes and could not be computed."""
+    duration_s: float
+    work: Mapping[str, Any] | None = None
+
+    @property
+    def limiting(self) -> DeviceUse | None:
+        """The use of a device that takes most of it."""
+        return max(self.devices, key=lambda use: use.device_bytes, default=None)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits with the margin; None where the program did not come far enough."""
+        if self.ended == "oom":
+            return False
+        limiting = self.limiting
+        if limiting is None or self.steps == 0:
+            return None
+        return self._used_bytes + self.margin_bytes <= self.gpu.memory_bytes
+
+    @property
+    def _used_bytes(self) -> int:
+        """Of the device that holds most, by all processes on it."""
+        used: Counter[int] = Counter()
+        for use in self.devices:
+            used[use.device] += use.device_bytes
+        return max(used.values(), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only."""
+        data = dataclasses.asdict(self)
+        data.update(
+            source="emulated",
+            gpu=self.gpu.id,
+            gpu_memory_bytes=self.gpu.memory_bytes,
+            fits=self.fits,
+            command=list(self.command),
+        )
+        return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulateOptions:
+    """How a program is run: on how many GPUs, for how many optimizer steps, with which seed."""
+
+    gpus: int = 1
+    steps: int = 3
+    seed: int = 0
+    margin_fraction: float = 0.03
+    snapshot: Path | None = None
+    timeout_s: float | None = None
+
+
+def emulate(
+    command: Sequence[str], gpu: Gpu, options: EmulateOptions, *, output: TextIO | None = None
+) -> Emulation:
+    """Run `command` on emulated GPUs until it ends, or has taken enough optimizer steps.
+
+    What the program prints goes to `output`, by default where this process prints. Nothing of it is
+    left when this returns or raises. Raises `InputError` for a command that does not exist,
+    `UnavailableError` where nothing can be emulated.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        raise InputError(f"there is no program {command[0]!r}", hint="name one that is on PATH")
+    torch = find_torch(interpreter_of(program))
+    settings: dict[str, Any] = {"steps": options.steps}
+    if options.snapshot is not None:
+        settings["snapshot"] = str(options.snapshot.absolute())
+    started = time.monotonic()
+    with Session(
+        gpu, count=options.gpus, torch=torch, seed=options.seed, settings=settings
+    ) as session:
+        status = _run([program, *command[1:]], session, options, output)
+        events = list(session.events())
+        accounts = session.accounts()
+        unknown = session.unknown_calls()
+    results = [event for event in events if event["event"] == "result"]
+    error = next((ProgramError(**r["error"]) for r in results if r["error"]), None)
+    return Emulation(
+        command=tuple(command),
+        gpu=gpu,
+        gpus=options.gpus,
+        torch=torch.version,
+        cuda=".".join(map(str, torch.cuda)),
+        ended=_ended(results, error, status),
+        steps=max((r["steps"] for r in results), default=0),
+        margin_bytes=round(gpu.memory_bytes * options.margin_fraction),
+        exit_status=status,
+        devices=tuple(_uses(results, accounts)),
+        error=error,
+        refused_bytes=max((a.refused_bytes for a in accounts), default=0),
+        unknown_calls=unknown,
+        unknown_values=_sum(r["values_unknown"] for r in results),
+        duration_s=time.monotonic() - started,
+        work=next((r["work"] for r in results if r["work"]), None),
+    )
+
+
+def interpreter_of(program: str) -> str:
+    """The Python that runs `program`: itself, or the one that its first line names, else ours."""
+    if Path(program).name.startswith("python"):
+        return program
+    with Path(program).open("rb") as file:
+        first = file.readline(512)
+    if first.startswith(b"#!"):
+        words = first[2:].decode(errors="replace").split()
+        if words and Path(words[0]).name == "env":
+            words = [found for word in words[1:2] if (found := shutil.which(word))]
+        if words and Path(words[0]).name.startswith("python"):
+            return words[0]
+    return sys.executable
+
+
+def _run(
+    command: list[str], session: Session, options: EmulateOptions, output: TextIO | None
+) -> int:
+    """The exit status of the program, as in `subprocess`. Nothing that it started is left."""
+    environment = session.environment(os.environ)
+    process = subprocess.Popen(  # noqa: S603 - the user's own program
+        command, env=environment, stdout=output, stderr=output, process_group=0
+    )
+    until = None if options.timeout_s is None else time.monotonic() + options.timeout_s
+    try:
+        while process.poll() is None:
+            if until is not None and time.monotonic() > until:
+                break
+            time.sleep(_POLL_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        end_marked(f"{DEVICE_VARIABLE}={environment[DEVICE_VARIABLE]}", deadline_s=END_WITHIN_S)
+    return process.returncode
+
+
+def _ended(results: list[dict[str, Any]], error: ProgramError | None, status: int) -> str:
+    if error is not None:
+        return "oom" if is_out_of_memory(f"{error.type}: {error.message}") else "error"
+    if not results:
+        return "crash" if status else "end"
+    if any(result["reason"] == "steps" for result in results):
+        return "steps"
+    return "crash" if status < 0 else "error" if status else "end"
+
+
+def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[DeviceUse]:
+    by_place = {(account.pid, account.device): account for account in accounts}
+    found = []
+    for result in sorted(results, key=lambda one: one["rank"]):
+        for one in result["devices"]:
+            account = by_place.get((result["pid"], one["physical"]))
+            if account is None:
+                continue
+            found.append(
+                DeviceUse(
+                    rank=result["rank"],
+                    device=one["physical"],
+                    device_bytes=account.peak_bytes,
+                    managed_bytes=account.managed_peak_bytes,
+                    allocations=tuple(Allocation(**row) for row in one["allocations"]),
+                    **{
+                        field.name: one[field.name]
+                        for field in dataclasses.fields(DeviceUse)
+                        if field.name in one and field.name not in ("device", "allocations")
+                    },
+                )
+            )
+    return found
+
+
+def _sum(counters: Any) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counters:
+        total.update(one)
+    return dict(total)
