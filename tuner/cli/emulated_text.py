@@ -86,7 +86,8 @@ def _fits_text(found: Emulation) -> str:
         return "not known"
     free = limit - use.device_bytes
     numbers = f"{format_size(use.device_bytes)} of {format_size(limit)}, {format_size(free)} free"
-    return f"{'yes' if found.fits else 'no'}: {numbers}, the margin is {format_size(found.margin_bytes)}"
+    answer = "yes" if found.fits else "no"
+    return f"{answer}: {numbers}, the margin is {format_size(found.margin_bytes)}"
 
 
 def _memory_text(use: DeviceUse) -> str:

@@ -28,8 +28,10 @@ CORE = "libtuner_device.so"
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """One library: `libSTEM.so.N`, the file that has what is written by hand, and what the other
-    functions return (a status of that library: "success" or "not supported").
+    """One library, `libSTEM.so.N`.
+
+    `source` has what is written by hand; every other function that begins with `prefix` is counted
+    and returns `status`: the library's "success" or "not supported".
     """
 
     stem: str
@@ -228,7 +230,7 @@ def _exported(library: Path) -> tuple[set[str], str | None]:
     with library.open("rb") as file:
         elf = ELFFile(file)
         names = set(_functions(elf.get_section_by_name(".dynsym")))
-        definitions = elf.get_section_by_name(".gnu.version_d")
+        definitions: Any = elf.get_section_by_name(".gnu.version_d")
         if definitions is None:
             return names, None
         for definition, auxiliaries in definitions.iter_versions():
@@ -266,7 +268,8 @@ def _asked_of_driver(torch: TorchBuild) -> set[str]:
     asked: set[str] = set()
     for path in (torch.folder / "lib").glob("libcaffe2_nvrtc.so"):
         with path.open("rb") as file:
-            for symbol in ELFFile(file).get_section_by_name(".dynsym").iter_symbols():
+            symbols: Any = ELFFile(file).get_section_by_name(".dynsym")
+            for symbol in symbols.iter_symbols():
                 if symbol["st_shndx"] == "SHN_UNDEF" and re.match(r"cu[A-Z]", symbol.name):
                     asked.add(symbol.name)
     return asked

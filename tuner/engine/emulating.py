@@ -85,7 +85,7 @@ class Emulation:
     torch: str
     cuda: str
     ended: str
-    """"steps" (ended after enough of them), "end" (by itself), "error" (its own), "oom", or "crash"."""
+    """How it ended: "steps" (enough of them), "end" (by itself), "error", "oom" or "crash"."""
     steps: int
     margin_bytes: int
     exit_status: int
@@ -95,7 +95,7 @@ class Emulation:
     refused_bytes: int
     """The request that the device had no room for; 0 where it had for all."""
     unknown_calls: Mapping[str, int]
-    """Functions of CUDA's libraries that the emulator does not know, and how often they were called."""
+    """Functions of CUDA's libraries that the emulator does not know, with numbers of calls."""
     unknown_values: Mapping[str, int]
     """Operators whose values decide shapes and could not be computed."""
     duration_s: float

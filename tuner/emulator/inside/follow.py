@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
+import itertools
 import os
 import sys
 import time
@@ -81,10 +82,11 @@ class Follower:
     def _before_module(self, module: Any, inputs: Any) -> None:
         import torch
 
-        if torch.is_grad_enabled() and torch.cuda.is_initialized() and self._phase == LOAD:
-            if any(p.is_cuda for p in module.parameters()):
-                self._forward_hook.remove()
-                self._enter(FORWARD)
+        if not (torch.is_grad_enabled() and _uses_cuda()):
+            return
+        if any(p.is_cuda for p in module.parameters()):
+            self._forward_hook.remove()
+            self._enter(FORWARD)
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
@@ -149,7 +151,7 @@ class Follower:
         """Send the result once, if this process used the device."""
         import torch
 
-        if self._told or not torch.cuda.is_initialized():
+        if self._told or not _uses_cuda():
             return
         self._told = True
         if self._snapshot_file:
@@ -164,9 +166,15 @@ class Follower:
                 "torch": torch.__version__,
                 "cuda": torch.version.cuda,
                 "error": self._error,
-                "host_step_s": [b - a for a, b in zip(times, times[1:], strict=False)],
+                "host_step_s": [b - a for a, b in itertools.pairwise(times)],
                 "devices": self._memory.result(list(self._optimizers.values())),
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
                 "values_unknown": dict(self._values.unknown) if self._values is not None else {},
             }
         )
+
+
+def _uses_cuda() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

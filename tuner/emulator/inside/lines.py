@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-
 import sysconfig
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = str(Path(__file__).resolve().parents[1])
 _STANDARD = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
 _PACKAGES = ("site-packages", "dist-packages")
 _TORCH = "torch"
@@ -18,11 +18,13 @@ _TORCH = "torch"
 
 @cache
 def package_of(filename: str) -> str | None:
-    """The package that a file belongs to: "torch", "trl", "python" for the standard library, "" for
-    the emulator's own; None for the program's own code."""
+    """The package that a file belongs to; None for the program's own code.
+
+    "python" is the standard library, and "" is the emulator's own.
+    """
     if not filename or filename.startswith("<"):
         return "python"
-    parts = filename.split(os.sep)
+    parts = Path(filename).parts
     for folder in _PACKAGES:
         if folder in parts:
             rest = parts[parts.index(folder) + 1 :]
@@ -36,12 +38,15 @@ def package_of(filename: str) -> str | None:
 
 
 def shown(filename: str, line: int) -> str:
-    """A place as people write it: below the folder that the program runs in, else with its folder."""
+    """A place as people write it: below the folder that the program runs in, else with its folder.
+
+    Inside packages that is the last folder and the file.
+    """
     if package_of(filename) is None:
-        below = os.path.relpath(filename) if os.path.isabs(filename) else filename
+        below = os.path.relpath(filename)
         if not below.startswith(os.pardir):
             return f"{below}:{line}"
-    return f"{os.sep.join(filename.split(os.sep)[-2:])}:{line}"
+    return f"{Path(*Path(filename).parts[-2:])}:{line}"
 
 
 def places(frames: Iterable[tuple[str, int, str]]) -> tuple[str | None, str | None]:

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from tuner.emulator.inside.lines import places
@@ -38,14 +39,14 @@ class MemoryWatch:
         """Record as soon as CUDA is there; keep peaks that the program sets back."""
         import torch
 
-        torch.cuda._lazy_call(self._record)
+        torch.cuda._lazy_call(self._record)  # type: ignore[no-untyped-call]
         reset: Any = torch._C._cuda_resetPeakMemoryStats
 
         def keep_and_reset(device: int) -> None:
             self._keep_peaks(device)
             reset(device)
 
-        torch._C._cuda_resetPeakMemoryStats = keep_and_reset  # type: ignore[assignment]
+        torch._C._cuda_resetPeakMemoryStats = keep_and_reset
 
     def _record(self) -> None:
         import torch
@@ -74,7 +75,7 @@ class MemoryWatch:
         """PyTorch's own snapshot, for its viewer (pytorch.org/memory_viz)."""
         import torch
 
-        torch.cuda.memory._dump_snapshot(path)
+        torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
 
     def _keep_peaks(self, device: int) -> None:
         import torch
@@ -167,22 +168,16 @@ class MemoryWatch:
         return str(block["phase"])
 
     def _kind_of(self, block: dict[str, Any], kinds: _Kinds, logits: set[int], peak_us: int) -> str:
-        phase, address = self._phase_at(block), block["addr"]
-        if address in kinds.trainable:
-            return kinds.trainable_kind
-        if phase == "load":
-            return "weights"
-        if kinds.is_gradient(address, block["time_us"], block["died_us"]):
-            return "gradients"
-        if address in kinds.states and phase == "optimizer":
-            return "optimizer_state"
+        phase = self._phase_at(block)
+        known = kinds.of(block, phase)
+        if known is not None:
+            return known
         if _is_loss(block) or (phase == "backward" and block["size"] in logits):
             return "logits_and_loss"
         recomputed = any(f["filename"].endswith("utils/checkpoint.py") for f in block["frames"])
         kept = phase == "forward" and self._phase_of(peak_us) == "backward"
-        if kept or recomputed or (phase == "forward" and block["died_us"] > self._next(peak_us)):
-            return "activations"
-        return "temporary"
+        outlives = phase == "forward" and block["died_us"] > self._next(peak_us)
+        return "activations" if kept or recomputed or outlives else "temporary"
 
     def _next(self, time_us: int) -> int:
         """When the phase that runs at `time_us` ends."""
@@ -239,7 +234,20 @@ class _Kinds:
             for one in gc.get_objects()
         )
 
-    def is_gradient(self, address: int, born_us: int, died_us: int) -> bool:
+    def of(self, block: dict[str, Any], phase: str) -> str | None:
+        """What optimizers and loading say of a block that was allocated in `phase`."""
+        address = block["addr"]
+        if address in self.trainable:
+            return self.trainable_kind
+        if phase == "load":
+            return "weights"
+        if self._is_gradient(address, block["time_us"], block["died_us"]):
+            return "gradients"
+        if address in self.states and phase == "optimizer":
+            return "optimizer_state"
+        return None
+
+    def _is_gradient(self, address: int, born_us: int, died_us: int) -> bool:
         """Whether a block was a gradient when an optimizer used it."""
         times = self._gradients.get(address, ())
         return any(born_us <= time_us <= died_us for time_us in times)
@@ -297,5 +305,5 @@ def _now_us() -> int:
 
 def _physical(ordinal: int) -> int:
     """The session's number of a device that CUDA_VISIBLE_DEVICES shows as `ordinal`."""
-    library = os.path.join(os.environ["TUNER_EMULATOR_LIBRARIES"], "libtuner_device.so")
-    return int(ctypes.CDLL(library).emu_physical(ordinal))
+    library = Path(os.environ["TUNER_EMULATOR_LIBRARIES"]) / "libtuner_device.so"
+    return int(ctypes.CDLL(str(library)).emu_physical(ordinal))

@@ -10,14 +10,16 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = Path(__file__).resolve().parent
 
 
 class _TunerFinder(importlib.abc.MetaPathFinder):
     """Finds the package `tuner`, and nothing else, where the emulator's own copy lies."""
 
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != "tuner":
             return None
         folder = os.environ["TUNER_EMULATOR_PACKAGE"]
@@ -27,7 +29,7 @@ class _TunerFinder(importlib.abc.MetaPathFinder):
 class _TorchWatch(importlib.abc.MetaPathFinder):
     """Calls `activate` when `torch` has been imported whole."""
 
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
@@ -41,13 +43,13 @@ class _TorchWatch(importlib.abc.MetaPathFinder):
 class _ActivatingLoader(importlib.abc.Loader):
     """Loads as the loader that it wraps, and activates the emulator afterwards."""
 
-    def __init__(self, loader):
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         from tuner.emulator.inside.activate import activate
@@ -55,16 +57,15 @@ class _ActivatingLoader(importlib.abc.Loader):
         activate()
 
 
-def _load_libraries():
-    folder = os.environ["TUNER_EMULATOR_LIBRARIES"]
-    with open(os.path.join(folder, "order"), encoding="utf-8") as file:
-        for name in file.read().split():
-            ctypes.CDLL(os.path.join(folder, name), mode=ctypes.RTLD_GLOBAL)
+def _load_libraries() -> None:
+    folder = Path(os.environ["TUNER_EMULATOR_LIBRARIES"])
+    for name in (folder / "order").read_text(encoding="utf-8").split():
+        ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
 
 
-def _next_sitecustomize():
+def _next_sitecustomize() -> None:
     """The one that this file hides, of a distribution or of an environment, runs as well."""
-    hidden = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+    hidden = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", hidden)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
