@@ -23,6 +23,8 @@ from tuner.models.sparse import read_header, says_hollow
 if TYPE_CHECKING:
     import torch
 
+    from tuner.emulator.inside.values import Values
+
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 LARGE_BYTES = 1 << 20
@@ -54,9 +56,11 @@ _DTYPES = {
 }
 
 
-def install() -> None:
-    """Have safetensors, once it is imported, read hollow files as holes."""
+def install(values: Values) -> None:
+    """Have safetensors, once it is imported, read hollow files as holes, and keep them such."""
     when_imported("safetensors", _replace)
+    handler_of = values.handler
+    values.handler = lambda func: moving(func, handler_of(func))  # type: ignore[method-assign]
 
 
 def _replace(module: ModuleType) -> None:
@@ -95,7 +99,7 @@ class HollowFile:
     """What safetensors' `safe_open` is, of a hollow file."""
 
     def __init__(self, fields: dict[str, Any], start: int, device: Any) -> None:
-        self._metadata = fields.pop("__metadata__", None)
+        self._metadata: dict[str, str] | None = fields.pop("__metadata__", None)
         self._fields = fields
         self._device = device
         end = max((field["data_offsets"][1] for field in fields.values()), default=0)
@@ -215,8 +219,6 @@ def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
 def _on_meta(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_on_meta(one) for one in value)
-    if isinstance(value, dict):
-        return {name: _on_meta(one) for name, one in value.items()}
     return value.to("meta") if hasattr(value, "is_meta") else value
 
 
@@ -255,11 +257,12 @@ def _over(memory: mmap.mmap, start: int, shape: Any, kind: str | torch.dtype) ->
 
 
 def _as_device(device: Any) -> Any:
-    """safetensors takes a number for a CUDA device."""
+    """The device that is meant: a number is that of a CUDA device."""
     return f"cuda:{device}" if isinstance(device, int) else device
 
 
 def _error(text: str) -> Exception:
     from safetensors import SafetensorError
 
-    return SafetensorError(text)  # type: ignore[no-any-return]
+    error: Exception = SafetensorError(text)
+    return error
