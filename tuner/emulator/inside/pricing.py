@@ -17,9 +17,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tuner.emulator.inside.calls import (
+    Function,
+    key_of,
+    label_of_call,
+    label_of_work,
+    shapes_of,
+    sides_of,
+)
 from tuner.emulator.inside.core import MOST_KEPT, Core, Launch, readable
-from tuner.emulator.inside.works import COPIES, Describer, Prices, has_own_rules
-from tuner.estimators.tracing.operators import launches_nothing, tensors_in
+from tuner.emulator.inside.works import Describer, Prices, has_own_rules
+from tuner.estimators.tracing.operators import tensors_in
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpu_entry import Gpu
 
@@ -54,28 +62,6 @@ class Described(NamedTuple):
     host_launches: int
 
 
-class _Function(NamedTuple):
-    """What of an operator's arguments decides its work."""
-
-    is_free: bool
-    integers_matter: bool
-    sides_matter: bool
-    is_dynamic: bool
-
-    @classmethod
-    def of(cls, func: Any) -> _Function:
-        name = func._schema.name
-        dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-        # What works in place takes its sizes from tensors: other numbers are steps and indices.
-        in_place = func._schema.is_mutable and "att" not in name and "flash" not in name
-        return cls(
-            is_free=launches_nothing(func),
-            integers_matter=not in_place,
-            sides_matter=name.partition("::")[2] in COPIES,
-            is_dynamic=bool(dynamic & set(func.tags)),
-        )
-
-
 class Pricer:
     """Prices and counts what an emulated program computes; see the module."""
 
@@ -83,7 +69,7 @@ class Pricer:
         self._core = core
         self._prices = Prices(gpu, allow_tf32=_allows_tf32())
         self._describer = Describer()
-        self._functions: dict[Any, _Function] = {}
+        self._functions: dict[Any, Function] = {}
         self._known: dict[Any, _Price | None] = {}
         self.described: list[Described] = []
         self.counts: dict[tuple[int, str, bool], Counts] = {}
@@ -130,7 +116,7 @@ class Pricer:
         """An operator ran: count it, and let the clock go on."""
         kind = self._functions.get(func)
         if kind is None:
-            kind = self._functions[func] = _Function.of(func)
+            kind = self._functions[func] = Function.of(func)
         if not kind.is_free:
             parts: list[Any] = [func]
             on_device = False
@@ -139,13 +125,13 @@ class Pricer:
                     on_device = on_device or value.is_cuda
                     parts += (value.shape, value.stride(), value.dtype)
                 else:
-                    parts.append(_key_of(value, kind))
-            if kwargs:
-                parts += [(name, _key_of(value, kind)) for name, value in kwargs.items()]
+                    parts.append(key_of(value, kind))
+            for name, value in kwargs.items():
+                parts += (name, key_of(value, kind))
             if kind.is_dynamic:
-                parts.append(tuple(t.shape for t in tensors_in(out)))
+                parts.append(shapes_of(out))
             if kind.sides_matter:
-                parts += [t.is_cuda for t in tensors_in((args, out))]
+                parts += (sides_of(args), sides_of(out))
             if on_device or any(t.is_cuda for t in tensors_in((args, tuple(kwargs.values()), out))):
                 key = tuple(parts)
                 known = self._known
@@ -252,7 +238,7 @@ class Pricer:
         if not works:
             self._known[key] = None
             return None
-        label = _label_of_call(func, args, kwargs)
+        label = label_of_call(func, args, kwargs)
         return self._add(key, Described(label, "operator", works, 1))
 
     def _add(self, key: Any, described: Described) -> _Price:
@@ -304,32 +290,6 @@ def _unpriced(name: str) -> Work:
 
 def _no_work(host_ns: float, device_ns: float) -> None:
     """In place of the device's clock while nothing runs."""
-
-
-def _key_of(value: Any, kind: _Function) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple([_key_of(item, kind) for item in value])
-    if isinstance(value, _Tensor):
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, float) or (type(value) is int and not kind.integers_matter):
-        return None
-    return value
-
-
-def _label_of_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    shapes = [
-        "x".join(map(str, tensor.shape)) or "scalar"
-        for tensor in tensors_in((args, tuple(kwargs.values())))
-    ]
-    more = f", and {len(shapes) - 4} more" if len(shapes) > 4 else ""
-    return f"{func._schema.name}({', '.join(shapes[:4])}{more})"
-
-
-def label_of_work(work: Work) -> str:
-    """The operator, with the sizes of a product."""
-    if work.shape is None:
-        return work.name
-    return f"{work.name}({' x '.join(map(str, work.shape))})"
 
 
 def _allows_tf32() -> bool:

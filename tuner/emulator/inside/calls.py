@@ -1,0 +1,89 @@
+"""What tells calls of operators apart, as far as their work goes, and what they are called."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from tuner.emulator.inside.works import COPIES
+from tuner.estimators.tracing.operators import launches_nothing, tensors_in
+from tuner.estimators.tracing.timeline import Work
+
+_Tensor = torch.Tensor
+
+
+class Function(NamedTuple):
+    """What of an operator's arguments decides its work."""
+
+    is_free: bool
+    integers_matter: bool
+    sides_matter: bool
+    is_dynamic: bool
+
+    @classmethod
+    def of(cls, func: Any) -> Function:
+        """Of an operator, from its schema and its tags."""
+        name = func._schema.name
+        dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+        # What works in place takes its sizes from tensors: other numbers are steps and indices.
+        in_place = func._schema.is_mutable and "att" not in name and "flash" not in name
+        return cls(
+            is_free=launches_nothing(func),
+            integers_matter=not in_place,
+            sides_matter=name.partition("::")[2] in COPIES,
+            is_dynamic=bool(dynamic & set(func.tags)),
+        )
+
+
+def key_of(value: Any, kind: Function) -> Any:
+    """What of an argument that is no tensor decides the work. Numbers of a step do not."""
+    its = type(value)
+    if value is None or its is bool:
+        return value
+    if its is int:
+        return value if kind.integers_matter else None
+    if its is float:
+        return None
+    if its is list or its is tuple:
+        return tuple([_key_of_item(item) for item in value])
+    return _layout(value) if isinstance(value, _Tensor) else value
+
+
+def _key_of_item(item: Any) -> Any:
+    if isinstance(item, _Tensor):
+        return _layout(item)
+    return None if type(item) is float else item
+
+
+def _layout(tensor: torch.Tensor) -> Any:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def shapes_of(out: Any) -> Any:
+    """The shapes of results, where values decide them."""
+    return out.shape if isinstance(out, _Tensor) else tuple([t.shape for t in tensors_in(out)])
+
+
+def sides_of(value: Any) -> Any:
+    """Which tensors are on the device, where an operator may copy between it and the host."""
+    if isinstance(value, _Tensor):
+        return value.is_cuda
+    return tuple([sides_of(v) for v in value if isinstance(v, (_Tensor, list, tuple))])
+
+
+def label_of_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The operator with the shapes of its tensors, the first four of them."""
+    shapes = [
+        "x".join(map(str, tensor.shape)) or "scalar"
+        for tensor in tensors_in((args, tuple(kwargs.values())))
+    ]
+    more = f", and {len(shapes) - 4} more" if len(shapes) > 4 else ""
+    return f"{func._schema.name}({', '.join(shapes[:4])}{more})"
+
+
+def label_of_work(work: Work) -> str:
+    """The operator, with the sizes of a product."""
+    if work.shape is None:
+        return work.name
+    return f"{work.name}({' x '.join(map(str, work.shape))})"
