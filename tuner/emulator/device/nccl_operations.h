@@ -89,7 +89,7 @@ static void take(const struct operation *o, size_t bytes) {
   }
   for (uint32_t rank = 0; rank < c->size; rank++) {
     if (!takes_from(o, rank)) continue;
-    int apart = o->kind == ALL_GATHER || o->kind == GATHER || o->kind == ALL_TO_ALL;
+    int apart = o->kind != BROADCAST && o->kind != SCATTER;
     size_t place = apart ? rank * o->bytes : 0;
     copy_changed(o->receive + place + begin, first + rank * stride, n);
   }
