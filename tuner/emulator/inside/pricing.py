@@ -170,9 +170,16 @@ class Pricer:
             if not before:
                 self.begin(self.phase, self.step)
 
-    def advance(self, works: tuple[Work, ...]) -> None:
-        """Let the clock go on as if these works ran; nothing is counted."""
-        self._work(self._prices.launch_s * _NS, self._prices.total(works) * _NS)
+    def time(self, works: tuple[Work, ...] | None) -> None:
+        """A kernel that is compared with others ran: let the clock go on as these works take.
+
+        Without works, as what was launched takes and no operator has been noted for.
+        """
+        if works is not None:
+            self._work(self._prices.launch_s * _NS, self._prices.total(works) * _NS)
+            self._seen = self._launch_count()
+        elif self._launch_count() != self._seen:
+            self._look_at_launches()
 
     # -- graphs: recorded once, launched as one -------------------------------------------------
 

@@ -126,9 +126,9 @@ class _Inside:
             function, described = args[function_at], self._timed
 
             def run() -> Any:
-                if described is not None:
-                    self._pricer.advance(described().works)
-                return function()
+                result = function()
+                self._pricer.time(None if described is None else described().works)
+                return result
 
             bound = signature.bind(*args[:function_at], run, *args[function_at + 1 :], **kwargs)
             bound.arguments.update(few)
