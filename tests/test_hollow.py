@@ -42,7 +42,6 @@ VISION = {
     "patch_size": 14,
 }
 TEXT = SMALL
-LAYERS = {"layer_types": ["full_attention", "full_attention"]}
 TINY = {
     "llama": SMALL,
     "llama, tied": {**SMALL, "tie_word_embeddings": True},
@@ -82,6 +81,26 @@ TINY = {
             "num_heads": 4,
             "out_hidden_size": 32,
             "fullatt_block_indexes": [1],
+        },
+        "image_token_id": 590,
+        "video_token_id": 591,
+        "vision_start_token_id": 592,
+        "vision_end_token_id": 593,
+        "dtype": "bfloat16",
+    },
+    "qwen3_vl": {
+        "text_config": {
+            **TEXT,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+        },
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 4,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
         },
         "image_token_id": 590,
         "video_token_id": 591,
@@ -302,6 +321,29 @@ def test_the_hub_cache_is_asked_for_the_tokenizer(tmp_path, monkeypatch):
     found = write_hollow("tiny-gpt2", tmp_path / "gpt2")
     assert found.tokenizer == f"copied from {snapshot}"
     assert not (found.folder / "tokenizer.json").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_qwen_has_the_numbers_of_its_patches(tmp_path, name):
+    found = written(tmp_path, name)
+    assert found.processor == "made"
+    fields = json.loads((found.folder / "preprocessor_config.json").read_text())
+    vision = resolve_config(str(found.folder)).vision_config
+    assert fields["patch_size"] == vision.patch_size
+    assert fields["merge_size"] == vision.spatial_merge_size
+    assert tokenizer_of(found).convert_tokens_to_ids("<|image_pad|>") == 590
+
+
+def test_a_processor_that_is_not_known_is_said_to_be_missing(tmp_path):
+    text = {**TEXT, "model_type": "llama"}
+    vision = {**VISION, "image_size": 28, "model_type": "siglip_vision_model"}
+    folder = tmp_path / "llava"
+    folder.mkdir()
+    fields = {"model_type": "llava", "text_config": text, "vision_config": vision}
+    (folder / "config.json").write_text(json.dumps(fields))
+    found = write_hollow(str(folder), tmp_path / "hollow")
+    assert found.processor is not None
+    assert found.processor.startswith("none: it is not known for llava")
 
 
 def test_gemma_3_has_a_processor_for_images(tmp_path):
