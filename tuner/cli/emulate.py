@@ -21,7 +21,7 @@ from tuner.cli.options import DurationType, RareOption, examples, gpu_options, j
 @gpu_options
 @click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
 @click.option(
-    "--steps", default=3, show_default=True, metavar="N", help="End it after N optimizer steps."
+    "--steps", default=3, show_default=True, metavar="N", help="End it after N optimizer steps; 0: let it end."
 )
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
 @click.option("--timeout", type=DurationType(), metavar="TIME", help="End it after this time.")
@@ -66,8 +66,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.estimators.predict import DEFAULT_MARGIN_FRACTION
     from tuner.gpus import get_gpu
 
-    if steps < 1 or gpus < 1:
-        raise InputError("--steps and --gpus are 1 or more")
+    if steps < 0 or gpus < 1:
+        raise InputError("--steps is 0 or more, and --gpus 1 or more")
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
     options = EmulateOptions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from tuner.cli.render import count, echo, print_fields, print_rows
-from tuner.engine.emulating import DeviceUse, Emulation
+from tuner.engine.emulating import Allocation, DeviceUse, Emulation
 from tuner.errors import (
     EXIT_BAD_INPUT,
     EXIT_FOUND,
@@ -44,7 +44,7 @@ def print_emulation(found: Emulation) -> None:
             ("memory", _memory_text(use) if use else ""),
             ("phases", _phases_text(use) if use else ""),
             ("ranks", _ranks_text(found)),
-            ("trainable", f"{count(use.trainable_params)} parameters" if use else ""),
+            ("trainable", _trainable_text(use)),
             ("unknown", _unknown_text(found)),
             ("took", format_duration(found.duration_s)),
         ]
@@ -117,6 +117,10 @@ def _ranks_text(found: Emulation) -> str:
     )
 
 
+def _trainable_text(use: DeviceUse | None) -> str:
+    return f"{count(use.trainable_params)} parameters" if use and use.trainable_params else ""
+
+
 def _unknown_text(found: Emulation) -> str:
     calls = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
     values = [f"values of {name} ({number})" for name, number in found.unknown_values.items()]
@@ -147,16 +151,14 @@ def _print_peak(found: Emulation, use: DeviceUse) -> None:
     echo()
     shown = [row for row in use.allocations[:_ROWS] if row.bytes >= _LEAST * use.device_bytes]
     print_rows(
-        ["", "blocks", "kind", "allocated at", "by your line"],
-        [
-            (
-                format_size(row.bytes),
-                str(row.count),
-                row.kind.replace("_", " "),
-                row.where,
-                row.line if row.line != row.where else "",
-            )
-            for row in shown
-        ],
-        right=("", "blocks"),
+        ["", "kind", "allocated at (by your line)"],
+        [(format_size(row.bytes), row.kind.replace("_", " "), _place(row)) for row in shown],
+        right=("",),
     )
+
+
+def _place(row: Allocation) -> str:
+    number = f", {row.count} blocks" if row.count > 1 else ""
+    if not row.line or row.line == row.where:
+        return f"{row.line or row.where}{number}"
+    return f"{row.where} ({row.line}){number}"

@@ -152,4 +152,18 @@ API int nvmlDeviceGetNvLinkRemoteDeviceType(struct device *d, unsigned link, int
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(struct device *d, unsigned link, void *p) { (void)d; (void)link; (void)p; return NOT_SUPPORTED; }
 API int nvmlDeviceGetP2PStatus(struct device *a, struct device *b, int index, int *status) { (void)a; (void)b; (void)index; *status = 0; return OK; }
 API int nvmlDeviceGetTopologyCommonAncestor(struct device *a, struct device *b, int *level) { (void)a; (void)b; *level = 30; return OK; }
-API int nvmlDeviceGetGpuFabricInfoV(struct device *d, void *p) { (void)d; (void)p; return NOT_SUPPORTED; }
+struct fabric { /* nvmlGpuFabricInfo_v2_t, without its last field */
+  unsigned version;
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state; /* 0: this device is in no fabric */
+};
+API int nvmlDeviceGetGpuFabricInfoV(struct device *d, struct fabric *f) {
+  (void)d;
+  memset(f->cluster, 0, sizeof f->cluster);
+  f->status = 0;
+  f->clique = 0;
+  f->state = 0;
+  return OK;
+}

@@ -25,7 +25,8 @@ LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 
 
 class Follower:
-    """Of this process. `steps` is after how many training steps the program is ended.
+    """Of this process. `steps` is after how many training steps the program is ended; after 0 it
+    never is.
 
     `pricer`, where there is one, hears each phase (`begin(phase, step)`), and its `snapshot()`
     is part of the result; `values` has the counter `unknown` of what could not be computed.
@@ -127,7 +128,7 @@ class Follower:
         self._done += 1
         self._walls.append(time.perf_counter())
         send({"event": "step", "step": self._done})
-        if self._done >= self._steps:
+        if self._done == self._steps:
             self._tell("steps")
             sys.stdout.flush()
             sys.stderr.flush()

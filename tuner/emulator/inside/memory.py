@@ -25,6 +25,15 @@ _LOSS_WORDS = ("logits", "lm_head", "cross_entropy", "loss")
 
 _MOST_ROWS = 40
 
+_NOT_KNOWN: dict[str, Any] = {
+    "phase_peak_bytes": {},
+    "peak_phase": "",
+    "loaded_bytes": 0,
+    "breakdown": {},
+    "allocations": [],
+}
+"""Of a device whose allocator keeps no history."""
+
 
 class MemoryWatch:
     """Records the history of PyTorch's allocator from the first use of CUDA on."""
@@ -34,6 +43,7 @@ class MemoryWatch:
         self._gradients: dict[int, list[int]] = {}  # address -> times at which it was one
         self._backward_line: list[tuple[int, str | None]] = []
         self._highest: Counter[tuple[int, str]] = Counter()
+        self._has_history = False
 
     def install(self) -> None:
         """Record as soon as CUDA is there; keep peaks that the program sets back."""
@@ -51,9 +61,12 @@ class MemoryWatch:
     def _record(self) -> None:
         import torch
 
-        torch.cuda.memory._record_memory_history(
-            enabled="all", context="alloc", stacks="python", max_entries=sys.maxsize
-        )
+        # CUDA's own allocator (cudaMallocAsync) keeps no history: its peaks are known, not their parts.
+        self._has_history = torch.cuda.memory.get_allocator_backend() == "native"
+        if self._has_history:
+            torch.cuda.memory._record_memory_history(
+                enabled="all", context="alloc", stacks="python", max_entries=sys.maxsize
+            )
 
     def mark(self, phase: str, step: int) -> None:
         """A phase begins now."""
@@ -90,26 +103,33 @@ class MemoryWatch:
         import torch
 
         kinds = _Kinds(optimizers, self._gradients)
-        found = []
-        history = torch.cuda.memory._snapshot()["device_traces"]
-        for device, entries in enumerate(history):
-            if not entries:
-                continue
-            self._keep_peaks(device)
-            stats = torch.cuda.memory_stats(device)
-            found.append(
-                {
-                    "device": device,
-                    "physical": _physical(device),
-                    "peak_allocated_bytes": self._highest[device, "allocated_bytes"],
-                    "peak_reserved_bytes": self._highest[device, "reserved_bytes"],
-                    "alloc_retries": stats.get("num_alloc_retries", 0),
-                    "ooms": stats.get("num_ooms", 0),
-                    "trainable_params": kinds.trainable_params,
-                    **self._peak(entries, kinds),
-                }
-            )
-        return found
+        count = torch.cuda.device_count()
+        history = [[]] * count
+        if self._has_history:
+            history = torch.cuda.memory._snapshot()["device_traces"]
+        return [
+            self._device(number, history[number], kinds)
+            for number in range(count)
+            if history[number] or torch.cuda.max_memory_allocated(number)
+        ]
+
+    def _device(
+        self, device: int, entries: list[dict[str, Any]], kinds: _Kinds
+    ) -> dict[str, Any]:
+        import torch
+
+        self._keep_peaks(device)
+        stats = torch.cuda.memory_stats(device)
+        return {
+            "device": device,
+            "physical": _physical(device),
+            "peak_allocated_bytes": self._highest[device, "allocated_bytes"],
+            "peak_reserved_bytes": self._highest[device, "reserved_bytes"],
+            "alloc_retries": stats.get("num_alloc_retries", 0),
+            "ooms": stats.get("num_ooms", 0),
+            "trainable_params": kinds.trainable_params,
+            **(self._peak(entries, kinds) if entries else _NOT_KNOWN),
+        }
 
     # -- the peak -------------------------------------------------------------------------------
 
@@ -176,7 +196,7 @@ class MemoryWatch:
             return "logits_and_loss"
         recomputed = any(f["filename"].endswith("utils/checkpoint.py") for f in block["frames"])
         kept = phase == "forward" and self._phase_of(peak_us) == "backward"
-        outlives = phase == "forward" and block["died_us"] > self._next(peak_us)
+        outlives = phase == "forward" and block["died_us"] >= self._next(peak_us)
         return "activations" if kept or recomputed or outlives else "temporary"
 
     def _next(self, time_us: int) -> int:
@@ -239,8 +259,8 @@ class _Kinds:
         address = block["addr"]
         if address in self.trainable:
             return self.trainable_kind
-        if phase == "load":
-            return "weights"
+        if phase == "load":  # what does not stay is the first batch
+            return "weights" if block["died_us"] == sys.maxsize else "activations"
         if self._is_gradient(address, block["time_us"], block["died_us"]):
             return "gradients"
         if address in self.states and phase == "optimizer":

@@ -1,0 +1,312 @@
+"""Programs on a GPU that is not there: steps, peaks, errors, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.emulating import TRAINING, needs_emulator
+from tuner.cli.main import cli
+from tuner.emulator.session import Session
+from tuner.emulator.toolchain import OLDEST_TORCH, find_compiler, find_torch
+from tuner.engine.emulating import EmulateOptions, emulate, interpreter_of
+from tuner.errors import InputError, UnavailableError
+from tuner.gpus import get_gpu
+from tuner.runner.processes import marked
+from tuner.units import MIB
+
+WEIGHTS = 4 * (1024 * 4096 * 2 + 4096 + 1024)
+
+
+def run(folder: Path, program: str, *options: str, gpu: str = "a6000") -> Any:
+    """What `tuner emulate --json` answers, and its exit code as "exit"."""
+    path = folder / "program.py"
+    path.write_text(program)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", "emulate", "--gpu", gpu, "--json", *options, "--"]
+        + [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+    assert ran.stdout, ran.stderr
+    return {**json.loads(ran.stdout), "exit": ran.returncode, "stderr": ran.stderr}
+
+
+@needs_emulator
+def test_a_training_is_followed_for_three_steps(tmp_path: Path) -> None:
+    snapshot = tmp_path / "memory.pickle"
+    found = run(tmp_path, TRAINING, "--snapshot", str(snapshot))
+
+    assert (found["ended"], found["steps"], found["exit"], found["fits"]) == ("steps", 3, 0, True)
+    assert found["source"] == "emulated"
+    assert "all steps done" not in found["stderr"]
+    [use] = found["devices"]
+    # Weights, gradients and two moments are there at the peak of an update by AdamW.
+    parts = use["breakdown"]
+    assert use["trainable_params"] * 4 == WEIGHTS
+    assert parts["weights"] == pytest.approx(WEIGHTS, abs=4096)
+    assert parts["gradients"] == pytest.approx(WEIGHTS, abs=4096)
+    assert parts["optimizer_state"] == pytest.approx(2 * WEIGHTS, abs=3 * 4096)
+    assert sum(parts.values()) == pytest.approx(use["peak_allocated_bytes"], rel=0.02)
+    assert list(use["phase_peak_bytes"]) == ["load", "forward", "backward", "optimizer"]
+    assert use["loaded_bytes"] == pytest.approx(WEIGHTS, abs=4096)
+    assert use["device_bytes"] == use["peak_reserved_bytes"] + get_gpu("a6000").context_bytes
+    lines = {row["kind"]: row["line"] for row in use["allocations"]}
+    assert lines["optimizer_state"] == "program.py:11", lines
+    assert pickle.loads(snapshot.read_bytes())["device_traces"]  # noqa: S301 - PyTorch's format
+
+
+@needs_emulator
+def test_out_of_memory_is_the_programs_own_error_and_says_how_much_was_asked(
+    tmp_path: Path,
+) -> None:
+    program = "import torch\nkeep = [torch.empty(1 << 30, device='cuda') for _ in range(9)]\n"
+    found = run(tmp_path, program, gpu="t4")
+
+    assert (found["ended"], found["exit"], found["fits"]) == ("oom", 1, False)
+    assert found["refused_bytes"] == 4 << 30
+    assert found["error"]["type"] == "torch.OutOfMemoryError"
+    assert found["error"]["line"] == "program.py:2"
+    assert found["devices"][0]["peak_allocated_bytes"] == 3 * (4 << 30)
+
+
+@needs_emulator
+def test_an_error_of_the_program_is_told_from_one_of_the_emulator(tmp_path: Path) -> None:
+    program = "import torch\ntorch.ones(2, 3).cuda() @ torch.ones(2, 3).cuda()\n"
+    found = run(tmp_path, program)
+
+    assert (found["ended"], found["exit"], found["fits"]) == ("error", 2, None)
+    assert found["error"]["line"] == "program.py:2"
+
+
+@needs_emulator
+def test_a_function_that_is_not_emulated_is_named(tmp_path: Path) -> None:
+    program = "import torch\ntorch.linalg.eigh(torch.eye(64, device='cuda'))\n"
+    found = run(tmp_path, program)
+
+    assert found["exit"] == 3
+    assert any(name.startswith("cusolver") for name in found["unknown_calls"])
+
+
+@needs_emulator
+def test_no_text_calls_an_emulated_number_measured_or_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(TRAINING)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", "emulate", "--gpu", "a6000", "--steps", "1", "--"]
+        + [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "emulated" in ran.stdout
+    assert "measured" not in ran.stdout
+    assert "predicted" not in ran.stdout
+
+
+@needs_emulator
+def test_small_allocations_share_what_the_driver_maps(tmp_path: Path) -> None:
+    program = (
+        "import ctypes, torch\n"
+        "torch.cuda.init()\n"
+        "runtime = ctypes.CDLL('libcudart.so.' + torch.version.cuda.split('.')[0])\n"
+        "free = lambda: torch.cuda.mem_get_info()[0]\n"
+        "def take(size):\n"
+        "    p = ctypes.c_void_p(); before = free()\n"
+        "    assert runtime.cudaMalloc(ctypes.byref(p), ctypes.c_size_t(size)) == 0\n"
+        "    return p, before - free()\n"
+        "(a, x), (b, y), (c, z) = take(1000), take(1000), take(3 << 20)\n"
+        "assert (x, y, z) == (2 << 20, 0, 4 << 20), (x, y, z)\n"
+        "before = free()\n"
+        "for p in (a, b, c): assert runtime.cudaFree(p) == 0\n"
+        "assert free() - before == 6 << 20\n"
+        "print('small allocations: as expected')\n"
+    )
+    assert "as expected" in run(tmp_path, program)["stderr"]
+
+
+@needs_emulator
+@pytest.mark.parametrize("setting", ["expandable_segments:True", "backend:cudaMallocAsync"])
+def test_other_ways_to_allocate(tmp_path: Path, setting: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+    found = run(tmp_path, TRAINING)
+
+    assert found["ended"] == "steps", found["stderr"]
+    [use] = found["devices"]
+    assert use["device_bytes"] > 4 * WEIGHTS
+    assert use["device_bytes"] < 4 * WEIGHTS + get_gpu("a6000").context_bytes + 64 * MIB
+
+
+@needs_emulator
+def test_the_driver_counts_what_all_processes_hold(tmp_path: Path) -> None:
+    program = (
+        "import pynvml, torch, subprocess, sys\n"
+        "if sys.argv[1:]: \n"
+        "    keep = torch.empty(1 << 28, device='cuda:1'); print('there', flush=True); input()\n"
+        "else:\n"
+        "    other = subprocess.Popen([sys.executable, __file__, 'x'], stdin=-1, stdout=-1)\n"
+        "    other.stdout.readline()\n"
+        "    mine = torch.empty(1 << 27, device='cuda:1')\n"
+        "    pynvml.nvmlInit()\n"
+        "    device = pynvml.nvmlDeviceGetHandleByIndex(1)\n"
+        "    found = {p.pid: p.usedGpuMemory\n"
+        "             for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}\n"
+        "    assert len(found) == 2 and found[other.pid] > 1 << 30, found\n"
+        "    assert pynvml.nvmlDeviceGetMemoryInfo(device).used == sum(found.values())\n"
+        "    other.kill(); other.wait()\n"
+        "    assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(device)) == 1\n"
+        "    print('the driver agrees', torch.cuda.device_count())\n"
+    )
+    assert "the driver agrees 2" in run(tmp_path, program, "--gpus", "2")["stderr"]
+
+
+@needs_emulator
+def test_paged_optimizers_are_counted_apart(tmp_path: Path) -> None:
+    program = TRAINING.replace(
+        "torch.optim.AdamW(", "__import__('bitsandbytes').optim.PagedAdamW8bit("
+    )
+    found = run(tmp_path, program)
+
+    assert found["ended"] == "steps", found["stderr"]
+    [use] = found["devices"]
+    # Two moments of one byte a parameter, in managed memory.
+    assert use["managed_bytes"] == pytest.approx(2 * WEIGHTS / 4, rel=0.05)
+    assert "optimizer_state" not in use["breakdown"] or (
+        use["breakdown"]["optimizer_state"] < WEIGHTS / 10
+    )
+
+
+@needs_emulator
+def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(TRAINING.replace("range(10)", "range(10**6)"))
+    before = {p.name for p in Path("/dev/shm").iterdir()}
+    draw = random.Random(0)
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tuner", "emulate", "--gpu", "a6000", "--steps", "0", "--"]
+            + [sys.executable, str(path)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=tmp_path,
+        )
+        time.sleep(draw.uniform(0.5, 8.0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        mark = f"TUNER_EMULATOR=/proc/{process.pid}/fd/"
+        until = time.monotonic() + 60
+        while _started_by(mark):
+            assert time.monotonic() < until, "programs outlive their session"
+            time.sleep(0.1)
+    assert {p.name for p in Path("/dev/shm").iterdir()} <= before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["program.py"]
+
+
+def _started_by(mark: str) -> list[int]:
+    return [pid for number in range(16) for pid in marked(f"{mark}{number}")]
+
+
+@needs_emulator
+def test_ctrl_c_ends_the_program_and_what_it_started(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],\n"
+        "                         start_new_session=True)\n"
+        "open('started', 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tuner", "emulate", "--gpu", "a6000", "--"]
+        + [sys.executable, str(path)],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    )
+    while not (tmp_path / "started").exists() or not (tmp_path / "started").read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(timeout=60) == 130
+    child = int((tmp_path / "started").read_text())
+    assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
+
+
+def _is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@needs_emulator
+def test_a_session_shares_out_devices_as_cuda_visible_devices_says(tmp_path: Path) -> None:
+    code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_name())"
+    with Session(get_gpu("h100_sxm"), count=4) as session:
+        environment = session.environment({**os.environ, "CUDA_VISIBLE_DEVICES": "2,3"})
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+    assert ran.stdout.strip() == "2 NVIDIA H100 80GB HBM3"
+
+
+def test_without_a_cuda_build_one_error_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    (tmp_path / "torch/version.py").write_text("__version__ = '2.13.0+cpu'\ncuda = None\n")
+    python = _python_with(tmp_path)
+
+    with pytest.raises(UnavailableError, match=r"torch 2\.13\.0\+cpu is not one") as raised:
+        find_torch(python)
+    assert "pip install 'torch===2.13.0'" in str(raised.value.hint)
+
+    (tmp_path / "torch/version.py").write_text("__version__ = '2.5.1+cu124'\ncuda = '12.4'\n")
+    with pytest.raises(UnavailableError, match=r"2\.8 or newer"):
+        find_torch(python)
+    assert OLDEST_TORCH == (2, 8)
+
+
+def _python_with(folder: Path) -> str:
+    """An interpreter that finds packages in `folder`."""
+    python = folder / "python"
+    python.write_text(
+        f'#!/bin/sh\nshift\nexec {sys.executable} -S "$1"'
+        f' "import sys; sys.path.insert(0, {str(folder)!r})\n$2"\n'
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_without_a_compiler_one_error_says_what_to_install(monkeypatch: Any) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(UnavailableError, match="C compiler") as raised:
+        find_compiler()
+    assert "apt install gcc" in str(raised.value.hint)
+
+
+def test_a_program_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match="no program 'no-such-program'"):
+        emulate(["no-such-program"], get_gpu("a6000"), EmulateOptions())
+    refused = CliRunner().invoke(cli, ["emulate", "--gpu", "a6000", "--gpus", "0", "--", "true"])
+    assert isinstance(refused.exception, InputError)
+
+
+def test_the_interpreter_of_a_script_is_that_of_its_first_line(tmp_path: Path) -> None:
+    script = tmp_path / "torchrun"
+    script.write_text("#!/opt/env/bin/python3.11\n")
+    assert interpreter_of(str(script)) == "/opt/env/bin/python3.11"
+    assert interpreter_of("/opt/env/bin/python") == "/opt/env/bin/python"
+    script.write_bytes(b"\x7fELF")
+    assert interpreter_of(str(script)) == sys.executable
