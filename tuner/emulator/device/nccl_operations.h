@@ -81,6 +81,7 @@ static void take(const struct operation *o, size_t bytes) {
     end -= own;
   }
   size_t n = end - begin;
+  if (o->kind == REDUCE && c->rank != o->root) return;
   if (o->kind == ALL_REDUCE || o->kind == REDUCE || o->kind == REDUCE_SCATTER) {
     int own = o->reduction >= OPERATIONS;
     reduce(o->receive + begin, first, stride, c->size, n / type_bytes(o->type), o->type,
