@@ -36,7 +36,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # Libraries that cost tenths of seconds and more, and the only packages that may load them when
 # they are imported themselves. Elsewhere they are imported in the function that needs them.
 HEAVY = {
-    "torch": {"workloads", "estimators", "runner"},
+    "torch": {"workloads", "estimators", "emulator", "runner"},
     "transformers": set(),
     "peft": set(),
     "bitsandbytes": {"estimators"},

@@ -31,7 +31,7 @@ class SearchArguments(TypedDict, total=False):
     settings: Mapping[str, KnobValue] | None
     objectives: str | Sequence[str]
     margin: float | str | None
-    mode: Literal["auto", "measure", "predict"]
+    mode: Literal["auto", "measure", "emulate", "predict"]
     address: str | None
     workers: int | None
     seed: int
@@ -54,6 +54,7 @@ class SearchArguments(TypedDict, total=False):
     weights: str | None
     lengths: Literal["full", "data"] | None
     whole_steps: bool
+    verify: bool
     progress: bool | None
     on_progress: OnProgress | None
 
@@ -89,7 +90,7 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
     settings: Mapping[str, KnobValue] | None = None,
     objectives: str | Sequence[str] = (),
     margin: float | str | None = None,
-    mode: Literal["auto", "measure", "predict"] = "auto",
+    mode: Literal["auto", "measure", "emulate", "predict"] = "auto",
     address: str | None = None,
     workers: int | None = None,
     seed: int = 0,
@@ -112,6 +113,7 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
     weights: str | None = None,
     lengths: Literal["full", "data"] | None = None,
     whole_steps: bool = False,
+    verify: bool = True,
     progress: bool | None = None,
     on_progress: OnProgress | None = None,
 ) -> SearchResult | SearchResults:
@@ -136,7 +138,8 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
     - `where` are conditions such as "lora_rank >= 64", which replace the space's floors on the
       same knobs; `settings` hold knobs at values; `objectives` are what the front is over.
     - `margin` is the memory that is to stay free: a fraction, or text such as "3%" or "2GiB".
-    - `mode` "measure" insists on real trials, "predict" runs none. `workers` trials run at once.
+    - `mode` "measure" insists on real trials, "emulate" runs them on emulated GPUs, "predict" runs
+      none. `workers` trials run at once. `verify=False` leaves out the verification.
     - The budget: `trials` configurations of each type, known ones included; `time_limit_s` for
       all types together; `gpu_hours`, `max_cost_usd` and `min_gain` (a fraction) for each.
     - `fresh` begins a new journal and keeps the old one; `study` is a file for optuna-dashboard;
@@ -194,6 +197,7 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
         wait=wait_s,
         lengths=lengths,
         whole_steps=whole_steps,
+        verify=verify,
         gpu_hours=gpu_hours,
         max_cost=max_cost_usd,
         min_gain=min_gain,

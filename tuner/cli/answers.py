@@ -169,7 +169,7 @@ def print_recommendation(best: Recommendation, *, use: Sequence[str] = ()) -> No
                 f"{significant(speed.samples_per_s)} samples/s{_interval_text(best)}, {tokens}"
                 f"{format_duration(speed.step_s)} an optimizer step{mfu}",
             ),
-            ("verified", best.verified_text),
+            ("verified", _verified_text(best)),
             ("time", _time_text(best.cost)),
             ("cost", _cost_text(best.cost)),
             ("against", _gain_text(best)),
@@ -181,6 +181,14 @@ def print_recommendation(best: Recommendation, *, use: Sequence[str] = ()) -> No
     for number, line in enumerate(use):
         # A command is one line, however long: it is there to be copied.
         echo(f"  {'' if number else 'use':<10}{line}")
+
+
+def _verified_text(best: Recommendation) -> str:
+    """What was done to make sure; where nothing was, what can be done without a GPU."""
+    text = best.verified_text
+    if best.source is Source.PREDICTED and best.record.verified_by is None:
+        return f"{text}; `tuner trial --mode emulate` tries it"
+    return text
 
 
 def use_commands(

@@ -83,6 +83,10 @@ def _search_options(function: _Decorated) -> _Decorated:
             "--dry-run", is_flag=True,
             help="Say what would run and at what cost; run nothing.",
         ),
+        click.option(
+            "--no-verify", "verify", cls=RareOption, is_flag=True, default=True, flag_value=False,
+            help="Do not run the recommendation once more, where that can be done.",
+        ),
         click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]"),
         click.option(
             "--min-gain", type=ShareType(), metavar="SHARE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,13 @@ LIBRARIES_VARIABLE = "TUNER_EMULATOR_LIBRARIES"
 def is_emulated() -> bool:
     """Whether the CUDA devices that this process sees are emulated ones."""
     return bool(os.environ.get(DEVICE_VARIABLE))
+
+
+def begin_phase(phase: str, step: int) -> None:
+    """Tell what prices this process's operators that a phase of a training step begins."""
+    activate = sys.modules.get("tuner.emulator.inside.activate")
+    if activate is not None and activate.pricer is not None:
+        activate.pricer.begin(phase, step)
 
 
 def emulated_clock() -> Callable[[], float]:

@@ -32,6 +32,7 @@ class SearchOptions:
     """How to search: what the options of `tuner search` and the arguments of `tuner.search` say.
 
     Times are in seconds, memory is in bytes; `margin` is a share ("3%") or a size ("2GiB").
+    `verify` asks for a verification of what is recommended: where trials run, or emulated.
     """
 
     trials: int = DEFAULT_TRIALS
@@ -60,6 +61,7 @@ class SearchOptions:
     dashboard: bool = False
     track: tuple[str, ...] = ()
     objectives: tuple[str, ...] = ()
+    verify: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def prepare(
             "resources_per_trial": trials_on.resources,
             "local_gpus": trials_on.local,
             # What a command does at worst is what it does in any trial of its own.
-            "verify": job.command is None,
+            "verify": options.verify and job.command is None,
         }
     initial: list[Configuration] = []
     predictions: list[Prediction] = []

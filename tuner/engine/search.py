@@ -19,6 +19,7 @@ from tuner.engine.listener import SILENT, Listener
 from tuner.engine.plan import Plan, Refused, none_left
 from tuner.engine.prepare import Predictors, Prepared, prepare
 from tuner.engine.target import comparable, stale, stale_text, with_margin
+from tuner.engine.verifying import verify_all
 from tuner.engine.writing import Contents, write_results
 from tuner.errors import NothingFitsError, TunerError
 from tuner.records import TrialRecord
@@ -68,6 +69,9 @@ def run_plans(
         if not opened:
             raise none_left([one for one in found.values() if isinstance(one, Refused)])
         results = _run(opened, listener)
+        verify_all(
+            [(one.plan, one.writer, r) for one, r in zip(opened, results, strict=True)], listener
+        )
     ran = []
     for one, result in zip(opened, results, strict=True):
         error = _failure(result)

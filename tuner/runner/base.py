@@ -133,6 +133,8 @@ class MeasureOptions:
       confidence interval of the rate is within `relative_error` of it, and never before
       `min_steps`.
     - `whole_steps` times whole steps however long they are (`tuner.runner.step_plan`).
+    - `short_steps` times no whole step, even of a verification: for an emulated device, of which
+      every micro-step after the first takes the same.
     - `timeout_s` is for the whole trial; what runs longer is killed. None leaves it to the pace
       of the first step (`tuner.runner.deadline`).
     - `memory_limit_bytes` lets a large device stand in for a smaller one.
@@ -150,6 +152,7 @@ class MeasureOptions:
     warmup_steps: int = 2
     relative_error: float = 0.02
     whole_steps: bool = False
+    short_steps: bool = False
     timeout_s: float | None = None
     memory_limit_bytes: int | None = None
     weights: str = "synthetic"

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tuner.emulator.here import begin_phase, is_emulated
 from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Phase
 from tuner.runner.rank import Rank
@@ -128,6 +129,7 @@ class RealEnvironment:
         self.peak_reserved_bytes = 0
         self.loaded_bytes: int | None = None
         self.recording = True
+        self._emulated = is_emulated() and self._torch_device.type == "cuda"
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -151,6 +153,8 @@ class RealEnvironment:
 
     def enter(self, phase: Phase, micro_step: int) -> None:
         """A phase begins; the peak of the one before is noted."""
+        if self._emulated:
+            begin_phase(str(phase), 0)
         if self.on_enter is not None:
             self.on_enter(phase, micro_step)
         if self.recording:

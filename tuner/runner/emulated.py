@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
 
+from tuner.emulator.rates import gpu_to_dict
 from tuner.emulator.session import Session
 from tuner.estimators.calibration.calibrate import prior_intervals
 from tuner.estimators.calibration.correction import STEP
@@ -43,7 +44,9 @@ class EmulatedRunner:
         gpus: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._session = Session(job.gpu, count=gpus)
+        # Every step takes the same: one is timed, by its parts.
+        options = replace(options, min_steps=1, budget_s=0.0, short_steps=not options.whole_steps)
+        self._session = Session(job.gpu, count=gpus, settings={"rates": gpu_to_dict(job.gpu)})
         base = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))), **(environment or {})}
         self._runner = IsolatedRunner(
             job,

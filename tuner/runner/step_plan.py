@@ -40,7 +40,8 @@ class StepPlan:
         Several ranks exchange gradients in the last micro-step only, so that no other one speaks
         for it.
         """
-        return self.ranks > 1 or self.options.whole_steps or self.options.instructions.verify
+        asked = self.options.whole_steps or self.options.instructions.verify
+        return self.ranks > 1 or (asked and not self.options.short_steps)
 
     @property
     def first(self) -> int:
@@ -64,7 +65,7 @@ class StepPlan:
         ones, and they are long.
         """
         enough_s = max(LONG_STEP_S, self.options.budget_s / self.options.min_steps)
-        if self.whole_only or step_s <= enough_s:
+        if self.whole_only or (step_s <= enough_s and not self.options.short_steps):
             return self.micro_steps
         short = SHORT_OF_DATA if self.options.lengths == "data" else SHORT
         return min(self.micro_steps, short)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tuner.emulator.here import is_emulated
+from tuner.errors import UnavailableError
 from tuner.runner.clock import step_clock
 from tuner.runner.device import RealEnvironment, alloc_retries, parse_device
 from tuner.runner.gpu_watch import GpuActivity, GpuWatch
@@ -85,7 +86,8 @@ def warm_up(
     """Run steps that are not timed. Peaks are noted by phase.
 
     After the first one `on_pace` gets the seconds that all steps of the trial may take. Where
-    the session does not announce its micro-steps, every further step is a whole one.
+    the session does not announce its micro-steps, every further step is a whole one. Raises
+    `UnavailableError` where an emulated device has no clock.
     """
     environment, counts = stepper.environment, stepper.session.counts
     ranks = environment.rank.count
@@ -98,6 +100,10 @@ def warm_up(
             step = stepper.by_parts(micro_steps)
         else:
             micro_steps, step = plan.micro_steps, stepper.whole()
+        if step.whole_s <= 0:
+            raise UnavailableError(
+                "the clock of the emulated device stands still: nothing is priced"
+            )
         if first is None:
             first = step
             on_pace(plan.needed_s(step.whole_s))

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
+
+pricer: Any = None
+"""What prices this process's operators; None where nothing does."""
 
 
 def activate() -> None:
-    """Push the mode that computes values, and follow the program's steps."""
+    """Push the mode that computes values, price what runs, and follow the program's steps."""
+    global pricer
     from tuner.emulator.inside.guard import end_with_owner
     from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.mode import EmulatorMode
+    from tuner.emulator.inside.priced import price_operators
 
     end_with_owner()
     settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
     mode = EmulatorMode(settings.get("seed", 0))
     mode.install()
     read_hollow_files(mode.values)
+    if "rates" in settings:
+        pricer = price_operators(mode, settings["rates"])
     if "steps" in settings:
         from tuner.emulator.inside.follow import Follower
 
         Follower(
-            steps=settings["steps"], snapshot=settings.get("snapshot"), values=mode.values
+            steps=settings["steps"],
+            snapshot=settings.get("snapshot"),
+            pricer=pricer,
+            values=mode.values,
         ).install()

@@ -24,6 +24,8 @@ class EmulatorMode(TorchDispatchMode):
         self.values = Values(seed)
         self.observer: Observer | None = None
         """Called with (func, args, kwargs, out) after each operator; for pricing."""
+        self.before: Callable[[], None] | None = None
+        """Called before each operator."""
         self._handlers: dict[Any, Handler | None] = {}
 
     supports_higher_order_operators = True
@@ -57,6 +59,8 @@ class EmulatorMode(TorchDispatchMode):
             handler = handlers[func] = self.values.handler(func)
         if kwargs is None:
             kwargs = {}
+        if self.before is not None:
+            self.before()
         out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
         if self.observer is not None:
             self.observer(func, args, kwargs, out)
@@ -65,8 +69,10 @@ class EmulatorMode(TorchDispatchMode):
     def install(self) -> None:
         """Puts the mode below everything in this thread and in every thread that the program starts."""
         _keep_dynamo_out(EmulatorMode.__torch_dispatch__.__code__)
+        _spare_lookups()
         self.__enter__()
         _enter_in_new_threads(self)
+        _enter_when_printing(self)
 
 
 @cache
@@ -87,6 +93,36 @@ def _enter_in_new_threads(mode: EmulatorMode) -> None:
             torch._C._pop_torch_dispatch_stack(None)
 
     threading.Thread._bootstrap_inner = begin_with_mode  # type: ignore[attr-defined]
+
+
+def _enter_when_printing(mode: EmulatorMode) -> None:
+    """PyTorch leaves all modes to print a tensor; what it then reads of a device was never computed."""
+    from torch import _tensor_str
+
+    describe = _tensor_str._str_intern
+
+    def describe_under_mode(inp: torch.Tensor, **kwargs: Any) -> str:
+        if type(inp) in {torch.Tensor, torch.nn.Parameter} and inp.is_cuda:
+            with mode:
+                return str(describe(inp, **kwargs))
+        return str(describe(inp, **kwargs))
+
+    _tensor_str._str_intern = describe_under_mode
+
+
+def _spare_lookups() -> None:
+    """PyTorch looks at each operator for a rule of this mode's class: there is none, ever.
+
+    From 2.6 on it does so in Python, which costs as much as all that the mode does.
+    """
+    from torch._library import simple_registry
+
+    find = simple_registry.find_torch_dispatch_rule
+
+    def find_of_others(op: Any, torch_dispatch_class: type) -> Any:
+        return None if torch_dispatch_class is EmulatorMode else find(op, torch_dispatch_class)
+
+    simple_registry.find_torch_dispatch_rule = find_of_others
 
 
 def _keep_dynamo_out(code: CodeType) -> None:

@@ -1,0 +1,151 @@
+"""After a simulated search: the recommendation is trained once on a GPU that is not there.
+
+A verification stands beside the prediction and changes none of its numbers; one that does not fit
+takes the configuration out, and the next best is verified.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from tuner.engine.listener import Listener
+from tuner.engine.measuring import Simulating, emulating, gpus_of_trials
+from tuner.engine.own_code import trial_job
+from tuner.engine.plan import Plan
+from tuner.engine.target import comparable, with_margin
+from tuner.errors import TunerError
+from tuner.records import Outcome, Source, Status, TrialRecord
+
+if TYPE_CHECKING:
+    from tuner.results.best import Recommendation
+    from tuner.results.journal import JournalWriter
+    from tuner.tune.request import SearchResult
+
+MOST_TRIES = 3
+"""When so many of the best fail, another reason than the configuration is likely."""
+
+BEGIN_WITHIN_S = 300.0
+"""Of a search of many GPU types: no verification begins later than this after the first one."""
+
+SWITCH = "TUNER_VERIFY"
+"""Environment variable; with the value "no" nothing is verified."""
+
+
+def verify_all(
+    done: Sequence[tuple[Plan, JournalWriter, SearchResult | None]], listener: Listener
+) -> None:
+    """Verify what each simulated search recommends, and write that into its journal.
+
+    Nothing is verified where nothing can be emulated. Ctrl-C ends the verification, and the search
+    goes on to its results.
+    """
+    from tuner.emulator.toolchain import unavailable
+
+    wanted = [
+        (plan, writer) for plan, writer, result in done if result and _is_wanted(plan, result)
+    ]
+    if not wanted or unavailable() is not None:
+        return
+    started_s = time.monotonic()
+    try:
+        for plan, writer in wanted:
+            if time.monotonic() - started_s > BEGIN_WITHIN_S:
+                listener.warn("the other GPU types are not verified: that would take long")
+                return
+            _verify(plan, writer, listener)
+    except KeyboardInterrupt:
+        listener.warn("the verification was interrupted; the same command begins it again")
+
+
+def _is_wanted(plan: Plan, result: SearchResult) -> bool:
+    return (
+        plan.options.verify
+        and os.environ.get(SWITCH, "").lower() != "no"
+        and isinstance(plan.trials_on, Simulating)
+        and plan.part.space.predictable
+        and plan.target.gpu.id != "cpu"
+        and result.failure is None
+        and not result.interrupted
+    )
+
+
+def _verify(plan: Plan, writer: JournalWriter, listener: Listener) -> None:
+    """Verify the best, and the next best where it does not fit, so many times."""
+    gpu, run_id = plan.target.gpu, uuid.uuid4().hex[:8]
+    for number in range(MOST_TRIES):
+        best = _best(plan)
+        if best is None or best.source is not Source.PREDICTED or best.record.verified_by:
+            return
+        listener.say(
+            f"verifying the recommendation on an emulated {gpu.name}, seconds to two minutes "
+            "(--no-verify leaves it out)"
+        )
+        try:
+            outcome = _run(plan, best)
+        except TunerError as error:
+            listener.warn(f"not verified: {error}")
+            return
+        writer.append(_record(plan, best, outcome, trial_id=f"{run_id}-{number:03d}"))
+        if outcome.status is Status.INTERRUPTED:
+            return
+
+
+def _best(plan: Plan) -> Recommendation | None:
+    """What the journal recommends now, under the conditions of the search."""
+    from tuner.results.view import build_view
+
+    records = comparable(plan.target.folder.read().records, plan.target)
+    return build_view(
+        [with_margin(record, plan.margin_bytes) for record in records],
+        plan.facts,
+        plan.target.gpu,
+        where=plan.meets,
+        conditions=plan.all_conditions,
+    ).best
+
+
+def _run(plan: Plan, best: Recommendation) -> Outcome:
+    """The outcome of one emulated trial, in every stage where the space has some."""
+    from tuner.estimators.stages import hardest_first
+    from tuner.runner.base import Instructions
+    from tuner.runner.emulated import EmulatedRunner
+    from tuner.runner.environment import trial_environment
+    from tuner.runner.staged import StagedRunner
+
+    space, record = plan.part.space, best.record
+    where = emulating(plan.target.gpu, gpus=gpus_of_trials(space))
+    job = trial_job(space, plan.target.gpu, plan.margin_fraction, plan.profile)
+    with EmulatedRunner(
+        job, where.options(), gpus=where.gpus, environment=trial_environment(where.threads)
+    ) as runner:
+        verify = Instructions(verify=True)
+        if not space.stages:
+            return runner.run(record.configuration, verify)
+        prediction = record.outcome.prediction
+        orders = {record.configuration.key: hardest_first(prediction)} if prediction else {}
+        return StagedRunner(runner, space, orders).run(record.configuration, verify)
+
+
+def _record(plan: Plan, best: Recommendation, outcome: Outcome, *, trial_id: str) -> TrialRecord:
+    return TrialRecord(
+        trial_id=trial_id,
+        space=plan.part.space.name,
+        gpu=plan.target.gpu.id,
+        gpu_memory_bytes=plan.target.gpu.memory_bytes,
+        configuration=best.configuration,
+        outcome=dataclasses.replace(outcome, prediction=best.record.outcome.prediction),
+        seed=plan.options.seed,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=plan.versions,
+        searcher=plan.options.searcher,
+        run_id=trial_id.partition("-")[0],
+        emulated_device=emulating(plan.target.gpu).names[0],
+        margin_bytes=plan.margin_bytes,
+        verification=True,
+    )
