@@ -107,8 +107,9 @@ def work_of(
             leaf.shape,
             leaf.workspace_bytes,
         )
-    if func in flop_registry:
-        flops = int(flop_registry[func](*args, **kwargs, out_val=out))
+    formula = flop_registry.get(func._overloadpacket)
+    if formula is not None:
+        flops = int(formula(*args, **kwargs, out_val=out))
         return Work(name, "matmul", flops, moved, dtype, None, ())
     return Work(name, "elementwise", 0, moved, dtype, None, ())
 
