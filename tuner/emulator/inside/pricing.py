@@ -246,7 +246,7 @@ class Pricer:
             self._known[key] = None
             return None
         label = label_of_call(func, args, kwargs)
-        return self._add(key, Described(label, "operator", works, 1))
+        return self._add(key, Described(label, "operator", works, len(works)))
 
     def _add(self, key: Any, described: Described) -> _Price:
         device_ns = self._prices.total(described.works) * _NS
