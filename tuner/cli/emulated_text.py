@@ -44,6 +44,8 @@ def print_emulation(found: Emulation) -> None:
             ("memory", _memory_text(use) if use else ""),
             ("phases", _phases_text(use) if use else ""),
             ("ranks", _ranks_text(found)),
+            ("speed", _speed_text(found)),
+            ("limited by", _limit_text(found)),
             ("trainable", _trainable_text(use)),
             ("unknown", _unknown_text(found)),
             ("took", format_duration(found.duration_s)),
@@ -105,6 +107,28 @@ def _memory_text(use: DeviceUse) -> str:
 
 def _phases_text(use: DeviceUse) -> str:
     return ", ".join(f"{name} {format_size(size)}" for name, size in use.phase_peak_bytes.items())
+
+
+def _speed_text(found: Emulation) -> str:
+    time = found.time
+    if time is None:
+        return ""
+    low, high = time.interval_s
+    mfu = f", MFU {time.mfu:.0%}" if time.mfu is not None else ""
+    text = (
+        f"{format_duration(time.step_s)} an optimizer step (90 %: {format_duration(low)} to"
+        f" {format_duration(high)}){mfu}"
+    )
+    return "; ".join((text, *time.notes))
+
+
+def _limit_text(found: Emulation) -> str:
+    if found.time is None:
+        return ""
+    kind, seconds = max(found.time.breakdown_s.items(), key=lambda item: item[1])
+    slowest = found.time.most_expensive[:1]
+    text = f"{kind} ({seconds / found.time.step_s:.0%} of the time)"
+    return text + "".join(f"; most of all by {one.label}" for one in slowest)
 
 
 def _ranks_text(found: Emulation) -> str:

@@ -24,6 +24,7 @@ from tuner.emulator.properties import (
     multiprocessor_of,
     shared_kib_in_bytes,
 )
+from tuner.emulator.rates import gpu_to_dict
 from tuner.emulator.toolchain import TorchBuild, find_torch
 from tuner.errors import InputError
 from tuner.gpus import Gpu
@@ -141,7 +142,7 @@ class Session:
             raise InputError(f"{count} GPUs cannot be emulated", hint=f"1 to {MOST_DEVICES} can be")
         self.gpu = gpu
         self.count = count
-        self._settings = dict(settings or {})
+        self._settings = {"seed": seed, "rates": gpu_to_dict(gpu), **(settings or {})}
         self._libraries = build(torch or find_torch())
         config = _config(gpu, count, seed)
         self._file = os.memfd_create("tuner-emulator")

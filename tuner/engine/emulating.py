@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tuner.emulator.session import DEVICE_VARIABLE, Account, Session
+from tuner.emulator.step_time import StepTime, step_time
 from tuner.emulator.toolchain import find_torch
 from tuner.errors import InputError
 from tuner.gpus import Gpu
@@ -99,7 +100,8 @@ class Emulation:
     unknown_values: Mapping[str, int]
     """Operators whose values decide shapes and could not be computed."""
     duration_s: float
-    work: Mapping[str, Any] | None = None
+    time: StepTime | None
+    """The time of an optimizer step; None where none ended, or nothing could be priced."""
 
     @property
     def limiting(self) -> DeviceUse | None:
@@ -191,7 +193,7 @@ def emulate(
         unknown_calls=unknown,
         unknown_values=_sum(r["values_unknown"] for r in results),
         duration_s=time.monotonic() - started,
-        work=next((r["work"] for r in results if r["work"]), None),
+        time=_slowest(results, gpu),
     )
 
 
@@ -240,6 +242,12 @@ def _ended(results: list[dict[str, Any]], error: ProgramError | None, status: in
     if any(result["reason"] == "steps" for result in results):
         return "steps"
     return "crash" if status < 0 else "error" if status else "end"
+
+
+def _slowest(results: list[dict[str, Any]], gpu: Gpu) -> StepTime | None:
+    """The step time of the rank that takes longest: the others wait for it."""
+    times = [step_time(r["work"], gpu) for r in results if r["work"]]
+    return max(filter(None, times), key=lambda time: time.step_s, default=None)
 
 
 def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[DeviceUse]:
