@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.records import (
@@ -14,6 +14,7 @@ from tuner.records import (
     MemoryCategory,
     Outcome,
     Prediction,
+    Source,
     Speed,
     Status,
     TrialRecord,
@@ -93,6 +94,7 @@ def make_record(
     settings: dict[str, Any] | None = None,
     status: Status | None = None,
     measured: bool = False,
+    emulated: bool = False,
     sample_tokens: int = 600,
     gpu: SampleGpu = GPU,
     **fields: Any,
@@ -121,7 +123,13 @@ def make_record(
         steps=5,
         loss_finite=True,
     )
+    emulation = replace(
+        measurement,
+        source=Source.EMULATED,
+        intervals={"step_s": (0.8 * speed.step_s, 1.4 * speed.step_s)},
+    )
     configuration = Configuration(settings or {"micro_batch": 4, "lora_rank": 128})
+    ran = measured or emulated
     defaults: dict[str, Any] = {
         "trial_id": configuration.key,
         "space": "qlora27b",
@@ -132,13 +140,15 @@ def make_record(
         "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
         "searcher": "tpe",
         "run_id": "run1",
+        **({"emulated_device": gpu.name} if emulated else {}),
     }
     return TrialRecord(
         configuration=configuration,
         outcome=Outcome(
             status=status or (Status.OK if fits else Status.OOM),
-            prediction=None if measured else prediction,
+            prediction=None if ran else prediction,
             measurement=measurement if measured else None,
+            emulation=emulation if emulated else None,
             phase=None if fits else "backward",
             duration_s=2.5,
         ),

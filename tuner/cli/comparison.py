@@ -82,7 +82,7 @@ def more_text(ran: Measurement) -> str:
     """What only a trial that ran knows, where it is known."""
     values: Mapping[str, Any] = ran.to_dict()
     interval = values.get("samples_per_s_interval")
-    parts = [f"{ran.steps} steps timed"]
+    parts = [f"{ran.steps} step{'s' * (ran.steps != 1)} timed"]
     if around := ran.intervals.get("step_s"):
         ends = " to ".join(map(format_duration, around))
         parts.append(f"90 %: {ends} an optimizer step")

@@ -20,8 +20,9 @@ def is_emulated() -> bool:
 def begin_phase(phase: str, step: int) -> None:
     """Tell what prices this process's operators that a phase of a training step begins."""
     activate = sys.modules.get("tuner.emulator.inside.activate")
-    if activate is not None and activate.pricer is not None:
-        activate.pricer.begin(phase, step)
+    pricer = activate.ACTIVE.get("pricer") if activate is not None else None
+    if pricer is not None:
+        pricer.begin(phase, step)
 
 
 def emulated_clock() -> Callable[[], float]:

@@ -147,7 +147,7 @@ class Recommendation:
             return f"no: predicted only{said if self.record.verified_by else ''}"
         if not self.record.verified:
             return f"no: {check.source} in a short trial"
-        done = f"{found.steps} steps, the longest sequences"
+        done = f"{found.steps} step{'s' * (found.steps != 1)}, the longest sequences"
         done += ", an evaluation" if found.evaluation_peak_bytes is not None else ""
         if found.checkpoint_bytes is not None:
             done += f", a checkpoint of {format_size(found.checkpoint_bytes)} saved"

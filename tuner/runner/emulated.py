@@ -94,10 +94,15 @@ class EmulatedRunner:
         on_progress: Progress | None = None,
     ) -> Outcome:
         """See `IsolatedRunner.run`. What the emulator does not know, and was called, is noted."""
+        before = {account.pid for account in self._session.accounts()}
         outcome = self._runner.run(configuration, instructions, on_progress=on_progress)
         unknown = self._unknown_calls()
         if outcome.emulation is not None:
-            return outcome.with_ran(_with_estimates(outcome.emulation, unknown))
+            own = [a for a in self._session.accounts() if a.pid not in before]
+            paged_bytes = max((account.managed_peak_bytes for account in own), default=0)
+            memory = replace(outcome.emulation.memory, paged_bytes=paged_bytes)
+            found = replace(outcome.emulation, memory=memory)
+            return outcome.with_ran(_with_estimates(found, unknown))
         if unknown and outcome.status is Status.CRASHED:
             return replace(outcome, message=f"{outcome.message}; {_unknown_text(unknown)}")
         return outcome

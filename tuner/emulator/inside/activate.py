@@ -6,13 +6,12 @@ import json
 import os
 from typing import Any
 
-pricer: Any = None
-"""What prices this process's operators; None where nothing does."""
+ACTIVE: dict[str, Any] = {}
+"""What is at work in this process, by name: "pricer" where operators are priced."""
 
 
 def activate() -> None:
     """Push the mode that computes values, price what runs, and follow the program's steps."""
-    global pricer
     from tuner.emulator.inside.guard import end_with_owner
     from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.mode import EmulatorMode
@@ -24,13 +23,13 @@ def activate() -> None:
     mode.install()
     read_hollow_files(mode.values)
     if "rates" in settings:
-        pricer = price_operators(mode, settings["rates"])
+        ACTIVE["pricer"] = price_operators(mode, settings["rates"])
     if "steps" in settings:
         from tuner.emulator.inside.follow import Follower
 
         Follower(
             steps=settings["steps"],
             snapshot=settings.get("snapshot"),
-            pricer=pricer,
+            pricer=ACTIVE.get("pricer"),
             values=mode.values,
         ).install()
