@@ -22,6 +22,7 @@ from runner_bodies import CLOCK
 from test_runner_processes import alive
 from transformers import LlamaConfig
 
+from tuner.emulator.here import is_emulated
 from tuner.gpus import get_gpu
 from tuner.nvml import device_use
 from tuner.records import Configuration, Exhausted, Status, TrialRecord
@@ -105,7 +106,8 @@ def check(fault, outcome, expected=EXPECTED):
     got = (outcome.status, outcome.phase, outcome.requested_bytes, outcome.exhausted)
     assert got == (want.status, want.phase, want.requested_bytes, want.exhausted), (fault, outcome)
     assert want.text in outcome.message
-    assert (outcome.measurement is not None) == (fault in ENDED_WELL)
+    numbers = outcome.measurement or outcome.emulation  # the latter on an emulated GPU
+    assert (numbers is not None) == (fault in ENDED_WELL)
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +278,9 @@ def device_bytes():
 def test_on_a_gpu_every_fault_has_its_outcome_and_gives_memory_back(cuda_runner):
     undisturbed = run(cuda_runner, "none")
     before = device_bytes()
-    faults = [name for name in ON_CUDA if name != "hang"]
+    # Kernels do nothing on an emulated GPU, so none of them finds an index out of range.
+    left_out = {"hang", "asserted_on_device"} if is_emulated() else {"hang"}
+    faults = [name for name in ON_CUDA if name not in left_out]
     random.Random(SEED).shuffle(faults)
     for fault in faults:
         check(fault, run(cuda_runner, fault), ON_CUDA)

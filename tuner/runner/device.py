@@ -43,6 +43,7 @@ class CudaMeter:
     """PyTorch's own counters of its caching allocator."""
 
     def __init__(self, device: torch.device) -> None:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before, there are no counters
         self._device = device
 
     def allocated_bytes(self) -> int:

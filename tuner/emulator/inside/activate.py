@@ -16,11 +16,13 @@ def activate() -> None:
     from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.mode import EmulatorMode
     from tuner.emulator.inside.priced import price_operators
+    from tuner.emulator.inside.python_kernels import follow_python_kernels
 
     end_with_owner()
     settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
     mode = EmulatorMode(settings.get("seed", 0))
     mode.install()
+    follow_python_kernels(mode)
     read_hollow_files(mode.values)
     if "rates" in settings:
         ACTIVE["pricer"] = price_operators(mode, settings["rates"])
