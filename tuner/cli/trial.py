@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     epilog=examples(
         "tuner trial --space tiny_cpu --set micro_batch=4 --device cpu",
         "tuner trial --space qlora27b --set micro_batch=2 --device cuda:0",
-        "tuner trial --space qlora27b --device cuda:0 --memory-limit 24GiB",
         "tuner trial --space qlora27b --gpu a6000 --mode emulate",
         "tuner trial --space qlora27b --data train.jsonl --length-column n_tokens",
     ),
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     "--mode",
     type=click.Choice(["measure", "emulate"]),
     default="measure",
-    show_default=True,
-    help="On a device of this machine, or on an emulated --gpu that is not there.",
+    help="On a device here, or on an emulated --gpu.",
 )
 @click.option("--device", default=None, metavar="DEVICE", help="cuda:0, cuda:1, ... or cpu.")
 @click.option(
@@ -64,7 +62,7 @@ if TYPE_CHECKING:
 @set_option
 @json_option
 def command(*, as_json: bool, margin: str | None, **options: Any) -> int:
-    """Train a few steps for real, in a process of its own, and print what that took.
+    """Train a few steps, in a process of its own, and print what that took.
 
     What was predicted stands beside it. Nothing is written. Exit code 1 when the configuration
     does not fit or did not run to its end.
