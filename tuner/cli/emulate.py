@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from tuner.cli.options import DurationType, RareOption, examples, gpu_options, json_option
+from tuner.cli import completing
+from tuner.cli.options import DurationType, RareOption, SizeType, examples, json_option
 
 
 @click.command(
@@ -15,13 +16,31 @@ from tuner.cli.options import DurationType, RareOption, examples, gpu_options, j
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     epilog=examples(
         "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
-        "tuner emulate --gpu h100_sxm --gpus 8 -- torchrun --nproc-per-node 8 train.py",
+        "tuner emulate --gpu h100_sxm --gpus 2 -- torchrun --nproc-per-node 2 a.py",
     ),
 )
-@gpu_options
+@click.option(
+    "--gpu",
+    "gpu_name",
+    metavar="GPU",
+    required=True,
+    shell_complete=completing.gpus,
+    help="GPU type (`tuner gpus` lists them).",
+)
+@click.option(
+    "--gpu-memory",
+    cls=RareOption,
+    type=SizeType(),
+    metavar="SIZE",
+    help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
+)
 @click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
 @click.option(
-    "--steps", default=3, show_default=True, metavar="N", help="End it after N optimizer steps; 0: let it end."
+    "--steps",
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="End it after N optimizer steps; 0: let it end.",
 )
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
 @click.option("--timeout", type=DurationType(), metavar="TIME", help="End it after this time.")
@@ -38,7 +57,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     *,
     gpu_name: str,
     gpu_memory: int | None,
-    price: float | None,
     gpus: int,
     steps: int,
     margin: str | None,
@@ -68,7 +86,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     if steps < 0 or gpus < 1:
         raise InputError("--steps is 0 or more, and --gpus 1 or more")
-    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
+    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     fraction = parse_margin(margin, gpu)
     options = EmulateOptions(
         gpus=gpus,
