@@ -6,7 +6,7 @@
  * count here before it calls the operator, and the copy to the host of that many bytes reads it.
  * So PyTorch's own code goes on with the right size, and takes the temporaries that it always takes.
  *
- * Answers belong to a thread and are taken in order; one is taken only by a copy of its size. */
+ * Answers belong to a thread; a copy takes the first that has its size. */
 #include "device.h"
 
 #include <string.h>
@@ -15,28 +15,32 @@
 #define WIDEST 8
 
 static __thread struct { size_t size; char bytes[WIDEST]; } answers[MOST];
-static __thread unsigned first, after;
+static __thread unsigned count;
 
 /* 0, or -1 where it is too wide or there are too many. */
 EMU_EXPORT int emu_answer(const void *bytes, size_t size) {
-  if (size > WIDEST || after == MOST) return -1;
-  answers[after].size = size;
-  memcpy(answers[after].bytes, bytes, size);
-  after++;
+  if (size == 0 || size > WIDEST || count == MOST) return -1;
+  answers[count].size = size;
+  memcpy(answers[count].bytes, bytes, size);
+  count++;
   return 0;
 }
 
-/* Drops what is left; returns how many there were. */
+/* Drops all; returns how many were not taken. */
 EMU_EXPORT int emu_forget_answers(void) {
-  int left = (int)(after - first);
-  first = after = 0;
+  int left = 0;
+  for (unsigned i = 0; i < count; i++) left += answers[i].size != 0;
+  count = 0;
   return left;
 }
 
 /* For the copies from device to host: 1 if `to` has been written. */
 EMU_EXPORT int emu_take_answer(void *to, size_t size) {
-  if (first == after || answers[first].size != size) return 0;
-  memcpy(to, answers[first].bytes, size);
-  first++;
-  return 1;
+  for (unsigned i = 0; i < count; i++) {
+    if (answers[i].size != size) continue;
+    memcpy(to, answers[i].bytes, size);
+    answers[i].size = 0; /* taken */
+    return 1;
+  }
+  return 0;
 }

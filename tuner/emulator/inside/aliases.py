@@ -3,10 +3,10 @@
 Device memory is mapped host memory, so a CPU tensor can share the storage of a CUDA tensor: an
 operator computed on such aliases reads and writes the device's memory, in place and without a copy.
 
-What is known: integers and booleans always, unless something that was not computed wrote them; floats
-where they are few (they are always written, computed or made up), and those of medium size that were
-computed from known ones. The two exceptions are noted on the storage, where views share the note and
-where it ends with the memory.
+What is known: integers and booleans always, unless something that was not computed wrote them;
+floats where they are few (they are always written, computed or made up), and those of medium size
+that were computed from known ones. The two exceptions are noted on the storage, where views share
+the note and where it ends with the memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.in
 SMALL = 4096
 # Floats up to this many are computed where all inputs are known: masks, positions and their angles.
 MEDIUM = 65_536
-# Integers are computed up to this many elements. Bytes hold quantised weights and images, int32 packed
-# weights: those decide no shapes and are left alone.
+# Integers are computed up to this many elements. Bytes hold quantised weights and images, int32
+# packed weights: those decide no shapes and are left alone.
 LIMITS = {
     torch.bool: 1 << 24,
     torch.int64: 1 << 23,
@@ -52,7 +52,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_contiguous():
         count = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     storage = _construct(tensor.data_ptr(), CPU, count * dtype.itemsize)
-    return empty.detach().set_(storage, 0, shape, stride)  # type: ignore[call-overload,no-any-return]
+    return empty.detach().set_(storage, 0, shape, stride)
 
 
 def is_known(tensor: torch.Tensor) -> bool:

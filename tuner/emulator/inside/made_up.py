@@ -1,8 +1,8 @@
 """Values for what is not computed: finite, plausible, spread out, and the same in every run.
 
-Unknown floats are thought of as noise around 0: a comparison of them is true for about half, an equality
-never. Few floats computed from many unknown ones (a loss, a norm) become about 1. Indices that an
-operator would choose by looking at unknown floats (top-k, argmax, sampling) go round all
+Unknown floats are thought of as noise around 0: a comparison of them is true for about half, an
+equality never. Few floats computed from many unknown ones (a loss, a norm) become about 1. Indices
+that an operator would choose by looking at unknown floats (top-k, argmax, sampling) go round all
 candidates, so that experts get equal loads.
 """
 
@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from tuner.emulator.inside.aliases import FLOATS, SMALL, alias
+from tuner.emulator.inside.randomness import seed_of
 
 _TILE = 1 << 20
 # Comparisons of more unknown floats than this are not made up.
 NOISE_LIMIT = 1 << 22
 _PRIME = 7919
+_FEW = 16
 _KEYWORD = 99  # no position: a keyword alone
 # Around 1 with little spread: sums of logs, roots and quotients of these stay finite.
 _MEAN, _SPREAD = 1.0, 0.05
@@ -36,39 +38,45 @@ class MadeUp:
         self._noise: torch.Tensor | None = None
         self._ones: torch.Tensor | None = None
 
-    def _next(self) -> int:
-        self._drawn += _PRIME
-        return self._drawn
+    def noise(self, tensor: torch.Tensor, which: int = 0) -> torch.Tensor:
+        """Normal noise of the shape of `tensor`, on the CPU; at most `NOISE_LIMIT` elements.
 
-    def noise(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Normal noise of the shape of `tensor`, on the CPU; at most `NOISE_LIMIT` elements."""
+        The same shape gives the same noise: what a checkpoint computes again must come out as before.
+        Tensors of one call differ by `which`.
+        """
         count = tensor.numel()
         if self._noise is None:
             generator = torch.Generator().manual_seed(self._seed)
             self._noise = torch.randn(_TILE, generator=generator)
         noise = self._noise
+        if which:
+            noise = noise.roll(which * _PRIME)
         if count > _TILE:
             noise = noise.repeat(-(-count // _TILE))
-        start = self._next() % (noise.numel() - count + 1)
-        return noise[start : start + count].view(tensor.shape)
+        return noise[:count].view(tensor.shape)
 
     def write_finite(self, tensor: torch.Tensor) -> None:
-        """Writes finite values about 1 to a CUDA or CPU tensor of at most `SMALL` floats."""
+        """Writes finite values about 1 to a CUDA or CPU tensor of at most `SMALL` floats.
+
+        Single numbers (losses, norms) differ from call to call; more of them do not, as in `noise`.
+        """
         count = tensor.numel()
         if count == 0 or count > SMALL:
             return
         if self._ones is None:
             generator = torch.Generator().manual_seed(self._seed)
-            self._ones = _MEAN + _SPREAD * torch.randn(4 * SMALL, generator=generator).clamp(-3, 3)
-        start = self._next() % (3 * SMALL)
+            noise = torch.randn(2 * SMALL, generator=generator).clamp(-3, 3)
+            self._ones = _MEAN + _SPREAD * noise
+        start = 0
+        if count <= _FEW:
+            self._drawn = start = (self._drawn + _PRIME) % SMALL
         target = alias(tensor) if tensor.is_cuda else tensor
         target.copy_(self._ones[start : start + count].view(tensor.shape))
 
     def fill_host(self, tensor: torch.Tensor) -> None:
         """Fills a CPU tensor of floats with finite noise."""
-        flat = torch.empty(min(tensor.numel(), _TILE))
-        flat.copy_(self.noise(flat))
         count = tensor.numel()
+        flat = self.noise(torch.empty(min(count, _TILE)))
         if count > _TILE:
             flat = flat.repeat(-(-count // _TILE))[:count]
         tensor.copy_(flat.view(tensor.shape))
@@ -79,8 +87,11 @@ class MadeUp:
         self.write_finite(one)
         return float(one)
 
-    def indices(self, shape: tuple[int, ...], width: int) -> torch.Tensor:
-        """Indices below `width`: those of a row differ, and all together come equally often."""
+    def indices(self, shape: tuple[int, ...], width: int, start: int | None = None) -> torch.Tensor:
+        """Indices below `width`: those of a row differ, and all together come equally often.
+
+        Without `start` the same shape gives the same indices, as in `noise`.
+        """
         count = math.prod(shape)
         width = max(width, 1)
         step = _coprime_step(width)
@@ -88,7 +99,12 @@ class MadeUp:
         flat = torch.arange(count, dtype=torch.int64)
         if row >= width:  # whole permutations: else all rows would have the same
             flat += torch.arange(count, dtype=torch.int64) // max(row, 1)
-        return flat.mul_(step).add_(self._next() % width).remainder_(width).view(shape)
+        return (
+            flat.mul_(step)
+            .add_((width // 3 if start is None else start) % width)
+            .remainder_(width)
+            .view(shape)
+        )
 
 
 def _coprime_step(width: int) -> int:
@@ -107,14 +123,16 @@ def _argument(
     return kwargs.get(name, default)
 
 
-def _write_along(made_up: MadeUp, out: torch.Tensor, width: int, dim: int) -> None:
+def _write_along(
+    made_up: MadeUp, out: torch.Tensor, width: int, dim: int, start: int | None = None
+) -> None:
     """Writes indices to `out`; those along `dim` differ from each other."""
     if out.numel() == 0:
         return
     target = alias(out)
     if target.dim() > 0:
         target = target.movedim(dim, -1)
-    target.copy_(made_up.indices(tuple(target.shape), width))
+    target.copy_(made_up.indices(tuple(target.shape), width, start))
 
 
 def _chosen(
@@ -154,7 +172,8 @@ def spreads(made_up: MadeUp) -> dict[str, Spread]:
         _best(made_up, args, kwargs, out)
 
     def sampled(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        _write_along(made_up, out, args[0].shape[-1], -1)
+        start = seed_of(kwargs.get("generator"), out.device)
+        _write_along(made_up, out, args[0].shape[-1], -1, start)
 
     return {
         "aten::topk": chosen(2),

@@ -16,11 +16,15 @@ from tuner.emulator.inside.values import Handler, Values
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 
-class EmulatorMode(TorchDispatchMode):
+_fake_mode = torch._C._get_dispatch_mode
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives operators on CUDA tensors their values, and shows each to an observer."""
 
     def __init__(self, seed: int = 0) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.values = Values(seed)
         self.observer: Observer | None = None
         """Called with (func, args, kwargs, out) after each operator; for pricing."""
@@ -37,7 +41,7 @@ class EmulatorMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: PyTorch's way to keep dynamo out imports dynamo; `install` marks the code instead."""
+        """False: PyTorch's way to keep dynamo out imports dynamo; `install` marks the code."""
         return False
 
     def __torch_dispatch__(
@@ -48,6 +52,8 @@ class EmulatorMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls `func`, and gives its outputs values."""
+        if _fake_mode(_FAKE) is not None:  # shapes are being worked out: nothing has values
+            return func(*args, **(kwargs or {}))
         if types and not all(map(_is_plain, types)):
             return (
                 NotImplemented  # tensors with a dispatch of their own: their inner ones come back
@@ -67,10 +73,10 @@ class EmulatorMode(TorchDispatchMode):
         return out
 
     def install(self) -> None:
-        """Puts the mode below everything in this thread and in every thread that the program starts."""
+        """Puts the mode below all else in this thread and in those that the program starts."""
         _keep_dynamo_out(EmulatorMode.__torch_dispatch__.__code__)
         _spare_lookups()
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
         _enter_in_new_threads(self)
         _enter_when_printing(self)
 
@@ -96,7 +102,7 @@ def _enter_in_new_threads(mode: EmulatorMode) -> None:
 
 
 def _enter_when_printing(mode: EmulatorMode) -> None:
-    """PyTorch leaves all modes to print a tensor; what it then reads of a device was never computed."""
+    """PyTorch leaves all modes to print a tensor; what it then reads was never computed."""
     from torch import _tensor_str
 
     describe = _tensor_str._str_intern
@@ -104,8 +110,8 @@ def _enter_when_printing(mode: EmulatorMode) -> None:
     def describe_under_mode(inp: torch.Tensor, **kwargs: Any) -> str:
         if type(inp) in {torch.Tensor, torch.nn.Parameter} and inp.is_cuda:
             with mode:
-                return str(describe(inp, **kwargs))
-        return str(describe(inp, **kwargs))
+                return str(describe(inp, **kwargs))  # type: ignore[no-untyped-call]
+        return str(describe(inp, **kwargs))  # type: ignore[no-untyped-call]
 
     _tensor_str._str_intern = describe_under_mode
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-# Operators whose outputs' integers nobody looks at (masks of dropout, seeds, positions of maxima), or
-# that would cost too much on the CPU. Their few floats are made up.
+# Operators whose outputs' integers nobody looks at (masks of dropout, seeds, positions of maxima),
+# or that would cost too much on the CPU. Their few floats are made up.
 NOT_COMPUTED = frozenset(
     {
         "aten::native_dropout",
@@ -32,8 +32,8 @@ NOT_COMPUTED = frozenset(
     }
 )
 
-# Nothing to do: no values, or values that stay (a scaler's found_inf must stay 0; optimizers' floats stay
-# finite as they are).
+# Nothing to do: no values, or values that stay (a scaler's found_inf must stay 0; optimizers'
+# floats stay finite as they are).
 PASSED = frozenset(
     {
         "aten::_unsafe_view",

@@ -1,8 +1,8 @@
 """Random values on the CPU, decided by the state of the device's generator.
 
-A CUDA operator moves its generator's offset on the host, so (seed, offset) names each draw: the same seed
-gives the same values in every run, and a checkpoint that restores the state draws them again. The
-program's own CPU generator is left as it is.
+A CUDA operator moves its generator's offset on the host, so (seed, offset) names each draw: the
+same seed gives the same values in every run, and a checkpoint that restores the state draws them
+again. The program's own CPU generator is left as it is.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _MASKS = frozenset({torch.bool, torch.uint8})
 _FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """A count depends on values that nobody computed."""
 
 
@@ -61,8 +61,14 @@ class Readbacks:
             "aten::repeat_interleave.Tensor": self._repeats,
             "aten::_unique2": self._distinct,
             "aten::unique_consecutive": self._distinct_runs,
+            "aten::unique_dim": self._distinct_slices,
+            "aten::unique_dim_consecutive": self._distinct_runs_of_slices,
             "aten::bincount": self._bins,
             "aten::multinomial": self._valid,
+            "aten::_linalg_svd": self._no_errors,
+            "aten::_linalg_eigh": self._no_errors,
+            "aten::linalg_eig": self._finite,
+            "aten::_linalg_check_errors": self._no_errors,
         }
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -72,11 +78,11 @@ class Readbacks:
             return alias(tensor)
         if tensor.dtype in FLOATS and tensor.numel() <= NOISE_LIMIT:
             return self._made_up.noise(tensor)
-        raise Unreadable
+        raise UnreadableError
 
     def _nonzero(self, source: torch.Tensor, **_: Any) -> list[Count]:
         if source.dtype in FLOATS and not is_known(source):
-            raise Unreadable
+            raise UnreadableError
         return [(int(self._read(source).count_nonzero()), 4)]
 
     def _masks(self, source: torch.Tensor, indices: list[torch.Tensor | None]) -> list[Count]:
@@ -106,7 +112,7 @@ class Readbacks:
         return counts
 
     def _selected(self, source: torch.Tensor, mask: torch.Tensor, *_: Any) -> list[Count]:
-        shape = torch.broadcast_shapes(source.shape, mask.shape)
+        shape = torch.broadcast_shapes(source.shape, mask.shape)  # type: ignore[no-untyped-call]
         read = self._read(mask)
         repeated = 1
         for size in shape:
@@ -116,15 +122,31 @@ class Readbacks:
     def _repeats(self, repeats: torch.Tensor, output_size: int | None = None) -> list[Count]:
         if output_size is not None:
             return []
-        return [(int(self._read(repeats).sum()), repeats.dtype.itemsize), (1, 1)]
+        return [(int(self._read(repeats).sum()), 8), (1, 1)]  # and none is negative
 
     def _distinct(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
-        count = torch.unique(self._read(source)).numel()
-        return [(count, 8)]
+        read = self._read(source)
+        if source.dtype is torch.bool:
+            return [(int(read.count_nonzero()), 4)]
+        return [(torch.unique(read).numel(), 8)]
 
-    def _distinct_runs(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
-        count = torch.unique_consecutive(self._read(source)).numel()
-        return [(count, 8)]
+    def _distinct_runs(
+        self,
+        source: torch.Tensor,
+        _inverse: bool = False,
+        _counts: bool = False,
+        dim: int | None = None,
+    ) -> list[Count]:
+        runs = torch.unique_consecutive(self._read(source), dim=dim)
+        return _either(runs.shape[dim or 0])
+
+    def _distinct_slices(self, source: torch.Tensor, dim: int, *_: Any, **__: Any) -> list[Count]:
+        return _either(torch.unique(self._read(source), dim=dim).shape[dim])
+
+    def _distinct_runs_of_slices(
+        self, source: torch.Tensor, dim: int, *_: Any, **__: Any
+    ) -> list[Count]:
+        return _either(torch.unique_consecutive(self._read(source), dim=dim).shape[dim])
 
     def _bins(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
         if source.numel() == 0:
@@ -138,3 +160,16 @@ class Readbacks:
     ) -> list[Count]:
         """The probabilities are valid, and no row is all zeros."""
         return [(1, 1), (0, 1 if source.dim() == 1 else 8)]
+
+    def _no_errors(self, *_: Any, **__: Any) -> list[Count]:
+        """No matrix of the batch is singular, and every iteration converged."""
+        return [(0, 1)]
+
+    def _finite(self, *_: Any, **__: Any) -> list[Count]:
+        """All elements are finite; then as `_no_errors`."""
+        return [(1, 1), (0, 1)]
+
+
+def _either(count: int) -> list[Count]:
+    """A count that releases of PyTorch read at different widths."""
+    return [(count, 8), (count, 4)]

@@ -16,11 +16,12 @@ from tuner.emulator.inside.randomness import draw, seed_of
 class Reading:
     """Arguments of one call, as CPU tensors: aliases of what is known, noise for unknown floats."""
 
-    __slots__ = ("guessed", "made_up", "unknown")
+    __slots__ = ("guessed", "made_up", "seen", "unknown")
 
     def __init__(self, made_up: MadeUp | None) -> None:
         self.made_up = made_up  # None: nothing stands in for unknown floats
         self.guessed = False  # noise stands in for some floats
+        self.seen: list[int] = []  # addresses of the tensors that noise stands in for
         self.unknown = False  # something is neither known nor stood in for
 
     def value(self, value: Any) -> Any:
@@ -43,7 +44,10 @@ class Reading:
             return alias(tensor)
         if tensor.dtype in FLOATS and self.made_up is not None and tensor.numel() <= NOISE_LIMIT:
             self.guessed = True
-            return self.made_up.noise(tensor)
+            address = tensor.data_ptr()
+            if address not in self.seen:
+                self.seen.append(address)
+            return self.made_up.noise(tensor, self.seen.index(address))
         self.unknown = True
         return tensor
 

@@ -1,14 +1,13 @@
 """Values that cross between host and device.
 
-The stand-in runtime copies what is small, and drops what is large without reading it: weights cost no
-time and no memory. Here: large integers that decide shapes do go over, and what arrives at the host is
-finite.
+The stand-in runtime copies what is small, and drops what is large without reading it: weights cost
+no time and no memory. Here: large integers that decide shapes do go over, and what arrives at the
+host is finite.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 import torch
@@ -26,12 +25,15 @@ from tuner.emulator.inside.aliases import (
     note_unknown,
     noted,
 )
-from tuner.emulator.inside.made_up import MadeUp
+from tuner.emulator.inside.operators import Operator
+from tuner.emulator.inside.settling import Handler, Settling
 
 # What the stand-in runtime copies from host to device (KEPT in device/cudart.c).
 KEPT_BYTES = 1 << 20
 # Large tensors of these types are token ids and masks, not weights.
 _CARRIED = frozenset({torch.int64, torch.bool})
+# Others are the bytes of weights.
+_COUNTED = frozenset({torch.int64, torch.int32, torch.bool})
 # New host memory of more than this comes from the system, as zeros.
 _FRESH_BYTES = 32 << 20
 
@@ -39,28 +41,62 @@ _FRESH_BYTES = 32 << 20
 class Transfers:
     """Copies between host and device, and single values read by the host."""
 
-    def __init__(self, made_up: MadeUp, unknown: Counter[str]) -> None:
-        self._made_up = made_up
-        self._unknown = unknown
+    def __init__(self, settling: Settling) -> None:
+        self._settling = settling
+        self._made_up = settling.made_up
+        self._unknown = settling.unknown
 
-    def stand_in(self, source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-        """What to copy to the device for a CPU tensor: weights are not converted on the way.
+    def to_copy(self, operator: Operator) -> Handler:
+        """The handler of `_to_copy`, to which `to`, `cuda` and `cpu` come down."""
+        returned = self._settling.returned(operator)
 
-        A blocking copy converts on the CPU; memory of the new type that nobody touched costs nothing.
-        """
-        dtype = kwargs.get("dtype") or source.dtype
-        if (
-            dtype == source.dtype
-            or kwargs.get("non_blocking")
-            or dtype not in FLOATS
-            or source.numel() * dtype.itemsize <= KEPT_BYTES
-            or not source.is_cpu
-            or not source.is_contiguous()
-        ):
-            return source
-        return torch.empty(source.shape, dtype=dtype)
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            source = args[0]
+            if source.is_cuda:
+                out = returned(func, args, kwargs)
+                if out.is_cpu:
+                    self._to_host(out, source, fresh=True)
+                return out
+            target = kwargs.get("device")
+            if target is None or target.type != "cuda":
+                return func(*args, **kwargs)
+            args = (_stand_in(source, kwargs), *args[1:])
+            out = func(*args, **kwargs)
+            self._to_device(out, source)
+            return out
 
-    def to_device(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        return call
+
+    def copy(self, operator: Operator) -> Handler:
+        """The handler of `copy_`."""
+        written = self._settling.written(operator)
+
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            target, source = args[:2]
+            if target.is_cuda:
+                if source.is_cuda:
+                    return written(func, args, kwargs)
+                out = func(*args, **kwargs)
+                if source.is_cpu:
+                    self._to_device(target, source.expand(target.shape))
+                return out
+            out = func(*args, **kwargs)
+            if source.is_cuda and target.is_cpu:
+                self._to_host(target, source.expand(target.shape), fresh=False)
+            return out
+
+        return call
+
+    def number(self, operator: Operator) -> Handler:
+        """The handler of `_local_scalar_dense`, to which `item` comes down."""
+
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            value = func(*args, **kwargs)
+            return self._item(args[0], value) if args[0].is_cuda else value
+
+        return call
+
+    def _to_device(self, out: torch.Tensor, source: torch.Tensor) -> None:
         """After a copy of the CPU tensor `source` to the CUDA tensor `out`."""
         if out.dtype in FLOATS:
             if out.numel() <= SMALL:
@@ -77,22 +113,22 @@ class Transfers:
         elif out.dtype in LIMITS:
             note_unknown(out)
 
-    def to_host(self, out: torch.Tensor, source: torch.Tensor, *, fresh: bool) -> None:
-        """After a copy of the CUDA tensor `source` to the CPU tensor `out`, which is `fresh` memory."""
+    def _to_host(self, out: torch.Tensor, source: torch.Tensor, *, fresh: bool) -> None:
+        """After a copy of the CUDA tensor `source` to the CPU tensor `out`, `fresh` or not."""
         if is_known(source):
             out.copy_(alias(source))
             if out.dtype in FLOATS:
-                finite(out)
+                _make_finite(out)
         elif out.dtype in FLOATS:
             if out.nbytes <= (_FRESH_BYTES if fresh else KEPT_BYTES):
                 self._made_up.fill_host(out)
         else:
-            if source.dtype not in FLOATS:
+            if source.dtype in _COUNTED:
                 self._unknown["copy of unknown integers to the host"] += 1
             if out.nbytes <= _FRESH_BYTES:
                 out.zero_()
 
-    def item(self, source: torch.Tensor, value: Any) -> Any:
+    def _item(self, source: torch.Tensor, value: Any) -> Any:
         """The number that `source.item()` gives, `value` being what memory held."""
         if isinstance(value, float):
             if not is_known(source):
@@ -104,7 +140,25 @@ class Transfers:
         return value
 
 
-def finite(tensor: torch.Tensor) -> None:
+def _make_finite(tensor: torch.Tensor) -> None:
     """Replaces what is not finite in a CPU tensor."""
     if tensor.numel() and not math.isfinite(float(tensor.sum(dtype=torch.float32))):
         torch.nan_to_num_(tensor, nan=1.0, posinf=1.0, neginf=-1.0)
+
+
+def _stand_in(source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+    """What to copy to the device for a CPU tensor: weights are not converted on the way.
+
+    A blocking copy converts on the CPU; memory of the new type that nobody touched costs nothing.
+    """
+    dtype = kwargs.get("dtype") or source.dtype
+    if (
+        dtype == source.dtype
+        or kwargs.get("non_blocking")
+        or dtype not in FLOATS
+        or source.numel() * dtype.itemsize <= KEPT_BYTES
+        or not source.is_cpu
+        or not source.is_contiguous()
+    ):
+        return source
+    return torch.empty(source.shape, dtype=dtype)

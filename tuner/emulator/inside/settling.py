@@ -1,0 +1,281 @@
+"""What outputs get: computed values, made-up ones, or a note that nobody knows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tuner.emulator.inside.aliases import (
+    FLOATS,
+    LIMITS,
+    MEDIUM,
+    SMALL,
+    alias,
+    covers_storage,
+    forget_note,
+    is_known,
+    note_known,
+    note_unknown,
+    noted,
+)
+from tuner.emulator.inside.made_up import MadeUp, spreads
+from tuner.emulator.inside.operators import ZEROS, Operator
+from tuner.emulator.inside.reading import Reading, compute, mend
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+_Tensor = torch.Tensor
+_EMPTY_ZEROED = 65_536
+
+
+class Settling:
+    """Calls the real operator, and settles the values that it did not leave."""
+
+    def __init__(self, made_up: MadeUp) -> None:
+        self.made_up = made_up
+        self.unknown: Counter[str] = Counter()
+        """What mattered for shapes and could not be computed, by name."""
+        self.failures: dict[str, str] = {}
+        """By operator: why the CPU could not compute it."""
+        self._spreads = spreads(made_up)
+
+    # -- operators that return new tensors ---------------------------------------------------------
+
+    def returned(self, operator: Operator) -> Handler:
+        """The handler of an operator that returns new tensors."""
+        settle = self.settle
+
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            out = func(*args, **kwargs)
+            if isinstance(out, _Tensor):
+                if is_wanted(out):
+                    return settle(operator, args, kwargs, out)
+            elif isinstance(out, tuple | list):
+                for one in out:
+                    if isinstance(one, _Tensor) and is_wanted(one):
+                        return settle(operator, args, kwargs, out)
+            return out
+
+        return call
+
+    def settle(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Any:
+        """Gives the tensors of `out` their values; returns them, those of a wrong size anew."""
+        if out is None:
+            return None
+        single = isinstance(out, _Tensor)
+        outs = (out,) if single else out
+        integers = any(isinstance(one, _Tensor) and one.dtype in LIMITS for one in outs)
+        reading = Reading(self.made_up if integers else None)
+        if not operator.computes or _is_too_many(operator, outs):
+            reading.unknown = True
+        cpu_args = reading.positional(operator, args)
+        cpu_kwargs = reading.named(kwargs)
+        if reading.guessed and operator.full_name in self._spreads:
+            self._spreads[operator.full_name](args, kwargs, out)
+            return out
+        computed = None
+        if not reading.unknown:
+            computed = self._computed(operator, cpu_args, cpu_kwargs, outs)
+        if computed is None:
+            self._leave(outs)
+            return out
+        results = (computed,) if isinstance(computed, _Tensor) else computed
+        inputs = [cpu_args, list(cpu_kwargs.values())]
+        settled = [
+            self._put(operator, one, result, inputs, guessed=reading.guessed)
+            for one, result in zip(outs, results, strict=False)
+        ]
+        return settled[0] if single else type(out)(settled) if type(out) in {tuple, list} else out
+
+    def _computed(
+        self, operator: Operator, args: list[Any], kwargs: dict[str, Any], outs: Any
+    ) -> Any:
+        """What the CPU computes; None, with a note of why, where it cannot."""
+        device = next(
+            (one.device for one in outs if isinstance(one, _Tensor)), torch.device("cuda")
+        )
+        try:
+            return compute(operator, args, kwargs, device)
+        except Exception as error:  # noqa: BLE001 - whatever an operator raises: it is noted and reported
+            self.failures[operator.full_name] = f"{type(error).__name__}: {error}"
+            if not any(isinstance(one, _Tensor) and one.dtype in LIMITS for one in outs):
+                operator.computes = False  # it would fail again
+            else:
+                self.unknown[f"{operator.full_name} (the CPU cannot compute it)"] += 1
+            return None
+
+    def _put(
+        self, operator: Operator, out: Any, result: Any, inputs: list[Any], *, guessed: bool
+    ) -> Any:
+        """Writes what was computed where it is wanted; to a new tensor if the size is another."""
+        if not isinstance(out, _Tensor) or not out.is_cuda:
+            return out
+        if out.shape != result.shape:
+            if "unique" in operator.name and 0 in (out.numel(), result.numel()):
+                return out  # inverse and counts that nobody asked for: CUDA and CPU differ
+            self.unknown[f"{operator.full_name} (size put right afterwards)"] += 1
+            out = torch.empty(result.shape, dtype=out.dtype, device=out.device)
+        count = out.numel()
+        if out.dtype not in FLOATS:
+            if count <= LIMITS.get(out.dtype, 0):
+                alias(out).copy_(result)
+        elif guessed:
+            self.made_up.write_finite(out)
+        elif count <= MEDIUM:
+            if count <= SMALL:
+                mend(result, inputs)
+            else:
+                note_known(out)
+            alias(out).copy_(result)
+        return out
+
+    def _leave(self, outs: Any) -> None:
+        """For what was not computed: few floats are made up, integers noted as unknown."""
+        for one in outs:
+            if not isinstance(one, _Tensor) or not one.is_cuda:
+                continue
+            if one.dtype in FLOATS:
+                self.made_up.write_finite(one)
+            elif one.dtype in LIMITS:
+                note_unknown(one)
+
+    # -- operators that write into their arguments -------------------------------------------------
+
+    def written(self, operator: Operator) -> Handler:
+        """The handler of an operator that writes into its arguments."""
+        settle = self.settle_written
+
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            out = func(*args, **kwargs)
+            if not isinstance(out, _Tensor) or is_wanted(out):
+                settle(operator, args, kwargs)
+            return out
+
+        return call
+
+    def settle_written(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Writes values into the arguments that the operator writes."""
+        targets = [
+            one
+            for value in (
+                *(args[i] for i in operator.written_positions if i < len(args)),
+                *(kwargs[name] for name in operator.written_names if name in kwargs),
+            )
+            for one in (value if isinstance(value, list | tuple) else (value,))
+            if isinstance(one, _Tensor) and one.is_cuda
+        ]
+        if not targets or (operator.fills and _is_plain(targets[0])):
+            return
+        reading = Reading(self.made_up if any(one.dtype in LIMITS for one in targets) else None)
+        reading.unknown = not operator.computes or any(
+            one.numel() > (SMALL if operator.is_random else MEDIUM)
+            if one.dtype in FLOATS
+            else one.numel() > LIMITS.get(one.dtype, 0)
+            or not (operator.overwrites or is_known(one))
+            for one in targets
+        )
+        cpu_args: list[Any] = []
+        for position, value in enumerate(args):
+            if reading.unknown:
+                break
+            if (
+                position in operator.written_positions
+                and isinstance(value, _Tensor)
+                and value.is_cuda
+            ):
+                if not operator.overwrites and not is_known(value):
+                    reading.unknown = True
+                    break
+                cpu_args.append(alias(value))
+            else:
+                cpu_args.append(reading.value(value))
+        cpu_kwargs = {
+            name: _aliases(value) if name in operator.written_names else reading.value(value)
+            for name, value in kwargs.items()
+        }
+        done = (
+            not reading.unknown
+            and self._computed(operator, cpu_args, cpu_kwargs, targets) is not None
+        )
+        for target in targets:
+            self._note_written(operator, target, done=done)
+
+    def _note_written(self, operator: Operator, target: torch.Tensor, *, done: bool) -> None:
+        if target.dtype not in FLOATS:
+            if not done:
+                note_unknown(target)
+            elif operator.overwrites and noted(target) and covers_storage(target):
+                forget_note(target)
+        elif not done:
+            forget_note(target)
+            self.made_up.write_finite(target)
+        elif target.numel() > SMALL and covers_storage(target):
+            note_known(target)
+
+    def foreach(self, operator: Operator) -> Handler:
+        """The handler of an operator on lists: it computes numbers, and leaves other floats."""
+        returned, written = self.returned(operator), self.settle_written
+
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            numbers = all(one.numel() == 1 for one in args[0])
+            if not operator.mutates and numbers:
+                return returned(func, args, kwargs)
+            out = func(*args, **kwargs)
+            if operator.mutates:
+                if numbers and args[0] and args[0][0].is_cuda:
+                    written(operator, args, kwargs)
+            elif isinstance(out, list | tuple):
+                self._leave(out)
+            return out
+
+        return call
+
+    def empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """New memory has what was there before, and kernels write nothing to it."""
+        out = func(*args, **kwargs)
+        if out.is_cuda:
+            if out.dtype in FLOATS:
+                self.made_up.write_finite(out)
+            elif out.dtype in LIMITS and out.nbytes <= _EMPTY_ZEROED:
+                alias(out).zero_()
+        return out
+
+
+def is_wanted(tensor: torch.Tensor) -> bool:
+    """Whether values may be written into this tensor: of CUDA, integers or not too many floats."""
+    if tensor.dtype in FLOATS:
+        return tensor.numel() <= MEDIUM and tensor.is_cuda
+    return tensor.is_cuda and tensor.dtype in LIMITS
+
+
+def _is_too_many(operator: Operator, outs: Any) -> bool:
+    """Whether nothing of `outs` is worth to be computed."""
+    for one in outs:
+        if not isinstance(one, _Tensor):
+            continue
+        if one.dtype in FLOATS:
+            few = operator.is_random or operator.name in ZEROS
+            if one.numel() <= (SMALL if few else MEDIUM):
+                return False
+        elif one.numel() <= LIMITS.get(one.dtype, 0):
+            return False
+    return True
+
+
+def _is_plain(target: torch.Tensor) -> bool:
+    """Whether a fill can be left out: of floats that nobody knows."""
+    return target.dtype in FLOATS and target.numel() > SMALL and noted(target) is None
+
+
+def _aliases(value: Any) -> Any:
+    if isinstance(value, _Tensor):
+        return alias(value) if value.is_cuda else value
+    if isinstance(value, list | tuple):
+        return type(value)([_aliases(one) for one in value])
+    return value
