@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
-from emulating import needs_emulator
+from emulating import TRAINING, needs_emulator
 
 from tuner.cli.main import run
 from tuner.emulator import toolchain
@@ -13,7 +14,11 @@ from tuner.engine import measuring, verifying
 from tuner.engine.measuring import Mode, decide
 from tuner.errors import UnavailableError
 from tuner.gpus import get_gpu
+from tuner.records import Configuration, Exhausted, Status
 from tuner.results.journal import read_journal
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.emulated import EmulatedRunner
+from tuner.space.command import Command
 
 TINY = ["--space", "qlora4b", "--gpu", "a6000", "--model", "tiny-llama-3m"]
 ONE = [
@@ -126,3 +131,41 @@ class TestEmulated:
         words = ["best", *TINY, "--results", "r"]
         assert run(words) == 0
         assert "verified  emulated: " in capsys.readouterr().out
+
+
+@needs_emulator
+class TestCommand:
+    """A user's own program, which knows nothing of trials."""
+
+    def run(self, tmp_path, code: str, **gpu):
+        (tmp_path / "train.py").write_text(code)
+        command = Command(
+            (sys.executable, "train.py"), str(tmp_path), samples_per_step="micro_batch"
+        )
+        job = TrialJob("command", None, get_gpu("t4", **gpu), command=command)
+        with EmulatedRunner(job, MeasureOptions()) as runner:
+            return runner.run(Configuration({"micro_batch": 256}))
+
+    def test_it_is_followed_for_some_steps(self, tmp_path):
+        outcome = self.run(tmp_path, TRAINING)
+        assert (outcome.status, outcome.measurement) == (Status.OK, None)
+        ran = outcome.emulation
+        assert ran.device == "Tesla T4"
+        assert ran.steps == 3
+        # Weights, gradients and two states of AdamW, in fp32.
+        parameters = 2 * 1024 * 4096 + 1024 + 4096
+        assert ran.trainable_params == parameters
+        assert ran.memory.peak_allocated_bytes > 4 * 4 * parameters
+        assert ran.memory.device_bytes > ran.memory.peak_reserved_bytes
+        assert ran.speed.samples_per_s == pytest.approx(256 / ran.speed.step_s)
+        low, high = ran.intervals["step_s"]
+        assert low < ran.speed.step_s < high
+
+    def test_one_that_is_too_large_runs_out_of_memory(self, tmp_path):
+        outcome = self.run(tmp_path, TRAINING.replace("4096", "40960"), memory_bytes=1 << 30)
+        assert (outcome.status, outcome.exhausted) == (Status.OOM, Exhausted.DEVICE)
+
+    def test_one_that_fails_is_no_emulation(self, tmp_path):
+        outcome = self.run(tmp_path, "import torch; torch.zeros(1).cuda(); raise SystemExit(7)")
+        assert (outcome.status, outcome.emulation) == (Status.CRASHED, None)
+        assert "exit code 7" in outcome.message

@@ -42,8 +42,9 @@ TRIAL = "TUNER_TRIAL"
 
 END_WITHIN_S = 3.0
 """From SIGTERM, which lets launchers end their workers, to SIGKILL."""
-_LOOK_EVERY_S = 0.05
-_LAST_LINES_S = 0.5
+LOOK_EVERY_S = 0.05
+"""How often a command is listened to, and its memory looked at."""
+LAST_LINES_S = 0.5
 """What a command left running may hold its output open for longer."""
 _LAST_LOG_CHARS = 3000
 
@@ -80,17 +81,17 @@ class CommandTrial:
         command = _command(job)
         become_subreaper()  # descendants whose parent has ended are still counted
         samples_per_step = command.samples(configuration)
-        device = _device_name(options)
+        device = device_name(options)
         report({"device": device})
         memory = TreeMemory(os.getpid(), _gpu_index(options))
-        with _started(command, configuration, options) as process:
+        with started(command, configuration, options) as process:
             heard = CommandHeard(options, command.progress)
             listener = _Listener(process, heard, memory, options)
             exit_code = listener.listen(samples_per_step, report)
         if exit_code is not None and exit_code != 0:
-            _end_like(exit_code)
+            end_like(exit_code)
         if exit_code == 0 and not heard.has_rate:
-            raise _nothing_heard(listener.streams.tail)
+            raise nothing_heard(listener.streams.tail)
         return measurement_of(
             heard, memory, device=device, options=options, samples_per_step=samples_per_step
         )
@@ -136,7 +137,7 @@ class _Listener:
         """
         told_pace = False
         while self._process.poll() is None:
-            self._read(_LOOK_EVERY_S)
+            self._read(LOOK_EVERY_S)
             used_bytes = self._memory.look()
             if self._limit_bytes is not None and used_bytes > self._limit_bytes:
                 self._stop()
@@ -150,9 +151,9 @@ class _Listener:
                 self._memory.look(now=True)
                 self._stop()
                 return None
-        until_s = time.monotonic() + _LAST_LINES_S
+        until_s = time.monotonic() + LAST_LINES_S
         while self.streams.are_open and time.monotonic() < until_s:
-            if not self._read(_LOOK_EVERY_S):
+            if not self._read(LOOK_EVERY_S):
                 break
         return self._process.returncode
 
@@ -169,7 +170,7 @@ class _Listener:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         while self._process.poll() is None and time.monotonic() < until_s:
-            self.streams.read(_LOOK_EVERY_S)
+            self.streams.read(LOOK_EVERY_S)
         if self._process.poll() is None:
             # Not reaped: the id still means the command, and its group.
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -177,10 +178,13 @@ class _Listener:
 
 
 @contextlib.contextmanager
-def _started(
+def started(
     command: Command, configuration: Configuration, options: MeasureOptions
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The command, running in a session of its own; it ends with this process."""
+    """The command, running in a session of its own; it ends with this process.
+
+    Raises `UnavailableError` where it cannot be run.
+    """
     parent = os.getpid()
 
     def settle() -> None:
@@ -224,7 +228,7 @@ def _environment(
     return {**os.environ, **told, **command.environment(configuration)}
 
 
-def _end_like(exit_code: int) -> NoReturn:
+def end_like(exit_code: int) -> NoReturn:
     """End this process as the command has ended, by the same code or signal."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -237,7 +241,7 @@ def _end_like(exit_code: int) -> NoReturn:
     os._exit(exit_code if exit_code > 0 else 128 - exit_code)
 
 
-def _nothing_heard(log_tail: str) -> Exception:
+def nothing_heard(log_tail: str) -> Exception:
     """The exception for a command that exited with 0 before a step was heard of."""
     end = log_tail[-_LAST_LOG_CHARS:]
     if is_out_of_memory(end):
@@ -270,7 +274,8 @@ def _gpu_index(options: MeasureOptions) -> int | None:
     return None if options.device == "cpu" else int(options.device.partition(":")[2] or 0)
 
 
-def _device_name(options: MeasureOptions) -> str:
+def device_name(options: MeasureOptions) -> str:
+    """The exact name of the trial's device. Raises `UnavailableError` without a driver for it."""
     index = _gpu_index(options)
     if index is None:
         return cpu_name()

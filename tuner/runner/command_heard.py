@@ -53,6 +53,11 @@ class CommandHeard:
         return self._told_steps > 0
 
     @property
+    def samples_per_line(self) -> float | None:
+        """Samples of a step that a tagged line told of, in the mean; None without such lines."""
+        return self._amounts.samples / self._told_steps if self.is_tagged else None
+
+    @property
     def timer(self) -> StepTimer | None:
         """The timer that counts: of tagged lines, else of the bar with most steps timed."""
         if self.is_tagged:

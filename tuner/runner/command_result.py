@@ -75,7 +75,7 @@ def _rate(heard: CommandHeard, samples_per_step: float | None) -> _Rate:
     timer, summary = heard.timer, heard.summary
     if timer is not None:
         told = timer.samples / timer.steps if heard.is_tagged else None
-        samples = told or _required(samples_per_step)
+        samples = told or required(samples_per_step)
         interval = timer.interval
         return _Rate(
             interval.mean_s,
@@ -91,10 +91,11 @@ def _rate(heard: CommandHeard, samples_per_step: float | None) -> _Rate:
     assert heard.printed_rate is not None  # the caller has looked
     step_s = 1 / heard.printed_rate
     note = "speed is what its progress bar printed last, warm-up included"
-    return _Rate(step_s, _required(samples_per_step) / step_s, note=note)
+    return _Rate(step_s, required(samples_per_step) / step_s, note=note)
 
 
-def _required(samples_per_step: float | None) -> float:
+def required(samples_per_step: float | None) -> float:
+    """The samples of a step. Raises `UnavailableError` where nobody says how many they are."""
     if samples_per_step is None:
         raise UnavailableError(
             "the progress bar of the command tells of steps, and nobody says how many samples "

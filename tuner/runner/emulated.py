@@ -7,16 +7,17 @@ same errors. Memory is the allocator's own; times are estimates, and carry their
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 
 from tuner.emulator.rates import gpu_to_dict
-from tuner.emulator.session import Session
+from tuner.emulator.session import Account, Session
 from tuner.estimators.calibration.calibrate import prior_intervals
 from tuner.estimators.calibration.correction import STEP
-from tuner.records import Configuration, Measurement, Outcome, Source, Status
+from tuner.records import Configuration, Measurement, Memory, Outcome, Source, Status
 from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
+from tuner.runner.emulated_command import STEPS
 from tuner.runner.isolated import IsolatedRunner, Progress
 
 ESTIMATED = (STEP, "tokens_per_s")
@@ -46,11 +47,14 @@ class EmulatedRunner:
     ) -> None:
         # Every step takes the same: one is timed, by its parts.
         options = replace(options, min_steps=1, budget_s=0.0, short_steps=not options.whole_steps)
-        self._session = Session(job.gpu, count=gpus, settings={"rates": gpu_to_dict(job.gpu)})
+        self._is_command = job.command is not None
+        settings = {"rates": gpu_to_dict(job.gpu), **({"steps": STEPS} if job.command else {})}
+        self._session = Session(job.gpu, count=gpus, settings=settings)
         base = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))), **(environment or {})}
         self._runner = IsolatedRunner(
             job,
             options,
+            body="tuner.runner.emulated_command:EMULATED_COMMAND" if job.command else None,
             preflight=_is_free,
             answers=_always,
             environment=self._session.environment(base),
@@ -99,13 +103,23 @@ class EmulatedRunner:
         unknown = self._unknown_calls()
         if outcome.emulation is not None:
             own = [a for a in self._session.accounts() if a.pid not in before]
-            paged_bytes = max((account.managed_peak_bytes for account in own), default=0)
-            memory = replace(outcome.emulation.memory, paged_bytes=paged_bytes)
+            memory = self._with_accounts(outcome.emulation.memory, own)
             found = replace(outcome.emulation, memory=memory)
             return outcome.with_ran(_with_estimates(found, unknown))
         if unknown and outcome.status is Status.CRASHED:
             return replace(outcome, message=f"{outcome.message}; {_unknown_text(unknown)}")
         return outcome
+
+    def _with_accounts(self, memory: Memory, accounts: Sequence[Account]) -> Memory:
+        """`memory` with what only the machine counts: managed memory, and all of a command."""
+        paged_bytes = max((account.managed_peak_bytes for account in accounts), default=0)
+        memory = replace(memory, paged_bytes=paged_bytes)
+        if not self._is_command:
+            return memory
+        used: Counter[int] = Counter()
+        for account in accounts:
+            used[account.device] += account.peak_bytes
+        return replace(memory, device_bytes=max(used.values(), default=memory.device_bytes))
 
     def _unknown_calls(self) -> Counter[str]:
         """Calls of functions that the emulator does not know, since the last time."""
@@ -130,7 +144,7 @@ def _with_estimates(emulation: Measurement, unknown: Counter[str]) -> Measuremen
     notes = [*emulation.notes, *([_unknown_text(unknown)] if unknown else [])]
     return replace(
         emulation,
-        intervals={name: prior[name] for name in ESTIMATED},
+        intervals={**{name: prior[name] for name in ESTIMATED}, **emulation.intervals},
         notes=tuple(notes),
     )
 
