@@ -1,0 +1,199 @@
+"""The models that the programs train, as hollow checkpoints: of real sizes, or tiny ones for tests.
+
+What the catalogue does not have is written as the published config.json has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.models.hollow import is_hollow, write_hollow
+
+# https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/config.json
+_QWEN_VL_3B: dict[str, Any] = {
+    "model_type": "qwen2_5_vl",
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "text_config": {
+        "model_type": "qwen2_5_vl_text",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "tie_word_embeddings": True,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    },
+    "vision_config": {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 2048,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "hidden_act": "silu",
+    },
+    "image_token_id": 151655,
+    "video_token_id": 151656,
+    "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+# https://huggingface.co/Qwen/Qwen3-30B-A3B/blob/main/config.json
+_QWEN_30B_A3B: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "router_aux_loss_coef": 0.001,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "dtype": "bfloat16",
+}
+# https://huggingface.co/openai/gpt-oss-20b/blob/main/config.json, with bfloat16 weights
+_GPT_OSS_20B: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "router_aux_loss_coef": 0.9,
+    "eos_token_id": 200002,
+    "pad_token_id": 199999,
+    "dtype": "bfloat16",
+}
+REAL: dict[str, str | Mapping[str, Any]] = {
+    "llama": "llama-3.2-1b",
+    "qwen_vl": _QWEN_VL_3B,
+    "gemma": "medgemma-4b",
+    "qwen_moe": _QWEN_30B_A3B,
+    "gpt_oss": _GPT_OSS_20B,
+}
+
+_SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 2048,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_SMALL_VISION: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+_SMALL_EXPERTS: dict[str, Any] = {
+    **_SMALL,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+TINY: dict[str, str | Mapping[str, Any]] = {
+    "llama": {**_SMALL, "model_type": "llama", "dtype": "bfloat16"},
+    "qwen_vl": {
+        **_QWEN_VL_3B,
+        "text_config": {
+            **_SMALL,
+            "model_type": "qwen2_5_vl_text",
+            "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        },
+        "vision_config": {
+            **_QWEN_VL_3B["vision_config"],
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 4,
+            "out_hidden_size": 64,
+            "fullatt_block_indexes": [1],
+        },
+        "image_token_id": 2040,
+        "video_token_id": 2041,
+        "vision_start_token_id": 2042,
+        "vision_end_token_id": 2043,
+        "tie_word_embeddings": False,
+    },
+    "gemma": {
+        "model_type": "gemma3",
+        "text_config": {**_SMALL, "model_type": "gemma3_text", "pad_token_id": 0},
+        "vision_config": {
+            **_SMALL_VISION,
+            "model_type": "siglip_vision_model",
+            "image_size": 112,
+            "patch_size": 14,
+        },
+        "mm_tokens_per_image": 16,
+        "boi_token_index": 2040,
+        "eoi_token_index": 2041,
+        "image_token_index": 2042,
+        "dtype": "bfloat16",
+    },
+    "qwen_moe": {
+        **_SMALL_EXPERTS,
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 1,
+        "dtype": "bfloat16",
+    },
+    "gpt_oss": {
+        **_SMALL_EXPERTS,
+        "model_type": "gpt_oss",
+        "pad_token_id": 0,
+        "dtype": "bfloat16",
+    },
+}
+
+
+def make(name: str, folder: Path, *, tiny: bool) -> Path:
+    """The hollow checkpoint of a model, under `folder`; made where it is not there yet."""
+    target = folder / (f"tiny-{name}" if tiny else name)
+    if is_hollow(target):
+        return target
+    model = (TINY if tiny else REAL)[name]
+    if not isinstance(model, str):
+        config = folder / f"config-of-{target.name}"
+        config.mkdir(parents=True, exist_ok=True)
+        (config / "config.json").write_text(json.dumps(model, indent=2), encoding="utf-8")
+        model = str(config)
+    write_hollow(model, target)
+    return target

@@ -1,0 +1,54 @@
+"""The page of what came of the programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.programs.catalogue import PROGRAMS
+from benchmarks.programs.running import Row
+from tuner.units import GIB
+
+INTRODUCTION = """\
+# Programs on an emulated GPU
+
+Written by `python -m benchmarks.programs`. Each program is a script as people write it, under
+[`benchmarks/programs/`](../benchmarks/programs/), run unchanged by `tuner emulate` until its third
+optimizer step, with a hollow checkpoint and data made in place. All memory and step times are
+*emulated*; "took" is what the whole run cost on two shared cores without a GPU. "Steps" under
+"ended" means: ran to the third step, and the emulator knew every call and every value that decided
+a shape.
+"""
+_HEAD = (
+    "| program | script | versions | GPU | ended | steps | peak allocated | step | took | reason |",
+    "|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def page(rows: Mapping[str, Row]) -> str:
+    """Markdown: a row for each program, in the order of the catalogue."""
+    lines = [INTRODUCTION, *_HEAD]
+    for program in PROGRAMS:
+        row = rows.get(program.name)
+        if row is None:
+            row = Row(program.name, program.title, program.gpu, program.gpus, "not run")
+        lines.append(_line(row, program.script))
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Row, script: str) -> str:
+    ran = row.ended not in {"skipped", "not run"}
+    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+    gpu = f"{row.gpus} x {row.gpu}" if row.gpus > 1 else row.gpu
+    cells = (
+        row.title,
+        f"[{script}](../benchmarks/programs/{script})",
+        versions,
+        gpu,
+        row.ended,
+        str(row.steps) if ran else "",
+        f"{row.peak_allocated_bytes / GIB:.3f} GiB" if ran else "",
+        f"{row.step_s:.2f} s" if row.step_s is not None else "",
+        f"{row.took_s:.0f} s" if ran else "",
+        row.reason.replace("|", "\\|"),
+    )
+    return f"| {' | '.join(cells)} |"
