@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "device.h"
+#include "fatbinary.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -647,7 +648,7 @@ typedef struct { unsigned x, y, z; } dim3;
 
 /* Host stubs of kernels, with their mangled names. Registered while libraries load. */
 #define KERNELS (1u << 20)
-static struct { const void *stub; const char *name; } kernels[KERNELS];
+static struct { const void *stub; const char *name; const void *binary; } kernels[KERNELS];
 static pthread_mutex_t kernel_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static unsigned slot_of(const void *stub) {
@@ -659,16 +660,24 @@ static const char *name_of(const void *stub) {
   const char *name = kernels[slot_of(stub)].name;
   return name ? name : "a kernel without a name";
 }
-API void **__cudaRegisterFatBinary(void *binary) { (void)binary; static void *handle[8]; return handle; }
+/* A handle has its binary first. It lives as long as the process: kernels refer to it. */
+API void **__cudaRegisterFatBinary(void *binary) {
+  static void *none[8];
+  void **handle = calloc(8, sizeof *handle);
+  if (!handle) return none;
+  handle[0] = binary;
+  return handle;
+}
 API void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
 API void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
 API char __cudaInitModule(void **handle) { (void)handle; return 1; }
 API void __cudaRegisterFunction(void **handle, const char *stub, char *device, const char *name,
                                 int limit, void *a, void *b, void *c, void *d, int *e) {
-  (void)handle; (void)device; (void)limit; (void)a; (void)b; (void)c; (void)d; (void)e;
+  (void)device; (void)limit; (void)a; (void)b; (void)c; (void)d; (void)e;
   pthread_mutex_lock(&kernel_lock);
   unsigned i = slot_of(stub);
   kernels[i].stub = stub;
+  kernels[i].binary = handle ? handle[0] : NULL;
   kernels[i].name = name;
   pthread_mutex_unlock(&kernel_lock);
 }
@@ -789,12 +798,12 @@ struct function_attributes {
   int rest[24];
 };
 API int cudaFuncGetAttributes(struct function_attributes *a, const void *f) {
-  (void)f;
   const struct emu_config *c = emu_config();
   memset(a, 0, sizeof *a);
   a->threads_per_block = 1024;
   a->registers = 32;
-  a->ptx_version = a->binary_version = c->capability_major * 10 + c->capability_minor;
+  int capability = c->capability_major * 10 + c->capability_minor;
+  a->ptx_version = a->binary_version = architecture_that_runs(kernels[slot_of(f)].binary, capability);
   a->dynamic_shared = c->shared_per_block_optin_bytes;
   return OK;
 }
