@@ -127,7 +127,20 @@ static void wait_for_change(struct region *r, uint32_t seen, long milliseconds) 
   syscall(SYS_futex, &r->pulse, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
-static int is_gone(int32_t pid) { return pid > 0 && kill(pid, 0) != 0 && errno == ESRCH; }
+/* A process that has ended; its parent may not have asked for its end yet. */
+static int is_gone(int32_t pid) {
+  char path[40], text[512];
+  if (pid <= 0) return 0;
+  if (kill(pid, 0) != 0) return errno == ESRCH;
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return errno == ENOENT;
+  ssize_t n = read(descriptor, text, sizeof text - 1);
+  close(descriptor);
+  text[n > 0 ? n : 0] = 0;
+  const char *name_end = strrchr(text, ')'); /* "pid (name) state ..." */
+  return name_end && strlen(name_end) > 2 && (name_end[2] == 'Z' || name_end[2] == 'X');
+}
 
 /* A rank whose process has ended, or that left the communicator; -1 if all are there. */
 static int missing_rank(const struct region *r) {
