@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -22,7 +21,10 @@ def when_imported(name: str, then: Then) -> None:
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Finds one module once, as the finders after it do, with a loader that calls back."""
+    """Finds one module as the finders after it do, with a loader that calls back.
+
+    Programs may ask for the module (`importlib.util.find_spec`) before they import it, or never do.
+    """
 
     def __init__(self, name: str, then: Then) -> None:
         self._name, self._then = name, then
@@ -36,8 +38,9 @@ class _Watch(importlib.abc.MetaPathFinder):
         """The module's own specification, for the one that is waited for."""
         if fullname != self._name or self not in sys.meta_path:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(fullname, path, target) for finder in later)
+        spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _CallingBack(spec.loader, self._then)
         return spec

@@ -27,16 +27,19 @@ class _TunerFinder(importlib.abc.MetaPathFinder):
 
 
 class _TorchWatch(importlib.abc.MetaPathFinder):
-    """Calls `activate` when `torch` has been imported whole."""
+    """Calls `activate` when `torch` has been imported whole.
+
+    Many programs first ask whether there is a `torch`, and import it later.
+    """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.loader is None:
-            return spec
-        spec.loader = _ActivatingLoader(spec.loader)
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(fullname, path, target) for finder in later)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ActivatingLoader(spec.loader)
         return spec
 
 
