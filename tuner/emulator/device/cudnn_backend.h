@@ -337,6 +337,13 @@ EMU_EXPORT int cudnnBackendGetAttribute(const struct descriptor *d, int name, in
   return SUCCESS;
 }
 
+EMU_EXPORT int cudnnGetExecutionPlanWorkspaceSize(void *handle, const struct descriptor *plan,
+                                                 const struct descriptor *pack, size_t *bytes) {
+  if (!handle || !plan || !pack || !bytes) return BAD_PARAM_NULL;
+  *bytes = (size_t)number(plan->content, PLAN_WORKSPACE, 0);
+  return SUCCESS;
+}
+
 EMU_EXPORT int cudnnBackendExecute(void *handle, const struct descriptor *plan,
                                    const struct descriptor *pack) {
   if (!handle || !plan || !pack) return BAD_PARAM_NULL;

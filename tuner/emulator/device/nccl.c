@@ -416,3 +416,14 @@ EMU_EXPORT int ncclRecv(void *receive, size_t count, int type, int peer, struct 
   (void)stream;
   return PERFORM(ncclRecv, RECEIVE, NULL, receive, count, type, 0, peer, c);
 }
+
+/* NCCL 2.32 has each collective with settings as a last argument, which nothing here asks for. */
+#define WITH_SETTINGS(name) EMU_EXPORT int name##Config() __attribute__((alias(#name)));
+WITH_SETTINGS(ncclAllReduce)
+WITH_SETTINGS(ncclReduce)
+WITH_SETTINGS(ncclBroadcast)
+WITH_SETTINGS(ncclAllGather)
+WITH_SETTINGS(ncclReduceScatter)
+WITH_SETTINGS(ncclAlltoAll)
+WITH_SETTINGS(ncclGather)
+WITH_SETTINGS(ncclScatter)
