@@ -34,7 +34,10 @@ LIMITS = {
     torch.int8: 1 << 20,
 }
 
-_NOTE = "tuner_values"  # attribute of a storage: "known" floats, or "unknown" integers
+# Attribute of a storage: "known" floats, "unknown" integers, or booleans that are all "true" or all
+# "false" and too many to write.
+_NOTE = "tuner_values"
+_UNWRITTEN = frozenset({"unknown", "true", "false"})
 _construct = torch._C._construct_storage_from_data_pointer
 _empty: dict[torch.dtype, torch.Tensor] = {}
 
@@ -65,7 +68,7 @@ def is_known(tensor: torch.Tensor) -> bool:
         return tensor.numel() <= MEDIUM and getattr(storage, _NOTE, None) == "known"
     if tensor.numel() > LIMITS.get(dtype, 0):
         return False
-    return getattr(storage, _NOTE, None) != "unknown"
+    return getattr(storage, _NOTE, None) not in _UNWRITTEN
 
 
 def note_known(tensor: torch.Tensor) -> None:
@@ -80,6 +83,12 @@ def note_unknown(tensor: torch.Tensor) -> None:
     storage.tuner_values = "unknown"
 
 
+def note_uniform(tensor: torch.Tensor, *, value: bool) -> None:
+    """Notes that all booleans of this storage have this value; memory does not have it."""
+    storage: Any = tensor.untyped_storage()
+    storage.tuner_values = "true" if value else "false"
+
+
 def forget_note(tensor: torch.Tensor) -> None:
     """Takes back what was noted of this storage."""
     storage: Any = tensor.untyped_storage()
@@ -88,7 +97,7 @@ def forget_note(tensor: torch.Tensor) -> None:
 
 
 def noted(tensor: torch.Tensor) -> str | None:
-    """What was noted of this tensor's storage: "known", "unknown" or None."""
+    """What was noted of this tensor's storage: "known", "unknown", "true", "false" or None."""
     return getattr(tensor.untyped_storage(), _NOTE, None)
 
 

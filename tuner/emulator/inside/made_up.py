@@ -41,7 +41,7 @@ class MadeUp:
     def noise(self, tensor: torch.Tensor, which: int = 0) -> torch.Tensor:
         """Normal noise of the shape of `tensor`, on the CPU; at most `NOISE_LIMIT` elements.
 
-        The same shape gives the same noise: what a checkpoint computes again must come out as before.
+        The same shape gives the same noise: what a checkpoint computes again must be the same.
         Tensors of one call differ by `which`.
         """
         count = tensor.numel()

@@ -99,6 +99,18 @@ EMPTY = frozenset(
 )
 # Zeros of medium size are states of optimizers and gradients more often than masks.
 ZEROS = frozenset({"aten::zeros", "aten::zeros_like", "aten::new_zeros"})
+# Comparisons, element by element.
+COMPARISONS = frozenset(
+    {f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite")}
+    | {"aten::isposinf", "aten::isneginf", "aten::signbit"}
+)
+# Of booleans that are all the same, the result is the same again.
+REDUCTIONS = frozenset({"aten::any", "aten::all"})
+LOGIC = REDUCTIONS | frozenset(
+    {f"aten::logical_{name}" for name in ("and", "or", "not", "xor")}
+    | {f"aten::bitwise_{name}" for name in ("and", "or", "not", "xor")}
+    | {"aten::mul", "aten::eq", "aten::ne", "aten::clone", "aten::__and__", "aten::__or__"}
+)
 # Messages between devices: what arrives is the business of the library that carries them.
 MESSAGES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 
@@ -125,6 +137,9 @@ class Operator:
         )
         self.is_like = self.name in LIKE
         self.fills = self.name in FILLING
+        self.compares = self.name in COMPARISONS
+        self.is_logical = self.name in LOGIC
+        self.reduces = self.name in REDUCTIONS
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.takes_generator = any(a.name == "generator" for a in arguments)
         self.is_foreach = self.name.startswith("aten::_foreach_")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tuner.emulator.inside.aliases import CPU, FLOATS, alias, is_known
+from tuner.emulator.inside.aliases import CPU, FLOATS, LIMITS, alias, is_known, noted
 from tuner.emulator.inside.made_up import NOISE_LIMIT, MadeUp
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.randomness import draw, seed_of
@@ -48,6 +48,9 @@ class Reading:
             if address not in self.seen:
                 self.seen.append(address)
             return self.made_up.noise(tensor, self.seen.index(address))
+        note = noted(tensor)
+        if note in {"true", "false"} and tensor.numel() <= LIMITS[torch.bool]:
+            return torch.full(tensor.shape, note == "true")
         self.unknown = True
         return tensor
 

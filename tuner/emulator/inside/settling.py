@@ -24,6 +24,7 @@ from tuner.emulator.inside.aliases import (
 from tuner.emulator.inside.made_up import MadeUp, spreads
 from tuner.emulator.inside.operators import ZEROS, Operator
 from tuner.emulator.inside.reading import Reading, compute, mend
+from tuner.emulator.inside.uniform import SAMPLE, combine, compare
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _Tensor = torch.Tensor
@@ -67,6 +68,8 @@ class Settling:
         if out is None:
             return None
         single = isinstance(out, _Tensor)
+        if single and out.dtype is torch.bool and self._is_uniform(operator, args, out):
+            return out
         outs = (out,) if single else out
         integers = any(isinstance(one, _Tensor) and one.dtype in LIMITS for one in outs)
         reading = Reading(self.made_up if integers else None)
@@ -90,6 +93,14 @@ class Settling:
             for one, result in zip(outs, results, strict=False)
         ]
         return settled[0] if single else type(out)(settled) if type(out) in {tuple, list} else out
+
+    def _is_uniform(self, operator: Operator, args: tuple[Any, ...], out: torch.Tensor) -> bool:
+        """Whether these are booleans of unknown floats, and have been settled."""
+        if not args or not isinstance(args[0], _Tensor) or args[0].numel() <= SAMPLE:
+            return False
+        if operator.compares and args[0].dtype in FLOATS and not is_known(args[0]):
+            return compare(operator, args, out, self.made_up)
+        return operator.is_logical and combine(operator, args, out)
 
     def _computed(
         self, operator: Operator, args: list[Any], kwargs: dict[str, Any], outs: Any

@@ -1,0 +1,199 @@
+"""Values where they decide shapes: the same programs with the same data, emulated or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.emulating import needs_emulator
+from tests.values_models import MODELS
+from tests.values_training import LOOPS
+from tuner.emulator.session import Session
+from tuner.gpus import get_gpu
+
+ROOT = Path(__file__).parents[1]
+pytestmark = [needs_emulator, pytest.mark.slow]  # each starts PyTorch twice
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with Session(get_gpu("a6000")) as one:
+        yield one
+
+
+def run(session: Session | None, *command: str) -> str:
+    """What a Python program prints, emulated or, without a session, on the CPU."""
+    environment = dict(os.environ) if session is None else session.environment()
+    paths = [*filter(None, [environment.get("PYTHONPATH")]), str(ROOT)]
+    ran = subprocess.run(
+        [sys.executable, *command],
+        env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return ran.stdout
+
+
+def answer(session: Session | None, *command: str) -> Any:
+    """The last line that it prints, read as JSON."""
+    return json.loads(run(session, *command).splitlines()[-1])
+
+
+def test_operators_on_integers_return_what_the_cpu_returns(session: Session) -> None:
+    program = str(ROOT / "tests" / "values_operators.py")
+    on_cpu, emulated = answer(None, program, "cpu"), answer(session, program, "cuda")
+
+    assert len(on_cpu) > 90
+    assert {name: emulated[name] for name in on_cpu} == on_cpu
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_models_meet_the_sizes_and_counts_of_the_cpu(session: Session, model: str) -> None:
+    program = str(ROOT / "tests" / "values_models.py")
+
+    assert answer(session, program, model, "cuda") == answer(None, program, model, "cpu")
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_training_meets_the_sizes_and_counts_of_the_cpu(
+    session: Session, loop: str, tmp_path: Path
+) -> None:
+    program = str(ROOT / "tests" / "values_training.py")
+    met = []
+    for device, owner in (("cpu", None), ("cuda", session)):
+        file = tmp_path / f"{device}.json"
+        run(owner, program, loop, device, str(file))
+        met.append(json.loads(file.read_text(encoding="utf-8")))
+
+    assert met[0]
+    assert met[1] == met[0]
+
+
+MADE_UP = """
+import json, threading, torch
+device, found = "cuda", {}
+big = torch.randn(2000, 3000, device=device)
+found["finite"] = [
+    torch.isfinite(x).all().item() and abs(x.item()) < 1e6
+    for x in (big.sum(), big.mean(), big.norm(), big.std(), big.max(), (big @ big.T).mean())
+]
+found["nan"] = [bool(big.isnan().any()), bool(big.isinf().any()), bool(torch.isfinite(big).all())]
+half = int((big > 0).sum()) / big.numel()
+found["half"] = 0.4 < half < 0.6
+found["selected"] = big[big > 0].numel() == int((big > 0).sum())
+found["equal"] = [int((big == big).sum()) == big.numel(), int((big == big * 2).sum())]
+found["undefined"] = torch.log(-torch.ones(4, device=device)).isfinite().all().item()
+found["infinite"] = torch.full((4, 4), float("-inf"), device=device).triu(1).isinf().sum().item()
+found["to_host"] = bool(torch.isfinite((torch.zeros(9, device=device) / 0).cpu()).all())
+
+scores = torch.randn(4096, 100, device=device) @ torch.randn(100, 64, device=device)
+weights, chosen = scores.softmax(-1).topk(8)
+load = torch.bincount(chosen.flatten(), minlength=64)
+found["load"] = [int(load.min()), int(load.max())]
+found["distinct"] = bool((torch.nn.functional.one_hot(chosen, 64).sum(1) <= 1).all())
+found["argmax"] = torch.unique(scores.argmax(-1)).numel()
+drawn = torch.multinomial(scores.softmax(-1), 2)
+found["multinomial"] = [int(drawn.min()) >= 0, int(drawn.max()) < 64]
+torch.cuda.manual_seed(3)
+first = torch.randperm(1000, device=device), torch.randint(9, (50,), device=device)
+torch.cuda.manual_seed(3)
+again = torch.randperm(1000, device=device), torch.randint(9, (50,), device=device)
+found["seeded"] = [torch.equal(a, b) for a, b in zip(first, again)]
+found["permutation"] = torch.equal(first[0].sort()[0].cpu(), torch.arange(1000))
+state = torch.get_rng_state()
+torch.rand(3, device=device), torch.nn.functional.dropout(torch.ones(9, device=device))
+found["cpu_generator"] = torch.equal(state, torch.get_rng_state())
+def work():
+    found["thread"] = torch.arange(5, device=device).sum().item()
+worker = threading.Thread(target=work)
+worker.start(); worker.join()
+found["printed"] = repr(torch.arange(3, device=device))
+print(json.dumps(found))
+"""
+
+
+def test_what_nobody_computed_is_finite_spread_out_and_seeded(session: Session) -> None:
+    found = answer(session, "-c", MADE_UP)
+
+    assert found["finite"] == [True] * 6
+    assert found["nan"] == [False, False, True]
+    assert found["half"]
+    assert found["selected"]
+    assert found["equal"] == [True, 0]
+    assert found["undefined"]
+    assert found["infinite"] == 6
+    assert found["to_host"]
+    assert found["load"] == [512, 512]
+    assert found["distinct"]
+    assert found["argmax"] == 64
+    assert found["multinomial"] == [True, True]
+    assert found["seeded"] == [True, True]
+    assert found["permutation"]
+    assert found["cpu_generator"]
+    assert found["thread"] == 10
+    assert found["printed"] == "tensor([0, 1, 2], device='cuda:0')"
+
+
+MEMORY = """
+import json, resource, torch
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+torch.zeros(1, device="cuda"); (torch.zeros(8, 8, device="cuda") > 0).sum().item()
+before = resident()
+weights = [torch.empty(1 << 28, dtype=torch.bfloat16) for _ in range(4)]
+on_device = [w.to("cuda") for w in weights]
+converted = [w.to("cuda", torch.float16) for w in weights]
+quantised = torch.empty(1 << 30, dtype=torch.uint8).to("cuda")
+copied = quantised.clone(), torch.zeros(1 << 28, device="cuda").normal_()
+ids = torch.arange(1 << 20).to("cuda")
+print(json.dumps([(resident() - before) / 2**20, int(ids[-1]), torch.cuda.memory_allocated()]))
+"""
+
+
+def test_weights_take_no_host_memory_and_token_ids_arrive(session: Session) -> None:
+    grown_mib, last, allocated = answer(session, "-c", MEMORY)
+
+    assert allocated > 7 * 2**30
+    assert last == (1 << 20) - 1
+    assert grown_mib < 200
+
+
+STEP = """
+import json, sys, torch
+if sys.argv[1] == "without":
+    torch._C._pop_torch_dispatch_stack(None)
+from transformers import LlamaConfig, LlamaForCausalLM
+from peft import LoraConfig, get_peft_model
+config = LlamaConfig(vocab_size=32000, hidden_size=512, intermediate_size=1024, num_hidden_layers=3,
+                     num_attention_heads=8, num_key_value_heads=4)
+model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+model.gradient_checkpointing_enable()
+model.enable_input_require_grads()
+model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.1))
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+ids = torch.randint(32000, (2, 512), device="cuda").clamp(0, 31999)
+# A whole mask, so that nothing is decided by values, which nobody has without the mode.
+mask = torch.zeros(2, 1, 512, 512, device="cuda", dtype=torch.bfloat16)
+found = []
+for _ in range(3):
+    torch.cuda.reset_peak_memory_stats()
+    model(input_ids=ids, labels=ids, attention_mask=mask).loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    found.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
+print(json.dumps(found))
+"""
+
+
+def test_values_take_no_device_memory(session: Session) -> None:
+    assert answer(session, "-c", STEP, "with") == answer(session, "-c", STEP, "without")
