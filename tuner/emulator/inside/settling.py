@@ -21,7 +21,7 @@ from tuner.emulator.inside.aliases import (
     note_unknown,
     noted,
 )
-from tuner.emulator.inside.made_up import MadeUp, spreads
+from tuner.emulator.inside.made_up import MadeUp, Spread, spreads
 from tuner.emulator.inside.operators import ZEROS, Operator
 from tuner.emulator.inside.reading import Reading, compute, mend
 from tuner.emulator.inside.uniform import SAMPLE, combine, compare
@@ -43,6 +43,10 @@ class Settling:
         self._spreads = spreads(made_up)
 
     # -- operators that return new tensors ---------------------------------------------------------
+
+    def spread_of(self, full_name: str) -> Spread | None:
+        """What writes the indices that this operator would choose by unknown floats, if it does."""
+        return self._spreads.get(full_name)
 
     def returned(self, operator: Operator) -> Handler:
         """The handler of an operator that returns new tensors."""
@@ -128,6 +132,8 @@ class Settling:
         if out.shape != result.shape:
             if "unique" in operator.name and 0 in (out.numel(), result.numel()):
                 return out  # inverse and counts that nobody asked for: CUDA and CPU differ
+            if operator.name == "log_sigmoid_forward" and out.numel() == 0:
+                return out  # a buffer that the CPU alone keeps for the backward pass
             self.unknown[f"{operator.full_name} (size put right afterwards)"] += 1
             out = torch.empty(result.shape, dtype=out.dtype, device=out.device)
         count = out.numel()
