@@ -4,7 +4,7 @@
     python -m benchmarks.programs --only liger --python /other/venv/bin/python
 
 What was found is kept in benchmarks/programs/found.json, so that programs which need different
-environments come together on one page. `--tiny` runs everything with tiny models, and keeps nothing.
+environments come together on one page. `--tiny` runs all with tiny models, and keeps nothing.
 """
 
 from __future__ import annotations

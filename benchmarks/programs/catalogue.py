@@ -67,7 +67,15 @@ PROGRAMS = (
     Program("plain_loop", "plain loop, fp32 and scaled fp16", "plain_loop.py", "llama"),
     Program("packing", "TRL SFTTrainer, packed", "packing.py", "llama", packages=_TRL),
     Program(
-        "qwen_vl", "Qwen2.5-VL-3B with images, LoRA", "vision.py", "qwen_vl", size=448, tiny_size=56
+        "qwen_vl",
+        "Qwen2.5-VL-3B with images, LoRA",
+        "vision.py",
+        "qwen_vl",
+        size=448,
+        tiny_size=56,
+        packages=("torchvision", "transformers"),
+        modules=("torchvision",),
+        install="pip install torchvision",
     ),
     Program("gemma", "Gemma-3-4B with images, LoRA", "vision.py", "gemma", size=896, tiny_size=112),
     Program("qwen_moe", "Qwen3-30B-A3B, LoRA", "experts.py", "qwen_moe", "h100_sxm"),
