@@ -236,7 +236,7 @@ struct small {
 
 static pthread_mutex_t address_lock = PTHREAD_MUTEX_INITIALIZER;
 static char *base;
-static uint64_t granules, next_granule;
+static uint64_t granules, next_granule; /* what is below the next is free */
 static uint32_t *owner_of;          /* granule -> number of its allocation, from 1 on */
 static struct allocation *allocations; /* never moved */
 static uint32_t allocation_count;
@@ -269,32 +269,60 @@ static void open_addresses(void) {
     allocations = map_nothing((uint64_t)MOST_ALLOCATIONS * sizeof *allocations);
     if (!owner_of || !allocations) die("no addresses are left for device memory");
     base = found + skip;
+    next_granule = granules;
     return;
   }
   die("no addresses are left for device memory (is there a limit on virtual memory: ulimit -v?)");
 }
 
 static uint64_t granules_of(size_t size) { return (size + GRANULE - 1) / GRANULE; }
-static char *address_of(uint32_t granule) { return base + (uint64_t)granule * GRANULE; }
+static char *address_of(uint64_t granule) { return base + (uint64_t)granule * GRANULE; }
 
-static uint32_t take_granules(uint64_t count, uint64_t alignment) {
+/* Addresses run downwards, as the driver's do; allocations of one granule fill areas of 32 MiB
+ * upwards. PyTorch takes the lower of two free blocks of one size, so this order decides how far
+ * its memory is fragmented: with rising addresses, runs on a T4 that reserved 4.127 and 7.553 GiB
+ * came to 3.758 and 7.803. */
+#define AREA 16 /* granules */
+static uint32_t area_next, area_end;
+
+static uint32_t take_below(uint64_t count, uint64_t alignment) {
+  uint64_t lowest = next_granule;
+  while (lowest >= count && (uintptr_t)address_of(lowest - count) % alignment) lowest--;
+  if (lowest < count) return UINT32_MAX;
+  next_granule = lowest - count;
+  return next_granule;
+}
+
+/* From the highest hole with room, and there from its end. */
+static uint32_t take_hole(uint64_t count, uint64_t alignment) {
+  struct hole **found = NULL;
   for (struct hole **at = &holes; *at; at = &(*at)->next) {
     struct hole *one = *at;
-    if (one->granules < count || (uintptr_t)address_of(one->first) % alignment) continue;
-    uint32_t first = one->first;
-    one->first += count;
-    one->granules -= count;
-    if (!one->granules) {
-      *at = one->next;
-      free(one);
-    }
-    return first;
+    if (one->granules < count) continue;
+    if ((uintptr_t)address_of(one->first + one->granules - count) % alignment) continue;
+    found = at;
   }
-  while ((uintptr_t)address_of(next_granule) % alignment) next_granule++;
-  if (next_granule + count > granules) return UINT32_MAX;
-  uint32_t first = next_granule;
-  next_granule += count;
+  if (!found) return UINT32_MAX;
+  struct hole *one = *found;
+  one->granules -= count;
+  uint32_t first = one->first + one->granules;
+  if (!one->granules) {
+    *found = one->next;
+    free(one);
+  }
   return first;
+}
+
+static uint32_t take_granules(uint64_t count, uint64_t alignment) {
+  uint32_t first = take_hole(count, alignment);
+  if (first != UINT32_MAX) return first;
+  if (count > 1 || alignment > GRANULE) return take_below(count, alignment);
+  if (area_next == area_end) {
+    area_next = take_below(AREA, GRANULE);
+    if (area_next == UINT32_MAX) return area_end = area_next;
+    area_end = area_next + AREA;
+  }
+  return area_next++;
 }
 
 static void return_granules(uint32_t first, uint32_t count) {
@@ -331,7 +359,7 @@ static struct allocation *new_allocation(int device, size_t size, uint64_t align
 }
 
 static struct allocation *allocation_at(const void *p) {
-  if (!base || (char *)p < base || (char *)p >= base + next_granule * GRANULE) return NULL;
+  if (!base || (char *)p < address_of(next_granule) || (char *)p >= address_of(granules)) return NULL;
   uint32_t number = owner_of[((char *)p - base) / GRANULE];
   return number && allocations[number].live ? &allocations[number] : NULL;
 }
