@@ -94,11 +94,16 @@ def test_an_error_of_the_program_is_told_from_one_of_the_emulator(tmp_path: Path
 
 @needs_emulator
 def test_a_function_that_is_not_emulated_is_named(tmp_path: Path) -> None:
-    program = "import torch\ntorch.linalg.eigh(torch.eye(64, device='cuda'))\n"
+    program = (
+        "import torch\n"
+        "rows, columns = torch.arange(65), torch.arange(64)\n"
+        "sparse = torch.sparse_csr_tensor(rows, columns, torch.ones(64), (64, 64)).cuda()\n"
+        "sparse @ torch.ones(64, 64, device='cuda')\n"
+    )
     found = run(tmp_path, program)
 
-    assert found["exit"] == 3
-    assert any(name.startswith("cusolver") for name in found["unknown_calls"])
+    assert found["exit"] == 3, found["stderr"]
+    assert any(name.startswith("cusparse") for name in found["unknown_calls"])
 
 
 @needs_emulator
