@@ -36,6 +36,7 @@ EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"
 LIBRARIES_VARIABLE = "TUNER_EMULATOR_LIBRARIES"
 SETTINGS_VARIABLE = "TUNER_EMULATOR_SETTINGS"
 PACKAGE_VARIABLE = "TUNER_EMULATOR_PACKAGE"
+ASYNC_LOADING = "HF_DEACTIVATE_ASYNC_LOAD"
 
 MOST_DEVICES = 64
 _MAGIC = 0x3145554E52455554
@@ -182,6 +183,9 @@ class Session:
             LIBRARIES_VARIABLE: str(self._libraries),
             SETTINGS_VARIABLE: json.dumps(self._settings),
             PACKAGE_VARIABLE: str(Path(__file__).parents[2]),
+            # transformers loads weights with threads. On a real device their copies wait for the
+            # bus; here they would run ahead and have all weights on the device at once.
+            ASYNC_LOADING: before.get(ASYNC_LOADING, "1"),
             # Where Triton looks for the driver's library.
             "TRITON_LIBCUDA_PATH": str(self._libraries),
         }
