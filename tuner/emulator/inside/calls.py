@@ -53,6 +53,8 @@ def key_of(value: Any, kind: Function) -> Any:
 def _key_of_item(item: Any) -> Any:
     if isinstance(item, _Tensor):
         return _layout(item)
+    if type(item) is list:  # what each rank gathers: lists of lists of tensors
+        return tuple([_key_of_item(one) for one in item])
     return None if type(item) is float else item
 
 
@@ -69,6 +71,8 @@ def sides_of(value: Any) -> Any:
     """Which tensors are on the device, where an operator may copy between it and the host."""
     if isinstance(value, _Tensor):
         return value.is_cuda
+    if value is None:  # operators on lists that write into their arguments
+        return None
     return tuple([sides_of(v) for v in value if isinstance(v, (_Tensor, list, tuple))])
 
 
