@@ -233,6 +233,8 @@ def hole(shape: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def is_hole(tensor: torch.Tensor) -> bool:
     """Whether a CPU tensor is part of a hole; it may have been written since."""
+    if str(tensor.layout) != "torch.strided":  # a sparse tensor has no storage of its own
+        return False
     return getattr(tensor.untyped_storage(), _NOTE, False) is True
 
 
