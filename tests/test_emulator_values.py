@@ -197,3 +197,53 @@ print(json.dumps(found))
 
 def test_values_take_no_device_memory(session: Session) -> None:
     assert answer(session, "-c", STEP, "with") == answer(session, "-c", STEP, "without")
+
+
+COMPILED = """
+import json, torch
+device, found = "cuda", {}
+
+@torch.compile
+def counts(ids, labels):
+    kept = (ids > 10) & (labels != -100)
+    return kept, kept.sum(), kept.cumsum(-1)
+
+for rows in (4, 5, 6):  # from the second on with symbols for sizes
+    ids = torch.arange(rows * 8).view(rows, 8) % 23
+    got, want = counts(ids.to(device), ids.to(device)), (ids > 10).cumsum(-1)
+    found[rows] = [int(got[1]) == int((ids > 10).sum()), torch.equal(got[2].cpu(), want)]
+
+@torch.compile
+def selected(x, ids):
+    mask = ids > 10
+    chosen = x[mask]
+    return chosen * 2, mask.sum()
+
+ids = torch.arange(128).to(device)
+chosen, count = selected(torch.randn(128, 8, device=device), ids)
+found["selected"] = [chosen.shape[0], int(count)]
+
+@torch.compile
+def route(x, w):
+    weights, chosen = (x @ w).softmax(-1).topk(2, -1)
+    load = torch.zeros(8, device=device, dtype=torch.long)
+    return load.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
+
+wide = torch.randn(16, 8, device=device)
+found["load"] = route(torch.randn(600, 16, device=device), wide).tolist()
+model = torch.compile(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).to(device))
+loss = model(torch.randn(256, 64, device=device)).square().mean()
+loss.backward()
+found["loss"] = 0 < loss.item() < 10
+print(json.dumps(found))
+"""
+
+
+def test_compiled_graphs_return_the_integers_that_their_kernels_would(session: Session) -> None:
+    found = answer(session, "-c", COMPILED)
+
+    for rows in ("4", "5", "6"):
+        assert found[rows] == [True, True]
+    assert found["selected"] == [117, 117]
+    assert found["load"] == [150] * 8
+    assert found["loss"]

@@ -79,6 +79,7 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.__enter__()  # type: ignore[no-untyped-call]
         _enter_in_new_threads(self)
         _enter_when_printing(self)
+        self.values.install()
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tuner.emulator.inside.aliases import FLOATS, alias, is_known
+from tuner.emulator.inside.compiled import install as install_compiled
 from tuner.emulator.inside.made_up import MadeUp
 from tuner.emulator.inside.operators import EMPTY, Operator
 from tuner.emulator.inside.readbacks import Readbacks, UnreadableError
@@ -42,6 +43,10 @@ class Values:
             "aten::allclose": self._compared,
             "aten::histc": self._histogram,
         }
+
+    def install(self) -> None:
+        """Have what programs compile return values as well."""
+        install_compiled(self._settling)
 
     @property
     def unknown(self) -> Counter[str]:

@@ -1,0 +1,320 @@
+"""Values of what compiled graphs return.
+
+A compiled graph is a few kernels of Triton, which no dispatch mode sees. But the graph that was
+compiled is known: before each call, what it returns as integers and few floats is computed from it
+on the CPU, node by node as the operators themselves would be, and written to its outputs
+afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import operator as python_operator
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tuner.emulator.inside.aliases import (
+    CPU,
+    FLOATS,
+    LIMITS,
+    MEDIUM,
+    SMALL,
+    alias,
+    is_known,
+    note_known,
+    note_unknown,
+)
+from tuner.emulator.inside.later import when_imported
+from tuner.emulator.inside.made_up import NOISE_LIMIT, Spread
+from tuner.emulator.inside.settling import Settling
+from tuner.emulator.inside.uniform import SAMPLE
+
+
+def install(settling: Settling) -> None:
+    """Have what torch.compile's default backend compiles from now on return values."""
+    when_imported("torch._inductor.compile_fx", lambda module: _replace(module, settling))
+
+
+def _replace(module: ModuleType, settling: Settling) -> None:
+    whole, inner = module.compile_fx, module.compile_fx_inner
+
+    def compile_inner(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        graph = CompiledGraph(gm, settling)  # before the compiler changes it
+        return graph.around(inner(gm, example_inputs, *args, **kwargs))
+
+    def compile_fx(model_: Any, example_inputs_: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._functorch import config
+
+        if not args:
+            kwargs.setdefault("inner_compile", compile_inner)
+        # What autograd's cache gives back was never seen as a graph.
+        with config.patch(enable_autograd_cache=False):
+            return whole(model_, example_inputs_, *args, **kwargs)
+
+    module.compile_fx = compile_fx  # type: ignore[attr-defined]
+
+
+class Unknown:
+    """Stands for a tensor that nobody computes."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.shape, self.dtype = shape, dtype
+
+    def dim(self) -> int:
+        """Dimensions, as a tensor says them."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """Elements, as a tensor says them."""
+        return math.prod(self.shape)
+
+
+class CompiledGraph:
+    """The part of one compiled graph that decides the integers and the few floats it returns."""
+
+    def __init__(self, gm: Any, settling: Settling) -> None:
+        self._settling = settling
+        self._inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        self._constants = {
+            node.name: getattr(gm, node.target)
+            for node in gm.graph.nodes
+            if node.op == "get_attr" and isinstance(getattr(gm, node.target, None), torch.Tensor)
+        }
+        graph = torch.fx.Graph()
+        copies: dict[Any, Any] = {}
+        outputs = graph.graph_copy(gm.graph, copies)
+        names = {copy.name: index for index, copy in enumerate(copies[n] for n in self._inputs)}
+        self._input_index = names
+        self._outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+        self._wanted = [
+            (index, node)
+            for index, node in enumerate(self._outputs)
+            if isinstance(node, torch.fx.Node) and _is_wanted(node.meta.get("val"))
+        ]
+        self._written = [
+            node
+            for node in graph.nodes
+            if node.target is torch.ops.aten.copy_.default
+            and node.args[0].op == "placeholder"
+            and _is_wanted(node.args[0].meta.get("val"))
+        ]
+        needed = _ancestors([node for _, node in self._wanted] + self._written)
+        # Sizes that are symbols are read off the inputs, all of them.
+        self._nodes = [n for n in graph.nodes if n in needed and n.op != "placeholder"]
+        self._placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+
+    def around(self, compiled: Any) -> Any:
+        """The compiled graph, returning values as well."""
+        return _WithValues(compiled, self) if self._wanted or self._written else compiled
+
+    def values(self, inputs: list[Any]) -> dict[str, Any]:
+        """By node: its value on the CPU, or an `Unknown`."""
+        found: dict[str, Any] = {}
+        symbols: dict[Any, int] = {}
+        for node, value in zip(self._placeholders, inputs, strict=False):
+            found[node.name] = _read(value)
+            _read_symbols(node.meta.get("val"), value, symbols)
+        for node in self._nodes:
+            found[node.name] = self._evaluate(node, found, symbols)
+        return found
+
+    def write(self, found: dict[str, Any], outputs: Any, inputs: dict[str, Any]) -> None:
+        """Writes the values of the outputs, and of inputs that the graph writes into."""
+        for index, node in self._wanted:
+            self._write(outputs[index], found.get(node.name))
+        for node in self._written:
+            self._write(inputs[node.args[0].name], found.get(node.name))
+
+    def kept_inputs(self, inputs: list[Any]) -> dict[str, Any]:
+        """The inputs that the graph writes into; the list itself is emptied by the call."""
+        return {n.args[0].name: inputs[self._input_index[n.args[0].name]] for n in self._written}
+
+    def _write(self, target: Any, value: Any) -> None:
+        if not isinstance(target, torch.Tensor) or not target.is_cuda:
+            return
+        if isinstance(value, torch.Tensor) and value.shape == target.shape:
+            alias(target).copy_(value)
+            if target.dtype in FLOATS and target.numel() > SMALL:
+                note_known(target)
+        elif target.dtype in FLOATS:
+            self._settling.made_up.write_finite(target)
+        elif target.dtype in LIMITS:
+            note_unknown(target)
+
+    def _evaluate(self, node: Any, found: dict[str, Any], symbols: dict[Any, int]) -> Any:
+        if node.op == "get_attr":
+            constant = self._constants.get(node.name)
+            return _read(constant) if constant is not None else None
+        nothing = _nothing(node.meta.get("val"), symbols)
+        if isinstance(nothing, Unknown) and _is_too_much(nothing):
+            return nothing
+        unknown: list[Unknown] = []
+
+        def value_of(one: Any) -> Any:
+            value = found.get(one.name, _nothing(one.meta.get("val"), symbols))
+            if isinstance(value, Unknown):
+                unknown.append(value)
+            return value
+
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), value_of)
+        if node.target is torch.ops.aten.copy_.default:
+            return args[1]
+        if node.target is python_operator.getitem:
+            return args[0][args[1]] if isinstance(args[0], tuple | list) else nothing
+        if unknown:
+            return self._guess(node, args, kwargs, nothing, unknown)
+        return self._compute(node, args, kwargs, nothing)
+
+    def _compute(self, node: Any, args: Any, kwargs: dict[str, Any], nothing: Any) -> Any:
+        kwargs = {
+            name: CPU if isinstance(value, torch.device) else value
+            for name, value in kwargs.items()
+            if name != "pin_memory"
+        }
+        try:
+            return node.target(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever an operator raises: it is noted
+            self._settling.failures[f"compiled {node.target}"] = f"{type(error).__name__}: {error}"
+            return nothing
+
+    def _guess(
+        self, node: Any, args: Any, kwargs: dict[str, Any], nothing: Any, unknown: list[Unknown]
+    ) -> Any:
+        """As `Settling` does for operators of which something is unknown."""
+        if any(one.dtype not in FLOATS for one in unknown):
+            return nothing
+        target = node.target
+        name = target.name() if isinstance(target, torch._ops.OpOverload) else ""  # type: ignore[no-untyped-call]
+        spread = self._settling.spread_of(name)
+        if spread is not None:
+            return _spread_out(spread, args, kwargs, nothing)
+        if isinstance(nothing, Unknown) and nothing.dtype in FLOATS:
+            return self._few(nothing)
+        if not isinstance(nothing, Unknown) or nothing.numel() > SAMPLE:
+            return nothing
+        if any(one.numel() > NOISE_LIMIT for one in unknown):
+            return nothing
+        order = list(dict.fromkeys(id(one) for one in unknown))
+
+        def stand_in(value: Any) -> Any:
+            if isinstance(value, Unknown):
+                return self._settling.made_up.noise(
+                    torch.empty(value.shape), order.index(id(value))
+                )
+            if isinstance(value, tuple | list):
+                return type(value)([stand_in(one) for one in value])
+            return value
+
+        return self._compute(node, stand_in(tuple(args)), kwargs, nothing)
+
+    def _few(self, nothing: Unknown) -> Any:
+        """Few floats made up; more of them stay unknown."""
+        if nothing.numel() > SMALL:
+            return nothing
+        made = torch.empty(nothing.shape, dtype=nothing.dtype)
+        self._settling.made_up.write_finite(made)
+        return made
+
+
+class _WithValues:
+    """A compiled graph that is called with a list of inputs, which it empties."""
+
+    def __init__(self, compiled: Callable[..., Any], graph: CompiledGraph) -> None:
+        self._compiled, self._graph = compiled, graph
+        self._boxed_call = True  # of the object: PyTorch copies its attributes to a wrapper
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+    def __call__(self, inputs: Any) -> Any:
+        """What the compiled graph returns, with values."""
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            found = self._graph.values(list(inputs))
+            kept = self._graph.kept_inputs(inputs)
+        outputs = self._compiled(inputs)
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            self._graph.write(found, outputs, kept)
+        return outputs
+
+
+def _read(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_cuda:
+        return value
+    if is_known(value):
+        return alias(value)
+    return Unknown(tuple(value.shape), value.dtype)
+
+
+def _spread_out(spread: Spread, args: Any, kwargs: dict[str, Any], nothing: Any) -> Any:
+    """Indices that go round all candidates, in the outputs of top-k and the like."""
+    parts = nothing if isinstance(nothing, tuple) else (nothing,)
+    out = tuple(torch.zeros(part.shape, dtype=part.dtype) for part in parts)
+    spread(args, kwargs, out if isinstance(nothing, tuple) else out[0])
+    made = tuple(
+        part if part.dtype in FLOATS and part.numel() > SMALL else one
+        for part, one in zip(parts, out, strict=True)
+    )
+    return made if isinstance(nothing, tuple) else made[0]
+
+
+def _read_symbols(val: Any, value: Any, symbols: dict[Any, int]) -> None:
+    """Which numbers the symbols in a graph's sizes stand for in this call."""
+    if isinstance(val, torch.SymInt):
+        symbols[val.node.expr] = int(value)
+    elif isinstance(val, torch.Tensor):
+        for size, real in zip(val.shape, value.shape, strict=False):
+            if isinstance(size, torch.SymInt):
+                symbols[size.node.expr] = int(real)
+
+
+def _nothing(val: Any, symbols: dict[Any, int]) -> Any:
+    """An `Unknown` of the shape that tracing found."""
+    if isinstance(val, tuple | list):
+        return tuple(_nothing(one, symbols) for one in val)
+    if not isinstance(val, torch.Tensor):
+        return None
+
+    def number(size: Any) -> int:
+        return int(size.node.expr.xreplace(symbols)) if isinstance(size, torch.SymInt) else size
+
+    return Unknown(tuple(number(size) for size in val.shape), val.dtype)
+
+
+def _is_too_much(one: Unknown) -> bool:
+    if one.dtype in FLOATS:
+        return one.numel() > MEDIUM
+    return one.numel() > LIMITS.get(one.dtype, 0)
+
+
+def _hint(val: torch.Tensor) -> int:
+    """Elements, with the sizes that were there when it was traced."""
+    return math.prod(
+        (size.node.hint or 0) if isinstance(size, torch.SymInt) else size for size in val.shape
+    )
+
+
+def _is_wanted(val: Any) -> bool:
+    if not isinstance(val, torch.Tensor) or val.device.type != "cuda":
+        return False
+    if val.dtype in FLOATS:
+        return _hint(val) <= SMALL
+    return val.dtype in LIMITS and _hint(val) <= LIMITS[val.dtype]
+
+
+def _ancestors(nodes: list[Any]) -> set[Any]:
+    """These nodes and what they need; not beyond floats that are never computed."""
+    needed: set[Any] = set()
+    open_nodes = list(nodes)
+    while open_nodes:
+        node = open_nodes.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor) and val.dtype in FLOATS and _hint(val) > MEDIUM:
+            continue
+        open_nodes += node.all_input_nodes
+    return needed
