@@ -31,6 +31,7 @@ _QWEN_VL_3B: dict[str, Any] = {
         "tie_word_embeddings": True,
         "bos_token_id": 151643,
         "eos_token_id": 151645,
+        "pad_token_id": 151643,
     },
     "vision_config": {
         "depth": 32,
@@ -137,6 +138,7 @@ TINY: dict[str, str | Mapping[str, Any]] = {
         "text_config": {
             **_SMALL,
             "model_type": "qwen2_5_vl_text",
+            "pad_token_id": 0,
             "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
         },
         "vision_config": {

@@ -18,7 +18,7 @@ model = get_peft_model(
     model, LoraConfig(r=16, target_modules=r".*language_model.*\.(q|k|v|o)_proj")
 )
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-image_token = processor.image_token_id
+image_token = model.config.image_token_id
 
 for step in range(4):
     conversations = [
