@@ -43,13 +43,13 @@ class StandIn:
 # The statuses are those of each library's header: *_STATUS_NOT_SUPPORTED.
 STAND_INS = (
     StandIn("cudart", "cudart.c", r"(__)?cuda[A-Z]"),
-    StandIn("cublas", "cublas.c", "cublas"),
-    StandIn("cublasLt", "cublaslt.c", "cublasLt"),
-    StandIn("cudnn", "cudnn.c", "cudnn"),
-    StandIn("nccl", "nccl.c", "p?nccl"),
+    StandIn("cublas", "cublas.c", "cublas", status=15),
+    StandIn("cublasLt", "cublaslt.c", "cublasLt", status=15),
+    StandIn("cudnn", "cudnn.c", "cudnn", status=3000),
+    StandIn("nccl", "nccl.c", "p?nccl", status=5),
     StandIn("cusparse", None, "cusparse", status=10),
-    StandIn("cusolver", None, "cusolver", status=9),
-    StandIn("cufft", None, "cufft", status=16),
+    StandIn("cusolver", "cusolver.c", "cusolver", status=9),
+    StandIn("cufft", "cufft.c", "cufft", status=16),
     StandIn("curand", None, "curand", status=203),
 )
 _HARMLESS = re.compile(r"Create|Destroy|Set|Get(Version|Property|Stream)")
@@ -148,7 +148,7 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
     flags += [f"-DCUDA_MAJOR={torch.cuda[0]}", *_version_flags(torch)]
     order = [CORE, "libcuda.so.1", "libnvidia-ml.so.1"]
     make = _Compiler(compiler, flags, folder)
-    make.library(CORE, make.object("device.c"), make.object("answers.c"))
+    make.library(CORE, *map(make.object, ("device.c", "answers.c", "modes.c")))
     make.library("libnvidia-ml.so.1", make.object("nvml.c"), core=True)
     driver = make.object("driver.c")
     asked = _asked_of_driver(torch) - _defined(driver)
