@@ -162,7 +162,11 @@ def _math_attention(
     weights = tensor(_aten._safe_softmax(scores, -1))
     if dropout_p > 0:
         weights = torch.native_dropout(weights, dropout_p, True)[0]
-    return torch.matmul(weights, value).to(dtype)
+    # The formula returns its weights too, narrowed, before it multiplies; nobody takes them.
+    narrowed = weights.to(dtype)
+    result = torch.matmul(weights, value).to(dtype)
+    del narrowed
+    return result
 
 
 def _additive_mask(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
