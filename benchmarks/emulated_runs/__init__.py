@@ -1,0 +1,1 @@
+"""Published measuring programs, unmodified, on emulated GPUs, beside what was measured."""

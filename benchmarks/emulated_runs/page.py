@@ -1,0 +1,149 @@
+"""The page of published programs on emulated GPUs: docs/emulated_tables.md."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.accuracy.rows import Row
+from benchmarks.emulated_runs.programs import Program, program_of
+from benchmarks.emulated_runs.running import Outcome
+
+QUANTITIES = {
+    "allocated": "peak allocated",
+    "reserved": "peak reserved",
+    "loaded": "allocated after loading",
+    "forward": "peak of the forward pass",
+}
+
+_START = """# Published programs on emulated GPUs
+
+Written by `python -m benchmarks.emulated_runs --markdown docs/emulated_tables.md`. Others measured
+these runs on real GPUs and published program, versions and result. Here **the same program, not
+changed in a line, ran on the emulated GPU**, with the row's releases of PyTorch, transformers, peft
+and bitsandbytes where nothing else is said, and hollow checkpoints in a local hub cache in place of
+the weights. Every number under *emulated* is what the program itself printed there; it is not a
+measurement. Values are in GiB; *exact* means equal in all digits that the row has.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One quantity of one row."""
+
+    row: Row
+    program: Program
+    outcome: Outcome
+    quantity: str
+
+    @property
+    def emulated(self) -> float:
+        """In GiB."""
+        return self.outcome.emulated[self.quantity]
+
+    @property
+    def measured(self) -> float:
+        """In GiB."""
+        return self.outcome.measured[self.quantity]
+
+    @property
+    def error(self) -> float:
+        """Emulated over measured, minus 1."""
+        return self.emulated / self.measured - 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all digits are the same that the row gives."""
+        return abs(self.emulated - self.measured) <= 0.5000001 * 10**-self.program.decimals
+
+    @property
+    def cells(self) -> list[str]:
+        """Of the table."""
+        digits = self.program.decimals
+        difference = "exact" if self.is_exact else f"{self.error:+.2%}"
+        numbers = [f"{self.emulated:.{digits}f}", f"{self.measured:.{digits}f}", difference]
+        return [*_settings(self.row, self.outcome), QUANTITIES[self.quantity], *numbers]
+
+
+def page(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
+    """The page in Markdown."""
+    ordered = sorted(outcomes, key=lambda one: (bool(one.note), one.row))
+    values = [value for outcome in ordered for value in _values(rows[outcome.row], outcome)]
+    parts = [_START, _summary(values)]
+    for name in dict.fromkeys(value.program.name for value in values):
+        header = ("row", "model", "GPU", "settings", "torch", "quantity")
+        table = _table(
+            (*header, "emulated", "measured", "difference"),
+            [value.cells for value in values if value.program.name == name],
+        )
+        parts.append(f"## {name}\n{_note(name, values)}\n{table}")
+    parts.append(_failures(outcomes, rows))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _values(row: Row, outcome: Outcome) -> list[Value]:
+    program = program_of(row)
+    assert not isinstance(program, str), program
+    both = [name for name in QUANTITIES if name in outcome.emulated and name in outcome.measured]
+    return [Value(row, program, outcome, name) for name in both]
+
+
+def _settings(row: Row, outcome: Outcome) -> list[str]:
+    settings = (
+        f"{row.precision}, r {row.lora_rank}, {row.attention}, {row.micro_batch} x {row.length}"
+    )
+    settings += "" if row.checkpointing else ", no checkpointing"
+    torch = outcome.torch.partition("+")[0]
+    return [str(row.number), row.model.rpartition("/")[2], row.gpu, settings, torch]
+
+
+def _note(name: str, values: Iterable[Value]) -> str:
+    notes = {v.outcome.note for v in values if v.program.name == name and v.outcome.note}
+    return "".join(f"\nNot with the row's versions: {note}.\n" for note in sorted(notes))
+
+
+def _summary(values: Sequence[Value]) -> str:
+    cells = []
+    for same, title in ((True, "with the row's versions"), (False, "with other versions")):
+        for quantity, words in QUANTITIES.items():
+            chosen = [v for v in values if v.quantity == quantity and (not v.outcome.note) == same]
+            if not chosen:
+                continue
+            errors = [0.0 if v.is_exact else abs(v.error) for v in chosen]
+            exact = sum(v.is_exact for v in chosen)
+            median, worst = statistics.median(errors), max(errors)
+            cells.append(
+                [title, words, str(len(chosen)), str(exact), f"{median:.2%}", f"{worst:.2%}"]
+            )
+    return _table(("runs", "quantity", "number", "exact", "median error", "worst"), cells)
+
+
+def _failures(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
+    failed = [
+        [str(one.row), rows[one.row].model, one.environment, one.failure.replace("\n", " ")[:300]]
+        for one in outcomes
+        if one.failure
+    ]
+    ran = {one.row for one in outcomes}
+    parts = ["## What failed, and what was not run\n"]
+    parts.append(
+        _table(("row", "model", "environment", "why"), failed) if failed else "No run failed.\n"
+    )
+    reasons = Counter(reason for row in rows if isinstance(reason := program_of(row), str))
+    parts += [f"- {count} rows: {reason}." for reason, count in reasons.most_common()]
+    left = sum(not isinstance(program_of(row), str) and row.number not in ran for row in rows)
+    parts.append(f"- {left} more rows of these programs, which differ in length, batch or model.")
+    unknown: Counter[str] = Counter()
+    for outcome in outcomes:
+        unknown.update(outcome.unknown_calls)
+    if unknown:
+        names = ", ".join(f"`{name}` ({calls})" for name, calls in unknown.most_common())
+        parts.append(f"- Functions that were called and are not emulated: {names}.")
+    return "\n".join(parts)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
