@@ -12,7 +12,8 @@ needs_emulator = pytest.mark.skipif(unavailable() is not None, reason=str(unavai
 TRAINING = """
 import torch
 
-model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024))
+first, second = torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024)
+model = torch.nn.Sequential(first, torch.nn.ReLU(), second)
 model.cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(10):

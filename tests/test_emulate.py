@@ -26,6 +26,7 @@ from tuner.gpus import get_gpu
 from tuner.runner.processes import marked
 from tuner.units import MIB
 
+TUNER = (sys.executable, "-m", "tuner", "emulate")
 WEIGHTS = 4 * (1024 * 4096 * 2 + 4096 + 1024)
 
 
@@ -34,8 +35,7 @@ def run(folder: Path, program: str, *options: str, gpu: str = "a6000") -> Any:
     path = folder / "program.py"
     path.write_text(program)
     ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "emulate", "--gpu", gpu, "--json", *options, "--"]
-        + [sys.executable, str(path)],
+        [*TUNER, "--gpu", gpu, "--json", *options, "--", sys.executable, str(path)],
         capture_output=True,
         text=True,
         check=False,
@@ -66,8 +66,8 @@ def test_a_training_is_followed_for_three_steps(tmp_path: Path) -> None:
     assert use["loaded_bytes"] == pytest.approx(WEIGHTS + first_batch, abs=4096)
     assert use["device_bytes"] == use["peak_reserved_bytes"] + get_gpu("a6000").context_bytes
     lines = {row["kind"]: row["line"] for row in use["allocations"]}
-    assert lines["optimizer_state"] == "program.py:11", lines
-    assert pickle.loads(snapshot.read_bytes())["device_traces"]  # noqa: S301 - PyTorch's format
+    assert lines["optimizer_state"] == "program.py:12", lines
+    assert pickle.loads(snapshot.read_bytes())["device_traces"]  # PyTorch's format
 
 
 @needs_emulator
@@ -113,8 +113,7 @@ def test_no_text_calls_an_emulated_number_measured_or_predicted(tmp_path: Path) 
     path = tmp_path / "program.py"
     path.write_text(TRAINING)
     ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "emulate", "--gpu", "a6000", "--steps", "1", "--"]
-        + [sys.executable, str(path)],
+        [*TUNER, "--gpu", "a6000", "--steps", "1", "--", sys.executable, str(path)],
         capture_output=True,
         text=True,
         check=True,
@@ -205,8 +204,7 @@ def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path) -> None:
     draw = random.Random(0)
     for _ in range(3):
         process = subprocess.Popen(
-            [sys.executable, "-m", "tuner", "emulate", "--gpu", "a6000", "--steps", "0", "--"]
-            + [sys.executable, str(path)],
+            [*TUNER, "--gpu", "a6000", "--steps", "0", "--", sys.executable, str(path)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=tmp_path,
@@ -238,8 +236,7 @@ def test_ctrl_c_ends_the_program_and_what_it_started(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "tuner", "emulate", "--gpu", "a6000", "--"]
-        + [sys.executable, str(path)],
+        [*TUNER, "--gpu", "a6000", "--", sys.executable, str(path)],
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,
     )
