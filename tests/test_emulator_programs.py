@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.programs.__main__ import kept
 from benchmarks.programs.catalogue import programs
 from benchmarks.programs.models import make
 from benchmarks.programs.page import page
@@ -136,3 +137,8 @@ def test_the_page_names_what_was_left_out() -> None:
     assert "| steps | 3 | 1.000 GiB |" in text
     assert text.count("| not run |") > 10
     assert "measured" not in text
+
+
+def test_the_page_is_what_the_script_writes_of_what_was_found() -> None:
+    text = (Path(__file__).parents[1] / "docs/emulated_programs.md").read_text(encoding="utf-8")
+    assert text == page(kept())
