@@ -35,10 +35,10 @@ _FOUND = """## What decides memory and is in no formula
   segment is taken first. With rising addresses TinyLlama 2 x 1024 (row 28) reserved 3.758 GiB in
   place of 4.127, and SmolLM2 4 x 1024 (row 13) 7.803 in place of 7.553. The emulated driver gives
   falling addresses now.
-- **Releases.** PyTorch 2.13 and 2.14 take the oldest segment first, wherever it lies. The rows that
-  their source puts under torch 2.14.0 reserved what 2.10 reserves, to the last digit, and not what
-  2.14.0 reserves (the same rows in both environments, below): the source's label and its rows do
-  not fit together. What is allocated does not depend on it.
+- **Releases.** PyTorch 2.13 and 2.14 take the oldest segment first, wherever it lies. Rows 13 and
+  28, which their source puts under torch 2.14.0, reserved what 2.10 reserves, to the last digit, and
+  not what 2.14.0 does (both were run in both environments, below): label and rows do not fit
+  together, and why is not known. What they allocate is the same in both.
 - **Threads that load.** transformers 5 reads weights with threads. How far they run ahead decides
   which cached blocks 4-bit weights land in, and so up to 10 MiB that stay allocated: the source's
   own loads of TinyLlama in NF4 left 1.0450 to 1.0523 GiB. Emulated programs load in turn (1.0489,

@@ -133,7 +133,7 @@ _PROGRAMS = {
 }
 REASONS = {
     "HF SFTTrainer (fms-hf-tuning)": "fms-acceleration's rows are of torch 2.4 and 2.6, older than"
-    " the emulator knows (2.8), and of releases of transformers that do not run with newer ones",
+    " the emulator knows (2.8)",
     "PEFT method_comparison": "peft's method comparison is in no package, and its lengths are"
     " those of a data set of the hub",
     "universal-llm-trainer": "universal-llm-trainer is in no package, and of torch 2.5",
