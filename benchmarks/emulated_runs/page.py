@@ -36,7 +36,7 @@ _FOUND = """## What decides memory and is in no formula
   place of 4.127, and SmolLM2 4 x 1024 (row 13) 7.803 in place of 7.553. The emulated driver gives
   falling addresses now.
 - **Releases.** PyTorch 2.13 and 2.14 take the oldest segment first, wherever it lies. Rows 13 and
-  28, which their source puts under torch 2.14.0, reserved what 2.10 reserves, to the last digit, and
+  28, which their source puts under torch 2.14.0, reserved what 2.10 does, to the last digit, and
   not what 2.14.0 does (both were run in both environments, below): label and rows do not fit
   together, and why is not known. What they allocate is the same in both.
 - **Threads that load.** transformers 5 reads weights with threads. How far they run ahead decides
