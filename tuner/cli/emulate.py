@@ -13,7 +13,7 @@ from tuner.cli.options import DurationType, RareOption, SizeType, examples, json
 @click.command(
     "emulate",
     short_help="Run your own program on a GPU that is not there.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     epilog=examples(
         "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
         "tuner emulate --gpu h100_sxm --gpus 2 -- torchrun --nproc-per-node 2 a.py",
