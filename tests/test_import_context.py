@@ -17,6 +17,8 @@ from tuner.units import GIB
 sys.modules["pynvml"] = FakeNvml(
     name="NVIDIA RTX A6000", memory=(0, 48 * GIB), capability=(8, 6), driver="570"
 )
+if not torch.version.cuda:  # PyTorch's CPU build has no such function to hand out
+    torch._C._cuda_getCurrentRawStream = lambda device: 0
 begun = []
 torch.version.cuda = None  # the processor's library of bitsandbytes can be loaded anywhere
 torch.cuda.is_available = lambda: True
