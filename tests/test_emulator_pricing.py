@@ -124,6 +124,7 @@ def test_an_operator_is_counted_each_time_and_moves_the_clock_by_the_roofline(pr
     assert program.device.host_ns == pytest.approx(3 * LAUNCH_S * 1e9)
 
 
+@needs_emulator  # tensors that say they are on a GPU need PyTorch's CUDA build
 def test_views_and_empty_tensors_and_what_runs_on_the_host_cost_nothing(program):
     def body() -> None:
         x = gpu_tensor(4, 8)
@@ -186,6 +187,7 @@ def test_a_repeated_forward_is_told_from_backward(program):
     assert program.calls(again=True) == {"aten::add(4x4)": 1}
 
 
+@needs_emulator  # tensors that say they are on a GPU need PyTorch's CUDA build
 def test_works_are_those_of_a_trace():
     """The same code on tensors without data, noted by the recorder."""
 

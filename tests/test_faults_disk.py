@@ -295,7 +295,7 @@ def test_every_field_of_a_record_is_checked():
                      "StageNumbers")
     ]  # fmt: skip
     built = {"Memory", "Speed", "Source", "Status", "Outcome", "Exhausted | None",
-             "Prediction | None", "Measurement | None"}  # fmt: skip
+             "Prediction | None", "Measurement | None", "TrialRecord | None"}  # fmt: skip
     for kind in kinds:
         for field in dataclasses.fields(kind):
             assert field.type in {*record_types._TYPE_CHECKS, *built}, (kind, field.name)
