@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.trials import DEVICE, LOST, NODE
+from tuner.meanwhile import environment
 
 OBJECT_STORE_BYTES = 80_000_000
 """About the least that Ray takes for a node."""
@@ -148,7 +149,7 @@ def chaos_cluster() -> Iterator[ChaosCluster]:
 
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    with _environment({**QUIET, "PYTHONPATH": path}), contextlib.ExitStack() as stack:
+    with environment({**QUIET, "PYTHONPATH": path}), contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         # Ray would note the address where every `address="auto"` of this machine looks.
         for module, name in (
@@ -179,17 +180,3 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

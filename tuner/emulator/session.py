@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.emulator.build import build
+from tuner.emulator.here import DEVICE_VARIABLE, LIBRARIES_VARIABLE
 from tuner.emulator.properties import (
     BUS_BITS,
     clock_khz,
@@ -31,9 +32,7 @@ from tuner.gpus import Gpu
 
 INSIDE = Path(__file__).with_name("inside")
 
-DEVICE_VARIABLE = "TUNER_EMULATOR"
 EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"
-LIBRARIES_VARIABLE = "TUNER_EMULATOR_LIBRARIES"
 SETTINGS_VARIABLE = "TUNER_EMULATOR_SETTINGS"
 PACKAGE_VARIABLE = "TUNER_EMULATOR_PACKAGE"
 ASYNC_LOADING = "HF_DEACTIVATE_ASYNC_LOAD"

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from tuner.emulator.session import DEVICE_VARIABLE, Account, Session
+from tuner.emulator.here import DEVICE_VARIABLE
+from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import StepTime, step_time
 from tuner.emulator.toolchain import find_torch
 from tuner.errors import InputError
