@@ -132,7 +132,8 @@ def test_a_real_session_of_two_ranks_is_near_its_prediction(model: str, subject:
     assert len(found.ranks) == 2
     assert found.memory.device_bytes == max(rank.device_bytes for rank in found.ranks)
     low, high = sorted(rank.peak_allocated_bytes for rank in found.ranks)
-    assert high / low < 1.1  # the ranks do the same
+    # The ranks do the same; how much of it is resident at once on a processor depends on its load.
+    assert high / low < 1.25
     assert found.trainable_params == alone.trainable_params
     samples = found.speed.samples_per_s * found.speed.step_s
     assert samples == pytest.approx(2 * 8 * 2)  # ranks, micro-batch, accumulation

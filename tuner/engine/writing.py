@@ -43,7 +43,12 @@ def write_results(contents: Sequence[Contents]) -> list[View]:
             write_tables(one.target.folder, view)
     return [
         one.target.folder.write_all(
-            one.records, one.facts, one.target.gpu, course_of=one.course_of, **one.how
+            one.records,
+            one.facts,
+            one.target.gpu,
+            course_of=one.course_of,
+            written_together=[other.target.folder.path.name for other in contents],
+            **one.how,
         )
         for one in contents
     ]

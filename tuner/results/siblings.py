@@ -8,7 +8,7 @@ conditions it was searched under.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,16 +66,19 @@ class Siblings:
     unreadable: tuple[str, ...] = ()
 
 
-def read_siblings(folder: ResultsFolder, knobs: Sequence[str]) -> Siblings:
+def read_siblings(
+    folder: ResultsFolder, knobs: Sequence[str], written_together: Collection[str] = ()
+) -> Siblings:
     """What the folders beside `folder` hold: the other GPU types that the space was searched on.
 
-    `knobs` are the names of the settings that are shown of each configuration.
+    `knobs` are the names of the settings that are shown of each configuration. A report is linked
+    to where there is one, or is about to be: that of the types `written_together`.
     """
     fronts, unreadable = [], []
     found = sorted(folder.path.parent.glob("*/best.yaml"))
     for path in (path.parent for path in found if path.parent != folder.path):
         try:
-            fronts.append(_read(path, knobs))
+            fronts.append(_read(path, knobs, written_together))
         except (OSError, KeyError, TypeError, ValueError):  # edited, or of another version
             unreadable.append(path.name)
     return Siblings(tuple(fronts), tuple(unreadable))
@@ -107,7 +110,7 @@ def _point(record: TrialRecord, view: View) -> FrontPoint:
     )
 
 
-def _read(path: Path, knobs: Sequence[str]) -> GpuFront:
+def _read(path: Path, knobs: Sequence[str], written_together: Collection[str]) -> GpuFront:
     import yaml  # 30 ms that only a report needs
 
     try:
@@ -115,6 +118,7 @@ def _read(path: Path, knobs: Sequence[str]) -> GpuFront:
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     run = found.get("run") or {}
+    has_report = path.name in written_together or (path / "report.html").exists()
     with (path / "pareto.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return GpuFront(
@@ -125,7 +129,7 @@ def _read(path: Path, knobs: Sequence[str]) -> GpuFront:
         epoch_s=_number(run.get("time_per_epoch_s")),
         epoch_usd=_number(run.get("cost_per_epoch_usd")),
         conditions=all_of((found.get("chosen_from") or {}).get("conditions") or ()),
-        report=f"../{path.name}/report.html" if (path / "report.html").exists() else "",
+        report=f"../{path.name}/report.html" if has_report else "",
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,10 +93,12 @@ class ResultsFolder:
         command: str = "",
         notes: Sequence[str] = (),
         course_of: CourseOf | None = None,
+        written_together: Collection[str] = (),
     ) -> View:
         """Write table, best, picture and report of `records`; returns what they show.
 
-        `course_of` works out the memory over a step of what is recommended.
+        `course_of` works out the memory over a step of what is recommended. `written_together`
+        are the GPU types whose reports are written with this one, and which it links to.
 
         The small files come first. Each replaces its predecessor in one step, so whoever
         reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
@@ -124,7 +126,7 @@ class ResultsFolder:
             course = load_or_trace(self.memory_course, view.best, course_of)
             if course is not None:
                 write_atomically(self.memory_course, _utf8(course_json(course, view.best)))
-        others = read_siblings(self, view.knobs)
+        others = read_siblings(self, view.knobs, written_together)
         write_atomically(self.report_html, _utf8(report_html(view, course=course, siblings=others)))
         return view
 
