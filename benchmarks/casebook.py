@@ -28,7 +28,7 @@ from tuner.estimators.predict import check_supported
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import get_entry
 from tuner.records import Configuration, MemoryCategory
-from tuner.space import SearchSpace, load_space
+from tuner.space import SearchSpace, configure, load_space
 from tuner.units import format_duration, format_size, significant
 from tuner.workloads import tokens_per_sample
 
@@ -150,8 +150,7 @@ def _predicted(predictor: SpacePredictor, used: Sequence[Used]) -> list[Predicte
     """
     space = predictor.space
     chosen = [
-        space.configuration({**(space.baseline or {}), **one.settings}, strict=False)
-        for one in used
+        configure(space, {**(space.baseline or {}), **one.settings}, strict=False) for one in used
     ]
     for one, configuration in zip(used, chosen, strict=True):
         if check_supported(configuration, predictor.gpu):

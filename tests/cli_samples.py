@@ -9,7 +9,7 @@ from results_samples import make_memory, make_speed
 
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Outcome, Prediction, Status, TrialRecord
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.units import GIB
 
 CONFIG = {
@@ -55,7 +55,7 @@ def write_samples(folder: Path) -> None:
 def make_trial(folder: Path, gib: float, tokens_per_s: float, **settings: object) -> TrialRecord:
     """A trial of `tiny.yaml` in `folder` on the A6000 with these numbers."""
     gpu = get_gpu("a6000")
-    configuration = load_space(str(folder / "tiny.yaml")).configuration(settings)
+    configuration = configure(load_space(str(folder / "tiny.yaml")), settings)
     device_bytes, margin_bytes = round(gib * GIB), GIB
     prediction = Prediction(
         fits=device_bytes + margin_bytes <= gpu.memory_bytes,

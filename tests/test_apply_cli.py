@@ -12,7 +12,7 @@ from tuner.apply.assign import assignments
 from tuner.cli.main import run
 from tuner.errors import InputError
 from tuner.results.store import ResultsFolder
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.space.format import read_space
 
 ROOT = Path(__file__).parents[1]
@@ -232,7 +232,7 @@ apply:
 
 def test_each_stage_has_its_file(tmp_path):
     space = read_space(SPACE + STAGES, "tiny.yaml")
-    found = assignments(space, space.configuration({"micro_batch": 2}))
+    found = assignments(space, configure(space, {"micro_batch": 2}))
     assert [(str(a.key), a.value, a.stage) for a in found] == [
         ("batch", 2, None),
         ("length", 64, "one"),

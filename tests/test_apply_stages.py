@@ -9,7 +9,7 @@ import pytest
 from tuner.apply.assign import assignments
 from tuner.apply.plan import make_plan
 from tuner.apply.write import replace_files
-from tuner.space import load_space
+from tuner.space import configure, load_space
 
 SPACES = Path(__file__).parents[1] / "search_spaces"
 
@@ -55,7 +55,7 @@ def project(tmp_path):
 
 def test_one_command_writes_the_configuration_and_every_stage(project):
     space = load_space(str(SPACES / "naics_embedder.yaml"))
-    chosen = space.configuration({"micro_batch": 12, "mixed_precision": "fp16"})
+    chosen = configure(space, {"micro_batch": 12, "mixed_precision": "fp16"})
     files = sorted(project.iterdir())
     plan = make_plan(files, assignments(space, chosen))
     changed = {edit.path.name: edit for edit in plan.changed}
@@ -87,7 +87,7 @@ def test_a_stage_gets_what_was_searched_for_it_alone(project):
     path = project.parent / "naics_embedder.yaml"
     path.write_text(text)
     space = load_space(str(path))
-    chosen = space.configuration({"stage1.n_negatives": 32})
+    chosen = configure(space, {"stage1.n_negatives": 32})
     plan = make_plan(sorted(project.iterdir()), assignments(space, chosen, targets=["stage1"]))
     (edit,) = plan.changed
     assert edit.after.decode() == STAGE.format(name="s1", positives=64, negatives=32)
@@ -103,7 +103,7 @@ def test_the_phases_of_dynamo_share_one_file(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(before)
     space = load_space(str(SPACES / "dynamo_t4.yaml"))
-    chosen = space.configuration({"micro_batch": 8, "max_length": 256})
+    chosen = configure(space, {"micro_batch": 8, "max_length": 256})
     plan = make_plan([path], assignments(space, chosen))
     after = (
         before.replace("512", "256").replace("size: 32", "size: 8").replace("steps: 2", "steps: 8")

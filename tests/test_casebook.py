@@ -13,7 +13,7 @@ from benchmarks.casebook_cases import SYSTEMS
 from tuner.advice.predicting import SpacePredictor
 from tuner.estimators.predict import check_supported
 from tuner.gpus import get_gpu
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.units import format_duration, format_size, significant
 
 PAGE = Path(__file__).parents[1] / "docs" / "casebook.md"
@@ -26,7 +26,7 @@ def test_what_was_used_can_be_predicted_on_its_gpus(system):
     for gpu_name, used in system.used.items():
         assert gpu_name in space.gpus
         for settings in (*(one.settings for one in used), *(f.settings for f in system.findings)):
-            configuration = space.configuration({**space.baseline, **settings}, strict=False)
+            configuration = configure(space, {**space.baseline, **settings}, strict=False)
             assert (
                 configuration["micro_batch"] * configuration["grad_accum"]
                 == (configuration["effective_batch"])
@@ -45,7 +45,7 @@ def test_the_numbers_of_the_page_are_those_of_the_predictor(tmp_path):
     predictor = SpacePredictor(replace(space, model=model), gpu)
     settings = [one.settings for one in system.used["h100_sxm"]]
     found = predictor.predict(
-        [space.configuration({**space.baseline, **each}, strict=False) for each in settings]
+        [configure(space, {**space.baseline, **each}, strict=False) for each in settings]
     )
     for row, one, each in zip(rows[1:], system.used["h100_sxm"], found, strict=False):
         cells = [cell.strip() for cell in row.strip("|").split("|")]

@@ -401,7 +401,7 @@ class TestBadInput:
         def bug(*arguments, **options):
             raise ZeroDivisionError
 
-        monkeypatch.setattr("tuner.gpus.load_catalogue", bug)
+        monkeypatch.setattr("tuner.cli.gpus.load_catalogue", bug)
         with pytest.raises(ZeroDivisionError):
             run(["gpus"])
 

@@ -19,6 +19,7 @@ from tuner.engine.target import load_target
 from tuner.errors import InputError
 from tuner.records import Status
 from tuner.results.journal import read_journal
+from tuner.space import configure
 
 ROOT = Path(__file__).parents[1]
 SEARCH = ["search", "--space", "tiny.yaml", "--workers", "1"]
@@ -138,7 +139,7 @@ class TestPlan:
         assert {c["lora_rank"] for c in plan.part.configurations()} == {4}
         found = {c["micro_batch"]: plan.meets(c) for c in plan.target.space.configurations()}
         assert found == {2: True}
-        other = load_target("tiny.yaml", "a6000").space.configuration({"micro_batch": 1})
+        other = configure(load_target("tiny.yaml", "a6000").space, {"micro_batch": 1})
         assert not plan.meets(other)
 
     def test_space_without_anything_the_gpu_can_run(self, folder):

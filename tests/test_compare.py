@@ -20,7 +20,7 @@ from tuner.cli.main import run
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
 from tuner.results.store import ResultsFolder
-from tuner.space import load_space
+from tuner.space import configure, load_space
 
 APPLY = """\
 apply:
@@ -71,13 +71,13 @@ class TestBaseline:
     def test_a_flat_file_has_knobs_and_the_rest_is_the_spaces(self, space):
         path = write("now.yaml", "micro_batch: 2\nprecision: bf16\n")
         found = read_baseline(space, [path])
-        expected = space.configuration({"micro_batch": 2, "precision": "bf16"})
+        expected = configure(space, {"micro_batch": 2, "precision": "bf16"})
         assert found.configuration == expected
         assert found.assumed == ("lora_rank", "max_length")
 
     def test_without_a_file_it_is_the_spaces_baseline(self, space):
         found = read_baseline(space, [], {"micro_batch": "4"})
-        assert found.configuration == space.configuration({"micro_batch": 4})
+        assert found.configuration == configure(space, {"micro_batch": 4})
         assert found.assumed == ()
 
     def test_the_effective_batch_is_what_the_file_makes_it(self, space):
@@ -227,7 +227,7 @@ def test_stages_give_the_time_of_all(folder):
     write("staged.yaml", text)
     space = load_space("staged.yaml")
     predictor = SpacePredictor(space, get_gpu("a6000"))
-    (found,) = predictor.predict([space.configuration({"micro_batch": 2})])
+    (found,) = predictor.predict([configure(space, {"micro_batch": 2})])
     plain = dataclasses.replace(space, stages=())
     each = [
         SpacePredictor(plain, get_gpu("a6000")).predict([c])[0].prediction.speed.samples_per_s

@@ -21,7 +21,7 @@ from tuner.estimators.speed.roofline import Roofline
 from tuner.estimators.tracing.trace import trace_optimizer
 from tuner.gpus import get_gpu
 from tuner.records import MemoryCategory
-from tuner.space import default_space
+from tuner.space import configure, default_space
 
 OPTIMIZERS = ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd"]
 
@@ -163,7 +163,7 @@ def test_fp16_takes_a_pass_over_the_gradients_more_than_bf16():
     shape = {"lora_rank": 64, "micro_batch": 1, "max_length": 128, "optimizer": "adamw_torch"}
     space = default_space("qwen2.5-1.5b", {})
     bf16, fp16 = (
-        space.configuration({**shape, "precision": dtype, "mixed_precision": dtype}, strict=False)
+        configure(space, {**shape, "precision": dtype, "mixed_precision": dtype}, strict=False)
         for dtype in ("bf16", "fp16")
     )
     gpu = get_gpu("a6000")

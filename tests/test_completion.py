@@ -96,7 +96,7 @@ def test_other_shells_take_the_script(folder, name):
 def test_no_heavy_library_is_loaded_to_complete_a_word(folder, words):
     code = (
         "import sys, atexit\n"
-        "heavy = {'torch', 'ray', 'optuna', 'transformers', 'numpy', 'plotly', 'rich'}\n"
+        "heavy = {'torch', 'ray', 'optuna', 'transformers', 'numpy', 'plotly'}\n"
         "atexit.register(lambda: print('heavy', *sorted(heavy & set(sys.modules))))\n"
         "sys.argv = ['tuner']\n"
         "from tuner.cli.main import main\n"

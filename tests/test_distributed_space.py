@@ -11,7 +11,7 @@ from tuner.engine.support import supported_part
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
 from tuner.records import Configuration
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.space.distributed_terms import gpus_per_trial, most_gpus_per_trial, strategy
 
 SPACE = """
@@ -89,12 +89,12 @@ def test_one_gpu_changes_no_configuration_of_a_space_that_does_not_say(tmp_path:
 
 def test_a_setting_on_the_command_line_divides_the_accumulation() -> None:
     space = load_space("tiny_cpu")
-    one = space.configuration({"micro_batch": "2"}, strict=False)
-    two = space.configuration({"micro_batch": "2", "gpus_per_trial": "2"}, strict=False)
+    one = configure(space, {"micro_batch": "2"}, strict=False)
+    two = configure(space, {"micro_batch": "2", "gpus_per_trial": "2"}, strict=False)
     assert (one["grad_accum"], two["grad_accum"]) == (4, 2)
     assert two["effective_batch"] == one["effective_batch"]
     with pytest.raises(InputError, match="does not hold"):
-        space.configuration({"micro_batch": "8", "gpus_per_trial": "2"}, strict=False)
+        configure(space, {"micro_batch": "8", "gpus_per_trial": "2"}, strict=False)
 
 
 @pytest.mark.parametrize("value", [0, -1, 17, "two", 1.5, True])

@@ -22,7 +22,7 @@ from tuner.estimators.predictor import Job, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
 from tuner.results.store import ResultsFolder
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.units import GIB, MIB
 
 SPACE = """\
@@ -95,7 +95,7 @@ def test_each_change_that_is_claimed_to_fit_does_and_no_other_does(space, data, 
 
 
 def test_pairs_only_where_no_single_change_helps(space):
-    current = space.configuration({"micro_batch": 8, "max_length": 256, "lora_rank": 64})
+    current = configure(space, {"micro_batch": 8, "max_length": 256, "lora_rank": 64})
     sizes = {}
     predictor = predictor_of(space, 4000)
     (now,) = predictor.predict([current])
@@ -119,7 +119,7 @@ def test_pairs_only_where_no_single_change_helps(space):
 
 def test_breakdown_has_shares_of_everything_and_allocations_say_where_they_are_from(space):
     found = explain(
-        predictor_of(space, 4000), space.configuration({"micro_batch": 16, "max_length": 64})
+        predictor_of(space, 4000), configure(space, {"micro_batch": 16, "max_length": 64})
     )
     assert sum(size for _, size, _ in found.shares()) == found.prediction.memory.device_bytes
     assert sum(share for _, _, share in found.shares()) == pytest.approx(1)
@@ -133,7 +133,7 @@ def test_breakdown_has_shares_of_everything_and_allocations_say_where_they_are_f
 
 def test_truncation_stands_beside_a_change_of_the_length(space):
     predictor = predictor_of(space, 4000)
-    (now,) = predictor.predict([space.configuration({"micro_batch": 2, "max_length": 256})])
+    (now,) = predictor.predict([configure(space, {"micro_batch": 2, "max_length": 256})])
     by_name = {str(c): c for c in single_changes(predictor, now)}
     assert by_name["max_length=64"].truncated == pytest.approx((0.5, 0.5))
     assert by_name["micro_batch=1"].truncated is None
@@ -146,12 +146,12 @@ def test_the_hardest_stage_is_explained(space, tmp_path):
     path.write_text(text.replace("  max_length: [64, 128, 256]\n", "") + STAGES)
     path.write_text(path.read_text().replace("floors:\n  - max_length >= 128\n", ""))
     staged = load_space(str(path))
-    found = explain(predictor_of(staged, 4000), staged.configuration({"micro_batch": 8}))
+    found = explain(predictor_of(staged, 4000), configure(staged, {"micro_batch": 8}))
     assert found.current.stage == "hard"
     assert any(256 in a.shape for a in found.allocations)
     whole = explain(
         predictor_of(space, 4000),
-        space.configuration({"micro_batch": 8, "max_length": 256}),
+        configure(space, {"micro_batch": 8, "max_length": 256}),
     )
     assert found.shares() == whole.shares()
 
@@ -172,7 +172,7 @@ def prediction(**breakdown_s: float) -> Prediction:
 
 
 def notes(space, gpu="a6000", *, settings=None, measurement=None, **breakdown_s):
-    configuration = space.configuration().replace(**(settings or {}))
+    configuration = configure(space).replace(**(settings or {}))
     found = speed_notes(
         space, configuration, prediction(**breakdown_s), get_gpu(gpu), measured=measurement
     )

@@ -14,7 +14,7 @@ from tuner.cli.export import FORMAT_NAMES
 from tuner.cli.main import run
 from tuner.export import FORMATS, Subject, export
 from tuner.records import Configuration
-from tuner.space import default_space, load_space
+from tuner.space import configure, default_space, load_space
 
 ROOT = Path(__file__).parents[1]
 TARGET = ["--space", "qlora27b", "--gpu", "a6000"]
@@ -293,7 +293,7 @@ def test_what_is_left_out_is_said_in_the_file_too(name):
 def test_every_name_of_the_vocabulary_is_accounted_for():
     """A term that is added later is left out visibly until a format says it."""
     space = default_space("qwen2.5-0.5b")
-    configuration = space.configuration()
+    configuration = configure(space)
     for name in FORMATS:
         found = Subject(configuration.replace(new_term=7), "causal_lm", None, "t")
         left_out = export(name, found).left_out

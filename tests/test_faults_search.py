@@ -19,6 +19,7 @@ from tuner.cli.progress import progress_line
 from tuner.records import Exhausted, Outcome, Status
 from tuner.results.journal import JournalWriter, read_journal
 from tuner.results.store import ResultsFolder
+from tuner.results.writing import write_all
 from tuner.tune import trial_record
 from tuner.tune.driver import make_proposer
 from tuner.tune.ledger import Ledger
@@ -114,7 +115,7 @@ class TestOutOfMemoryWithoutEnd:
         assert len(records) == COUNT
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # matplotlib's, of what cannot be laid out
-            view = folder.write_all(records, SAMPLE_SPACE, SAMPLE_GPU)
+            view = write_all(folder, records, SAMPLE_SPACE, SAMPLE_GPU)
         assert view.best is None
         assert folder.pareto_csv.read_text().count("\n") == 1  # its head
         assert folder.report_html.stat().st_size > 0

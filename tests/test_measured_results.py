@@ -58,7 +58,7 @@ class TestRecord:
         used = GPU.memory_bytes / GIB - 1.5
         one = measured(record(1, 300, gib=used), device=NAME, margin_bytes=margin)
         assert one.fits is fits
-        assert one.reserve_bytes == (MARGIN_BYTES if margin is None else margin)
+        assert one.budget.margin_bytes == (MARGIN_BYTES if margin is None else margin)
 
 
 class TestChoice:

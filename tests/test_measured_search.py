@@ -16,7 +16,7 @@ from tuner import host
 from tuner.cli.main import run
 from tuner.records import Source, Status
 from tuner.results.journal import read_journal
-from tuner.space import load_space
+from tuner.space import configure, load_space
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,7 +136,7 @@ def test_one_trial_by_hand(folder, capfd):
     asked = ["--space", "tiny_cpu", *settings, "--set", "micro_batch=8"]
     assert run(["trial", *asked, "--device", "cpu", "--budget", "0.3s", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
-    configuration = load_space("tiny_cpu").configuration(
+    configuration = configure(load_space("tiny_cpu"),
         {"micro_batch": 8, "max_length": 64, "precision": "fp32", "attention": "sdpa",
          "gradient_checkpointing": False, "optimizer": "adamw_torch"}, strict=False
     )  # fmt: skip

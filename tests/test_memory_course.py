@@ -17,6 +17,7 @@ from tuner.records import MemoryCategory
 from tuner.results.course_figure import course_figure
 from tuner.results.report import MEMORY_COLORS
 from tuner.results.store import ResultsFolder
+from tuner.results.writing import write_all
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +65,17 @@ def test_results_folder_keeps_the_course_and_traces_only_another_recommendation(
         return course
 
     records = make_search(30)
-    view = folder.write_all(records, SPACE, GPU, course_of=trace)
+    view = write_all(folder, records, SPACE, GPU, course_of=trace)
     assert "Memory over one optimizer step" in folder.report_html.read_text()
-    folder.write_all(records, SPACE, GPU, course_of=trace)
+    write_all(folder, records, SPACE, GPU, course_of=trace)
     assert asked == [view.best.configuration]
     folder.memory_course.write_text('{"of": 1}')
-    folder.write_all(records, SPACE, GPU, course_of=trace)
+    write_all(folder, records, SPACE, GPU, course_of=trace)
     assert len(asked) == 2
     fewer = [r for r in records if r.configuration != view.best.configuration]
-    folder.write_all(fewer, SPACE, GPU, course_of=trace)
+    write_all(folder, fewer, SPACE, GPU, course_of=trace)
     assert len(asked) == 3
-    folder.write_all(records, SPACE, GPU)
+    write_all(folder, records, SPACE, GPU)
     assert "Memory over one optimizer step" not in folder.report_html.read_text()
 
 

@@ -9,7 +9,7 @@ from encoder_samples import shallow_encoder
 
 from tuner.estimators.predictor import Job, Predictor
 from tuner.gpus import get_gpu
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.workloads.memory_order import MEMORY_ORDERS
 
 ROUNDING = 0.003
@@ -37,7 +37,7 @@ def test_what_is_larger_in_the_declared_knobs_is_predicted_to_take_as_much(tmp_p
     space, order = load_space(name), MEMORY_ORDERS[workload]
     moved = {k: v for k, v in TRIED.items() if k in order.knobs and k in space.knobs}
     chosen = [
-        space.configuration(dict(zip(moved, values, strict=True)), strict=False)
+        configure(space, dict(zip(moved, values, strict=True)), strict=False)
         for values in itertools.product(*moved.values())
     ]
     found = Predictor(Job(workload, path)).predict(chosen, get_gpu("a100_80gb"))

@@ -18,6 +18,7 @@ from tuner.results.objectives import NAMES, coverage, objectives_of, require_kno
 from tuner.results.store import ResultsFolder
 from tuner.results.table import pareto_csv
 from tuner.results.view import Kind, build_view
+from tuner.results.writing import write_all
 from tuner.space import load_space
 from tuner.space.searchspace import METRICS
 from tuner.units import GIB
@@ -112,7 +113,7 @@ class TestFiles:
     def test_table_picture_and_report_are_of_the_objectives_of_the_space(self, tmp_path):
         space = dataclasses.replace(CAPACITY, objectives=("length_coverage", "epoch_usd"))
         folder = ResultsFolder(tmp_path, "qlora27b", "a6000")
-        view = folder.write_all(make_search(80), space, GPU)
+        view = write_all(folder, make_search(80), space, GPU)
         rows = list(csv.DictReader(folder.pareto_csv.open()))
         assert [float(row["length_coverage"]) for row in rows] == sorted(
             float(row["length_coverage"]) for row in rows

@@ -13,7 +13,7 @@ from tuner.cli.every_gpu import print_answers
 from tuner.engine.gpus_compared import Answer
 from tuner.engine.target import with_margin
 from tuner.gpus import get_gpu
-from tuner.records import RankMemory, Source, TrialRecord
+from tuner.records import MemoryBudget, RankMemory, Source, TrialRecord
 from tuner.results.best import best_yaml, recommend
 from tuner.results.report import report_html
 from tuner.results.table import pareto_csv
@@ -35,8 +35,8 @@ def measured(size_bytes: int, gpu=GPU, **settings: object) -> TrialRecord:
 
 
 def test_ranks_on_one_processor_have_their_part_of_its_memory() -> None:
-    assert measured(7 * GIB, CPU).limit_bytes == 8 * GIB
-    assert measured(7 * GIB, CPU).reserve_bytes == GIB // 2
+    assert measured(7 * GIB, CPU).budget.limit_bytes == 8 * GIB
+    assert measured(7 * GIB, CPU).budget.margin_bytes == GIB // 2
     assert measured(7 * GIB, CPU).fits
     assert not measured(8 * GIB, CPU).fits  # half of the margin is missing
     assert not measured(9 * GIB, CPU).fits
@@ -48,7 +48,7 @@ def test_ranks_on_one_processor_have_their_part_of_its_memory() -> None:
 
 def test_gpus_have_their_memory_for_themselves() -> None:
     record = measured(40 * GIB)
-    assert (record.limit_bytes, record.reserve_bytes) == (GPU.memory_bytes, GIB)
+    assert record.budget == MemoryBudget(GPU.memory_bytes, GIB)
     assert record.fits
 
 
@@ -58,7 +58,7 @@ def test_what_is_to_stay_free_is_shared_by_predicted_ranks_too() -> None:
     record = replace(record, outcome=replace(record.outcome, prediction=half))
     assert with_margin(record, 4 * GIB).fits
     assert not with_margin(record, 5 * GIB).fits
-    assert with_margin(record, 4 * GIB).reserve_bytes == 2 * GIB
+    assert with_margin(record, 4 * GIB).budget.margin_bytes == 2 * GIB
 
 
 def test_an_epoch_costs_all_gpus_but_only_one_processor() -> None:

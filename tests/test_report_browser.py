@@ -19,6 +19,7 @@ from tuner.results.facts import StageFacts
 from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder
 from tuner.results.view import build_view
+from tuner.results.writing import write_all
 from tuner.text import printable
 from tuner.units import GIB
 
@@ -209,7 +210,8 @@ def report_of(text: str, folder: Path) -> Path:
     )
     for each in (other, gpu):
         records = [_record_of(text, i, space=space, gpu=each, knob=knob) for i in range(1, 6)]
-        ResultsFolder(folder, space.name, each.id).write_all(
+        write_all(
+            ResultsFolder(folder, space.name, each.id),
             records,
             space,
             each,
@@ -338,10 +340,10 @@ def test_fronts_of_other_gpu_types_stand_in_one_plot_and_one_table(browser, tmp_
             for number in range(1, 5)
         ]  # fmt: skip
         folder = ResultsFolder(tmp_path, SPACE.name, gpu.id)
-        folder.write_all(records, SPACE, gpu)
+        write_all(folder, records, SPACE, gpu)
     (tmp_path / SPACE.name / "broken").mkdir()
     (tmp_path / SPACE.name / "broken" / "best.yaml").write_text("gpu: [")
-    folder.write_all(records, SPACE, GPU)
+    write_all(folder, records, SPACE, GPU)
     opened = Opened(browser, folder.report_html)
     opened.draw_everything()
     page = opened.page

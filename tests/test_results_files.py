@@ -22,6 +22,7 @@ from tuner.results.plot import pareto_png
 from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder, safe_name, write_atomically
 from tuner.results.view import build_view
+from tuner.results.writing import write_all
 from tuner.text import printable
 from tuner.units import GIB, significant
 
@@ -75,7 +76,7 @@ def test_a_search_leaves_five_files(folder):
     with folder.writer() as journal:
         for record in records:
             journal.append(record)
-    view = folder.write_all(folder.read().records, SPACE, GPU, command=COMMAND)
+    view = write_all(folder, folder.read().records, SPACE, GPU, command=COMMAND)
     assert {path.name for path in folder.path.iterdir()} == FILES
     assert folder.path.relative_to(folder.root).as_posix() == "qlora27b/a6000"
     best = yaml.safe_load(folder.best_yaml.read_text())
@@ -87,13 +88,13 @@ def test_a_search_leaves_five_files(folder):
 def test_writing_again_gives_the_same_bytes(folder):
     contents = []
     for _ in range(2):
-        folder.write_all(make_search(30), SPACE, GPU)
+        write_all(folder, make_search(30), SPACE, GPU)
         contents.append({p.name: p.read_bytes() for p in folder.path.iterdir()})
     assert contents[0] == contents[1]
 
 
 def test_an_interrupt_leaves_whole_files(folder, monkeypatch):
-    folder.write_all(make_search(20), SPACE, GPU)
+    write_all(folder, make_search(20), SPACE, GPU)
     before = folder.report_html.read_bytes()
 
     def interrupt(self, target):
@@ -246,7 +247,7 @@ def test_names_are_shown_as_text():
 
 def test_a_name_that_utf8_cannot_hold_does_not_stop_the_report(folder):
     records = [make_record(trial_id="\ud800", settings={"micro_batch": "\ud800"})]
-    folder.write_all(records, SPACE, GPU, command="\ud800")
+    write_all(folder, records, SPACE, GPU, command="\ud800")
     assert "\\ud800" in folder.report_html.read_text()
 
 

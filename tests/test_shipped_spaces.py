@@ -25,10 +25,11 @@ from tuner.models.catalogue import resolve_config
 from tuner.records import Source, TrialRecord
 from tuner.results.facts import SpaceFacts
 from tuner.results.store import ResultsFolder
+from tuner.results.writing import write_all
 from tuner.runner.base import TrialJob
 from tuner.runner.simulated import SimulatedRunner
 from tuner.runner.staged import StagedRunner
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.space.format import read_space
 from tuner.workloads import get_workload
 from tuner.workloads.causal_lm_settings import CausalLMSettings
@@ -112,7 +113,7 @@ def test_parameters_are_counted_exactly(name):
     space = load_space(name)
     assert space.model is not None
     session = get_workload(space.workload).open(
-        resolve_config(space.model), space.configuration(space.baseline), Skeleton()
+        resolve_config(space.model), configure(space, space.baseline), Skeleton()
     )
     base, trainable = PARAMETERS[name]
     assert session.trainable_params == trainable
@@ -132,7 +133,7 @@ def test_a_gpu_without_bf16_is_left_with_fp16_and_the_others_with_both(name, gpu
     runnable = [c for c in space.configurations() if not check_supported(c, gpu)]
     formats = {c[knob] for c in runnable for knob in ("precision", "mixed_precision")}
     assert runnable
-    assert not check_supported(space.configuration(space.baseline), gpu)
+    assert not check_supported(configure(space, space.baseline), gpu)
     if gpu.compute_capability < (8, 0):
         assert "bf16" not in formats
         assert "fp16" in formats
@@ -147,7 +148,7 @@ def test_a_gpu_without_bf16_is_left_with_fp16_and_the_others_with_both(name, gpu
 @pytest.mark.parametrize("name", ["qlora4b", "gemma2_2b", "qwen7b_lora"])
 def test_products_with_quantised_layers_are_in_fp16_where_there_is_no_bf16(name):
     space = load_space(name)
-    configuration = space.configuration({**(space.baseline or {}), "precision": "nf4"})
+    configuration = configure(space, {**(space.baseline or {}), "precision": "nf4"})
     settings = CausalLMSettings.from_configuration(configuration)
     assert (settings.mixed_precision, settings.load_dtype) == ("fp16", torch.float16)
     turing = get_gpu(space.gpus[0])
@@ -174,7 +175,7 @@ def test_trials_end_in_a_recommendation_and_its_files(name, gpu_name, tmp_path):
     )
     if space.stages:
         runner = StagedRunner(runner, space)
-    configuration = space.configuration(space.baseline)
+    configuration = configure(space, space.baseline)
     outcome = runner.run(configuration)
     record = TrialRecord(
         trial_id="one",
@@ -191,7 +192,7 @@ def test_trials_end_in_a_recommendation_and_its_files(name, gpu_name, tmp_path):
     folder = ResultsFolder(tmp_path, space.name, gpu.id)
     with folder.writer() as writer:
         writer.append(record)
-    view = folder.write_all(folder.read().records, SpaceFacts.of(space), gpu)
+    view = write_all(folder, folder.read().records, SpaceFacts.of(space), gpu)
     assert view.best is not None
     assert view.best.configuration == configuration
     assert outcome.prediction is not None
@@ -242,7 +243,7 @@ parser.add_argument("--lora_rank", type=int, default=32)
 def written(tmp_path: Path, name: str, file: str, text: str, **settings: Any) -> str:
     """What `tuner apply` makes of a file for the baseline with these settings."""
     space = load_space(name)
-    configuration = space.configuration({**(space.baseline or {}), **settings})
+    configuration = configure(space, {**(space.baseline or {}), **settings})
     path = tmp_path / file
     path.write_text(text)
     (edit,) = make_plan([path], assignments(space, configuration)).files
@@ -297,7 +298,7 @@ def test_the_axolotl_file_and_the_flags_of_the_8b(tmp_path):
 
 def test_the_flags_of_the_8b_are_printed():
     space = load_space("cot8b_h100")
-    configuration = space.configuration(space.baseline)
+    configuration = configure(space, space.baseline)
     flags = assignments(space, configuration, targets=["flags"])
     text = export(
         "command",

@@ -19,10 +19,12 @@ from tuner.space import (
     VOCABULARIES,
     SearchSpace,
     TokenLengths,
+    configure,
     default_space,
     list_spaces,
     load_space,
     parse_settings,
+    pin,
 )
 from tuner.space.format import read_space
 
@@ -87,7 +89,7 @@ def test_space_survives_pickling(qlora27b: SearchSpace) -> None:
 
 
 def test_baseline_is_the_default_configuration(qlora27b: SearchSpace) -> None:
-    configuration = qlora27b.configuration()
+    configuration = configure(qlora27b)
     assert configuration["lora_rank"] == 128
     assert configuration["precision"] == "nf4"
     assert configuration["grad_accum"] == 32
@@ -113,7 +115,7 @@ def test_a_condition_replaces_the_floor_on_the_same_knob_only(qlora27b: SearchSp
 
 
 def test_matches(qlora27b: SearchSpace) -> None:
-    low = qlora27b.configuration({"lora_rank": 16})
+    low = configure(qlora27b, {"lora_rank": 16})
     assert not qlora27b.matches(low)
     assert qlora27b.matches(low, ["lora_rank <= 16"])
     assert qlora27b.matches(low, use_floors=False)
@@ -159,7 +161,7 @@ def test_settings_are_read_by_the_type_of_their_knob(qlora27b: SearchSpace) -> N
         "lora_dropout": "1e-1",
         "mixed_precision": "no",
     }
-    configuration = qlora27b.configuration(typed, strict=False)
+    configuration = configure(qlora27b, typed, strict=False)
     assert configuration["micro_batch"] == 4
     assert configuration["grad_accum"] == 8
     assert configuration["gradient_checkpointing"] is False
@@ -169,9 +171,9 @@ def test_settings_are_read_by_the_type_of_their_knob(qlora27b: SearchSpace) -> N
 
 
 def test_a_value_outside_the_list_is_for_estimates_only(qlora27b: SearchSpace) -> None:
-    assert qlora27b.configuration({"lora_rank": 48}, strict=False)["lora_alpha"] == 96
+    assert configure(qlora27b, {"lora_rank": 48}, strict=False)["lora_alpha"] == 96
     with pytest.raises(InputError) as caught:
-        qlora27b.configuration({"lora_rank": 48})
+        configure(qlora27b, {"lora_rank": 48})
     assert str(caught.value) == (
         "lora_rank=48 is not in search space 'qlora27b'\n"
         "  hint: allowed: 16, 32, 64, 96, 128, 192, 256, 384"
@@ -216,23 +218,23 @@ GOLDEN_SETTINGS = [
 @pytest.mark.parametrize(("wrong", "text"), GOLDEN_SETTINGS)
 def test_wrong_settings(qlora27b: SearchSpace, wrong: dict[str, str], text: str) -> None:
     with pytest.raises(InputError) as caught:
-        qlora27b.configuration(wrong, strict=False)
+        configure(qlora27b, wrong, strict=False)
     assert str(caught.value) == text
 
 
 def test_a_derived_value_may_be_set_when_it_agrees(qlora27b: SearchSpace) -> None:
-    configuration = qlora27b.configuration({"grad_accum": 8, "micro_batch": 4})
-    assert configuration == qlora27b.configuration({"micro_batch": 4})
+    configuration = configure(qlora27b, {"grad_accum": 8, "micro_batch": 4})
+    assert configuration == configure(qlora27b, {"micro_batch": 4})
 
 
 def test_pinning_narrows_the_space_and_drops_the_floor_on_the_knob(qlora27b: SearchSpace) -> None:
-    narrowed = qlora27b.with_settings({"lora_rank": "16", "precision": "nf4", "grad_accum": 4})
+    narrowed = pin(qlora27b, {"lora_rank": "16", "precision": "nf4", "grad_accum": 4})
     found = list(narrowed.configurations())
     assert narrowed.floors == ("max_length >= 1024",)
     assert {c["lora_rank"] for c in found} == {16}
     assert {c["micro_batch"] for c in found} == {8}
     assert len(found) == 5 * 2 * 3 * 2
-    assert narrowed.configuration({"micro_batch": 8})["lora_rank"] == 16
+    assert configure(narrowed, {"micro_batch": 8})["lora_rank"] == 16
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ def test_pinning_what_is_not_in_the_space(
     qlora27b: SearchSpace, pinned: dict[str, int], message: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        qlora27b.with_settings(pinned)
+        pin(qlora27b, pinned)
 
 
 def test_parse_settings() -> None:
@@ -265,7 +267,7 @@ def test_default_space_fills_what_is_not_set() -> None:
     space = default_space("some/model")
     assert space.model == "some/model"
     assert space.count() == 1
-    configuration = space.configuration({"max_length": "512"}, strict=False)
+    configuration = configure(space, {"max_length": "512"}, strict=False)
     assert configuration.keys() == ALWAYS_SET
     assert configuration["max_length"] == 512
     assert configuration["grad_accum"] == 16
@@ -289,14 +291,14 @@ def test_what_the_user_sets_is_not_derived(
     given_settings: dict[str, object], expected: dict[str, object]
 ) -> None:
     space = default_space("m", given_settings)
-    configuration = space.configuration(given_settings, strict=False)
+    configuration = configure(space, given_settings, strict=False)
     assert {name: configuration[name] for name in expected} == expected
 
 
 def test_default_space_refuses_what_does_not_agree() -> None:
     names = {"micro_batch": 4, "grad_accum": 2, "effective_batch": 16}
     with pytest.raises(InputError, match=r"effective_batch == micro_batch \* grad_accum"):
-        default_space("m", names).configuration(names, strict=False)
+        configure(default_space("m", names), names, strict=False)
 
 
 def test_a_space_without_effective_batch_gets_it_from_the_accumulation() -> None:
@@ -349,7 +351,7 @@ stages:
 def test_a_configuration_must_be_valid_in_every_stage() -> None:
     space = small_space(STAGES)
     assert [c["micro_batch"] for c in space.configurations()] == [1, 2, 4]  # 8 is more than 4
-    stages = space.stage_configurations(space.configuration({"micro_batch": 2}))
+    stages = space.stage_configurations(configure(space, {"micro_batch": 2}))
     assert {n: (c["max_length"], c["grad_accum"]) for n, c in stages.items()} == {
         "hard": (2048, 2),
         "easy": (256, 16),

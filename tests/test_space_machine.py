@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.errors import InputError
-from tuner.space import VOCABULARIES, default_space
+from tuner.space import VOCABULARIES, configure, default_space, pin
 from tuner.space.format import read_space
 from tuner.space.vocabulary import NO_NAMES, unmodelled
 
@@ -36,17 +36,17 @@ def test_conditions_can_name_what_the_space_mentions_only():
 def test_a_search_keeps_to_the_knobs_of_its_space():
     small = space("micro_batch: [1]")
     with pytest.raises(InputError, match="torch_compile is not in search space 'small'"):
-        small.with_settings({"torch_compile": "true"})
+        pin(small, {"torch_compile": "true"})
     with pytest.raises(InputError, match="copy the file"):
-        small.configuration({"torch_compile": "true"})
-    assert "torch_compile" not in small.with_settings({"torch_compile": "false"}).fixed
-    free = small.configuration({"torch_compile": "true"}, strict=False)
+        configure(small, {"torch_compile": "true"})
+    assert "torch_compile" not in pin(small, {"torch_compile": "false"}).fixed
+    free = configure(small, {"torch_compile": "true"}, strict=False)
     assert free["torch_compile"] is True
 
 
 def test_the_default_space_takes_them_as_settings():
     settings = {"offload": "0.5", "allocator": "expandable_segments:True"}
-    found = default_space("some/model", settings).configuration(settings, strict=False)
+    found = configure(default_space("some/model", settings), settings, strict=False)
     assert found["offload"] == 0.5
     assert found["allocator"] == "expandable_segments:True"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import InputError
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.space.command import fill
 from tuner.space.format import read_space
 
@@ -61,7 +61,7 @@ def test_names_are_free_and_typed_by_their_values():
 
 def test_a_configuration_becomes_a_command():
     space = read(GOOD)
-    found = space.configuration({"micro_batch": "4", "flag": "--fast", "text": "a b"})
+    found = configure(space, {"micro_batch": "4", "flag": "--fast", "text": "a b"})
     assert found["grad_accum"] == 2
     assert space.command.arguments(found) == [
         "python", "train.py", "--batch", "4", "--fast", "--lr=0.1", "a b"]  # fmt: skip
@@ -73,8 +73,8 @@ def test_a_configuration_becomes_a_command():
 
 def test_an_argument_with_an_empty_value_is_left_out():
     space = read(GOOD.replace("flag: --fast,", 'flag: "",'))
-    assert "--fast" not in space.command.arguments(space.configuration())
-    assert "" not in space.command.arguments(space.configuration())
+    assert "--fast" not in space.command.arguments(configure(space))
+    assert "" not in space.command.arguments(configure(space))
 
 
 def test_values_are_written_as_people_write_them():
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_said(old, new, said):
 
 def test_words_that_are_misspelt_are_refused():
     with pytest.raises(InputError, match="fasst"):
-        read(GOOD).configuration({"flag": "--fasst"})
+        configure(read(GOOD), {"flag": "--fasst"})
 
 
 def test_keys_of_a_command_need_one():
@@ -154,4 +154,4 @@ def test_any_text_of_a_command_is_read_or_refused(text):
         space = read(f"name: mine\ncommand: [python, {line}]\nknobs: {{a: [1, 2]}}\n")
     except InputError:
         return
-    space.command.arguments(space.configuration())
+    space.command.arguments(configure(space))

@@ -8,6 +8,7 @@ import pytest
 
 from tuner.errors import InputError
 from tuner.results.facts import SpaceFacts
+from tuner.space import configure, pin
 from tuner.space.format import read_space
 
 TEXT = """\
@@ -38,7 +39,7 @@ def test_a_list_in_a_stage_is_a_knob_of_that_stage():
 
 
 def test_each_stage_is_a_plain_configuration():
-    configuration = space().configuration({"first.n_negatives": "16"})
+    configuration = configure(space(), {"first.n_negatives": "16"})
     stages = space().stage_configurations(configuration)
     assert [stages[n]["n_negatives"] for n in ("first", "second")] == [16, 4]
     assert all("." not in name for values in stages.values() for name in values)
@@ -48,17 +49,17 @@ def test_each_stage_is_a_plain_configuration():
 def test_conditions_and_settings_name_it():
     found = space()
     assert found.count(["first.n_negatives >= 16"]) == 3
-    assert found.with_settings({"first.n_negatives": "24"}).count() == 1
+    assert pin(found, {"first.n_negatives": "24"}).count() == 1
     assert "first.n_negatives" in SpaceFacts.of(found).capacity
     with pytest.raises(InputError, match=r"first\.n_negatives=9 is not in search space"):
-        found.configuration({"first.n_negatives": "9"})
+        configure(found, {"first.n_negatives": "9"})
     with pytest.raises(InputError, match=r"not allowed in an expression"):
         found.count(["micro_batch.real >= 1"])
 
 
 def test_a_baseline_has_it_too():
     baseline = "baseline: {micro_batch: 2, first.n_negatives: 24}\n"
-    assert space(TEXT + baseline).configuration()["first.n_negatives"] == 24
+    assert configure(space(TEXT + baseline))["first.n_negatives"] == 24
     with pytest.raises(InputError) as caught:
         space(TEXT + "baseline: {micro_batch: 2}\n")
     assert "first.n_negatives missing" in str(caught.value.problems)

@@ -16,7 +16,7 @@ from tuner.estimators.stages import combine, hardest_first
 from tuner.records import Measurement, Outcome, Source, Status, TrialRecord
 from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.runner.staged import StagedFactory, StagedRunner
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.tune.proposer import score
 
 GIB = 2**30
@@ -43,7 +43,7 @@ class Recorded:
 
 def test_the_hardest_stage_decides():
     inner = Recorded()
-    outcome = StagedRunner(inner, SPACE).run(SPACE.configuration())
+    outcome = StagedRunner(inner, SPACE).run(configure(SPACE))
     assert inner.asked == [24, 8]
     assert outcome.status is Status.OK
     assert outcome.duration_s == 4.0
@@ -54,7 +54,7 @@ def test_the_hardest_stage_decides():
 
 def test_a_stage_that_runs_out_of_memory_ends_the_trial():
     inner = Recorded({24: Outcome(Status.OOM, phase="backward", message="too much")})
-    outcome = StagedRunner(inner, SPACE).run(SPACE.configuration())
+    outcome = StagedRunner(inner, SPACE).run(configure(SPACE))
     assert inner.asked == [24]
     assert outcome.status is Status.OOM
     assert outcome.phase == "backward"
@@ -63,7 +63,7 @@ def test_a_stage_that_runs_out_of_memory_ends_the_trial():
 
 def test_a_later_stage_may_fail_too():
     inner = Recorded({8: Outcome(Status.CRASHED)})
-    outcome = StagedRunner(inner, SPACE).run(SPACE.configuration())
+    outcome = StagedRunner(inner, SPACE).run(configure(SPACE))
     assert outcome.status is Status.CRASHED
     assert outcome.message == "in stage stage2"
     assert outcome.duration_s == pytest.approx(2.0)
@@ -98,7 +98,7 @@ HARD_LAST = ("stage5", "stage4", "stage3", "stage2", "stage1")
 
 
 def test_the_stage_that_is_predicted_to_need_most_comes_first():
-    configuration, inner = SPACE.configuration(), real()
+    configuration, inner = configure(SPACE), real()
     found = StagedRunner(inner, SPACE, {configuration.key: HARD_LAST}).run(configuration)
     assert inner.asked == [8, 24]
     # What is told of the stages keeps the order of the space.
@@ -112,7 +112,7 @@ def test_the_stage_that_is_predicted_to_need_most_comes_first():
 def test_a_stage_that_leaves_too_little_free_ends_a_real_trial():
     inner = real(hard_gib=15.0)
     rule = Instructions(GiveUp(14 * GIB, front=((GIB, 1e9),)))
-    outcome = StagedRunner(inner, SPACE).run(SPACE.configuration(), rule)
+    outcome = StagedRunner(inner, SPACE).run(configure(SPACE), rule)
     assert inner.asked == [24]
     # Throughput of one stage is none to be given up for.
     assert inner.instructions == [Instructions(GiveUp(14 * GIB))]
@@ -144,7 +144,7 @@ def record_of(outcome):
         space=SPACE.name,
         gpu="t4",
         gpu_memory_bytes=16 * GIB,
-        configuration=SPACE.configuration(),
+        configuration=configure(SPACE),
         outcome=outcome,
         seed=0,
         started_at="2026-01-01T00:00:00+00:00",
@@ -166,7 +166,7 @@ def test_a_trial_is_interrupted_between_two_stages_too():
 
     inner.run = run
     runner.start()
-    outcome = runner.run(SPACE.configuration())
+    outcome = runner.run(configure(SPACE))
     runner.close()
     assert inner.asked == [24]
     assert (outcome.status, outcome.stage) == (Status.INTERRUPTED, "stage2")
@@ -175,7 +175,7 @@ def test_a_trial_is_interrupted_between_two_stages_too():
 
 def test_a_simulated_trial_is_predicted_in_every_stage():
     inner = Recorded({24: Outcome(Status.OOM, prediction=prediction(20, 1.0), phase="backward")})
-    outcome = StagedRunner(inner, SPACE).run(SPACE.configuration())
+    outcome = StagedRunner(inner, SPACE).run(configure(SPACE))
     assert inner.asked == [24, 8]
     assert (outcome.status, outcome.phase, outcome.stage) == (Status.OOM, "backward", None)
     assert outcome.limiting_stage == "stage1"
@@ -195,7 +195,7 @@ def test_a_correction_holds_for_every_stage():
 def test_measurements_are_combined_too():
     slow, fast = measurement(prediction(12, 2.0)), measurement(prediction(4, 1.0))
     inner = Recorded({n: Outcome(Status.OK, measurement=m) for n, m in ((24, slow), (8, fast))})
-    found = StagedRunner(inner, SPACE).run(SPACE.configuration()).measurement
+    found = StagedRunner(inner, SPACE).run(configure(SPACE)).measurement
     assert found.memory.device_bytes == 12 * 2**30
     assert slow.speed.samples_per_s < found.speed.samples_per_s < fast.speed.samples_per_s
     assert found.limiting_stage == "stage1"

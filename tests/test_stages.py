@@ -14,7 +14,7 @@ from tuner.estimators.predictor import Job, Predictor
 from tuner.estimators.stages import Work, combine, predict_stages, stage_work
 from tuner.gpus import get_gpu
 from tuner.records import Memory, Prediction, Speed
-from tuner.space import load_space
+from tuner.space import configure, load_space
 from tuner.space.format import read_space
 
 SPACES = Path(__file__).parents[1] / "search_spaces"
@@ -87,7 +87,7 @@ def test_each_distinct_stage_is_predicted_once():
         asked.extend(configurations)
         return [prediction(int(c["n_negatives"]), 1, limit_gib=30) for c in configurations]
 
-    found = predict_stages(space, [space.configuration()], record)
+    found = predict_stages(space, [configure(space)], record)
     assert sorted(int(c["n_negatives"]) for c in asked) == [8, 24]
     assert found[0].limiting == "stage1"
     assert list(found[0].stages) == [f"stage{n}" for n in range(1, 6)]
@@ -109,7 +109,7 @@ def test_the_phases_of_dynamo_are_limited_by_those_that_run_all_heads(tmp_path):
     space = load_space(str(SPACES / "dynamo_t4.yaml"))
     model = shallow_encoder(tmp_path, "roberta-base", layers=2)
     gpu, predictor = get_gpu("t4"), Predictor(Job("multitask", model))
-    chosen = [space.configuration({"micro_batch": size}) for size in (8, 64)]
+    chosen = [configure(space, {"micro_batch": size}) for size in (8, 64)]
     small, large = predict_stages(space, chosen, lambda c: predictor.predict(c, gpu))
     assert small.overall.fits
     assert large.limiting == "phase3"
@@ -122,7 +122,7 @@ def test_the_first_stage_of_the_curriculum_limits_the_micro_batch(tmp_path):
     space = load_space(str(SPACES / "naics_embedder.yaml"))
     model = shallow_encoder(tmp_path, "all-minilm-l6-v2", layers=1)
     subject, gpu = resolve_subject("contrastive", model), get_gpu("rtx6000")
-    values = space.configuration().replace(micro_batch=4, grad_accum=1, effective_batch=4)
+    values = configure(space).replace(micro_batch=4, grad_accum=1, effective_batch=4)
     one = dataclasses.replace(space, derived={}, fixed={**space.fixed, "grad_accum": 1})
     found = predict_stages(one, [values], lambda cs: [predict(subject, c, gpu) for c in cs])[0]
     sizes = {n: p.memory.peak_allocated_bytes for n, p in found.stages.items()}

@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from simpleeval import EvalWithCompoundTypes
+
 from tuner.errors import InputError, nearest
 
 MAX_LENGTH = 500
@@ -105,8 +107,6 @@ class Expression:
     __slots__ = ("_evaluator", "_tree", "names", "text")
 
     def __init__(self, text: str, tree: ast.expr) -> None:
-        from simpleeval import EvalWithCompoundTypes  # not needed to list or show anything
-
         self.text = text
         self.names: frozenset[str] = frozenset(_value_names(tree))
         """The names whose values the expression needs."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from yaml import Node
 
 from tuner.errors import unknown
+from tuner.gpu_file import YamlFile
 from tuner.units import GIB, MIB
-
-if TYPE_CHECKING:  # for annotations only: PyYAML is loaded when a catalogue is read
-    from yaml import Node
-
-    from tuner.gpu_file import YamlFile
 
 NATIVE_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 """Precisions that hardware has a rate for: the keys of `Gpu.flops`."""

@@ -15,16 +15,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from yaml import Node
 
 from tuner.errors import InputError, unknown
 from tuner.gpu_entry import NATIVE_PRECISIONS, PRECISIONS, Gpu, read_entry
+from tuner.gpu_file import YamlFile
 from tuner.units import format_gib
-
-if TYPE_CHECKING:  # for annotations only: PyYAML is loaded when a catalogue is read
-    from yaml import Node
-
-    from tuner.gpu_file import YamlFile
 
 __all__ = [
     "NATIVE_PRECISIONS",
@@ -73,6 +71,14 @@ def get_gpu(
     matter. Raises `InputError` for a name that is unknown or that several types answer to.
     """
     gpu = _find(text, _load(extra))
+    return as_told(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
+
+
+def as_told(gpu: Gpu, *, memory_bytes: int | None, price_usd_per_hour: float | None) -> Gpu:
+    """`gpu` with the user's own memory and price where given.
+
+    Raises `InputError` for memory that its context alone exceeds, and for what is no price.
+    """
     changes: dict[str, Any] = {}
     sources = dict(gpu.sources)
     if memory_bytes is not None:
@@ -169,9 +175,6 @@ def _load_shipped() -> _Catalogue:
 
 def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
     """The catalogue `base` with the entries of the file at `path`, all of its problems at once."""
-    # PyYAML costs 15 ms, which importing this module need not pay.
-    from tuner.gpu_file import YamlFile
-
     file = YamlFile(path, trusted=shipped)
     top = file.mapping(file.root(), "", known=("gpus", "ambiguous"))
     gpus = dict(base.gpus)

@@ -13,7 +13,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from tuner.gpus import get_gpu
+from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, Phase, Status
+from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.runner.device import RealEnvironment
+from tuner.runner.isolated import IsolatedRunner
+from tuner.workloads import get_workload
 
 _STEPS = 2
 
@@ -93,10 +99,6 @@ class WorkloadContract:
 
     def test_runs_as_a_trial(self) -> None:
         """A trial in a process of its own measures it."""
-        from tuner.gpus import get_gpu
-        from tuner.runner.base import MeasureOptions, TrialJob
-        from tuner.runner.isolated import IsolatedRunner
-
         # The GPU type has no meaning on the processor, but for its name.
         job = TrialJob(self.workload, self.model, get_gpu("a6000"))
         with IsolatedRunner(job, MeasureOptions(device="cpu", budget_s=0.2)) as runner:
@@ -112,10 +114,6 @@ class WorkloadContract:
     def _opened(self) -> tuple[Any, list[Phase]]:
         """A session on the processor, and the phases that it has entered so far."""
         import torch
-
-        from tuner.models.catalogue import resolve_config
-        from tuner.runner.device import RealEnvironment
-        from tuner.workloads import get_workload
 
         torch.manual_seed(0)
         phases: list[Phase] = []

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from benchmarks.fuzz.hostile import EXPRESSIONS
 from benchmarks.fuzz.mutate import damaged, expressions
 from benchmarks.tiny_model import CONFIG
+from tuner.space import pin
 
 ROOT = Path(__file__).parents[2]
 SPACE = """\
@@ -145,7 +146,7 @@ def read_expression(path: Path) -> None:
         str(error)
     for setting in (text, f"micro_batch={text}", f"precision={text}", f"lora_dropout={text}"):
         try:
-            _space().with_settings(parse_settings([setting]))
+            pin(_space(), parse_settings([setting]))
         except InputError as error:
             str(error)
 

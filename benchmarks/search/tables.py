@@ -19,7 +19,7 @@ from tuner.estimators.predictor import Job, Predictor
 from tuner.estimators.stages import predict_overall
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
-from tuner.space import SearchSpace, list_spaces, load_space
+from tuner.space import SearchSpace, configure, list_spaces, load_space
 
 Floats = NDArray[np.float64]
 
@@ -100,7 +100,7 @@ def load_table(space: SearchSpace, gpu_id: str, *, fresh: bool = False) -> Table
         name=f"{space.name} on {gpu_id}",
         configurations=configurations,
         knobs=tuple(n for n in space.knobs if len({c[n] for c in configurations}) > 1),
-        baseline=space.configuration() if space.baseline else None,
+        baseline=configure(space) if space.baseline else None,
         arrays=arrays,
         limit_bytes=limit,
         margin_bytes=margin,

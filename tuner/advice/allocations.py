@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.estimators.replay.memory import category_of, live_at_peak
 from tuner.gpus import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration
@@ -59,9 +61,6 @@ def largest_allocations(
 
     Traces the step at full depth: seconds for a model of some billion parameters.
     """
-    from collections import Counter
-
-    from tuner.estimators.replay.memory import category_of, live_at_peak
     from tuner.estimators.tracing.trace import trace  # torch
 
     traced = trace(
@@ -89,6 +88,4 @@ def largest_allocations(
 
 
 def _times(kind: Allocation, count: int) -> Allocation:
-    from dataclasses import replace
-
     return replace(kind, count=count)

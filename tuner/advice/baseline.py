@@ -12,7 +12,7 @@ from tuner.apply.source import Source, open_source
 from tuner.errors import InputError, Problem, nearest
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue
-from tuner.space import ApplyTarget, SearchSpace
+from tuner.space import ApplyTarget, SearchSpace, configure
 from tuner.space.keypath import read_key
 
 
@@ -74,12 +74,12 @@ def _complete(
         # People write the accumulation down; the effective batch that they train with is theirs.
         accumulation = settings.get("grad_accum", found.get("grad_accum"))
         if accumulation is not None:
-            first = space.configuration(
-                {k: v for k, v in wanted.items() if k in space.knobs}, strict=False
+            first = configure(
+                space, {k: v for k, v in wanted.items() if k in space.knobs}, strict=False
             )
             rounds = space.terms["grad_accum"].read(accumulation)
             wanted["effective_batch"] = int(str(first["micro_batch"])) * int(str(rounds))
-    configuration = space.configuration(wanted, strict=False)
+    configuration = configure(space, wanted, strict=False)
     notes = [
         f"{name}={show(found[name])} in the file is compared as {show(configuration[name])}, "
         f"which the space derives as {space.derived[name]}"

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.advice.predicting import Predicted, SpacePredictor
+from tuner.data import LengthDistribution
 from tuner.errors import InputError
 from tuner.estimators.predict import check_supported
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue, Prediction
-from tuner.space import SearchSpace
+from tuner.space import SearchSpace, configure
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def _valid(
     held = {n: v for n, v in configuration.items() if n not in space.derived}
     for changed in settings:
         try:
-            found = space.configuration({**held, **changed}, strict=False)
+            found = configure(space, {**held, **changed}, strict=False)
         except InputError:
             continue  # excluded by a rule of the space
         if not check_supported(found, predictor.gpu):
@@ -131,8 +132,6 @@ def _change(
 
 def truncated(space: SearchSpace, configuration: Configuration) -> tuple[float, float] | None:
     """The share of the examples that is cut, as (low, high); None where no lengths are known."""
-    from tuner.data import LengthDistribution  # numpy
-
     if space.data.token_lengths is None or "max_length" not in configuration:
         return None
     lengths = LengthDistribution.from_token_lengths(space.data.token_lengths)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.advice.predicting import Predicted, SpacePredictor
+from tuner.data import LengthDistribution
 from tuner.estimators.predict import check_supported
 from tuner.expressions import show
 from tuner.gpus import Gpu
@@ -211,7 +212,7 @@ def side_of(
     return Side(
         configuration=configuration,
         evidence=evidence,
-        fits=used_bytes + prediction.margin_bytes <= limit_bytes,
+        fits=prediction.budget.fits(used_bytes),
         free_bytes=limit_bytes - used_bytes,
         stage=predicted.stage,
         steps_per_epoch=cost.steps_per_epoch if cost else None,
@@ -228,8 +229,6 @@ def _truncation(
     space: SearchSpace, configuration: Configuration
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
     """Shares of the examples and of the tokens that are cut; None where lengths are unknown."""
-    from tuner.data import LengthDistribution  # numpy
-
     if space.data.token_lengths is None or "max_length" not in configuration:
         return None, None
     lengths = LengthDistribution.from_token_lengths(space.data.token_lengths)

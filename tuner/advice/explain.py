@@ -36,7 +36,7 @@ class Explanation:
     def missing_bytes(self) -> int:
         """Device memory that is missing, the margin counted; negative where it fits."""
         p = self.prediction
-        return p.memory.device_bytes + p.margin_bytes - p.limit_bytes
+        return p.memory.device_bytes - p.budget.usable_bytes
 
     @property
     def fitting(self) -> list[Change]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.advice.changes import Change
+from tuner.data import LengthDistribution
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Measurement, Prediction
 from tuner.space import SearchSpace
@@ -134,8 +135,6 @@ def _tensor_cores(configuration: Configuration, prediction: Prediction, gpu: Gpu
 
 
 def _padding(space: SearchSpace, configuration: Configuration) -> Iterator[Note]:
-    from tuner.data import LengthDistribution  # numpy
-
     if space.data.token_lengths is None or "max_length" not in configuration:
         return
     lengths = LengthDistribution.from_token_lengths(space.data.token_lengths)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from rich.table import Column, Table
+from rich.text import Text
 
 from tuner.engine.gpus_compared import Answer
 from tuner.results.cost import run_cost
+from tuner.results.objective_plot import objective_png
+from tuner.results.plot import pareto_png
 from tuner.results.ranks import times_text
 from tuner.results.table import value_text
 from tuner.results.view import View
 from tuner.units import format_duration, format_size, significant
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 ROWS = 20
 """Rows of a front that are shown; all are in `front`."""
@@ -82,9 +83,6 @@ def comparison_table(answers: Sequence[Answer]) -> Table:
 
 def result_html(view: View) -> str:
     """The front as a table and as a picture."""
-    from tuner.results.objective_plot import objective_png
-    from tuner.results.plot import pareto_png
-
     columns, rows = front_rows(view)
     png = pareto_png(view) if view.is_default else objective_png(view)
     picture = base64.b64encode(png).decode("ascii")
@@ -123,9 +121,6 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Table:
-    from rich.table import Column, Table
-    from rich.text import Text
-
     heads = [Column(header=Text(name)) for name in columns]
     table = Table(*heads, title=Text(title), title_justify="left")
     for row in rows:

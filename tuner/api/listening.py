@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from rich.console import Console
+
+from tuner.cli.listening import Printer
 from tuner.engine.listener import SILENT, Compiling, Listener, Searching
-
-if TYPE_CHECKING:
-    from tuner.engine.plan import Refused
-    from tuner.tune.progress import Progress
+from tuner.engine.plan import Refused
+from tuner.tune.progress import Progress
 
 OnProgress = Callable[[Mapping[str, "Progress"]], None]
 
@@ -21,13 +22,9 @@ def listener_of(shown: bool | None, on_progress: OnProgress | None) -> Iterator[
 
     None shows it where somebody looks: in a notebook and in a terminal.
     """
-    from rich.console import Console  # 60 ms
-
     printer = SILENT
     err = Console(stderr=True)
     if shown or (shown is None and (err.is_jupyter or err.is_terminal)):
-        from tuner.cli.listening import Printer
-
         # A notebook paints stderr as if something were wrong.
         printer = Printer(err=not err.is_jupyter)
     yield _Told(printer, on_progress)
@@ -42,8 +39,6 @@ class _Told(Listener):
 
     def warn(self, text: str) -> None:
         """As a warning of Python."""
-        import warnings
-
         warnings.warn(text.removeprefix("warning: "), stacklevel=2)
 
     def refused(self, refused: Refused) -> None:

@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuner.api.values import as_texts
+from tuner.engine.applying import applying
+from tuner.engine.exporting import export_recommended
+from tuner.engine.target import Target
 from tuner.errors import InputError
 from tuner.results import best as results
-
-if TYPE_CHECKING:
-    from tuner.engine.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,6 @@ class Recommendation(results.Recommendation):
         beside it. Raises one `InputError` with everything that cannot be done safely, and then
         nothing is written.
         """
-        from tuner.engine.applying import applying
-
         if not files:
             raise InputError("apply names no file", hint="name the files to change")
         found = applying(
@@ -92,6 +89,4 @@ class Recommendation(results.Recommendation):
 
         Raises `InputError` for a tool that is not known or cannot train this.
         """
-        from tuner.engine.exporting import export_recommended
-
         return export_recommended(self.target, self, format_name).text

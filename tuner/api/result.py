@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import RenderableType
+
+from tuner.api.display import comparison_table, front_table, result_html, results_html
+from tuner.api.frame import frame_of, joined
 from tuner.api.recommended import Recommendation
 from tuner.api.values import as_bytes, as_share, as_texts
 from tuner.engine.chosen import recommended_of
@@ -14,14 +18,12 @@ from tuner.engine.gpus_compared import Answer, answers, require_an_answer
 from tuner.engine.plan import Refused
 from tuner.engine.search import Found
 from tuner.engine.target import Target, check_conditions, require_records
+from tuner.gpus import Gpu
+from tuner.records import TrialRecord
+from tuner.results.view import View, build_view
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import RenderableType
-
-    from tuner.gpus import Gpu
-    from tuner.records import TrialRecord
-    from tuner.results.view import View
 
 Kept = tempfile.TemporaryDirectory[str]
 
@@ -59,8 +61,6 @@ class SearchResult:
     @classmethod
     def read(cls, target: Target, where: tuple[str, ...] = ()) -> SearchResult:
         """Of the journal of `target`. Raises `UnavailableError` where there is none."""
-        from tuner.results.view import build_view
-
         conditions = check_conditions(target, where)
         view = build_view(
             require_records(target),
@@ -192,8 +192,6 @@ class SearchResult:
 
         Sizes are in bytes, times in seconds. Raises `UnavailableError` without pandas.
         """
-        from tuner.api.frame import frame_of
-
         return frame_of(self._view)
 
     def __repr__(self) -> str:
@@ -205,13 +203,9 @@ class SearchResult:
         )
 
     def __rich__(self) -> RenderableType:
-        from tuner.api.display import front_table
-
         return front_table(self._view)
 
     def _repr_html_(self) -> str:
-        from tuner.api.display import result_html
-
         return result_html(self._view)
 
 
@@ -274,8 +268,6 @@ class SearchResults(Mapping[str, SearchResult]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """The rows of all types; see `SearchResult.to_pandas`."""
-        from tuner.api.frame import joined
-
         return joined([result.to_pandas() for result in self.values()])
 
     def __repr__(self) -> str:
@@ -284,11 +276,7 @@ class SearchResults(Mapping[str, SearchResult]):
         return "\n".join(lines)
 
     def __rich__(self) -> RenderableType:
-        from tuner.api.display import comparison_table
-
         return comparison_table(self.comparison())
 
     def _repr_html_(self) -> str:
-        from tuner.api.display import results_html
-
         return results_html(self.comparison(), [one._view for one in self.values()])

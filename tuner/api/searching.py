@@ -6,18 +6,23 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
+from tuner.api.listening import listener_of
 from tuner.api.result import SearchResult, SearchResults
 from tuner.api.values import as_bytes, as_share, as_texts
+from tuner.engine.device import find_gpu, with_profile
+from tuner.engine.estimate import Estimate, estimate_configuration, one_configuration
+from tuner.engine.margin import parse_margin
+from tuner.engine.measuring import LIMIT_OF_TYPE, Mode
+from tuner.engine.plan import SearchOptions, make_plans
+from tuner.engine.quiet import quiet_libraries
+from tuner.engine.search import run_plans
+from tuner.engine.targets import ALL, gpu_names, load_targets, searched_targets
 from tuner.errors import InputError
-
-if TYPE_CHECKING:
-    from tuner.engine.estimate import Estimate
-    from tuner.engine.plan import SearchOptions
-    from tuner.records import KnobValue
-    from tuner.space import SearchSpace
-    from tuner.tune.progress import Progress
+from tuner.records import KnobValue
+from tuner.space import SearchSpace
+from tuner.tune.progress import Progress
 
 OnProgress = Callable[[Mapping[str, "Progress"]], None]
 
@@ -157,13 +162,6 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
     missing here, and `NothingFitsError` where no type can run or is predicted to fit anything.
     Where trials ran and none fits, the result has an empty front.
     """
-    from tuner.api.listening import listener_of
-    from tuner.engine.measuring import LIMIT_OF_TYPE, Mode
-    from tuner.engine.plan import SearchOptions, make_plans
-    from tuner.engine.quiet import quiet_libraries
-    from tuner.engine.search import run_plans
-    from tuner.engine.targets import load_targets
-
     if mode not in tuple(Mode):
         raise InputError(f"mode {mode!r} is none", hint=f"allowed: {', '.join(Mode)}")
     names, several = _gpu_names(gpu)
@@ -255,8 +253,6 @@ def load_results(
     The arguments are those of `tuner.search`; with `gpu="all"` or a list the result is a mapping
     of the types' ids. Raises `UnavailableError` where nothing was searched yet.
     """
-    from tuner.engine.targets import ALL, load_targets, searched_targets
-
     names, several = _gpu_names(gpu)
     if names == [ALL]:
         targets, several = searched_targets(_named(space), model, Path(results)), True
@@ -291,11 +287,6 @@ def estimate(
     arguments are those of `tuner.search`. Raises `InputError` for what
     is wrong with the arguments, and where the GPU cannot run the configuration at all.
     """
-    from tuner.engine.device import find_gpu, with_profile
-    from tuner.engine.estimate import estimate_configuration, one_configuration
-    from tuner.engine.margin import parse_margin
-    from tuner.engine.quiet import quiet_libraries
-
     memory_bytes = as_bytes(gpu_memory, "gpu_memory")
     device = find_gpu(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price)
     fraction = parse_margin(as_share(margin, "margin"), device)
@@ -314,8 +305,6 @@ def _named(space: str | Path | SearchSpace) -> str | SearchSpace:
 
 def _gpu_names(gpu: str | Sequence[str]) -> tuple[list[str], bool]:
     """The names of GPU types, and whether the answer is a mapping."""
-    from tuner.engine.targets import gpu_names
-
     if isinstance(gpu, str):
         names = gpu_names(gpu)
         return names, len(names) > 1
@@ -335,8 +324,6 @@ def _folder(results: str | Path | None) -> tuple[Path, tempfile.TemporaryDirecto
 
 def _call(space: str | Path | SearchSpace, names: Sequence[str], options: SearchOptions) -> str:
     """The call that repeats this search, for the report: what differs from the defaults."""
-    from tuner.engine.plan import SearchOptions
-
     given = space if isinstance(space, str) else str(getattr(space, "path", None) or space)
     renamed = {
         "time_limit": "time_limit_s", "max_cost": "max_cost_usd", "budget": "budget_s",

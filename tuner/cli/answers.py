@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.cli.front_plot import print_plot
-from tuner.cli.render import (
-    console,
-    count,
-    echo,
-    print_fields,
-    print_rows,
-    print_wider,
-    settings_text,
-    size_text,
-    table,
-)
+from tuner.cli.render import count, echo, print_fields, settings_text, size_text
 from tuner.cli.stages import print_stages
+from tuner.cli.tables import console, print_rows, print_wider, table
+from tuner.engine.target import Target
+from tuner.expressions import all_of, show
 from tuner.records import KnobValue, Source, Status, TrialRecord
+from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
 from tuner.results.best import Recommendation
 from tuner.results.cost import RunCost, run_cost
-from tuner.results.front import margin_bytes, room_bytes
+from tuner.results.front import room_bytes
+from tuner.results.levels import levels
 from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
+from tuner.results.view import View
 from tuner.units import format_duration, format_size, significant
-
-if TYPE_CHECKING:
-    from tuner.engine.target import Target
-    from tuner.results.view import View
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
 _SHOWN_OBJECTIVES = ("device_bytes", "samples_per_s", "tokens_per_s", "step_s", "epoch_usd")
@@ -37,8 +29,6 @@ _MAIN_NUMBERS = _NUMBERS[:3]
 
 def conditions_text(conditions: Sequence[str]) -> str:
     """The conditions as one sentence part; empty when there are none."""
-    from tuner.expressions import all_of  # not needed to print a help text
-
     return all_of(conditions)
 
 
@@ -83,8 +73,6 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
 
 def print_levels(view: View) -> None:
     """One front for each level of rank and length, as one table; says so where there is none."""
-    from tuner.results.levels import levels
-
     found = levels(view)
     if not found:
         echo("There are no levels: no capacity knob (rank, length) has two values here.")
@@ -116,8 +104,6 @@ def _front_text(view: View) -> str:
 
 
 def _cell(value: KnobValue | None) -> str:
-    from tuner.expressions import show  # not needed to print a help text
-
     return "" if value is None else show(value)
 
 
@@ -147,7 +133,7 @@ def print_recommendation(best: Recommendation, *, use: Sequence[str] = ()) -> No
     free = f"{format_size(best.free_bytes)} stay free"
     around = best.device_bytes_interval
     size = format_size(memory.device_bytes) + (f" ({around.text(format_size)})" if around else "")
-    margin = margin_bytes(best.record)
+    margin = best.record.budget.margin_bytes
     mfu = f", {speed.mfu:.0%} of the peak (MFU)" if speed.mfu is not None else ""
     # Code of the user's own need not count tokens.
     tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
@@ -260,8 +246,6 @@ def _gain_text(best: Recommendation) -> str:
 
 def print_agreement(records: Sequence[TrialRecord]) -> None:
     """How close the predictions came, where trials were measured; else nothing."""
-    from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
-
     found = pairs(records)
     rows = agreement_rows(found)
     text = verdict_text(verdicts(records))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from tuner.apply.plan import Plan
 from tuner.cli.options import (
     choice_options,
     examples,
@@ -16,15 +16,14 @@ from tuner.cli.options import (
     space_option,
 )
 from tuner.cli.render import echo
-
-if TYPE_CHECKING:
-    from tuner.apply.plan import Plan
-    from tuner.engine.applying import Applying
+from tuner.engine.applying import Applying, applying
+from tuner.engine.chosen import recommended
+from tuner.engine.target import load_target
+from tuner.units import format_size
 
 
 @click.command(
     "apply",
-    short_help="Write the recommendation into your own files.",
     epilog=examples(
         "tuner apply --space qlora27b --gpu a6000 --to train.py --dry-run",
         "tuner apply --space qlora27b --gpu a6000 --to conf/config.yaml \\",
@@ -87,11 +86,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     byte. The difference is shown first, and a dated copy of each file is kept beside it. What
     cannot be written safely is said, all at once, and then nothing is written (exit code 2).
     """
-    from tuner.engine.applying import applying
-    from tuner.engine.chosen import recommended
-    from tuner.engine.target import load_target
-    from tuner.units import format_size
-
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from tuner.cli.answers import print_recommendation, use_commands
+from tuner.cli.every_gpu import print_answers
 from tuner.cli.options import (
     choice_options,
     examples,
@@ -16,11 +18,14 @@ from tuner.cli.options import (
     results_option,
     space_option,
 )
+from tuner.cli.render import echo, print_json
+from tuner.engine.chosen import recommended
+from tuner.engine.gpus_compared import answers
+from tuner.engine.targets import ALL, named_targets
 
 
 @click.command(
     "best",
-    short_help="Print the recommendation of a search.",
     epilog=examples(
         "tuner best --space qlora27b --gpu a6000 --headroom 10%",
         "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
@@ -51,13 +56,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     --gpu all compares every GPU type that the space was searched on, --gpu a6000,t4 those that
     are named. Exit code 1 when nothing that was tried fits.
     """
-    from tuner.cli.answers import print_recommendation, use_commands
-    from tuner.cli.every_gpu import print_answers
-    from tuner.cli.render import echo, print_json
-    from tuner.engine.chosen import recommended
-    from tuner.engine.gpus_compared import answers
-    from tuner.engine.targets import ALL, named_targets
-
     choice: dict[str, Any] = {
         "headroom": headroom,
         "max_memory": max_memory,

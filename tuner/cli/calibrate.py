@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli.options import DurationType, examples, json_option
-from tuner.cli.render import echo
-
-if TYPE_CHECKING:
-    from tuner.estimators.speed.profile import DeviceProfile
+from tuner.cli.render import echo, print_fields, print_json
+from tuner.engine.quiet import quiet_libraries
+from tuner.estimators.speed.profile import DeviceProfile, profile_path, profiles_folder
+from tuner.units import format_duration, format_gib, significant
 
 DEFAULT_BUDGET_S = 90.0
 
 
 @click.command(
     "calibrate",
-    short_help="Measure this machine's GPU for its predictions.",
     epilog=examples("tuner calibrate", "tuner calibrate --device cpu --output cpu.yaml"),
 )
 @click.option(
@@ -53,10 +51,6 @@ def command(
     the cost of a launch and the size of the CUDA context. Predictions for this GPU type then use
     what was measured in place of the data sheet. Nothing else should run on the GPU meanwhile.
     """
-    from tuner.cli.render import print_json
-    from tuner.engine.quiet import quiet_libraries
-    from tuner.estimators.speed.profile import profile_path, profiles_folder
-
     output or profiles_folder()  # a minute of measuring must not end at a missing folder
     with quiet_libraries():
         # Seconds to import: torch and bitsandbytes.
@@ -91,9 +85,6 @@ def _summary(profile: DeviceProfile, path: Path) -> dict[str, object]:
 
 
 def _print(profile: DeviceProfile, path: Path) -> None:
-    from tuner.cli.render import print_fields
-    from tuner.units import format_duration, format_gib, significant
-
     dtypes = dict.fromkeys(rate.dtype for rate in profile.matmul)
     rates = ", ".join(
         f"{dtype} {significant((profile.peak_flops_per_s(dtype) or 0) / 1e12)}" for dtype in dtypes

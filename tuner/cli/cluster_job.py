@@ -9,6 +9,9 @@ from pathlib import Path
 
 import click
 
+from tuner.cli.main import run
+from tuner.cli.search import command as search
+from tuner.engine.job_files import new_request, open_folder, pack
 from tuner.errors import EXIT_NOTHING_FITS
 
 
@@ -27,10 +30,6 @@ def run_job(*, job_id: str, user: str, about: tuple[str, str], arguments: tuple[
 
     The exit code is that of the search, but for the one of "nothing fits".
     """
-    from tuner.cli.main import run
-    from tuner.cli.search import command as search
-    from tuner.engine.job_files import new_request, open_folder
-
     space, gpu = about
     request = new_request(job_id, arguments, space=space, gpu=gpu, submitted_by=user)
     typed = search.make_context("search", list(arguments)).params["space_name"]
@@ -47,7 +46,5 @@ def run_job(*, job_id: str, user: str, about: tuple[str, str], arguments: tuple[
 @click.argument("job_id")
 def pack_job(*, job_id: str) -> None:
     """Print the files of a job for `tuner fetch`."""
-    from tuner.engine.job_files import pack
-
     for line in pack(job_id):
         click.echo(line)

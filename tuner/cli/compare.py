@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner.advice.baseline import Baseline, read_baseline
+from tuner.cli.explain import measured_trials, require_predictable, space_predictor
 from tuner.cli.options import (
     examples,
     gpu_options,
@@ -18,21 +20,24 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
-from tuner.cli.render import echo
+from tuner.cli.render import echo, print_json
+from tuner.cli.tables import print_rows
+from tuner.engine.chosen import recommended
+from tuner.engine.margin import parse_margin
+from tuner.engine.quiet import quiet_libraries
+from tuner.engine.target import Target, check_conditions, load_target
 from tuner.errors import NothingFitsError, UnavailableError
+from tuner.records import Configuration
+from tuner.results.best import Recommendation
+from tuner.space import parse_settings
 
 if TYPE_CHECKING:
-    from tuner.advice.baseline import Baseline
     from tuner.advice.compare import Comparison, Row
     from tuner.advice.predicting import SpacePredictor
-    from tuner.engine.target import Target
-    from tuner.records import Configuration
-    from tuner.results.best import Recommendation
 
 
 @click.command(
     "compare",
-    short_help="Compare what you use now with the recommendation.",
     epilog=examples(
         "tuner compare --space qlora27b --gpu a6000 --baseline current.yaml",
         "tuner compare --space qlora27b --gpu a6000 --set max_length=2048 \\",
@@ -84,14 +89,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     The recommendation is that of a search, or without one the best of the predicted space. Both
     sides are measured where both were, and otherwise both are predicted.
     """
-    from tuner.advice.baseline import read_baseline
-    from tuner.cli.explain import require_predictable
-    from tuner.cli.render import print_json
-    from tuner.engine.margin import parse_margin
-    from tuner.engine.quiet import quiet_libraries
-    from tuner.engine.target import check_conditions, load_target
-    from tuner.space import parse_settings
-
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
@@ -111,7 +108,6 @@ def _compare(
     target: Target, baseline: Baseline, where: tuple[str, ...], fraction: float | None
 ) -> Comparison:
     from tuner.advice.compare import Comparison, side_of
-    from tuner.cli.explain import measured_trials, space_predictor
     from tuner.engine.support import require_supported
 
     require_supported(baseline.configuration, target.gpu)
@@ -143,8 +139,6 @@ def _compare(
 
 def _searched(target: Target, where: tuple[str, ...]) -> Recommendation | None:
     """The recommendation of a search; None where there was no search."""
-    from tuner.engine.chosen import recommended
-
     try:
         return recommended(target, where)
     except UnavailableError:
@@ -169,8 +163,6 @@ def _predicted(
 
 
 def _print(comparison: Comparison, *, markdown: bool) -> None:
-    from tuner.cli.render import print_rows
-
     source = comparison.current.evidence.source
     title = f"{comparison.space.name} on {comparison.gpu.name} ({source})"
     columns = ["", "current", "recommended", "change"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tuner.cli.render import count, print_rows
+from tuner.cli.render import count
+from tuner.cli.tables import print_rows
 from tuner.records import Measurement, Prediction, Source
 from tuner.units import format_duration, format_size, significant
 

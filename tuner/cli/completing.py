@@ -14,7 +14,12 @@ from pathlib import Path
 import click
 from click.shell_completion import BashComplete, CompletionItem, split_arg_string
 
+from tuner.cli.render import settings_text
 from tuner.errors import TunerError
+from tuner.gpus import load_catalogue
+from tuner.models.catalogue import load_catalogue as load_models
+from tuner.results.objectives import NAMES, SHORT
+from tuner.space import list_spaces, load_space
 
 _TRIAL_ID = re.compile(rb'"trial_id":\s*"([^"\\]{1,80})"')
 SEARCHES = frozenset({"search", "submit", "estimate", "trial", "calibrate"})
@@ -49,16 +54,12 @@ class Bash(BashComplete):
 
 def spaces(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of search spaces, and YAML files."""
-    from tuner.space import list_spaces
-
     found = _matching((info.name for info in list_spaces()), incomplete)
     return found or [CompletionItem(incomplete, type="file")]
 
 
 def gpus(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """GPU types: those with results where a command reads results, else all."""
-    from tuner.gpus import load_catalogue
-
     searched = [] if ctx.info_name in SEARCHES else _searched(ctx)
     more = ["all", *searched] if searched else ["auto", "cpu", *load_catalogue()]
     # After a comma another type follows.
@@ -71,23 +72,16 @@ def gpus(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Comple
 
 def models(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Models that work offline."""
-    from tuner.models.catalogue import load_catalogue
-
-    return _matching(load_catalogue(), incomplete) or [CompletionItem(incomplete, type="dir")]
+    return _matching(load_models(), incomplete) or [CompletionItem(incomplete, type="dir")]
 
 
 def objectives(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """What a front may be over."""
-    from tuner.results.objectives import NAMES, SHORT
-
     return _matching((*SHORT, *NAMES), incomplete)
 
 
 def settings(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """`KNOB=VALUE` of the space that was named."""
-    from tuner.cli.render import settings_text
-    from tuner.space import load_space
-
     name = ctx.params.get("space_name")
     if not name:
         return []

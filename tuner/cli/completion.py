@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import get_completion_class
 
+from tuner.cli.main import COMPLETE_VARIABLE, cli
 from tuner.cli.options import examples
 
 SHELLS = ("bash", "zsh", "fish")
@@ -11,7 +13,6 @@ SHELLS = ("bash", "zsh", "fish")
 
 @click.command(
     "completion",
-    short_help="Print what lets your shell complete commands.",
     epilog=examples(
         "tuner completion bash >> ~/.bashrc",
         "tuner completion zsh >> ~/.zshrc",
@@ -25,10 +26,6 @@ def command(*, shell: str) -> None:
     Search spaces, GPU types, models, knobs and trials are completed too. Open a new
     shell after the script was added.
     """
-    from click.shell_completion import get_completion_class
-
-    from tuner.cli.main import COMPLETE_VARIABLE, cli
-
     found = get_completion_class(shell)
     assert found is not None  # click knows the three
     template = found(cli, {}, "tuner", COMPLETE_VARIABLE)

@@ -8,12 +8,13 @@ import click
 
 from tuner.cli.data_file import DataFile, data_options
 from tuner.cli.options import examples, json_option, set_option, space_option
-from tuner.cli.render import echo
+from tuner.cli.render import count, echo, print_fields, print_json
+from tuner.cli.tables import print_rows
 from tuner.errors import InputError
+from tuner.space import SearchSpace, configure, load_space, parse_settings, pin
 
 if TYPE_CHECKING:
     from tuner.data import LengthDistribution
-    from tuner.space import SearchSpace
 
 MAX_COLUMNS = 6
 """Micro-batches that a table of 80 columns has room for; --json has them all."""
@@ -21,7 +22,6 @@ MAX_COLUMNS = 6
 
 @click.command(
     "data",
-    short_help="Show truncation and padding of the training data.",
     epilog=examples(
         "tuner data --space qlora27b",
         "tuner data --space qlora27b --data train.jsonl --length-column n_tokens",
@@ -45,10 +45,7 @@ def command(
     are on average and at worst, and how many optimizer steps an epoch has. Where only mean and
     maximum of the lengths are known, intervals are shown.
     """
-    from tuner.cli.render import print_json
-    from tuner.space import load_space, parse_settings
-
-    space = load_space(space_name).with_settings(parse_settings(settings))
+    space = pin(load_space(space_name), parse_settings(settings))
     data = DataFile(**file)
     lengths = data.lengths() or _stated(space)
     if lengths is None:
@@ -86,7 +83,7 @@ def _value(space: SearchSpace, name: str) -> int:
     """The value that is held fixed, or that the configuration has in which nothing is set."""
     if name not in space.terms:
         raise InputError(f"configurations of search space {space.name!r} have no {name}")
-    source = space.fixed if name in space.fixed else space.configuration()
+    source = space.fixed if name in space.fixed else configure(space)
     return int(str(source[name]))
 
 
@@ -141,8 +138,6 @@ def _padding(
 
 
 def _print(report: dict[str, Any], lengths: LengthDistribution, source: str) -> None:
-    from tuner.cli.render import count, print_fields
-
     known = "" if lengths.known else "; nothing else is known, so intervals are shown"
     tokens = f", {count(lengths.tokens)} tokens" if lengths.tokens is not None else ""
     print_fields(
@@ -163,8 +158,6 @@ def _print(report: dict[str, Any], lengths: LengthDistribution, source: str) -> 
 
 
 def _print_truncation(rows: list[dict[str, Any]]) -> None:
-    from tuner.cli.render import count, print_rows
-
     columns = (
         "max_length",
         "truncated",
@@ -192,8 +185,6 @@ def _print_truncation(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_by_batch(rows: list[dict[str, Any]], sizes: list[int], chosen: list[int]) -> None:
-    from tuner.cli.render import print_rows
-
     def cells(row: dict[str, Any], mode: str, key: str) -> list[dict[str, float | None]]:
         return [row["padding"][mode][i][key] for i in chosen]
 

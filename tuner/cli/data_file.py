@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tuner.engine.quiet import quiet_libraries
 from tuner.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ class DataFile:
                 )
             return None
         from tuner.data import read_lengths  # numpy
-        from tuner.engine.quiet import quiet_libraries
 
         with quiet_libraries():
             return read_lengths(

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from tuner import host
+from tuner import host, nvml
+from tuner.advice import versions
+from tuner.advice.doctor import DeviceFacts, Facts, Level, examine
+from tuner.advice.own_settings import own_settings
+from tuner.advice.probe import probe
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import echo
+from tuner.cli.render import echo, print_fields, print_json
+from tuner.engine.device import LocalGpu, local_gpus, lost_gpus
 from tuner.errors import EXIT_FOUND, EXIT_UNAVAILABLE
-
-if TYPE_CHECKING:
-    from tuner.advice.doctor import DeviceFacts, Facts
-    from tuner.engine.device import LocalGpu
 
 _DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
 
 
 @click.command(
     "doctor",
-    short_help="Check drivers, libraries and settings of this machine.",
     epilog=examples("tuner doctor", "tuner doctor --config conf/config.yaml --json"),
 )
 @click.option(
@@ -41,10 +41,6 @@ def command(*, files: tuple[Path, ...], as_json: bool) -> int:
     Each line is ok, a warning or a problem, with what to do about it. Exit code 3 where there
     is a problem.
     """
-    from tuner.advice.doctor import Level, examine
-    from tuner.advice.own_settings import own_settings
-    from tuner.cli.render import print_fields, print_json
-
     own = [finding for path in files for finding in own_settings(path, host.usable_cpus())]
     findings = [*examine(gather()), *own]
     worst = EXIT_UNAVAILABLE if any(f.level is Level.PROBLEM for f in findings) else EXIT_FOUND
@@ -67,14 +63,6 @@ def _number(count: int, noun: str) -> str:
 
 def gather() -> Facts:
     """What is so on this machine. PyTorch is looked at in a process of its own."""
-    from importlib.util import find_spec
-
-    from tuner import nvml
-    from tuner.advice import versions
-    from tuner.advice.doctor import Facts
-    from tuner.advice.probe import probe
-    from tuner.engine.device import local_gpus, lost_gpus
-
     found = local_gpus()
     identity = nvml.device_identity(found[0].index) if found else None
     return Facts(
@@ -97,9 +85,6 @@ def gather() -> Facts:
 
 
 def _facts_of(device: LocalGpu) -> DeviceFacts:
-    from tuner import nvml
-    from tuner.advice.doctor import DeviceFacts
-
     identity = nvml.device_identity(device.index)
     use = nvml.device_use(device.index)
     return DeviceFacts(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.render import console, echo, print_fields, print_json, settings_text, table
+from tuner.cli.render import echo, print_fields, print_json, settings_text
 from tuner.cli.search_text import stopped_text
+from tuner.cli.tables import console, table
 from tuner.engine.listener import Listener
 from tuner.engine.measuring import Measuring, Simulating
 from tuner.engine.plan import Plan, Refused
 from tuner.engine.prepare import Predictors, Prepared, measure_options, prepare
 from tuner.engine.target import comparable, with_margin
 from tuner.errors import EXIT_FOUND, InputError
+from tuner.runner.deadline import LONGEST_S
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
@@ -123,8 +125,6 @@ def _total_text(plan: Plan, found: Preview) -> str:
 
 def _too_long_text(plan: Plan, found: Preview) -> str:
     """Trials that a device would be at when their time is over."""
-    from tuner.runner.deadline import LONGEST_S
-
     timeout_s = plan.options.timeout or LONGEST_S
     long = sum(trial.device_s > timeout_s for trial in found.trials)
     if not long:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
 from tuner.cli import completing
 from tuner.cli.options import DurationType, RareOption, SizeType, examples, json_option
+from tuner.cli.render import print_json
+from tuner.engine.margin import parse_margin
+from tuner.errors import InputError
+from tuner.gpus import get_gpu
 
 
 @click.command(
     "emulate",
-    short_help="Run your own program on a GPU that is not there.",
     context_settings={"allow_interspersed_args": False},
     epilog=examples(
         "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
@@ -74,25 +78,17 @@ def command(  # noqa: PLR0913 - one argument for each option
     Exit code 0 when it fits, 1 when it does not, 2 when the program itself failed, 3 when it
     needs what the emulator does not have.
     """
-    import sys
-
     from tuner.cli.emulated_text import exit_code, print_emulation
-    from tuner.cli.render import print_json
     from tuner.engine.emulating import EmulateOptions, emulate
-    from tuner.engine.margin import parse_margin
-    from tuner.errors import InputError
-    from tuner.estimators.predict import DEFAULT_MARGIN_FRACTION
-    from tuner.gpus import get_gpu
 
     if steps < 0 or gpus < 1:
         raise InputError("--steps is 0 or more, and --gpus 1 or more")
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    fraction = parse_margin(margin, gpu)
     options = EmulateOptions(
         gpus=gpus,
         steps=steps,
         seed=seed,
-        margin_fraction=DEFAULT_MARGIN_FRACTION if fraction is None else fraction,
+        margin_fraction=parse_margin(margin, gpu),
         snapshot=snapshot,
         timeout_s=timeout,
     )

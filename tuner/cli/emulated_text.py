@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from tuner.cli.render import count, echo, print_fields, print_rows
+from tuner.cli.render import count, echo, print_fields
+from tuner.cli.tables import print_rows
 from tuner.engine.emulating import Allocation, DeviceUse, Emulation
 from tuner.errors import (
     EXIT_BAD_INPUT,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from tuner.cli.evidence import print_evidence
+from tuner.cli.listening import Printer
 from tuner.cli.options import (
     examples,
     gpu_options,
@@ -12,11 +14,19 @@ from tuner.cli.options import (
     set_option,
     space_option,
 )
+from tuner.cli.render import print_fields, print_json, settings_text
+from tuner.cli.stages import print_staged
+from tuner.engine.device import find_gpu, with_profile
+from tuner.engine.estimate import estimate_configuration, one_configuration
+from tuner.engine.margin import parse_margin
+from tuner.engine.quiet import quiet_libraries
+from tuner.results.facts import SpaceFacts
+from tuner.results.ranks import gpus_text
+from tuner.space import parse_settings
 
 
 @click.command(
     "estimate",
-    short_help="Predict memory and speed of one configuration.",
     epilog=examples(
         "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
         "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
@@ -43,18 +53,6 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     Exit code 0 whether it fits or not: see `fits`.
     """
-    from tuner.cli.evidence import print_evidence
-    from tuner.cli.listening import Printer
-    from tuner.cli.render import print_fields, print_json, settings_text
-    from tuner.cli.stages import print_staged
-    from tuner.engine.device import find_gpu, with_profile
-    from tuner.engine.estimate import estimate_configuration, one_configuration
-    from tuner.engine.margin import parse_margin
-    from tuner.engine.quiet import quiet_libraries
-    from tuner.results.facts import SpaceFacts
-    from tuner.results.ranks import gpus_text
-    from tuner.space import parse_settings
-
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)
     if space_name is None and model is None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.cli.render import echo, print_fields
+from tuner.cli.render import echo, print_fields, print_json, settings_text
+from tuner.cli.tables import print_wider, table
 from tuner.engine.gpus_compared import Answer, require_an_answer
 from tuner.records import Source
+from tuner.results.ranks import OF_ONE, times_text
+from tuner.units import GIB, format_duration, significant
 
 
 def print_answers(found: Sequence[Answer], *, as_json: bool) -> None:
     """The comparison as a table. Raises `NothingFitsError` where no type fits anything."""
-    from tuner.cli.render import print_json
-
     require_an_answer(found)
     if as_json:
         print_json(
@@ -36,10 +37,6 @@ def print_comparison_of(found: Sequence[Answer]) -> None:
 
 
 def _print_table(found: Sequence[Answer]) -> None:
-    from tuner.cli.render import print_wider, settings_text, table
-    from tuner.results.ranks import OF_ONE, times_text
-    from tuner.units import GIB, format_duration, significant
-
     bests = [answer.best for answer in found if answer.best]
     knobs = bests[0].space.knobs
     differing = [

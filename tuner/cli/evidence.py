@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from tuner.cli.render import count, echo, print_fields, print_rows
-from tuner.records import Prediction
+from tuner.cli.render import count, echo, print_fields
+from tuner.cli.tables import print_rows
+from tuner.records import Measurement, Prediction
 from tuner.results.ranks import ranks_text
 from tuner.units import format_duration, format_size, significant
-
-if TYPE_CHECKING:
-    from tuner.records import Measurement
 
 
 def print_evidence(

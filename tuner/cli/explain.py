@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner.advice.allocations import Allocation
+from tuner.cli.evidence import print_evidence
+from tuner.cli.listening import Printer
 from tuner.cli.options import (
     examples,
     gpu_options,
@@ -18,16 +21,22 @@ from tuner.cli.options import (
     set_option,
     space_option,
 )
-from tuner.cli.render import echo
+from tuner.cli.progress import compiling
+from tuner.cli.render import echo, print_fields, print_json, settings_text
+from tuner.cli.tables import print_rows
+from tuner.engine.device import with_profile
+from tuner.engine.margin import parse_margin
+from tuner.engine.quiet import quiet_libraries
+from tuner.engine.target import Target, comparable, load_target
 from tuner.errors import UnavailableError
+from tuner.records import Configuration, Measurement
+from tuner.space import configure, parse_settings
+from tuner.units import format_size, significant
 
 if TYPE_CHECKING:
-    from tuner.advice.allocations import Allocation
     from tuner.advice.changes import Change
     from tuner.advice.explain import Explanation
     from tuner.advice.predicting import SpacePredictor
-    from tuner.engine.target import Target
-    from tuner.records import Configuration, Measurement
 
 MAX_PAIRS = 12
 """Pairs that are shown; --json has them all."""
@@ -37,7 +46,6 @@ _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
 
 @click.command(
     "explain",
-    short_help="Say why a configuration does not fit, and what would.",
     epilog=examples(
         "tuner explain --space qlora27b --gpu a6000 --set micro_batch=4",
         "tuner explain --space qlora27b --gpu a6000 --json",
@@ -68,17 +76,11 @@ def command(  # noqa: PLR0913 - one argument for each option
     the space are predicted; those that fit are listed by the throughput that they cost. Exit
     code 0 whether it fits or not.
     """
-    from tuner.cli.render import print_json
-    from tuner.engine.margin import parse_margin
-    from tuner.engine.quiet import quiet_libraries
-    from tuner.engine.target import load_target
-    from tuner.space import parse_settings
-
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
     require_predictable(target)
-    configuration = target.space.configuration(parse_settings(settings), strict=False)
+    configuration = configure(target.space, parse_settings(settings), strict=False)
     fraction = parse_margin(margin, target.gpu)
     with quiet_libraries():
         explanation = _explain(target, configuration, fraction)
@@ -109,8 +111,6 @@ def _explain(target: Target, configuration: Configuration, fraction: float | Non
 
 def measured_trials(target: Target) -> dict[Configuration, Measurement]:
     """What trials of the target came to on a device, by configuration; empty without results."""
-    from tuner.engine.target import comparable
-
     records = comparable(target.folder.read().records, target)
     return {
         r.configuration: r.outcome.measurement for r in records if r.outcome.measurement is not None
@@ -121,9 +121,6 @@ def measured_trials(target: Target) -> dict[Configuration, Measurement]:
 def space_predictor(target: Target, fraction: float | None) -> Iterator[SpacePredictor]:
     """What predicts configurations of the target; progress goes to stderr."""
     from tuner.advice.predicting import SpacePredictor
-    from tuner.cli.listening import Printer
-    from tuner.cli.progress import compiling
-    from tuner.engine.device import with_profile
     from tuner.estimators.compiling import default_workers
 
     gpu, profile = with_profile(target.gpu, Printer(err=True))
@@ -139,9 +136,6 @@ def space_predictor(target: Target, fraction: float | None) -> Iterator[SpacePre
 
 
 def _print(target: Target, explanation: Explanation) -> None:
-    from tuner.cli.evidence import print_evidence
-    from tuner.cli.render import print_fields, settings_text
-
     prediction = explanation.prediction
     settings = explanation.current.configuration
     print_fields(
@@ -166,9 +160,6 @@ def _stage_text(explanation: Explanation) -> str:
 
 
 def _print_allocations(explanation: Explanation) -> None:
-    from tuner.cli.render import print_rows
-    from tuner.units import format_size
-
     phase = explanation.prediction.memory.peak_phase
     echo(f"\nLargest allocations at the peak, in the {phase} phase (traced)")
     print_rows(
@@ -219,8 +210,6 @@ def _print_changes(explanation: Explanation) -> None:
         if len(explanation.pairs) > MAX_PAIRS:
             echo(f"{len(explanation.pairs) - MAX_PAIRS} more: see --json")
     elif explanation.smallest is not None:
-        from tuner.units import format_size
-
         least = explanation.smallest
         echo(
             f"nor does any pair; the smallest single change is {least}, which needs "
@@ -229,9 +218,6 @@ def _print_changes(explanation: Explanation) -> None:
 
 
 def _print_table(changes: Sequence[Change]) -> None:
-    from tuner.cli.render import print_rows
-    from tuner.units import format_size, significant
-
     rows = []
     for change in changes:
         memory = change.prediction.memory.device_bytes

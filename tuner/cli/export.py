@@ -15,7 +15,12 @@ from tuner.cli.options import (
     results_option,
     space_option,
 )
-from tuner.errors import InputError
+from tuner.engine.chosen import recommended
+from tuner.engine.exporting import export_recommended
+from tuner.engine.target import load_target
+from tuner.errors import InputError, unknown
+from tuner.export import FORMATS
+from tuner.results.store import write_atomically
 
 if TYPE_CHECKING:
     pass
@@ -36,7 +41,6 @@ FORMAT_NAMES = (
 
 @click.command(
     "export",
-    short_help="Print the recommendation as another tool's settings.",
     epilog=examples(
         "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
         "tuner export --space qlora27b --gpu a6000 --format command --as scripts",
@@ -95,12 +99,6 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     What the tool has no setting for is said in a comment and on stderr.
     """
-    from tuner.engine.chosen import recommended
-    from tuner.engine.exporting import export_recommended
-    from tuner.engine.target import load_target
-    from tuner.errors import unknown
-    from tuner.export import FORMATS
-
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)
     if name != "command" and (maps or targets):
@@ -117,8 +115,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     if output is None:
         click.echo(exported.text, nl=False)
     else:
-        from tuner.results.store import write_atomically
-
         write_atomically(output, exported.text.encode("utf-8"))
         click.echo(f"wrote {output}", err=True)
     for line in exported.left_out:

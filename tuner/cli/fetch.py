@@ -11,12 +11,15 @@ import click
 
 from tuner.cli.job_options import address_option, job_argument, last_lines, plain, state_text
 from tuner.cli.options import examples, json_option, results_option
-from tuner.cli.render import echo
+from tuner.cli.render import echo, print_json
+from tuner.cli.search import command as search
+from tuner.engine.fetching import Choice, Fetched, take_home
+from tuner.engine.job_files import JobFiles, JobRequest, check_id, unpack
+from tuner.engine.quiet import quiet_libraries
 from tuner.errors import InputError, UnavailableError
+from tuner.space import parse_settings
 
 if TYPE_CHECKING:
-    from tuner.engine.fetching import Choice, Fetched
-    from tuner.engine.job_files import JobFiles, JobRequest
     from tuner.tune.jobs import Job, JobServer
 
 PACK_WAIT_S = 300
@@ -28,7 +31,6 @@ READER_LEFT_S = 60
 
 @click.command(
     "fetch",
-    short_help="Bring the results of a search on a cluster home.",
     epilog=examples(
         "tuner fetch qlora27b-a6000-3f9a1c2b",
         "tuner fetch qlora27b-a6000-3f9a1c2b --results elsewhere",
@@ -44,10 +46,6 @@ def command(*, job_id: str, address: str | None, results: Path, as_json: bool) -
     Nothing is overwritten: trials that are not in the journal yet are appended to it. While the
     search runs, this brings what there is; the same command later brings the rest.
     """
-    from tuner.cli.render import print_json
-    from tuner.engine.fetching import take_home
-    from tuner.engine.job_files import check_id
-    from tuner.engine.quiet import quiet_libraries
     from tuner.tune.jobs import connect  # Ray: seconds to import
 
     check_id(job_id)
@@ -79,7 +77,6 @@ def _job(server: JobServer, job_id: str) -> Job | None:
 
 def _packed(server: JobServer, job_id: str, job: Job | None) -> JobFiles:
     """The files of the job, read by a short job of ours on the head node."""
-    from tuner.engine.job_files import unpack
     from tuner.tune.jobs import FETCH, KIND, State
 
     reader = f"fetch-{secrets.token_hex(4)}-{job_id}"[:119]
@@ -127,10 +124,6 @@ def _without_trials(server: JobServer, job: Job) -> UnavailableError:
 
 def _choice(request: JobRequest) -> Choice:
     """What the job was told, as `tuner search` reads it."""
-    from tuner.cli.search import command as search
-    from tuner.engine.fetching import Choice
-    from tuner.space import parse_settings
-
     try:
         given: dict[str, Any] = search.make_context("search", list(request.arguments)).params
     except (click.ClickException, click.exceptions.Exit) as error:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import echo
-
-if TYPE_CHECKING:
-    from tuner.gpus import Gpu
+from tuner.cli.render import echo, print_fields, print_json
+from tuner.cli.tables import print_rows
+from tuner.engine.device import find_gpu
+from tuner.gpus import Gpu, load_catalogue
+from tuner.units import format_gib
 
 
 @click.command(
     "gpus",
-    short_help="List the GPU types, or print one.",
     epilog=examples(
         "tuner gpus",
         "tuner gpus a6000",
@@ -30,10 +30,6 @@ def command(*, gpu_name: str | None, as_json: bool) -> None:
 
     "auto" is this machine's GPU, and "cpu" its processor.
     """
-    from tuner.cli.render import print_json
-    from tuner.engine.device import find_gpu
-    from tuner.gpus import load_catalogue
-
     if gpu_name is not None:
         gpu = find_gpu(gpu_name)
         print_json(_to_dict(gpu)) if as_json else _print_one(gpu)
@@ -52,9 +48,6 @@ def _to_dict(gpu: Gpu) -> dict[str, Any]:
 
 
 def _print_all(found: list[Gpu]) -> None:
-    from tuner.cli.render import print_rows
-    from tuner.units import format_gib
-
     numbers = ("memory", "fp16", "bf16", "TB/s", "USD/h")
     print_rows(
         ["id", "name", *numbers],
@@ -81,9 +74,6 @@ def _tflops(gpu: Gpu, precision: str) -> str:
 
 
 def _print_one(gpu: Gpu) -> None:
-    from tuner.cli.render import print_fields
-    from tuner.units import format_gib
-
     rates = ", ".join(f"{name} {flops / 1e12:.4g}" for name, flops in gpu.flops.items())
     major, minor = gpu.compute_capability
     capability = f"{gpu.architecture}, compute capability {major}.{minor}" if major else ""

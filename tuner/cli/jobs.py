@@ -8,12 +8,13 @@ import click
 
 from tuner.cli.job_options import address_option, plain, state_text, to_dict
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import echo
+from tuner.cli.render import echo, print_json
+from tuner.cli.tables import print_rows
+from tuner.units import format_duration
 
 
 @click.command(
     "jobs",
-    short_help="List the searches on a Ray cluster.",
     epilog=examples("tuner jobs", "tuner jobs --address http://head:8265 --json"),
 )
 @address_option
@@ -23,9 +24,7 @@ def command(*, address: str | None, as_json: bool) -> None:
 
     The cluster forgets them when its head node is started anew; their results stay on its disk.
     """
-    from tuner.cli.render import print_json, print_rows
     from tuner.tune.jobs import connect  # Ray: seconds to import
-    from tuner.units import format_duration
 
     server = connect(address)
     found = server.jobs()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from tuner.cli.progress import compiling, reporting
 from tuner.cli.render import echo, print_fields
+from tuner.cli.search_text import print_plan
 from tuner.engine.listener import Compiling, Listener, Searching
-
-if TYPE_CHECKING:
-    from tuner.engine.plan import Plan, Refused
-    from tuner.records import TrialRecord
+from tuner.engine.plan import Plan, Refused
+from tuner.records import TrialRecord
 
 
 class Printer(Listener):
@@ -39,8 +37,6 @@ class Printer(Listener):
 
     def planned(self, plan: Plan, known: tuple[TrialRecord, ...]) -> None:
         """The plan as fields; of a second GPU type those that are about it."""
-        from tuner.cli.search_text import print_plan
-
         if not self._quiet:
             print_plan(plan, known, err=self._err, again=self._planned > 0)
             self._planned += 1

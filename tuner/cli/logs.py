@@ -6,11 +6,11 @@ import click
 
 from tuner.cli.job_options import address_option, job_argument, plain, state_text
 from tuner.cli.options import examples
+from tuner.engine.job_files import check_id
 
 
 @click.command(
     "logs",
-    short_help="Print what a search on a cluster says.",
     epilog=examples("tuner logs qlora27b-a6000-3f9a1c2b --follow"),
 )
 @job_argument
@@ -21,7 +21,6 @@ def command(*, job_id: str, follow: bool, address: str | None) -> None:
 
     Ctrl-C ends the printing, and not the search: `tuner stop` does that.
     """
-    from tuner.engine.job_files import check_id
     from tuner.tune.jobs import connect  # Ray: seconds to import
 
     check_id(job_id)

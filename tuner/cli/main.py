@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from click.shell_completion import add_completion_class
+from click.shell_completion import CompletionItem, add_completion_class
 
 from tuner import __version__
 from tuner.cli import completing
@@ -23,35 +23,36 @@ from tuner.cli.render import echo
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, TunerError, unknown
 from tuner.text import printable
 
-COMMANDS = (
-    "search",
-    "best",
-    "show",
-    "report",
-    "explain",
-    "compare",
-    "apply",
-    "export",
-    "estimate",
-    "trial",
-    "emulate",
-    "calibrate",
-    "submit",
-    "jobs",
-    "logs",
-    "stop",
-    "fetch",
-    "node-resources",
-    "doctor",
-    "monitor",
-    "data",
-    "gpus",
-    "models",
-    "spaces",
-    "completion",
-    "cluster-job",
-)
-"""In the order in which people need them. Each is `command` in the module of its name."""
+COMMANDS = {
+    "search": "Search a space for the fastest configuration that fits.",
+    "best": "Print the recommendation of a search.",
+    "show": "Print the front of a search, or one trial.",
+    "report": "Draw the report of a search again, and open it.",
+    "explain": "Say why a configuration does not fit, and what would.",
+    "compare": "Compare what you use now with the recommendation.",
+    "apply": "Write the recommendation into your own files.",
+    "export": "Print the recommendation as another tool's settings.",
+    "estimate": "Predict memory and speed of one configuration.",
+    "trial": "Run one configuration for real.",
+    "emulate": "Run your own program on a GPU that is not there.",
+    "calibrate": "Measure this machine's GPU for its predictions.",
+    "submit": "Send a search to a Ray cluster.",
+    "jobs": "List the searches on a Ray cluster.",
+    "logs": "Print what a search on a cluster says.",
+    "stop": "End a search on a cluster; its results stay.",
+    "fetch": "Bring the results of a search on a cluster home.",
+    "node-resources": "Print the GPU types of this machine for `ray start`.",
+    "doctor": "Check drivers, libraries and settings of this machine.",
+    "monitor": "Watch this machine's GPUs, processors and memory.",
+    "data": "Show truncation and padding of the training data.",
+    "gpus": "List the GPU types, or print one.",
+    "models": "List the models that work offline, or print one.",
+    "spaces": "List the search spaces, or print one.",
+    "completion": "Print what lets your shell complete commands.",
+    "cluster-job": "",  # of jobs, and not listed
+}
+"""What each does, in the order in which people need them. Each is `command` in the module of its
+name."""
 
 
 def module_of(command: str) -> str:
@@ -80,6 +81,20 @@ class LazyGroup(click.Group):
         found = importlib.import_module(module_of(cmd_name)).command
         assert isinstance(found, click.Command)
         return with_help_all(found)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of `--help`, for which no command is imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, text in COMMANDS.items() if text])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click does, without importing the commands."""
+        found = [
+            CompletionItem(name, help=text)
+            for name, text in COMMANDS.items()
+            if text and name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

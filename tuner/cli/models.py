@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tuner.cli import completing
 from tuner.cli.options import examples, json_option
-
-if TYPE_CHECKING:
-    from tuner.models.catalogue import ModelEntry
-    from tuner.models.hollow import HollowCheckpoint
+from tuner.cli.render import count, print_fields, print_json
+from tuner.cli.tables import print_rows
+from tuner.engine.quiet import quiet_libraries
+from tuner.errors import unknown
+from tuner.models.catalogue import ModelEntry, get_entry, load_catalogue
+from tuner.models.hollow import HollowCheckpoint, write_hollow
+from tuner.units import format_gib
 
 
 class _ModelGroup(click.Group):
@@ -33,7 +37,6 @@ class _ModelGroup(click.Group):
     cls=_ModelGroup,
     invoke_without_command=True,
     subcommand_metavar="[MODEL | hollow MODEL FOLDER]",
-    short_help="List the models that work offline, or print one.",
     epilog=examples(
         "tuner models",
         "tuner models mistral-7b-v0.3",
@@ -47,19 +50,12 @@ def command(ctx: click.Context, *, as_json: bool) -> None:
 
     Any other model of the hub, and any folder with a config.json, can be named with --model.
     """
-    from tuner.cli.render import print_json
-    from tuner.models.catalogue import load_catalogue
-
     if ctx.invoked_subcommand is None:
         found = list(load_catalogue().values())
         print_json([_to_dict(entry) for entry in found]) if as_json else _print_all(found)
 
 
 def _show(model: str, as_json: bool) -> None:
-    from tuner.cli.render import print_json
-    from tuner.errors import unknown
-    from tuner.models.catalogue import get_entry, load_catalogue
-
     entry = get_entry(model)
     if entry is None:
         names = {name for known in load_catalogue().values() for name in known.names}
@@ -105,14 +101,7 @@ def hollow(
     It has the names, shapes and types of the published one, and from_pretrained loads it; all
     weights are zero. For programs that run on an emulated device.
     """
-    import dataclasses
-
-    from tuner.cli.render import print_json
-    from tuner.engine.quiet import quiet_libraries
-
     with quiet_libraries():
-        from tuner.models.hollow import write_hollow
-
         found = write_hollow(model, folder, dtype=dtype, tokenizer=tokenizer, overwrite=overwrite)
     if as_json:
         print_json({**dataclasses.asdict(found), "folder": str(found.folder)})
@@ -121,9 +110,6 @@ def hollow(
 
 
 def _print_hollow(found: HollowCheckpoint) -> None:
-    from tuner.cli.render import count, print_fields
-    from tuner.units import format_gib
-
     print_fields(
         [
             ("folder", str(found.folder)),
@@ -153,8 +139,6 @@ def _to_dict(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _print_all(found: list[ModelEntry]) -> None:
-    from tuner.cli.render import count, print_rows
-
     numbers = ("parameters", "layers", "width", "vocabulary")
     print_rows(
         ["id", "task", *numbers],
@@ -174,8 +158,6 @@ def _print_all(found: list[ModelEntry]) -> None:
 
 
 def _print_one(entry: ModelEntry) -> None:
-    from tuner.cli.render import count, print_fields
-
     print_fields(
         [
             ("id", entry.id),

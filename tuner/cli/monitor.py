@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
+from tuner.advice.watch import DeviceReading, HostReading, Reading, Watcher, advice
 from tuner.cli.options import DurationType, examples, json_option
 from tuner.cli.render import echo
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from tuner.advice.watch import DeviceReading, HostReading, Reading, Watcher
+from tuner.cli.tables import console, table
+from tuner.engine.device import local_gpus, lost_gpus
+from tuner.units import format_gib
 
 REMEMBERED = 30
 """Readings on which advice is based."""
@@ -29,7 +31,6 @@ NO_GPU = (
 
 @click.command(
     "monitor",
-    short_help="Watch this machine's GPUs, processors and memory.",
     epilog=examples("tuner monitor", "tuner monitor --once --json", "tuner monitor --interval 10s"),
 )
 @click.option(
@@ -47,9 +48,6 @@ def command(*, interval: float, once: bool, as_json: bool) -> None:
     Beside them the processors and the memory of the host, and what all this advises. Live in a
     terminal, lines in a pipe, a JSON object a line with --json; Ctrl-C ends it.
     """
-    from tuner.advice.watch import Watcher
-    from tuner.engine.device import local_gpus, lost_gpus
-
     for text in lost_gpus():
         echo(f"warning: {text} (`tuner doctor` says what to do)", err=True)
     watcher = Watcher([device.index for device in local_gpus()])
@@ -79,10 +77,6 @@ def _readings(watcher: Watcher, interval: float, *, once: bool) -> Iterator[Sequ
 
 
 def _print_json(readings: Iterator[Sequence[Reading]], *, indent: bool) -> None:
-    import json
-
-    from tuner.advice.watch import advice
-
     for known in readings:
         document = {**known[-1].to_dict(), "advice": advice(known)}
         echo(json.dumps(document, indent=2 if indent else None, allow_nan=False))
@@ -90,8 +84,6 @@ def _print_json(readings: Iterator[Sequence[Reading]], *, indent: bool) -> None:
 
 def _print_lines(readings: Iterator[Sequence[Reading]], *, once: bool) -> None:
     """A line for each device and the host, and advice when it is new."""
-    from tuner.advice.watch import advice
-
     said: list[str] = []
     for number, known in enumerate(readings):
         reading = known[-1]
@@ -111,8 +103,6 @@ def _print_lines(readings: Iterator[Sequence[Reading]], *, once: bool) -> None:
 
 
 def _print_processes(device: DeviceReading) -> None:
-    from tuner.units import format_gib
-
     for process in device.processes:
         size = "" if process.used_bytes is None else f" {format_gib(process.used_bytes)}"
         echo(f"  process {process.pid} {process.name}{size}")
@@ -120,10 +110,6 @@ def _print_processes(device: DeviceReading) -> None:
 
 def _live(readings: Iterator[Sequence[Reading]]) -> None:
     """Draw over and over on the terminal, until Ctrl-C."""
-    from rich.live import Live  # with the console
-
-    from tuner.cli.render import console
-
     with Live(console=console(), auto_refresh=False, transient=False) as live:
         for known in readings:
             live.update(drawn(known), refresh=True)
@@ -131,12 +117,6 @@ def _live(readings: Iterator[Sequence[Reading]]) -> None:
 
 def drawn(known: Sequence[Reading]) -> RenderableType:
     """The last reading as a table, with the advice of all below it."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from tuner.advice.watch import advice
-    from tuner.cli.render import table
-
     reading = known[-1]
     parts: list[RenderableType] = []
     for device in reading.devices:
@@ -156,8 +136,6 @@ def drawn(known: Sequence[Reading]) -> RenderableType:
 
 def device_text(device: DeviceReading) -> str:
     """What is known of a device, on one line."""
-    from tuner.units import format_gib
-
     if device.fault is not None:
         return f"does not answer: {device.fault}"
     parts = []
@@ -182,8 +160,6 @@ def device_text(device: DeviceReading) -> str:
 
 def host_text(host: HostReading) -> str:
     """What is known of the host, on one line."""
-    from tuner.units import format_gib
-
     share = "?" if host.cpu_share is None else f"{host.cpu_share:.0%}"
     used = "?" if host.used_bytes is None else format_gib(host.used_bytes)
     return f"{host.cpus} processors {share} busy, memory {used} of {format_gib(host.total_bytes)}"

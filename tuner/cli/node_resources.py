@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli.options import examples, json_option
-
-if TYPE_CHECKING:
-    from tuner.engine.device import LocalGpu
+from tuner.cli.render import print_json
+from tuner.engine.device import LocalGpu, local_gpus, lost_gpus
+from tuner.units import format_gib
 
 
 @click.command(
     "node-resources",
-    short_help="Print the GPU types of this machine for `ray start`.",
     epilog=examples(
         "tuner node-resources",
         'ray start --head --resources="$(tuner node-resources)"',
@@ -34,10 +33,6 @@ def command(*, as_json: bool) -> None:
 
     --json prints all that was found: {"resources": ..., "num_gpus": ..., "devices": [...]}.
     """
-    import json
-
-    from tuner.engine.device import local_gpus, lost_gpus
-
     devices = local_gpus()
     resources = dict(Counter(device.gpu.id for device in devices if device.gpu is not None))
     for line in (*lost_gpus(), *warnings(devices)):
@@ -45,7 +40,6 @@ def command(*, as_json: bool) -> None:
     if not as_json:
         click.echo(json.dumps(resources))
         return
-    from tuner.cli.render import print_json
 
     print_json(
         {
@@ -70,8 +64,6 @@ def warnings(devices: Sequence[LocalGpu]) -> list[str]:
     Ray hands out GPUs by number and knows nothing of the types behind them: a worker that gets
     another device than it was promised refuses it, which costs the trial a new worker.
     """
-    from tuner.units import format_gib
-
     found = [
         f"{device.name} with {format_gib(device.total_bytes)} (GPU {device.index}) is of no known "
         "type, and no trial will run on it: `tuner calibrate` measures it, or describe it in "

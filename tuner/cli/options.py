@@ -12,7 +12,8 @@ import click
 
 from tuner.cli import completing
 from tuner.engine.measuring import LIMIT_OF_TYPE
-from tuner.errors import InputError
+from tuner.errors import InputError, unknown
+from tuner.results.objectives import NAMES, SHORT
 from tuner.units import parse_bytes
 
 _ALL_OPTIONS = "tuner.all_options"
@@ -143,9 +144,6 @@ class ObjectiveType(click.ParamType[str]):
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> str:
         """The name as results know it. Raises `InputError` for one that is none."""
-        from tuner.errors import unknown
-        from tuner.results.objectives import NAMES, SHORT  # not needed to print a help text
-
         name = SHORT.get(value, value)
         if name not in NAMES:
             raise unknown("objective", value, (*SHORT, *NAMES))

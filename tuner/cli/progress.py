@@ -6,17 +6,17 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
-from tuner.cli.render import PIPE_WIDTH, console, echo, is_interactive
+from tuner.cli.render import PIPE_WIDTH, echo, is_interactive, settings_text
+from tuner.cli.tables import console
+from tuner.tune.progress import Progress
 from tuner.units import format_duration, format_size, significant
-
-if TYPE_CHECKING:  # `tuner search --help` needs neither
-    from rich.table import Table
-
-    from tuner.tune.progress import Progress
 
 Report = Callable[[Mapping[str, "Progress"]], None]
 """Called with how far the search of each GPU type is, by its id."""
@@ -149,17 +149,12 @@ class PlainLinesOfEach:
 
 @contextlib.contextmanager
 def _live(out: Any) -> Iterator[Report]:
-    from rich.live import Live  # only in a terminal
-
     with Live(console=out, transient=True, refresh_per_second=4) as live:
         yield lambda states: live.update(drawn(states))
 
 
 def drawn(states: Mapping[str, Progress]) -> Table:
     """For each GPU type a bar, the line of `progress_line` and the best configuration."""
-    from rich.progress_bar import ProgressBar  # only in a terminal
-    from rich.table import Table
-
     grid = Table.grid()
     for gpu, progress in states.items():
         grid.add_row(ProgressBar(total=progress.total, completed=progress.done, width=60))
@@ -174,7 +169,6 @@ def best_line(progress: Progress) -> str:
     evidence = record.outcome.evidence if record else None
     if record is None or evidence is None:
         return ""
-    from tuner.cli.render import settings_text
 
     names = ("micro_batch", "lora_rank", "max_length", "precision", "gradient_checkpointing")
     return (

@@ -15,11 +15,14 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
+from tuner.cli.render import print_fields, print_json
+from tuner.engine.report import redraw
+from tuner.engine.targets import named_targets
+from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS
 
 
 @click.command(
     "report",
-    short_help="Draw the report of a search again, and open it.",
     epilog=examples(
         "tuner report --space qlora27b --gpu a6000 --open",
         "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
@@ -50,11 +53,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     stay. --gpu all draws every GPU type that was searched, --gpu a6000,t4 those that are named;
     each report shows the others. Exit code 1 when nothing that was tried fits.
     """
-    from tuner.cli.render import print_fields, print_json
-    from tuner.engine.report import redraw
-    from tuner.engine.targets import named_targets
-    from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS
-
     targets = named_targets(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )

@@ -25,7 +25,12 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
+from tuner.cli.searching import run_search
 from tuner.engine.measuring import Mode
+from tuner.engine.plan import SearchOptions
+from tuner.engine.targets import gpu_names, load_targets
+from tuner.space import parse_settings
+from tuner.tune.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -33,7 +38,6 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 def _search_options(function: _Decorated) -> _Decorated:
     """How to search; the options that no other command has."""
     # Plain data, without Ray.
-    from tuner.tune.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS
 
     for option in (
         click.option(
@@ -119,7 +123,6 @@ def _search_options(function: _Decorated) -> _Decorated:
 
 @click.command(
     "search",
-    short_help="Search a space for the fastest configuration that fits.",
     epilog=examples(
         "tuner search --space qlora27b --gpu a6000",
         "tuner search --space qlora27b --gpu l40s --where 'lora_rank >= 64'",
@@ -160,11 +163,6 @@ def command(  # noqa: PLR0913 - one argument for each option that is not about h
     searched together and compared; budgets are for each. Ctrl-C leaves a valid result of what
     was done, and the same command goes on from there. Exit code 1 when nothing fits.
     """
-    from tuner.cli.searching import run_search  # torch comes with it
-    from tuner.engine.plan import SearchOptions
-    from tuner.engine.targets import gpu_names, load_targets
-    from tuner.space import parse_settings
-
     targets = load_targets(
         space_name,
         gpu_names(gpu_name),

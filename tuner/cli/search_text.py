@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -235,8 +236,6 @@ def _use(plan: Plan) -> tuple[str, str]:
 
 
 def _study_text(plan: Plan) -> str:
-    import shlex
-
     path = plan.options.study
     return shlex.join(["optuna-dashboard", str(path)]) if path is not None else ""
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tuner.cli import completing
+from tuner.cli.answers import conditions_text, counts_text, print_front, print_levels, record_dict
+from tuner.cli.comparison import more_text, print_comparison
+from tuner.cli.evidence import print_evidence
 from tuner.cli.options import (
     examples,
     gpu_options,
@@ -20,17 +23,28 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
-from tuner.cli.render import echo
-
-if TYPE_CHECKING:
-    from tuner.engine.target import Target
-    from tuner.records import TrialRecord
-    from tuner.results.view import View
+from tuner.cli.render import echo, print_fields, print_json, settings_text
+from tuner.cli.stages import print_stages
+from tuner.engine.chosen import nothing_fits_error
+from tuner.engine.target import (
+    Target,
+    check_conditions,
+    load_target,
+    require_records,
+    stale,
+    stale_text,
+)
+from tuner.errors import InputError, unknown
+from tuner.records import TrialRecord
+from tuner.results.best import check_text
+from tuner.results.levels import levels
+from tuner.results.objectives import require_known
+from tuner.results.ranks import gpus_text
+from tuner.results.view import View, build_view
 
 
 @click.command(
     "show",
-    short_help="Print the front of a search, or one trial.",
     epilog=examples(
         "tuner show --space qlora27b --gpu a6000",
         "tuner show --space qlora27b --gpu a6000 3f2a91c0-007",
@@ -64,8 +78,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     as_json: bool,
 ) -> None:
     """Print the front of a search, or all that is known of one TRIAL of it."""
-    from tuner.engine.target import load_target, require_records, stale, stale_text
-
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
@@ -97,19 +109,6 @@ class Shown:
 
 
 def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> None:
-    from tuner.cli.answers import (
-        conditions_text,
-        counts_text,
-        print_front,
-        print_levels,
-        record_dict,
-    )
-    from tuner.cli.render import print_fields, print_json
-    from tuner.engine.chosen import nothing_fits_error
-    from tuner.engine.target import check_conditions
-    from tuner.results.objectives import require_known
-    from tuner.results.view import build_view
-
     where = show.where
     conditions = check_conditions(target, where)
     view = build_view(
@@ -158,8 +157,6 @@ def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> 
 
 
 def _levels_dict(view: View) -> list[dict[str, Any]]:
-    from tuner.results.levels import levels
-
     return [
         {
             "level": dict(level.values),
@@ -173,14 +170,6 @@ def _levels_dict(view: View) -> list[dict[str, Any]]:
 def _show_trial(
     target: Target, record: TrialRecord, old: Sequence[TrialRecord], *, as_json: bool
 ) -> None:
-    from tuner.cli.answers import record_dict
-    from tuner.cli.comparison import more_text, print_comparison
-    from tuner.cli.evidence import print_evidence
-    from tuner.cli.render import print_fields, print_json, settings_text
-    from tuner.cli.stages import print_stages
-    from tuner.results.best import check_text
-    from tuner.results.ranks import gpus_text
-
     if as_json:
         print_json(record_dict(record))
         return
@@ -205,8 +194,8 @@ def _show_trial(
         print_evidence(
             outcome.evidence,
             fits=record.fits,
-            limit_bytes=record.limit_bytes,
-            margin_bytes=record.reserve_bytes,
+            limit_bytes=record.budget.limit_bytes,
+            margin_bytes=record.budget.margin_bytes,
         )
         print_stages(record, target.facts)
     ran = outcome.ran
@@ -218,8 +207,6 @@ def _show_trial(
 
 def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
     """The trial of that id, or the only one whose id begins so. Raises `InputError`."""
-    from tuner.errors import InputError, unknown
-
     by_id = {record.trial_id: record for record in records}  # the last line of a trial counts
     if trial_id in by_id:
         return by_id[trial_id]

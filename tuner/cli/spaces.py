@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import echo
-
-if TYPE_CHECKING:
-    from tuner.space import SearchSpace, SpaceInfo
+from tuner.cli.render import count, echo, print_fields, print_json
+from tuner.cli.tables import print_rows
+from tuner.expressions import all_of, show
+from tuner.space import SearchSpace, SpaceInfo, list_spaces, load_space
 
 
 @click.command(
     "spaces",
-    short_help="List the search spaces, or print one.",
     epilog=examples(
         "tuner spaces",
         "tuner spaces qlora27b",
@@ -29,9 +28,6 @@ def command(*, space_name: str | None, as_json: bool) -> None:
     They are found in ./search_spaces and among those that come with tuner; a YAML file can be
     named by its path.
     """
-    from tuner.cli.render import print_json
-    from tuner.space import list_spaces, load_space
-
     if space_name is not None:
         space = load_space(space_name)
         if as_json:
@@ -62,8 +58,6 @@ def _to_dict(info: SpaceInfo) -> dict[str, Any]:
 
 
 def _print_all(found: list[SpaceInfo]) -> None:
-    from tuner.cli.render import count, print_rows
-
     print_rows(
         ["name", "configurations", "model", "description"],
         [
@@ -82,9 +76,6 @@ def _print_all(found: list[SpaceInfo]) -> None:
 
 
 def _print_one(space: SearchSpace) -> None:
-    from tuner.cli.render import count, print_fields
-    from tuner.expressions import all_of, show
-
     counts = _counts(space)
     data = space.data
     print_fields(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from tuner.cli.render import console, echo, print_fields, table
+from tuner.cli.render import echo, print_fields
+from tuner.cli.tables import console, table
+from tuner.estimators.stages import StagedPrediction
+from tuner.records import Configuration, TrialRecord
+from tuner.results.facts import SpaceFacts
 from tuner.results.stages import StageRow, rows_of, stage_rows
 from tuner.units import format_duration, format_size, significant
-
-if TYPE_CHECKING:
-    from tuner.estimators.stages import StagedPrediction
-    from tuner.records import Configuration, TrialRecord
-    from tuner.results.facts import SpaceFacts
-
 
 _NUMBERS = ("memory", "samples/s", "step", "time")
 
@@ -28,8 +25,7 @@ def print_stages(record: TrialRecord, space: SpaceFacts) -> None:
 def print_staged(staged: StagedPrediction, configuration: Configuration, space: SpaceFacts) -> None:
     """The stages of one prediction, and how long they take together."""
     overall = staged.overall
-    usable_bytes = overall.limit_bytes - overall.margin_bytes
-    rows = stage_rows(overall, configuration, space, usable_bytes=usable_bytes)
+    rows = stage_rows(overall, configuration, space, overall.budget)
     print_rows_of_stages(rows, str(overall.source))
     fields = []
     if staged.epoch_s is not None:

@@ -7,12 +7,12 @@ import click
 from tuner.cli.job_options import address_option, job_argument, state_text
 from tuner.cli.options import examples
 from tuner.cli.render import echo
+from tuner.engine.job_files import check_id
 from tuner.errors import UnavailableError
 
 
 @click.command(
     "stop",
-    short_help="End a search on a cluster; its results stay.",
     epilog=examples("tuner stop qlora27b-a6000-3f9a1c2b"),
 )
 @job_argument
@@ -22,7 +22,6 @@ def command(*, job_id: str, address: str | None) -> None:
 
     Returns when it has ended. A search that has ended already stays as it is.
     """
-    from tuner.engine.job_files import check_id
     from tuner.tune.jobs import STOP_WAIT_S, connect  # Ray: seconds to import
 
     check_id(job_id)

@@ -6,19 +6,21 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tuner.cli.job_options import address_option
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import echo
+from tuner.cli.render import echo, print_json
 from tuner.cli.search import command as search
+from tuner.engine.job_files import check_id, user_name
 from tuner.engine.measuring import Mode
-
-if TYPE_CHECKING:
-    from tuner.engine.submission import Asked
-    from tuner.engine.target import Target
+from tuner.engine.plan import SearchOptions
+from tuner.engine.submission import Asked, asked_for, check_asked, new_id, put_together, space_in
+from tuner.engine.target import Target
+from tuner.engine.targets import gpu_names
+from tuner.space import load_space, parse_settings
 
 NOT_SENT = {
     "results",
@@ -64,7 +66,6 @@ def search_arguments(raw: Mapping[str, Any]) -> list[str]:
 @click.command(
     "submit",
     cls=_Submit,
-    short_help="Send a search to a Ray cluster.",
     epilog=examples(
         "tuner submit --space qlora27b --gpu a6000",
         "tuner submit --space qlora27b --gpu a6000 --address http://head:8265",
@@ -103,9 +104,6 @@ def command(
     that --working-dir names. Prints the job's id, which the commands jobs, logs, stop and fetch
     take.
     """
-    from tuner.engine.job_files import check_id, user_name
-    from tuner.engine.submission import new_id
-
     asked = _checked(options)
     target, gpus = asked[0].targets[0], list(dict.fromkeys(one.label for one in asked))
     chosen = check_id(job_id or new_id(target.space.name, gpus))
@@ -119,8 +117,6 @@ def command(
         space = _placed(target, options, folder, whole=working_dir is not None)
         _send(server, chosen, ["--space", space, *typed], about, folder)
     if as_json:
-        from tuner.cli.render import print_json
-
         print_json({"id": chosen, "address": server.address, **about})
         return
     echo(chosen)
@@ -133,11 +129,6 @@ def command(
 
 def _checked(options: Mapping[str, Any]) -> list[Asked]:
     """What is to be searched for each GPU type that was named, all of it checked."""
-    from tuner.engine.plan import SearchOptions
-    from tuner.engine.submission import asked_for, check_asked
-    from tuner.engine.targets import gpu_names
-    from tuner.space import parse_settings
-
     given = dict(options)
     selected = {name: given.pop(name) for name in ("model", "gpu_memory", "price")}
     space, names = given.pop("space_name"), gpu_names(given.pop("gpu_name"))
@@ -151,9 +142,6 @@ def _checked(options: Mapping[str, Any]) -> list[Asked]:
 
 def _placed(target: Target, options: Mapping[str, Any], folder: Path, *, whole: bool) -> str:
     """Put what the search reads into `folder`; how `--space` names the space there."""
-    from tuner.engine.submission import put_together, space_in
-    from tuner.space import load_space
-
     own = load_space(options["space_name"])  # as the file has it, without --model
     if whole:
         return space_in(folder, options["space_name"], own)

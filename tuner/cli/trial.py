@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,14 +17,14 @@ from tuner.cli.options import (
     set_option,
     space_option,
 )
-
-if TYPE_CHECKING:
-    from tuner.cli.trial_run import Trial
+from tuner.cli.render import print_json
+from tuner.cli.trial_run import Question, Trial, print_trial, run_trial, to_dict
+from tuner.engine.margin import parse_margin
+from tuner.engine.quiet import quiet_libraries
 
 
 @click.command(
     "trial",
-    short_help="Run one configuration for real.",
     epilog=examples(
         "tuner trial --space tiny_cpu --set micro_batch=4 --device cpu",
         "tuner trial --space qlora27b --set micro_batch=2 --device cuda:0",
@@ -67,11 +67,6 @@ def command(*, as_json: bool, margin: str | None, **options: Any) -> int:
     What was predicted stands beside it. Nothing is written. Exit code 1 when the configuration
     does not fit or did not run to its end.
     """
-    from tuner.cli.render import print_json
-    from tuner.cli.trial_run import Question, print_trial, run_trial, to_dict
-    from tuner.engine.margin import parse_margin
-    from tuner.engine.quiet import quiet_libraries
-
     question = Question.of(**options)
     gpu, trials_on = question.device_type()
     fraction = parse_margin(margin, gpu)

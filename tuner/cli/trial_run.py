@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tuner import host
 from tuner.cli.comparison import more_text, params_text, print_comparison, print_ran
 from tuner.cli.data_file import DataFile
 from tuner.cli.evidence import fits_text
@@ -25,18 +27,30 @@ from tuner.errors import (
     InputError,
     UnavailableError,
 )
-from tuner.records import Configuration, Measurement, Outcome, Prediction, Status, TrialRecord
+from tuner.estimators.stages import hardest_first
+from tuner.gpus import Gpu
+from tuner.records import (
+    Configuration,
+    Measurement,
+    MemoryBudget,
+    Outcome,
+    Prediction,
+    Status,
+    TrialRecord,
+)
 from tuner.results.facts import SpaceFacts
 from tuner.results.ranks import gpus_text, ranks_text
+from tuner.runner.base import MeasureOptions, TrialJob, TrialRunner, outcome_versions
+from tuner.runner.environment import trial_environment
+from tuner.runner.isolated import IsolatedRunner
+from tuner.runner.staged import StagedRunner
+from tuner.space import SearchSpace, parse_settings
+from tuner.space.data import DataFacts
+from tuner.space.distributed_terms import gpus_per_trial
 from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from tuner.gpus import Gpu
-    from tuner.runner.base import MeasureOptions, TrialJob, TrialRunner
     from tuner.runner.emulated import EmulatedRunner
-    from tuner.runner.isolated import IsolatedRunner
-    from tuner.space import SearchSpace
-    from tuner.space.data import DataFacts
 
 Evidence = Prediction | Measurement
 
@@ -141,8 +155,6 @@ class Question:
         return gpu, emulating(gpu, self.memory_limit)
 
     def _processor(self) -> tuple[Gpu, Measuring]:
-        from tuner import host
-
         if not (self.gpu_name is None or _names(self.gpu_name, CPU)):
             raise InputError(
                 f"a processor cannot stand in for GPU {self.gpu_name!r}",
@@ -178,9 +190,6 @@ def run_trial(
     question: Question, gpu: Gpu, trials_on: Measuring, margin_fraction: float | None
 ) -> Trial:
     """Predict, then run. Raises `InputError` for what cannot be run on this GPU at all."""
-    from tuner.estimators.predict import DEFAULT_MARGIN_FRACTION
-    from tuner.space import parse_settings
-
     settings = parse_settings(question.settings)
     space, configuration = one_configuration(question.space_name, question.model, settings)
     data = question.data_of(space)
@@ -202,29 +211,23 @@ def run_trial(
     trials_on = dataclasses.replace(trials_on, gpus=_gpus(space, configuration))
     with _runner(job, options, trials_on) as runner:
         outcome = _in_stages(runner, space, configuration, prediction)
-    fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
-    record = _record(space, gpu, trials_on, configuration, (outcome, prediction), fraction)
+    record = _record(space, gpu, trials_on, configuration, (outcome, prediction), margin_fraction)
     return Trial(space, gpu, trials_on, record)
 
 
 def _gpus(space: SearchSpace, configuration: Configuration) -> int:
     """How many GPUs the trial takes; code of the user's own has names of its own."""
-    from tuner.space.distributed_terms import gpus_per_trial
-
     return gpus_per_trial(configuration) if space.predictable else 1
 
 
 def _runner(
     job: TrialJob, options: MeasureOptions, trials_on: Measuring
 ) -> IsolatedRunner | EmulatedRunner:
-    from tuner.runner.environment import trial_environment
-
     environment = trial_environment(trials_on.threads)
     if trials_on.emulated and not is_emulated():
         from tuner.runner.emulated import EmulatedRunner
 
         return EmulatedRunner(job, options, gpus=trials_on.gpus, environment=environment)
-    from tuner.runner.isolated import IsolatedRunner
 
     return IsolatedRunner(job, options, environment=environment)
 
@@ -238,8 +241,6 @@ def _in_stages(
     """The trial: in every stage where the space has some, the hardest first."""
     if not space.stages:
         return runner.run(configuration)
-    from tuner.estimators.stages import hardest_first
-    from tuner.runner.staged import StagedRunner
 
     orders = {configuration.key: hardest_first(prediction)} if prediction is not None else {}
     return StagedRunner(runner, space, orders).run(configuration)
@@ -251,12 +252,8 @@ def _record(
     trials_on: Measuring,
     configuration: Configuration,
     ended: tuple[Outcome, Prediction | None],
-    margin_fraction: float,
+    margin_fraction: float | None,
 ) -> TrialRecord:
-    from datetime import UTC, datetime
-
-    from tuner.runner.base import outcome_versions
-
     outcome, prediction = ended
     return TrialRecord(
         trial_id="by-hand",
@@ -272,7 +269,7 @@ def _record(
         device=None if trials_on.emulated else trials_on.names[0],
         emulated_device=trials_on.names[0] if trials_on.emulated else None,
         memory_limit_bytes=trials_on.memory_limit_bytes,
-        margin_bytes=round(gpu.memory_bytes * margin_fraction),
+        margin_bytes=MemoryBudget.of(gpu.memory_bytes, margin_fraction).margin_bytes,
     )
 
 
@@ -328,8 +325,8 @@ def _fits_text(trial: Trial) -> str:
     return fits_text(
         ran,
         fits=record.fits,
-        limit_bytes=record.limit_bytes,
-        margin_bytes=record.reserve_bytes,
+        limit_bytes=record.budget.limit_bytes,
+        margin_bytes=record.budget.margin_bytes,
     )
 
 

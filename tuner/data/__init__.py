@@ -9,7 +9,6 @@ from tuner.data.distribution import (
     LengthDistribution,
     Truncation,
 )
-from tuner.data.rate import TokenRate, token_rate
 from tuner.data.read import read_lengths
 
 __all__ = [
@@ -17,8 +16,6 @@ __all__ = [
     "BatchShape",
     "Bounds",
     "LengthDistribution",
-    "TokenRate",
     "Truncation",
     "read_lengths",
-    "token_rate",
 ]

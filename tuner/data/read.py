@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from tuner.data.distribution import LengthDistribution
 from tuner.data.jsonl import LineProblems, records, type_name
+from tuner.data.tokenizer import TokenCounter, load_tokenizer
 from tuner.errors import InputError, nearest
-
-if TYPE_CHECKING:
-    from tuner.data.tokenizer import TokenCounter
 
 CHAT_COLUMN = "messages"
 TEXT_COLUMNS = (("text",), ("prompt", "completion"))
@@ -163,8 +161,6 @@ def _layout(first: tuple[int, Mapping[str, Any]], columns: tuple[str, ...], path
 def _count_texts(
     numbered: _Numbered, layout: _Layout, tokenizer: str, problems: LineProblems
 ) -> Counter[int]:
-    from tuner.data.tokenizer import load_tokenizer  # transformers: seconds
-
     counter = load_tokenizer(tokenizer)
     if layout.chat and not counter.has_chat_template:
         raise InputError(

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from tuner.errors import InputError, UnavailableError
+from tuner.models.catalogue import get_entry
 
 HINT = (
     "give a folder with tokenizer.json and tokenizer_config.json, or fetch it first: "
@@ -31,8 +34,6 @@ class TokenCounter:
 
         Raises `ValueError` with the reason when the template refuses them.
         """
-        from jinja2 import TemplateError
-
         try:
             text = self._tokenizer.apply_chat_template(
                 messages,
@@ -66,8 +67,6 @@ def load_tokenizer(name: str) -> TokenCounter:
     broken or not there, `UnavailableError` when a library that it needs is not installed.
     """
     from transformers import AutoTokenizer  # seconds: only where texts are counted
-
-    from tuner.models.catalogue import get_entry
 
     try:
         folder = Path(name).expanduser()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tuner.apply.assign import Assignment
-    from tuner.apply.plan import Plan
-    from tuner.results.best import Recommendation
-    from tuner.space import SearchSpace
+from tuner.apply.assign import Assignment, assignments, unmapped
+from tuner.apply.plan import Plan, make_plan
+from tuner.apply.write import replace_files
+from tuner.expressions import show
+from tuner.results.best import Recommendation
+from tuner.space import SearchSpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,6 @@ class Applying:
         Raises `InputError` where a file changed meanwhile, and `UnavailableError` where the disk
         refuses; in both cases every file is as it was.
         """
-        from tuner.apply.write import replace_files
-
         return replace_files({edit.path: (edit.before, edit.after) for edit in self.plan.changed})
 
 
@@ -50,10 +48,6 @@ def applying(
     `targets` and `maps` say where values belong, as `--as` and `--map` do. Raises one
     `InputError` with everything that cannot be done safely.
     """
-    from tuner.apply.assign import assignments, unmapped
-    from tuner.apply.plan import make_plan
-    from tuner.expressions import show
-
     wanted = assignments(space, best.configuration, targets=targets, maps=maps)
     plan = make_plan(files, wanted)
     rest = [_missing_text(assignment) for assignment in plan.missing]
@@ -63,8 +57,6 @@ def applying(
 
 
 def _missing_text(assignment: Assignment) -> str:
-    from tuner.expressions import show
-
     stage = f" in stage {assignment.stage}" if assignment.stage else ""
     knob = assignment.expression
     name = knob if knob.isidentifier() else str(assignment.key).lstrip(".")

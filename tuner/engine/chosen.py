@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tuner.engine.margin import parse_margin
+from tuner.engine.target import Target, check_conditions, require_records, with_margin
 from tuner.errors import NothingFitsError
-from tuner.records import TrialRecord
-from tuner.results.front import device_bytes, margin_bytes
+from tuner.expressions import all_of
+from tuner.records import MemoryBudget, TrialRecord
+from tuner.results.best import Recommendation, recommend
+from tuner.results.front import device_bytes
+from tuner.results.journal import latest
+from tuner.results.objectives import objectives_of, require_known
 from tuner.results.view import source_label
 from tuner.units import format_size
-
-if TYPE_CHECKING:
-    from tuner.engine.target import Target
-    from tuner.results.best import Recommendation
 
 
 def recommended(
@@ -29,9 +30,6 @@ def recommended(
 
     Raises `UnavailableError` where nothing was searched yet.
     """
-    from tuner.engine.target import check_conditions, require_records
-    from tuner.results.journal import latest
-
     check_conditions(target, where)  # what is wrong in itself is said first
     return recommended_of(
         target,
@@ -58,15 +56,10 @@ def recommended_of(
     the GPU's memory where it is less; the first of `objectives` takes the place of the space's.
     Raises `NothingFitsError`, with how far away it is.
     """
-    from tuner.engine.margin import parse_margin
-    from tuner.engine.target import check_conditions, with_margin
-    from tuner.results.best import recommend
-    from tuner.results.objectives import objectives_of, require_known
-
     conditions = check_conditions(target, where)
     share = parse_margin(headroom, target.gpu, what="headroom")
     if share is not None:
-        margin = round(target.gpu.memory_bytes * share)
+        margin = MemoryBudget.of(target.gpu.memory_bytes, share).margin_bytes
         records = tuple(with_margin(record, margin) for record in records)
     allowed = target.gpu
     if max_memory is not None:
@@ -95,13 +88,11 @@ def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Seq
     sizes = [size for r in records if (size := device_bytes(r)) is not None]
     tried = f"none of the {len(records)} configurations tried fits {target.gpu.name}"
     if conditions:
-        from tuner.expressions import all_of
-
         tried += f" where {all_of(conditions)}"
     if not sizes:
         return tried
     limit = format_size(target.gpu.memory_bytes)
-    margin = max(map(margin_bytes, records), default=0)
+    margin = max((record.budget.margin_bytes for record in records), default=0)
     return (
         f"{tried}: the smallest needs {format_size(min(sizes))} ({source_label(records)}) of "
         f"{limit}, of which "

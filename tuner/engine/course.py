@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tuner.engine.plan import Plan
+from tuner.results.best import Recommendation
+
 if TYPE_CHECKING:
-    from tuner.engine.plan import Plan
     from tuner.estimators.course import MemoryCourse
-    from tuner.results.best import Recommendation
 
 
 def course_of(plan: Plan, best: Recommendation) -> MemoryCourse | None:

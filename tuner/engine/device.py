@@ -6,15 +6,19 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from tuner.engine.listener import SILENT, Listener
+from tuner import host, nvml
+from tuner.engine.notices import UNHEARD, Notices
 from tuner.errors import InputError, UnavailableError
+from tuner.estimators.speed.profile import (
+    DeviceProfile,
+    find_profile,
+    load_profile,
+    profile_path,
+    slug_of,
+)
+from tuner.gpus import Gpu, as_told, get_gpu, match_device
 from tuner.units import format_gib
-
-if TYPE_CHECKING:
-    from tuner.estimators.speed.profile import DeviceProfile
-    from tuner.gpus import Gpu
 
 CPU, AUTO = "cpu", "auto"
 
@@ -47,20 +51,11 @@ def find_gpu(
     "auto" is this machine's GPU and "cpu" its processor. Raises `InputError` for an unknown name,
     `UnavailableError` when there is no such device here.
     """
-    from tuner.gpus import get_gpu  # loads the catalogue
-
     word = text.strip().lower()
     if word not in (CPU, AUTO):
         return get_gpu(text, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
     gpu = this_cpu() if word == CPU else this_gpu()
-    sources = dict(gpu.sources)
-    if memory_bytes is not None:
-        sources["memory"] = "given by the user"
-        gpu = replace(gpu, memory_bytes=memory_bytes)
-    if price_usd_per_hour is not None:
-        sources["price"] = "given by the user"
-        gpu = replace(gpu, price_usd_per_hour=price_usd_per_hour, price_date=None)
-    return replace(gpu, sources=sources)
+    return as_told(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
 
 
 def is_cpu(gpu: Gpu) -> bool:
@@ -76,8 +71,6 @@ def this_cpu() -> Gpu:
 
     Without a profile it has no rates: nothing can be predicted for it, only read and measured.
     """
-    from tuner import host
-
     gpu = _gpu_of(
         CPU,
         host.cpu_name(),
@@ -93,19 +86,15 @@ def this_cpu() -> Gpu:
 
 def cpu_label() -> str:
     """The processor's name as its device profile has it."""
-    from tuner import host
-
     return f"CPU {host.cpu_name()}"
 
 
-def with_profile(gpu: Gpu, listener: Listener = SILENT) -> tuple[Gpu, DeviceProfile | None]:
+def with_profile(gpu: Gpu, notices: Notices = UNHEARD) -> tuple[Gpu, DeviceProfile | None]:
     """`gpu` and what was measured of it; a processor that has no profile is measured now.
 
     Nobody publishes what a processor computes in which precision: its rates are measured, in a
     quarter of a minute, and kept as `tuner calibrate --device cpu` would. Imports torch then.
     """
-    from tuner.estimators.speed.profile import find_profile, profile_path
-
     if not is_cpu(gpu):
         return gpu, find_profile(gpu) or _profile_named(gpu.name)
     _let_threads_sleep()
@@ -114,14 +103,14 @@ def with_profile(gpu: Gpu, listener: Listener = SILENT) -> tuple[Gpu, DeviceProf
     if profile is None or profile.lacks_reference:
         from tuner.estimators.measure_device import measure_device
 
-        listener.say(f"measuring {gpu.name}, once: it has no device profile")
+        notices.say(f"measuring {gpu.name}, once: it has no device profile")
         profile = measure_device(CPU, budget_s=CPU_BUDGET_S)
         try:
             profile.save(profile_path(label))
         except (OSError, UnavailableError) as error:
-            listener.warn(f"cannot keep the profile: {error}")
+            notices.warn(f"cannot keep the profile: {error}")
     if (profile.step_spread or 0.0) > BUSY_SPREAD:
-        listener.warn(
+        notices.warn(
             f"warning: {gpu.name} was busy when it was measured: predicted speeds are uncertain; "
             "`tuner calibrate --device cpu` measures again"
         )
@@ -143,8 +132,6 @@ def _let_threads_sleep() -> None:
 
 def local_gpus() -> list[LocalGpu]:
     """The CUDA devices that this process may use, in the driver's order."""
-    from tuner import nvml
-
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return []
@@ -166,8 +153,6 @@ def local_gpus() -> list[LocalGpu]:
 
 def lost_gpus() -> list[str]:
     """What the driver says of each device that it knows and cannot talk to."""
-    from tuner import nvml
-
     found: list[str] = []
     for index in range(nvml.MOST_DEVICES):
         try:
@@ -212,8 +197,6 @@ def this_gpu() -> Gpu:
 
 def _type_of(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu | None:
     """The catalogue's type, else one made of the device's profile."""
-    from tuner.gpus import match_device
-
     known = match_device(name, total_bytes)
     if known is not None:
         return known
@@ -232,8 +215,6 @@ def _type_of(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu | 
 
 def _gpu_of(gpu_id: str, name: str, memory_bytes: int, *, sources: Mapping[str, str]) -> Gpu:
     """A device type that is not in the catalogue, without rates."""
-    from tuner.gpus import Gpu
-
     return Gpu(
         id=gpu_id,
         name=name,
@@ -272,8 +253,6 @@ def _measured_at(profile: DeviceProfile) -> str:
 
 
 def _profile_named(name: str) -> DeviceProfile | None:
-    from tuner.estimators.speed.profile import load_profile, profile_path
-
     try:
         path = profile_path(name)
     except UnavailableError:
@@ -282,6 +261,4 @@ def _profile_named(name: str) -> DeviceProfile | None:
 
 
 def _slug(name: str) -> str:
-    from tuner.estimators.speed.profile import slug_of
-
     return slug_of(name)

@@ -21,6 +21,7 @@ from tuner.emulator.step_time import StepTime, step_time
 from tuner.emulator.toolchain import find_torch
 from tuner.errors import InputError
 from tuner.gpus import Gpu
+from tuner.records import MemoryBudget
 from tuner.runner.outcome import is_out_of_memory
 from tuner.runner.processes import end_marked
 
@@ -117,7 +118,7 @@ class Emulation:
         limiting = self.limiting
         if limiting is None or self.steps == 0:
             return None
-        return self._used_bytes + self.margin_bytes <= self.gpu.memory_bytes
+        return MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self._used_bytes)
 
     @property
     def _used_bytes(self) -> int:
@@ -147,7 +148,7 @@ class EmulateOptions:
     gpus: int = 1
     steps: int = 3
     seed: int = 0
-    margin_fraction: float = 0.03
+    margin_fraction: float | None = None
     snapshot: Path | None = None
     timeout_s: float | None = None
 
@@ -186,7 +187,7 @@ def emulate(
         cuda=".".join(map(str, torch.cuda)),
         ended=_ended(results, error, status),
         steps=max((r["steps"] for r in results), default=0),
-        margin_bytes=round(gpu.memory_bytes * options.margin_fraction),
+        margin_bytes=MemoryBudget.of(gpu.memory_bytes, options.margin_fraction).margin_bytes,
         exit_status=status,
         devices=tuple(_uses(results, accounts)),
         error=error,

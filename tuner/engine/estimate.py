@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tuner.engine.target import with_model
 from tuner.errors import InputError
+from tuner.estimators.speed.profile import DeviceProfile
+from tuner.estimators.stages import StagedPrediction, predict_stages
+from tuner.gpus import Gpu
+from tuner.records import Configuration, Memory, Prediction, Speed
+from tuner.runner.base import outcome_versions
+from tuner.space import SearchSpace, configure, default_space, load_space
 from tuner.units import format_size, significant
-
-if TYPE_CHECKING:
-    from tuner.estimators.speed.profile import DeviceProfile
-    from tuner.estimators.stages import StagedPrediction
-    from tuner.gpus import Gpu
-    from tuner.records import Configuration, Memory, Prediction, Speed
-    from tuner.space import SearchSpace
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -56,8 +56,6 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """As `tuner estimate --json` prints it."""
-        from tuner.runner.base import outcome_versions
-
         values: dict[str, Any] = {
             "space": self.space.name if self.space.path is not None else None,
             "model": self.space.model,
@@ -84,16 +82,13 @@ def one_configuration(
 
     Without a space it is that of a LoRA training with defaults for all that is not set.
     """
-    from tuner.engine.target import with_model
-    from tuner.space import default_space, load_space
-
     if named is not None:
         space = with_model(load_space(named) if isinstance(named, str) else named, model)
     elif model is not None:
         space = default_space(model, settings)
     else:
         raise InputError("neither a search space nor a model is named", hint="name one of them")
-    return space, space.configuration(settings, strict=False)
+    return space, configure(space, settings, strict=False)
 
 
 def estimate_configuration(
@@ -110,7 +105,6 @@ def estimate_configuration(
     """
     from tuner.engine.support import require_supported
     from tuner.estimators.predictor import Job, Predictor
-    from tuner.estimators.stages import predict_stages
 
     stages = [*space.stage_configurations(configuration).values()]
     for values in stages or [configuration]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tuner.engine.target import Target
-    from tuner.export import Exported, Subject
-    from tuner.records import KnobValue
-    from tuner.results.best import Recommendation
+from tuner.apply.assign import assignments
+from tuner.engine.target import Target
+from tuner.export import Exported, Subject, export
+from tuner.models.catalogue import get_entry
+from tuner.records import KnobValue
+from tuner.results.best import Recommendation
+from tuner.units import format_gib
 
 
 def export_recommended(
@@ -23,18 +23,12 @@ def export_recommended(
 
     `targets` and `maps` name the flags of a command line, as `--as` and `--map` do.
     """
-    from tuner.export import export
-
     return export(name, _subject(target, best, targets=targets, maps=maps))
 
 
 def _subject(
     target: Target, best: Recommendation, *, targets: tuple[str, ...], maps: tuple[str, ...]
 ) -> Subject:
-    from tuner.export import Subject
-    from tuner.models.catalogue import get_entry
-    from tuner.units import format_gib
-
     entry = get_entry(target.space.model) if target.space.model else None
     flags, unflagged = _flags(target, best, targets=targets, maps=maps)
     return Subject(
@@ -52,8 +46,6 @@ def _flags(
     target: Target, best: Recommendation, *, targets: tuple[str, ...], maps: tuple[str, ...]
 ) -> tuple[dict[str, KnobValue], dict[str, str]]:
     """The flags of `--format command`, and what no flag says."""
-    from tuner.apply.assign import assignments
-
     space, values = target.space, best.configuration
     named = assignments(space, values, targets=targets, maps=maps)
     named = [a for a in named if targets or a.required]

@@ -7,23 +7,24 @@ nothing else. Tables, pictures and the report are made again here, of all trials
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.engine.job_files import JOURNAL, JobFiles, JobRequest
+from tuner.engine.target import Target, check_conditions, comparable, load_target
 from tuner.errors import InputError, TunerError, UnavailableError
 from tuner.records import TrialRecord
 from tuner.results.journal import encode, read_journal
 from tuner.results.store import ResultsFolder, safe_name, write_atomically
-
-if TYPE_CHECKING:
-    from tuner.engine.target import Target
-    from tuner.results.view import View
+from tuner.results.view import View
+from tuner.results.writing import write_all
+from tuner.space import pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,6 @@ def _written(fetched: Fetched, files: JobFiles, choice: Choice) -> Fetched:
 
 def _target(folder: ResultsFolder, files: JobFiles, choice: Choice, scratch: Path) -> Target:
     """The target of the job, with the space as the cluster had it."""
-    from tuner.engine.target import load_target
-
     name = choice.space_name
     if files.space_text is not None:
         # A space has the name of its file.
@@ -159,11 +158,7 @@ def _target(folder: ResultsFolder, files: JobFiles, choice: Choice, scratch: Pat
 
 
 def _write(target: Target, request: JobRequest, choice: Choice) -> View:
-    import dataclasses
-
-    from tuner.engine.target import check_conditions, comparable
-
-    space = target.space.with_settings(choice.settings) if choice.settings else target.space
+    space = pin(target.space, choice.settings) if choice.settings else target.space
     target = dataclasses.replace(target, space=space)
     conditions = check_conditions(target, choice.where)
     pinned = {name: space.terms[name].read(v) for name, v in (choice.settings or {}).items()}
@@ -171,7 +166,8 @@ def _write(target: Target, request: JobRequest, choice: Choice) -> View:
     if choice.objectives:
         facts = dataclasses.replace(facts, objectives=tuple(dict.fromkeys(choice.objectives)))
     records = comparable(target.folder.read().records, target)
-    return target.folder.write_all(
+    return write_all(
+        target.folder,
         records,
         facts,
         target.gpu,

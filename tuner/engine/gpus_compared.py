@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tuner.engine.chosen import nothing_fits
+from tuner.engine.plan import Refused
+from tuner.engine.search import Found
 from tuner.engine.target import Target
 from tuner.errors import NothingFitsError, UnavailableError
-
-if TYPE_CHECKING:
-    from tuner.engine.plan import Refused
-    from tuner.engine.search import Found
-    from tuner.gpus import Gpu
-    from tuner.results.best import Recommendation
+from tuner.gpus import Gpu
+from tuner.results.best import Recommendation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,6 @@ def answers_found(found: Sequence[Found | Refused]) -> list[Answer]:
 
 
 def _answer(found: Found | Refused) -> Answer:
-    from tuner.engine.plan import Refused
-
     if isinstance(found, Refused):
         return Answer(found.target.gpu, None, found.reason)
     plan, view = found.plan, found.view

@@ -6,15 +6,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuner.engine.plan import Plan
 from tuner.engine.target import comparable, with_margin
 from tuner.records import TrialRecord
-
-if TYPE_CHECKING:
-    from tuner.results.journal import JournalWriter
-    from tuner.results.store import ResultsFolder
+from tuner.results.journal import JournalWriter
+from tuner.results.store import ResultsFolder
 
 
 @contextlib.contextmanager

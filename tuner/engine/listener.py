@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tuner.engine.plan import Plan, Refused
-    from tuner.records import TrialRecord
-    from tuner.tune.progress import Progress
+from tuner.engine.notices import Notices
+from tuner.engine.plan import Plan, Refused
+from tuner.records import TrialRecord
+from tuner.tune.progress import Progress
 
 Compiling = Callable[[int, int], None]
 """Called with the number of structures that were traced, and of those in all."""
@@ -17,17 +16,8 @@ Searching = Callable[[Mapping[str, "Progress"]], None]
 """Called with how far the search of each GPU type is, by its id; those that have begun."""
 
 
-class Listener:
-    """Hears everything and tells nobody: the base of those that do."""
-
-    def say(self, text: str) -> None:
-        """What happened, in a sentence: nothing that the answer would not hold without it."""
-
-    def warn(self, text: str) -> None:
-        """What the user should hear even where nothing else is said."""
-
-    def note(self, text: str) -> None:
-        """Something about the space that its author may want to know."""
+class Listener(Notices):
+    """Hears of a whole search and tells nobody: the base of those that do."""
 
     def planned(self, plan: Plan, known: tuple[TrialRecord, ...]) -> None:
         """A search was checked and begins; `known` are the trials of earlier ones."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from tuner.errors import InputError
+from tuner.gpus import Gpu
 from tuner.units import parse_bytes
-
-if TYPE_CHECKING:
-    from tuner.gpus import Gpu
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 

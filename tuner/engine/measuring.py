@@ -6,18 +6,20 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tuner import host
 from tuner.emulator.here import is_emulated
+from tuner.emulator.toolchain import unavailable
 from tuner.engine.device import CPU, LocalGpu, is_cpu, local_gpus
 from tuner.errors import InputError, UnavailableError
+from tuner.gpus import Gpu
+from tuner.runner.base import MeasureOptions, RunnerFactory, TrialJob
+from tuner.runner.factories import EmulatedFactory, MeasuredFactory
+from tuner.space import SearchSpace
+from tuner.space.distributed_terms import most_gpus_per_trial
+from tuner.tune.request import Bench
+from tuner.tune.verified import VerifiedFactory
 from tuner.units import GIB, format_gib
-
-if TYPE_CHECKING:
-    from tuner.gpus import Gpu
-    from tuner.runner.base import MeasureOptions, RunnerFactory, TrialJob
-    from tuner.space import SearchSpace
-    from tuner.tune.request import Bench
 
 LIMIT_OF_TYPE = -1
 """A memory limit of as much as the type asked for has (`--memory-limit auto`)."""
@@ -72,14 +74,10 @@ class Measuring:
     @property
     def bench(self) -> Bench:
         """Where trials run, for the records."""
-        from tuner.tune.request import Bench
-
         return Bench(self.names[0], self.memory_limit_bytes, self.emulated)
 
     def options(self, **values: object) -> MeasureOptions:
         """How one trial runs."""
-        from tuner.runner.base import MeasureOptions
-
         given = {name: value for name, value in values.items() if value is not None}
         return MeasureOptions(
             device=self.device,
@@ -89,9 +87,6 @@ class Measuring:
 
     def factory(self, job: TrialJob, options: MeasureOptions) -> RunnerFactory:
         """What makes runners in the workers; it looks at the worker's GPU first."""
-        from tuner.runner.factories import EmulatedFactory, MeasuredFactory
-        from tuner.tune.verified import VerifiedFactory
-
         if self.emulated and not is_emulated():
             return EmulatedFactory(job, options, self.gpus)
         make = MeasuredFactory(job, options)
@@ -170,9 +165,6 @@ def emulating(gpu: Gpu, memory_limit: int | None = None, *, gpus: int = 1) -> Me
 
     Raises `InputError` for a processor, `UnavailableError` where nothing can be emulated here.
     """
-    from tuner import host
-    from tuner.emulator.toolchain import unavailable
-
     if is_cpu(gpu):
         raise InputError(
             "a processor is not emulated: it is there",
@@ -198,8 +190,6 @@ def gpus_of_trials(space: SearchSpace) -> int:
 
     Code of the user's own has names of its own, which say nothing here.
     """
-    from tuner.space.distributed_terms import most_gpus_per_trial
-
     return most_gpus_per_trial(space.choices, space.fixed) if space.predictable else 1
 
 
@@ -219,8 +209,6 @@ def _for_ranks(found: Measuring | Simulating, count: int) -> Measuring | Simulat
 def _on_processor(
     gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
 ) -> Measuring | Simulating:
-    from tuner import host
-
     if address is not None:
         return Simulating("--gpu cpu is this machine's processor, and --address another's")
     if workers is not None and workers > 1:
@@ -302,8 +290,6 @@ def cpu_share(devices: int) -> int:
 
     On the processor there is one device: two trials at once would slow each other down.
     """
-    from tuner import host
-
     return max(1, host.usable_cpus() // devices)
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuner.engine.measuring import Measuring, Simulating
 from tuner.errors import InputError, UnavailableError
-
-if TYPE_CHECKING:
-    from tuner.estimators.speed.profile import DeviceProfile
-    from tuner.gpus import Gpu
-    from tuner.runner.base import TrialJob
-    from tuner.space import SearchSpace
+from tuner.estimators.speed.profile import DeviceProfile
+from tuner.gpus import Gpu
+from tuner.models.catalogue import architecture
+from tuner.runner.base import TrialJob
+from tuner.space import SearchSpace
 
 GUIDED, MEASURED_ONLY = "guided", "tpe"
 
@@ -40,8 +38,6 @@ def trial_job(
     space: SearchSpace, gpu: Gpu, margin_fraction: float | None, profile: DeviceProfile | None
 ) -> TrialJob:
     """What is the same for all trials of `space`."""
-    from tuner.runner.base import TrialJob
-
     own = not space.predictable
     return TrialJob(
         space.workload,
@@ -76,8 +72,6 @@ def model_version(space: SearchSpace, lengths: str | None = None) -> str:
         return f"command {space.command.digest}"
     parts = [] if space.predictable else [f"{space.workload} {_source_digest(space)}"]
     if space.model is not None:
-        from tuner.models.catalogue import architecture  # seconds to import
-
         parts.append(f"{space.model} {architecture(space.model).digest}")
     if lengths == "data":
         digest = hashlib.sha256(repr(space.data).encode()).hexdigest()[:12]

@@ -9,22 +9,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.engine.device import with_profile
-from tuner.engine.listener import SILENT, Listener
 from tuner.engine.margin import parse_margin
 from tuner.engine.measuring import Measuring, Mode, Simulating, decide, gpus_of_trials
+from tuner.engine.notices import UNHEARD, Notices
 from tuner.engine.own_code import model_version, require_lengths, require_trials, searcher_of
 from tuner.engine.target import CannotRunError, Target, check_conditions
 from tuner.errors import InputError, NothingFitsError, TunerError, UnavailableError
-from tuner.records import Configuration, KnobValue, Source, TrialRecord
-from tuner.tune.request import DEFAULT_SEARCHER, DEFAULT_TRIALS
+from tuner.estimators.speed.profile import DeviceProfile
+from tuner.records import Configuration, KnobValue, MemoryBudget, Source, TrialRecord
+from tuner.results.facts import SpaceFacts
+from tuner.results.front import DEFAULT_OBJECTIVES, Objective
+from tuner.results.objectives import objectives_of
+from tuner.runner.base import outcome_versions
+from tuner.space import pin
+from tuner.tune.budget import Budget
+from tuner.tune.request import (
+    DEFAULT_SEARCHER,
+    DEFAULT_TRIALS,
+    Bench,
+    check_min_gain,
+    check_objectives,
+)
 from tuner.tune.watch import check_metrics_port, parse_tracking
 
 if TYPE_CHECKING:
     from tuner.engine.support import SupportedSpace
-    from tuner.estimators.speed.profile import DeviceProfile
-    from tuner.results.facts import SpaceFacts
-    from tuner.results.front import Objective
-    from tuner.tune.request import Bench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +82,7 @@ class Plan:
     part: SupportedSpace
     conditions: tuple[str, ...]
     pinned: Mapping[str, KnobValue]
-    margin_fraction: float
+    margin_fraction: float | None
     versions: Mapping[str, str]
     trials_on: Measuring | Simulating
     profile: DeviceProfile | None = None
@@ -100,7 +109,7 @@ class Plan:
     @property
     def margin_bytes(self) -> int:
         """The memory to keep free; rounded as the prediction does."""
-        return round(self.target.gpu.memory_bytes * self.margin_fraction)
+        return MemoryBudget.of(self.target.gpu.memory_bytes, self.margin_fraction).margin_bytes
 
     @property
     def all_conditions(self) -> tuple[str, ...]:
@@ -129,7 +138,7 @@ class Refused:
 
 
 def make_plans(
-    targets: Sequence[Target], options: SearchOptions, listener: Listener = SILENT
+    targets: Sequence[Target], options: SearchOptions, notices: Notices = UNHEARD
 ) -> list[Plan | Refused]:
     """A plan for each GPU type, or what it lacks; see `make_plan`.
 
@@ -137,11 +146,11 @@ def make_plans(
     `NothingFitsError` where all types lack something.
     """
     if len(targets) == 1:
-        return [make_plan(targets[0], options, listener)]
+        return [make_plan(targets[0], options, notices)]
     plans: list[Plan | Refused] = []
     for target in targets:
         try:
-            plans.append(make_plan(target, options, listener))
+            plans.append(make_plan(target, options, notices))
         except (CannotRunError, UnavailableError) as error:
             plans.append(Refused(target, error))
     refused = [plan for plan in plans if isinstance(plan, Refused)]
@@ -163,10 +172,10 @@ def none_left(refused: Sequence[Refused]) -> TunerError:
     )
 
 
-def make_plan(target: Target, options: SearchOptions, listener: Listener = SILENT) -> Plan:
+def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD) -> Plan:
     """Check everything that can be wrong. Raises `InputError`; writes no results."""
     settings = options.settings
-    space = target.space.with_settings(settings) if settings else target.space
+    space = pin(target.space, settings) if settings else target.space
     narrowed = dataclasses.replace(target, space=space)
     check_study(options.study)
     check_metrics_port(options.metrics_port, options.address)
@@ -194,11 +203,8 @@ def make_plan(target: Target, options: SearchOptions, listener: Listener = SILEN
     target.folder.read()  # a journal that cannot be read is found now
     gpu, profile = target.gpu, None
     if space.predictable:
-        gpu, profile = with_profile(gpu, listener)
-    # Seconds to import from here on.
+        gpu, profile = with_profile(gpu, notices)
     from tuner.engine.support import supported_part
-    from tuner.estimators.predict import DEFAULT_MARGIN_FRACTION
-    from tuner.runner.base import outcome_versions
 
     narrowed = dataclasses.replace(narrowed, gpu=gpu)
     part = supported_part(space, gpu, options.where)
@@ -212,7 +218,7 @@ def make_plan(target: Target, options: SearchOptions, listener: Listener = SILEN
         part=part,
         conditions=conditions,
         pinned={name: space.terms[name].read(value) for name, value in settings.items()},
-        margin_fraction=DEFAULT_MARGIN_FRACTION if margin is None else margin,
+        margin_fraction=margin,
         # The architecture too: a trial of another one under the same name says nothing.
         versions={**outcome_versions(), "model": model_version(space, lengths)},
         trials_on=trials_on,
@@ -226,10 +232,6 @@ def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]
 
     Those of the space count where none are named, as far as the searcher knows them.
     """
-    from tuner.results.front import DEFAULT_OBJECTIVES
-    from tuner.results.objectives import objectives_of
-    from tuner.tune.request import check_objectives
-
     names = tuple(dict.fromkeys(options.objectives)) or target.facts.objectives
     found = objectives_of(names, target.facts, target.gpu)
     if options.objectives:
@@ -240,9 +242,6 @@ def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]
 
 def _check_budget(options: SearchOptions, target: Target) -> None:
     """Raise `InputError` for limits that no search can have."""
-    from tuner.tune.budget import Budget  # plain data, without Ray
-    from tuner.tune.request import check_min_gain
-
     check_min_gain(options.min_gain, options.searcher)
     Budget(
         trials=options.trials,

@@ -13,15 +13,19 @@ from tuner.engine.measuring import Measuring
 from tuner.engine.own_code import trial_job
 from tuner.engine.plan import Plan, SearchOptions
 from tuner.engine.target import stale
+from tuner.estimators.shortlist import shortlist
+from tuner.estimators.stages import hardest_first, predict_overall
 from tuner.records import Configuration, Prediction, TrialRecord
+from tuner.runner.base import MeasureOptions, RunnerFactory
+from tuner.runner.factories import SimulatedFactory
+from tuner.runner.staged import StagedFactory
+from tuner.space import SearchSpace, configure
+from tuner.tune.request import SearchRequest
 from tuner.tune.watch import Watch, parse_tracking
 from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from tuner.estimators.predictor import Job, Predictor
-    from tuner.runner.base import MeasureOptions, RunnerFactory
-    from tuner.space import SearchSpace
-    from tuner.tune.request import SearchRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,6 @@ def prepare(
     Where the budget is spent already, nothing is tried and nothing is predicted. Several GPU
     types are predicted in little more time than one with the same `predictors`.
     """
-    from tuner.runner.factories import SimulatedFactory
-    from tuner.tune.request import SearchRequest
-
     options, space = plan.options, plan.part.space
     gpu, trials_on = plan.target.gpu, plan.trials_on
     job = trial_job(space, gpu, plan.margin_fraction, plan.profile)
@@ -150,9 +151,6 @@ def _in_stages(
     plan: Plan, runners: RunnerFactory, predictions: Sequence[Prediction]
 ) -> RunnerFactory:
     """What runs a trial in each stage, the one that needs most memory first, if there are some."""
-    from tuner.estimators.stages import hardest_first
-    from tuner.runner.staged import StagedFactory
-
     space = plan.part.space
     if not space.stages:
         return runners
@@ -185,8 +183,6 @@ SHORTLIST_SHARE = 0.75
 
 def _initial(plan: Plan, predictions: Sequence[Prediction]) -> list[Configuration]:
     """What is tried first: the space's baseline, and the short list of the predicted space."""
-    from tuner.estimators.shortlist import shortlist
-
     space = plan.part.space
     baseline = _baseline(space)
     if plan.options.searcher == "guided":  # it starts from the predicted front by itself
@@ -196,13 +192,11 @@ def _initial(plan: Plan, predictions: Sequence[Prediction]) -> list[Configuratio
 
 
 def _baseline(space: SearchSpace) -> list[Configuration]:
-    return [space.configuration(space.baseline)] if space.baseline else []
+    return [configure(space, space.baseline)] if space.baseline else []
 
 
 def _predictions(plan: Plan, predictors: Predictors, listener: Listener) -> list[Prediction]:
     """A prediction of every configuration that can be tried, in their order."""
-    from tuner.estimators.stages import predict_overall
-
     space = plan.part.space
     predictor = predictors.of(space)
     started = time.monotonic()
@@ -251,7 +245,7 @@ def _may_fit(prediction: Prediction, *, measured: bool) -> bool:
         return prediction.fits
     # Without an interval nothing is known of how wrong the prediction may be.
     low_bytes, _ = prediction.intervals.get("device_bytes", (0.0, 0.0))
-    return low_bytes + prediction.margin_bytes <= prediction.limit_bytes
+    return prediction.budget.fits(low_bytes)
 
 
 def _inert(plan: Plan, predictions: Sequence[Prediction], listener: Listener) -> tuple[str, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import yaml
 
 from tuner.engine.target import Target, check_conditions, require_records
 from tuner.engine.writing import Contents, write_results
 from tuner.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from tuner.results.view import View
+from tuner.results.view import View
 
 
 def redraw(targets: Sequence[Target], where: tuple[str, ...] = ()) -> list[View]:
@@ -47,8 +47,6 @@ def _contents(target: Target, where: tuple[str, ...]) -> Contents:
 
 def _kept(path: Path) -> Mapping[str, Any]:
     """What `best.yaml` of the search says; empty where there is none yet."""
-    import yaml  # 30 ms
-
     if not path.exists():
         return {}
     try:

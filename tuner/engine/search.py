@@ -11,7 +11,6 @@ import functools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tuner.engine.course import course_of
 from tuner.engine.journals import journal_of
@@ -23,12 +22,11 @@ from tuner.engine.verifying import verify_all
 from tuner.engine.writing import Contents, write_results
 from tuner.errors import NothingFitsError, TunerError
 from tuner.records import TrialRecord
-
-if TYPE_CHECKING:
-    from tuner.results.journal import JournalWriter
-    from tuner.results.view import View
-    from tuner.tune.progress import Progress
-    from tuner.tune.request import SearchRequest, SearchResult
+from tuner.results.journal import JournalWriter
+from tuner.results.pruned import write_pruned
+from tuner.results.view import View
+from tuner.tune.progress import Progress
+from tuner.tune.request import SearchRequest, SearchResult
 
 HINT = "lower the floors with --where, allow smaller values in the space, or take a larger GPU"
 
@@ -184,8 +182,6 @@ def _with_time_left(request: SearchRequest, spent_s: float) -> SearchRequest:
 
 def _write(ran: Sequence[tuple[_Open, SearchResult]], *, command: str) -> list[Found]:
     """Write every file of every GPU type's folder, and return what they show."""
-    from tuner.results.pruned import write_pruned
-
     for one, result in ran:
         if result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
             write_pruned(one.plan.target.folder, result.pruned)

@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.engine.device import AUTO, CPU
 from tuner.engine.margin import parse_margin
@@ -22,10 +22,9 @@ from tuner.engine.plan import SearchOptions, make_plan
 from tuner.engine.target import Target, check_conditions
 from tuner.engine.targets import load_targets
 from tuner.errors import InputError, TunerError
+from tuner.gpus import types_named
 from tuner.results.store import safe_name
-
-if TYPE_CHECKING:
-    from tuner.space import SearchSpace
+from tuner.space import SearchSpace, pin
 
 MODEL_FILE = "config.json"
 
@@ -71,8 +70,6 @@ def asked_for(space: str, names: Sequence[str], results: Path, **selected: Any) 
 
     `selected` are arguments of `load_targets`. Raises `InputError` with everything that is wrong.
     """
-    from tuner.gpus import types_named
-
     ids = {check_type(name): types_named(name) or (name,) for name in names}
     firsts = [found[0] for found in ids.values()]
     load_targets(space, firsts, results=results, **selected)  # all that is wrong, at once
@@ -121,7 +118,7 @@ def _check_own_code(target: Target, options: SearchOptions) -> None:
             f"search space {target.space.name!r} runs code of your own, of which nothing is "
             "predicted: --mode predict has no meaning here"
         )
-    space = target.space.with_settings(options.settings) if options.settings else target.space
+    space = pin(target.space, options.settings) if options.settings else target.space
     check_conditions(dataclasses.replace(target, space=space), options.where)
     parse_margin(options.margin, target.gpu)
     space.require_configurations(options.where)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tuner.engine.device import find_gpu
 from tuner.errors import InputError, TunerError, UnavailableError
-from tuner.records import Source, TrialRecord
+from tuner.gpus import Gpu
+from tuner.models.catalogue import get_entry
+from tuner.records import MemoryBudget, Source, TrialRecord
 from tuner.results.facts import SpaceFacts
+from tuner.results.store import ResultsFolder
+from tuner.space import SearchSpace, load_space
 from tuner.units import format_gib
-
-if TYPE_CHECKING:
-    from tuner.gpus import Gpu
-    from tuner.results.store import ResultsFolder
-    from tuner.space import SearchSpace
 
 
 class CannotRunError(InputError):
@@ -40,8 +40,6 @@ class Target:
 
     def command(self, name: str, *more: str) -> str:
         """A command line about this target, for people to copy."""
-        import shlex  # only for messages
-
         return shlex.join(["tuner", name, *self.arguments, *more])
 
 
@@ -58,8 +56,6 @@ def load_target(
 
     `space` is a name, the path of a YAML file, or a space that was read already.
     """
-    from tuner.space import load_space
-
     if isinstance(space, str):
         name, read = space, load_space(space)
     else:
@@ -84,9 +80,6 @@ def target_of(
     price: float | None = None,
 ) -> Target:
     """The target of a space that is settled; `selected` are the arguments that select it."""
-    from tuner.engine.device import find_gpu
-    from tuner.results.store import ResultsFolder
-
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     arguments = [*selected[:2], "--gpu", gpu_name, *selected[2:]]
     arguments += ["--gpu-memory", f"{gpu_memory}B"] if gpu_memory else []
@@ -100,8 +93,6 @@ def with_model(space: SearchSpace, model: str | None) -> SearchSpace:
     The name says so then: numbers of two models must not end in one journal. Raises
     `InputError` when neither the user nor the space names a model.
     """
-    from tuner.models.catalogue import get_entry  # loads the catalogue
-
     if space.command is not None and model is not None:
         raise InputError(f"--model {model} has no meaning here: the space runs a command")
     if model is None:
@@ -204,13 +195,13 @@ def with_margin(record: TrialRecord, margin_bytes: int) -> TrialRecord:
     prediction = record.outcome.prediction
     if prediction is None:
         return record
-    used_bytes = prediction.memory.device_bytes
     # Ranks that share a processor's memory share what is to stay free of it, too.
-    margin_bytes = round(margin_bytes * prediction.limit_bytes / record.gpu_memory_bytes)
+    limit_bytes = prediction.limit_bytes
+    budget = MemoryBudget(limit_bytes, round(margin_bytes * limit_bytes / record.gpu_memory_bytes))
     changed = dataclasses.replace(
         prediction,
-        margin_bytes=margin_bytes,
-        fits=used_bytes + margin_bytes <= prediction.limit_bytes,
+        margin_bytes=budget.margin_bytes,
+        fits=budget.fits(prediction.memory.device_bytes),
     )
     return dataclasses.replace(
         record, outcome=dataclasses.replace(record.outcome, prediction=changed)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuner.engine.target import Target, load_target, target_of, with_model
 from tuner.errors import InputError, Problem, UnavailableError
-
-if TYPE_CHECKING:
-    from tuner.space import SearchSpace
+from tuner.gpus import load_catalogue, types_named
+from tuner.results.store import ResultsFolder
+from tuner.space import SearchSpace, load_space
 
 ALL = "all"
 
@@ -42,8 +41,6 @@ def load_targets(
     A name that several types answer to ("h100") means the one that the Ray cluster at `address`
     offers. Raises `InputError` with everything that is wrong with the names.
     """
-    from tuner.space import load_space
-
     if len(names) > 1 and (gpu_memory is not None or price is not None):
         raise InputError(
             f"--gpu-memory and --price are about one GPU type, and --gpu names {len(names)}"
@@ -82,8 +79,6 @@ def offered_type(name: str, address: str) -> str:
     The cluster is only asked where several types answer to the name; the name stays as it is
     where that does not tell one of them.
     """
-    from tuner.gpus import types_named
-
     ids = types_named(name)
     if len(ids) < 2:
         return name
@@ -123,10 +118,6 @@ def named_targets(
 
 def searched_targets(space: str | SearchSpace, model: str | None, results: Path) -> list[Target]:
     """The GPU types on which the space was searched. Raises `UnavailableError` for none."""
-    from tuner.gpus import load_catalogue
-    from tuner.results.store import ResultsFolder
-    from tuner.space import load_space
-
     read = load_space(space) if isinstance(space, str) else space
     given = space if isinstance(space, str) else str(space.path or space.name)
     name = with_model(read, model).name

@@ -12,20 +12,23 @@ import time
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
+from tuner.emulator.toolchain import unavailable
 from tuner.engine.listener import Listener
 from tuner.engine.measuring import Simulating, emulating, gpus_of_trials
 from tuner.engine.own_code import trial_job
 from tuner.engine.plan import Plan
 from tuner.engine.target import comparable, with_margin
 from tuner.errors import TunerError
+from tuner.estimators.stages import hardest_first
 from tuner.records import Outcome, Source, Status, TrialRecord
-
-if TYPE_CHECKING:
-    from tuner.results.best import Recommendation
-    from tuner.results.journal import JournalWriter
-    from tuner.tune.request import SearchResult
+from tuner.results.best import Recommendation
+from tuner.results.journal import JournalWriter
+from tuner.results.view import build_view
+from tuner.runner.base import Instructions
+from tuner.runner.environment import trial_environment
+from tuner.runner.staged import StagedRunner
+from tuner.tune.request import SearchResult
 
 MOST_TRIES = 3
 """When so many of the best fail, another reason than the configuration is likely."""
@@ -45,8 +48,6 @@ def verify_all(
     Nothing is verified where nothing can be emulated. Ctrl-C ends the verification, and the search
     goes on to its results.
     """
-    from tuner.emulator.toolchain import unavailable
-
     wanted = [
         (plan, writer) for plan, writer, result in done if result and _is_wanted(plan, result)
     ]
@@ -98,8 +99,6 @@ def _verify(plan: Plan, writer: JournalWriter, listener: Listener) -> None:
 
 def _best(plan: Plan) -> Recommendation | None:
     """What the journal recommends now, under the conditions of the search."""
-    from tuner.results.view import build_view
-
     records = comparable(plan.target.folder.read().records, plan.target)
     return build_view(
         [with_margin(record, plan.margin_bytes) for record in records],
@@ -112,11 +111,7 @@ def _best(plan: Plan) -> Recommendation | None:
 
 def _run(plan: Plan, best: Recommendation) -> Outcome:
     """The outcome of one emulated trial, in every stage where the space has some."""
-    from tuner.estimators.stages import hardest_first
-    from tuner.runner.base import Instructions
     from tuner.runner.emulated import EmulatedRunner
-    from tuner.runner.environment import trial_environment
-    from tuner.runner.staged import StagedRunner
 
     space, record = plan.part.space, best.record
     where = emulating(plan.target.gpu, gpus=gpus_of_trials(space))

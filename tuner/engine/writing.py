@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.engine.target import Target
 from tuner.records import TrialRecord
-
-if TYPE_CHECKING:
-    from tuner.results.course_file import CourseOf
-    from tuner.results.facts import SpaceFacts
-    from tuner.results.view import View
+from tuner.results.course_file import CourseOf
+from tuner.results.facts import SpaceFacts
+from tuner.results.view import View, build_view
+from tuner.results.writing import write_all, write_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +33,13 @@ def write_results(contents: Sequence[Contents]) -> list[View]:
 
     The tables of all come first: each report shows the fronts of the other GPU types beside it.
     """
-    from tuner.results.store import write_tables
-    from tuner.results.view import build_view
-
     if len(contents) > 1:
         for one in contents:
             view = build_view(one.records, one.facts, one.target.gpu, **one.how)
             write_tables(one.target.folder, view)
     return [
-        one.target.folder.write_all(
+        write_all(
+            one.target.folder,
             one.records,
             one.facts,
             one.target.gpu,

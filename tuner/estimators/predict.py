@@ -25,7 +25,7 @@ from tuner.estimators.speed.roofline import StepTimes, StepWork, matmul_peak, st
 from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.gpus import Gpu
 from tuner.models.catalogue import resolve_config
-from tuner.records import Configuration, Memory, Prediction, Speed
+from tuner.records import Configuration, Memory, MemoryBudget, Prediction, Speed
 from tuner.space.distributed_terms import GPUS_PER_TRIAL, Parallelism, gpus_per_trial
 from tuner.space.vocabulary import unmodelled
 from tuner.workloads import get_workload, tokens_per_sample
@@ -33,10 +33,6 @@ from tuner.workloads import get_workload, tokens_per_sample
 if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
     from tuner.estimators.tracing.trace import Trace
     from tuner.workloads.base import Workload
-
-DEFAULT_MARGIN_FRACTION = 0.03
-"""Part of the GPU's memory to keep free: reserved memory differed by up to 11.7 % between two
-identical published runs, and drivers and displays take their share."""
 
 METHOD = "trace of two optimizer steps at full depth"
 
@@ -174,13 +170,11 @@ def build_prediction(
 
     With several GPUs memory is that of each of them.
     """
-    fraction = DEFAULT_MARGIN_FRACTION if margin_fraction is None else margin_fraction
-    limit = memory_of_rank(gpu, parallelism or Parallelism())
-    margin = round(limit * fraction)
+    budget = MemoryBudget.of(memory_of_rank(gpu, parallelism or Parallelism()), margin_fraction)
     return Prediction(
-        fits=memory.device_bytes + margin <= limit,
-        limit_bytes=limit,
-        margin_bytes=margin,
+        fits=budget.fits(memory.device_bytes),
+        limit_bytes=budget.limit_bytes,
+        margin_bytes=budget.margin_bytes,
         memory=memory,
         speed=speed,
         trainable_params=params[0],

@@ -34,8 +34,9 @@ def shortlist(
 
 
 def _slightly_too_large(prediction: Prediction) -> bool:
-    usable = prediction.limit_bytes - prediction.margin_bytes
-    return not prediction.fits and prediction.memory.device_bytes <= usable * (1 + NEAR_LIMIT)
+    return not prediction.fits and prediction.budget.fits(
+        prediction.memory.device_bytes / (1 + NEAR_LIMIT)
+    )
 
 
 def _without_twins(indices: Iterable[int], predictions: Sequence[Prediction]) -> list[int]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
+
 from tuner.errors import InputError, unknown
 from tuner.export import huggingface, others
 from tuner.export.chosen import Chosen
@@ -119,7 +121,6 @@ def _body(found: Format, settings: dict[str, Any]) -> str:
         return json.dumps(settings, indent=2) + "\n"
     if found.suffix == ".py":
         return "\n".join(_assignment(n, value) for n, value in settings.items())
-    import yaml  # 30 ms that other formats do not need
 
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
 

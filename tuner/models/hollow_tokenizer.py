@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
 from tuner.errors import InputError
 from tuner.models.catalogue import get_entry, table_positions
 from tuner.models.hollow_processor import IMAGE_TOKENS, add_processor
@@ -179,7 +181,6 @@ def make_tokenizer(config: PreTrainedConfig, own: Sequence[str] = ()) -> Any:
 
     `own` are further special tokens, whose ids do not matter.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     rows = _rows(config)
@@ -257,8 +258,6 @@ def _vocabulary(rows: int, at: Mapping[int, str]) -> dict[str, int]:
 
 def _bytes_as_text() -> list[str]:
     """The characters that stand for bytes in such vocabularies, those of ASCII texts first."""
-    from tokenizers import pre_tokenizers
-
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     common = [character for character in ("\u0120", "\u010a") if character in alphabet]
     return [*common, *sorted(alphabet - set(common))]
@@ -266,8 +265,6 @@ def _bytes_as_text() -> list[str]:
 
 def _add_frame(tokenizer: Any, special: Mapping[str, tuple[str, int]]) -> None:
     """Have texts begin, and those of encoders end, with the token that says so."""
-    from tokenizers import processors
-
     if "cls_token" in special:
         first, last = special["cls_token"], special["sep_token"]
         tokenizer.post_processor = processors.TemplateProcessing(

@@ -5,6 +5,7 @@ name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device 
 and says from which; a `TrialRecord` holds one or more of them, each in its own field.
 """
 
+from tuner.records.budget import DEFAULT_MARGIN_FRACTION, MemoryBudget
 from tuner.records.configuration import Configuration, KnobValue
 from tuner.records.kinds import Exhausted, MemoryCategory, Phase, Source, Status
 from tuner.records.measurement import Measurement, RankMemory
@@ -13,12 +14,14 @@ from tuner.records.prediction import Prediction
 from tuner.records.trial import JOURNAL_SCHEMA, Outcome, TrialRecord
 
 __all__ = [
+    "DEFAULT_MARGIN_FRACTION",
     "JOURNAL_SCHEMA",
     "Configuration",
     "Exhausted",
     "KnobValue",
     "Measurement",
     "Memory",
+    "MemoryBudget",
     "MemoryCategory",
     "Outcome",
     "Phase",

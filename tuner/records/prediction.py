@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.records.budget import MemoryBudget
 from tuner.records.kinds import Source
 from tuner.records.numbers import (
     Memory,
@@ -24,9 +25,8 @@ from tuner.records.numbers import (
 class Prediction:
     """What a model of the GPU says of one configuration; nothing here was measured.
 
-    `fits` is decided on `memory.device_bytes` plus `margin_bytes` against `limit_bytes`, the
-    memory of the GPU. Of a training in `stages` the memory is that of the stage that needs most,
-    and the speed that of all of them, one after another.
+    `fits` is decided on `memory.device_bytes` by the `budget`. Of a training in `stages` the memory
+    is that of the stage that needs most, and the speed that of all of them, one after another.
     """
 
     fits: bool
@@ -48,6 +48,11 @@ class Prediction:
     model of the GPU alone said the quantity divided by it. Empty without such trials."""
     stages: Mapping[str, StageNumbers] = field(default_factory=dict)
     """Each stage, of a training that has some; empty otherwise."""
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """The memory of a rank, and what of it is to stay free."""
+        return MemoryBudget(self.limit_bytes, self.margin_bytes)
 
     @property
     def limiting_stage(self) -> str | None:

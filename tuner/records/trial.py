@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.records.budget import MemoryBudget
 from tuner.records.configuration import Configuration
 from tuner.records.kinds import SAYS_NOTHING, Exhausted, Source, Status
 from tuner.records.measurement import Measurement
@@ -142,16 +143,16 @@ class TrialRecord:
         return Source.PREDICTED
 
     @property
-    def reserve_bytes(self) -> int:
-        """The margin of the device, or of one rank, in bytes; 0 where nobody asked for one."""
-        if self.margin_bytes is not None:
-            return self.margin_bytes // self._sharing
-        return self.outcome.prediction.margin_bytes if self.outcome.prediction else 0
+    def budget(self) -> MemoryBudget:
+        """Memory that one rank has: that of a GPU, or its part of a processor's memory.
 
-    @property
-    def limit_bytes(self) -> int:
-        """Memory that one rank has: that of a GPU, or its part of a processor's memory."""
-        return self.gpu_memory_bytes // self._sharing
+        The margin is 0 where nobody asked for one.
+        """
+        limit_bytes = self.gpu_memory_bytes // self._sharing
+        if self.margin_bytes is not None:
+            return MemoryBudget(limit_bytes, self.margin_bytes // self._sharing)
+        predicted = self.outcome.prediction
+        return MemoryBudget(limit_bytes, predicted.margin_bytes if predicted else 0)
 
     @property
     def _sharing(self) -> int:
@@ -176,8 +177,7 @@ class TrialRecord:
         if self.is_refuted:
             return False
         if self.outcome.ran is not None:
-            used_bytes = self.outcome.ran.memory.device_bytes
-            return used_bytes + self.reserve_bytes <= self.limit_bytes
+            return self.budget.fits(self.outcome.ran.memory.device_bytes)
         return self.outcome.prediction is not None and self.outcome.prediction.fits
 
     def to_dict(self) -> dict[str, Any]:

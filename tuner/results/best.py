@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+from tuner.expressions import show
 from tuner.records import Configuration, Measurement, Prediction, Source, TrialRecord
 from tuner.results.cost import RunCost, cost_dict, run_cost
 from tuner.results.facts import GpuLike, SpaceFacts
@@ -14,7 +17,6 @@ from tuner.results.front import (
     Objective,
     device_bytes,
     fits_within,
-    margin_bytes,
     room_bytes,
     samples_per_s,
     trusted,
@@ -66,8 +68,6 @@ class Recommendation:
 
     def __repr__(self) -> str:
         """In short: with the space and all evidence it would fill the screen."""
-        from tuner.expressions import show
-
         names = self.space.knobs or tuple(self.configuration)
         values = self.configuration
         return (
@@ -198,7 +198,7 @@ class Recommendation:
 
     def _memory_dict(self) -> dict[str, Any]:
         memory = self.evidence.memory
-        margin = margin_bytes(self.record)
+        margin = self.record.budget.margin_bytes
         return {
             "peak_device_memory": format_size(memory.device_bytes),
             "peak_device_bytes": memory.device_bytes,
@@ -304,8 +304,6 @@ def best_yaml(
     When nothing fits, `configuration` is null and the text says so; an answer of an earlier
     search must not stay behind.
     """
-    import yaml  # 30 ms that `tuner best` does not need
-
     if best is None:
         comment = (
             f"# None of the {trials} configurations of {_one_line(space.name)} that were tried "

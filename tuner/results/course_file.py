@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.results.best import Recommendation
+
 if TYPE_CHECKING:
     from tuner.estimators.course import MemoryCourse
-    from tuner.results.best import Recommendation
 
 CourseOf = Callable[["Recommendation"], "MemoryCourse | None"]
 """Works a course out; None where nothing is known of the code that trains."""

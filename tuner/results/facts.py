@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tuner.expressions import show
+
 
 class GpuLike(Protocol):
     """The attributes of `tuner.gpus.Gpu` that results use."""
@@ -185,8 +187,6 @@ class StageFacts:
 
     def settings(self, configuration: Mapping[str, Any]) -> str:
         """What has a value of its own in this stage, for people."""
-        from tuner.expressions import show  # not needed to print a help text
-
         own = {n: configuration.get(f"{self.name}.{n}", value) for n, value in self.values.items()}
         return ", ".join(f"{name}={show(value)}" for name, value in own.items())
 

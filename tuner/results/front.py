@@ -52,14 +52,9 @@ def device_bytes(record: TrialRecord) -> int | None:
     return evidence.memory.device_bytes if evidence else None
 
 
-def margin_bytes(record: TrialRecord) -> int:
-    """Memory that was to stay free for this trial; 0 where nobody asked for any."""
-    return record.reserve_bytes
-
-
 def room_bytes(record: TrialRecord, memory_bytes: int) -> int:
     """Memory that a rank of the trial has where a device has `memory_bytes`."""
-    return min(memory_bytes, record.limit_bytes)
+    return min(memory_bytes, record.budget.limit_bytes)
 
 
 THROUGHPUT = Objective("samples_per_s", Direction.MAXIMIZE, "throughput (samples/s)", samples_per_s)
@@ -82,7 +77,7 @@ def fits_within(record: TrialRecord, limit_bytes: int) -> bool:
     check = record.verified_by
     if check is not None and check.outcome.ran is not None and not fits_within(check, limit_bytes):
         return False
-    return record.fits and used_bytes + margin_bytes(record) <= limit_bytes
+    return record.fits and record.budget.with_limit(limit_bytes).fits(used_bytes)
 
 
 def trusted(records: Iterable[TrialRecord], limit_bytes: int) -> list[TrialRecord]:

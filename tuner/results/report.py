@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from tuner.expressions import all_of
 from tuner.records import MemoryCategory, TrialRecord
 from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
@@ -68,10 +71,6 @@ def report_html(
     `siblings` are the results on other GPU types. The page asks nothing of the network, and its
     content security policy forbids it to.
     """
-    # Only where a report is written: both take longer to import than `tuner best` may run.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
     environment = Environment(
         loader=PackageLoader("tuner.results", "page"),
         autoescape=True,

@@ -11,17 +11,17 @@ import csv
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import yaml
 
 from tuner.expressions import all_of
 from tuner.records import TrialRecord
 from tuner.results.cost import run_cost
 from tuner.results.front import device_bytes, samples_per_s
+from tuner.results.store import ResultsFolder
 from tuner.results.table import value_text
 from tuner.results.view import View
-
-if TYPE_CHECKING:
-    from tuner.results.store import ResultsFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,6 @@ def _point(record: TrialRecord, view: View) -> FrontPoint:
 
 
 def _read(path: Path, knobs: Sequence[str], written_together: Collection[str]) -> GpuFront:
-    import yaml  # 30 ms that only a report needs
-
     try:
         found: dict[str, Any] = yaml.safe_load((path / "best.yaml").read_text("utf-8"))
     except yaml.YAMLError as error:

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.records import Configuration, Measurement, Prediction, StageNumbers, TrialRecord
+from tuner.records import (
+    Configuration,
+    Measurement,
+    MemoryBudget,
+    Prediction,
+    StageNumbers,
+    TrialRecord,
+)
 from tuner.results.facts import SpaceFacts, StageFacts
-from tuner.results.front import margin_bytes
 from tuner.units import format_duration, format_size
 
 MAX_NAMES = 3
@@ -47,16 +53,14 @@ def rows_of(record: TrialRecord, space: SpaceFacts) -> list[StageRow]:
     evidence, configuration = record.outcome.evidence, record.configuration
     if evidence is None:
         return []
-    usable_bytes = record.limit_bytes - margin_bytes(record)
-    return stage_rows(evidence, configuration, space, usable_bytes=usable_bytes)
+    return stage_rows(evidence, configuration, space, record.budget)
 
 
 def stage_rows(
     evidence: Prediction | Measurement,
     configuration: Configuration,
     space: SpaceFacts,
-    *,
-    usable_bytes: int,
+    budget: MemoryBudget,
 ) -> list[StageRow]:
     """The stages in their order, alike ones that follow each other together."""
     facts = {stage.name: stage for stage in space.stages}
@@ -74,7 +78,7 @@ def stage_rows(
                 numbers=numbers,
                 run_s=stage.run_s(numbers.samples_per_s),
                 hardest=evidence.limiting_stage in names,
-                fits=numbers.device_bytes <= usable_bytes,
+                fits=budget.fits(numbers.device_bytes),
             )
         )
     return rows

@@ -6,19 +6,12 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import UnavailableError
-from tuner.records import Configuration, TrialRecord
-from tuner.results.best import Recommendation, best_yaml
-from tuner.results.course_file import CourseOf, course_json, load_or_trace
-from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.journal import JournalContents, JournalWriter, check_writable, read_journal
-from tuner.results.siblings import read_siblings
-from tuner.results.table import pareto_csv
-from tuner.results.view import View, build_view
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 
@@ -82,69 +75,6 @@ class ResultsFolder:
         """The journal to append to, as a context manager."""
         return JournalWriter(self.journal)
 
-    def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
-        self,
-        records: Sequence[TrialRecord],
-        space: SpaceFacts,
-        gpu: GpuLike,
-        *,
-        where: Callable[[Configuration], bool] | None = None,
-        conditions: Sequence[str] = (),
-        command: str = "",
-        notes: Sequence[str] = (),
-        course_of: CourseOf | None = None,
-        written_together: Collection[str] = (),
-    ) -> View:
-        """Write table, best, picture and report of `records`; returns what they show.
-
-        `course_of` works out the memory over a step of what is recommended. `written_together`
-        are the GPU types whose reports are written with this one, and which it links to.
-
-        The small files come first. Each replaces its predecessor in one step, so whoever
-        reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
-        disk refuses one.
-        """
-        # Half a second of imports that reading results does not need.
-        from tuner.results.objective_plot import objective_png
-        from tuner.results.plot import pareto_png
-        from tuner.results.report import report_html
-
-        view = build_view(
-            records,
-            space,
-            gpu,
-            where=where,
-            conditions=conditions,
-            command=command,
-            notes=notes,
-        )
-        write_tables(self, view)
-        draw = pareto_png if view.is_default else objective_png
-        write_atomically(self.pareto_png, draw(view))
-        course = None
-        if view.best is not None and course_of is not None:
-            course = load_or_trace(self.memory_course, view.best, course_of)
-            if course is not None:
-                write_atomically(self.memory_course, _utf8(course_json(course, view.best)))
-        others = read_siblings(self, view.knobs, written_together)
-        write_atomically(self.report_html, _utf8(report_html(view, course=course, siblings=others)))
-        return view
-
-
-def write_tables(folder: ResultsFolder, view: View) -> None:
-    """Write `pareto.csv` and `best.yaml`: milliseconds, for use while a search runs."""
-    best: Recommendation | None = view.best
-    write_atomically(folder.pareto_csv, _utf8(pareto_csv(view)))
-    text = best_yaml(
-        best,
-        view.space,
-        view.gpu,
-        trials=len(view.records),
-        command=view.command,
-        notes=view.notes,
-    )
-    write_atomically(folder.best_yaml, _utf8(text))
-
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `path` by way of a temporary file beside it; on any failure nothing is left.
@@ -184,6 +114,6 @@ def _as_unavailable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
     """UTF-8; a lone surrogate, which JSON can carry and UTF-8 cannot, is spelled out."""
     return text.encode("utf-8", "backslashreplace")

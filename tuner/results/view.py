@@ -13,7 +13,6 @@ from tuner.results.front import (
     DEFAULT_OBJECTIVES,
     Objective,
     fits_within,
-    margin_bytes,
     pareto_front,
     trusted,
 )
@@ -77,8 +76,8 @@ class View:
     def margin_bytes(self) -> int:
         """The memory to keep free: of the best, else the largest that any trial asked for."""
         if self.best is not None:
-            return margin_bytes(self.best.record)
-        return max(map(margin_bytes, self.records), default=0)
+            return self.best.record.budget.margin_bytes
+        return max((record.budget.margin_bytes for record in self.records), default=0)
 
 
 def build_view(  # noqa: PLR0913 - one argument for each choice of the reader

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.runner.base import MeasureOptions, TrialJob, TrialRunner
+from tuner.runner.isolated import IsolatedRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,6 @@ class MeasuredFactory:
 
     def __call__(self) -> TrialRunner:
         """See `RunnerFactory`."""
-        from tuner.runner.isolated import IsolatedRunner
-
         return IsolatedRunner(self.job, self.options)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from tuner.emulator.here import is_emulated
 from tuner.errors import InputError
-from tuner.models.catalogue import resolve_config
+from tuner.models.catalogue import get_entry, resolve_config
 from tuner.records import Configuration, Measurement, Memory, Phase, Source, Speed
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.deadline import NEEDED_S
@@ -232,7 +232,6 @@ def _checkpoint(job: TrialJob, options: MeasureOptions) -> str | None:
         raise InputError(f"--weights {options.weights} is about a model, and the space names none")
     if options.weights != "hub":
         return options.weights
-    from tuner.models.catalogue import get_entry
 
     entry = get_entry(job.model)
     return entry.hub_id if entry else job.model

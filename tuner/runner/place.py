@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tuner.errors import InputError
+from tuner.gpus import match_device
 from tuner.host import cpu_name
 from tuner.records import Memory
 from tuner.runner.base import MeasureOptions, TrialJob
@@ -70,8 +71,6 @@ class Place:
 
     def _real_gpu(self) -> Any:
         """The catalogue's entry of this very device; None for one that is not in it."""
-        from tuner.gpus import match_device
-
         if self.name in self._job.gpu.device_names:
             return self._job.gpu
         total = torch.cuda.get_device_properties(self._device).total_memory

@@ -6,7 +6,7 @@ from tuner.space.knobs import Knob
 from tuner.space.load import SpaceInfo, default_space, list_spaces, load_space
 from tuner.space.rules import Stage
 from tuner.space.searchspace import Objective, SearchSpace
-from tuner.space.settings import parse_settings
+from tuner.space.settings import configure, parse_settings, pin
 from tuner.space.vocabulary import VOCABULARIES, Term, Vocabulary
 
 __all__ = [
@@ -21,8 +21,10 @@ __all__ = [
     "Term",
     "TokenLengths",
     "Vocabulary",
+    "configure",
     "default_space",
     "list_spaces",
     "load_space",
     "parse_settings",
+    "pin",
 ]

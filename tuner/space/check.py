@@ -20,6 +20,7 @@ from tuner.space.rules import (
     show_values,
 )
 from tuner.space.searchspace import SearchSpace
+from tuner.space.settings import configure
 
 Nodes = Mapping[str, Node]
 
@@ -143,6 +144,6 @@ def _check_baseline(space: SearchSpace, nodes: Nodes, problems: Problems) -> Non
         problems.add(nodes[f"baseline.{name}"], text, at=f"baseline.{name}")
     if not problems.found:
         try:
-            space.configuration(space.baseline, strict=False)
+            configure(space, space.baseline, strict=False)
         except InputError as error:
             problems.add_error(nodes["baseline"], error, at="baseline")

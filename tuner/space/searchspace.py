@@ -177,27 +177,6 @@ class SearchSpace:
                 hint=f"`tuner spaces {self.name}` shows the knobs and their values",
             )
 
-    def configuration(
-        self, settings: Mapping[str, Any] | None = None, *, strict: bool = True
-    ) -> Configuration:
-        """The configuration with `settings` (as typed, or as values), the rest as by default.
-
-        With `strict`, a value must be one of the space; without, any value of the right kind
-        will do. Raises `InputError` with everything that is wrong.
-        """
-        from tuner.space.settings import configure  # it builds on this class
-
-        return configure(self, settings or {}, strict=strict)
-
-    def with_settings(self, settings: Mapping[str, Any]) -> SearchSpace:
-        """The space with some knobs pinned to one value; floors on those knobs are dropped.
-
-        Raises `InputError` for values that are not in the space, and if nothing is left.
-        """
-        from tuner.space.settings import pin  # it builds on this class
-
-        return pin(self, settings)
-
     def to_dict(self) -> dict[str, Any]:
         """The space as JSON types, for `tuner spaces --json`."""
         plain = dataclasses.asdict(self)

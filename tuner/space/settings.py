@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.errors import InputError, Problem, unknown
 from tuner.expressions import show
@@ -12,9 +12,7 @@ from tuner.records import Configuration, KnobValue
 from tuner.space.distributed_terms import GPUS_PER_TRIAL, rule_with_ranks
 from tuner.space.knobs import Knob
 from tuner.space.rules import show_values
-
-if TYPE_CHECKING:
-    from tuner.space.searchspace import SearchSpace
+from tuner.space.searchspace import SearchSpace
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, str]:
@@ -32,9 +30,15 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
     return settings
 
 
-def configure(space: SearchSpace, settings: Mapping[str, Any], *, strict: bool) -> Configuration:
-    """See `SearchSpace.configuration`."""
-    wanted = _read(space, settings, strict=strict)
+def configure(
+    space: SearchSpace, settings: Mapping[str, Any] | None = None, *, strict: bool = True
+) -> Configuration:
+    """The configuration with `settings` (as typed, or as values), the rest as by default.
+
+    With `strict`, a value must be one of the space; without, any value of the right kind
+    will do. Raises `InputError` with everything that is wrong.
+    """
+    wanted = _read(space, settings or {}, strict=strict)
     space = _with_ranks(space, wanted)
     first = {name: knob.values[0] for name, knob in space.knobs.items()}
     values: dict[str, KnobValue] = {**space.fixed, **first, **(space.baseline or {})}
@@ -66,7 +70,10 @@ def _with_ranks(space: SearchSpace, wanted: Mapping[str, KnobValue]) -> SearchSp
 
 
 def pin(space: SearchSpace, settings: Mapping[str, Any]) -> SearchSpace:
-    """See `SearchSpace.with_settings`."""
+    """The space with some knobs pinned to one value; floors on those knobs are dropped.
+
+    Raises `InputError` for values that are not in the space, and if nothing is left.
+    """
     wanted = _read(space, settings, strict=True)
     knobs = {
         name: Knob(name, (wanted[name],)) if name in wanted else knob

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tuner.errors import TunerError, UnavailableError
-from tuner.records import Configuration, Outcome, Status, TrialRecord
+from tuner.records import Configuration, MemoryBudget, Outcome, Status, TrialRecord
 from tuner.results.pruned import Pruned
 from tuner.results.repeats import pooled
 from tuner.runner.base import PLAIN, GiveUp, Instructions
@@ -216,10 +216,10 @@ class Ledger:
         request = self._request
         if request.bench is None or configuration in request.initial:
             return PLAIN
-        usable_bytes = request.gpu.memory_bytes - (request.margin_bytes or 0)
+        budget = MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0)
         if request.objectives:  # what is slow may still win in another objective
-            return Instructions(give_up=GiveUp(usable_bytes, ()))
-        return Instructions(give_up=give_up_rule(self._standing, usable_bytes))
+            return Instructions(give_up=GiveUp(budget.usable_bytes, ()))
+        return Instructions(give_up=give_up_rule(self._standing, budget.usable_bytes))
 
     @property
     def finished(self) -> bool:

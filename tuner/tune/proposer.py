@@ -55,7 +55,7 @@ def score(record: TrialRecord) -> Score | None:
     Memory is violated by the bytes, with the margin, beyond the limit. Where memory ran out
     and no peak is known, at least the bytes asked for were missing.
     """
-    outcome, limit_bytes = record.outcome, record.limit_bytes
+    outcome, limit_bytes = record.outcome, record.budget.limit_bytes
     if outcome.status in UNKNOWN_TO_SAMPLER:
         return None
     evidence = outcome.evidence
@@ -63,7 +63,7 @@ def score(record: TrialRecord) -> Score | None:
     device_bytes = float(limit_bytes)
     if evidence is not None:
         device_bytes = float(evidence.memory.device_bytes)
-        over_bytes = device_bytes + record.reserve_bytes - limit_bytes
+        over_bytes = device_bytes - record.budget.usable_bytes
     if outcome.status is Status.OOM:
         # A measured peak of a trial that ran out stays below the limit: it is no evidence
         # of a fit.

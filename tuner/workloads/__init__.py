@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.errors import InputError, unknown
 from tuner.records import Configuration
+from tuner.workloads.base import Workload
+from tuner.workloads.own import FunctionWorkload
+from tuner.workloads.sizes import contrastive_tokens
 
-if TYPE_CHECKING:
-    from tuner.workloads.base import Workload
-
-NAMES = ("causal_lm", "contrastive", "multitask")
+CLASSES = {
+    "causal_lm": "tuner.workloads.causal_lm:CausalLM",
+    "contrastive": "tuner.workloads.contrastive:Contrastive",
+    "multitask": "tuner.workloads.multitask:MultiTask",
+}
+"""The class of each workload. It loads torch, so it is imported when the workload is asked for."""
 
 
 def get_workload(name: str) -> Workload:
@@ -20,26 +25,13 @@ def get_workload(name: str) -> Workload:
     "package.module:object" names one of the user's own: a `Workload`, a class of which one can be
     made without arguments, or a function that opens a session as `Workload.open` does.
     """
-    if name == "causal_lm":
-        # Imported here, because it loads torch: commands that only read results stay quick.
-        from tuner.workloads.causal_lm import CausalLM
-
-        return CausalLM()
-    if name == "contrastive":
-        from tuner.workloads.contrastive import Contrastive
-
-        return Contrastive()
-    if name == "multitask":
-        from tuner.workloads.multitask import MultiTask
-
-        return MultiTask()
-    if ":" in name:
-        return _own_workload(name)
-    raise unknown("workload", name, NAMES)
+    if name not in CLASSES and ":" not in name:
+        raise unknown("workload", name, CLASSES)
+    return _workload_of(CLASSES.get(name, name))
 
 
-def _own_workload(name: str) -> Workload:
-    """The user's own. Raises `InputError` for an object that opens no session."""
+def _workload_of(name: str) -> Workload:
+    """What "package.module:object" makes. Raises `InputError` where it opens no session."""
     found = load_object(name, "workload")
     if isinstance(found, type):
         found = found()
@@ -51,8 +43,6 @@ def _own_workload(name: str) -> Workload:
             f"workload {name!r} is of type {type(found).__name__}, which opens no session",
             hint="write a function or a class with open(model_config, configuration, environment)",
         )
-    from tuner.workloads.own import FunctionWorkload
-
     return FunctionWorkload(name, found)
 
 
@@ -64,10 +54,8 @@ def tokens_per_sample(workload: str, configuration: Configuration) -> int:
     if workload in ("causal_lm", "multitask"):
         return int(str(configuration["max_length"]))
     if workload == "contrastive":
-        from tuner.workloads.sizes import contrastive_tokens
-
         return contrastive_tokens(configuration)
-    raise unknown("workload", workload, NAMES)
+    raise unknown("workload", workload, CLASSES)
 
 
 def load_object(name: str, kind: str) -> Any:

@@ -16,6 +16,7 @@ from torch import nn
 from tuner.errors import InputError, unknown
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_settings import CausalLMSettings
+from tuner.workloads.checkpoint import load_checkpoint
 from tuner.workloads.liger import apply_liger, fused_cross_entropy
 from tuner.workloads.losses import use_loss
 from tuner.workloads.offload import decoder_layers, keep_on_host, move_all_but
@@ -54,7 +55,6 @@ def _with_weights(
         on_host = _offloaded(model, settings)
         machine.materialize(model, on_host)
         return model, on_host
-    from tuner.workloads.checkpoint import load_checkpoint
 
     # Layers that stay on the host must not pass through a device that is too small for them.
     first = "cpu" if settings.offload else machine.device

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import yaml
 
 from tuner.errors import InputError, Problem, UnavailableError
-
-if TYPE_CHECKING:  # only for annotations
-    from tuner.gpus import Gpu
+from tuner.gpus import Gpu
 
 SCHEMA = 1
 MAX_BYTES = 4 * 2**20
@@ -129,8 +129,6 @@ class DeviceProfile:
 
     def save(self, path: Path) -> None:
         """Write the profile as YAML, whole or not at all."""
-        import yaml  # 15 ms that only reading and writing files need
-
         content = {"schema": SCHEMA, **_plain(asdict(self))}
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -143,8 +141,6 @@ class DeviceProfile:
 
 def load_profile(path: Path) -> DeviceProfile:
     """The profile in a file. Raises `InputError` with everything that is wrong with it."""
-    import yaml  # as in `save`
-
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -24,6 +24,7 @@ from typing import Any
 from tuner.errors import UnavailableError
 from tuner.host import peak_resident_bytes, resident_bytes
 from tuner.records import Configuration, Phase
+from tuner.workloads import get_workload
 
 SIZES = {
     "hidden_size": 256,
@@ -122,8 +123,6 @@ def main() -> int:
     import bitsandbytes  # noqa: F401
     import peft  # noqa: F401
 
-    from tuner.workloads import get_workload
-
     get_workload(WORKLOAD)
     model_config()
     for precision, micro_batch, length in points:
@@ -144,8 +143,6 @@ def main() -> int:
 
 def _measured(precision: str, micro_batch: int, length: int) -> ReferenceRun:
     """Train in this process, which has not computed anything yet."""
-    from tuner.workloads import get_workload
-
     before = resident_bytes()
     asked = configuration(precision, micro_batch, length)
     session = get_workload(WORKLOAD).open(model_config(), asked, _Processor())

@@ -1,0 +1,75 @@
+"""Writes the files of a search: table, recommendation, pictures and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from tuner.records import Configuration, TrialRecord
+from tuner.results.best import best_yaml
+from tuner.results.course_file import CourseOf, course_json, load_or_trace
+from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.objective_plot import objective_png
+from tuner.results.plot import pareto_png
+from tuner.results.report import report_html
+from tuner.results.siblings import read_siblings
+from tuner.results.store import ResultsFolder, utf8, write_atomically
+from tuner.results.table import pareto_csv
+from tuner.results.view import View, build_view
+
+
+def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
+    folder: ResultsFolder,
+    records: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: GpuLike,
+    *,
+    where: Callable[[Configuration], bool] | None = None,
+    conditions: Sequence[str] = (),
+    command: str = "",
+    notes: Sequence[str] = (),
+    course_of: CourseOf | None = None,
+    written_together: Collection[str] = (),
+) -> View:
+    """Write table, best, picture and report of `records`; returns what they show.
+
+    `course_of` works out the memory over a step of what is recommended. `written_together`
+    are the GPU types whose reports are written with this one, and which it links to.
+
+    The small files come first. Each replaces its predecessor in one step, so whoever
+    reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
+    disk refuses one.
+    """
+    view = build_view(
+        records,
+        space,
+        gpu,
+        where=where,
+        conditions=conditions,
+        command=command,
+        notes=notes,
+    )
+    write_tables(folder, view)
+    draw = pareto_png if view.is_default else objective_png
+    write_atomically(folder.pareto_png, draw(view))
+    course = None
+    if view.best is not None and course_of is not None:
+        course = load_or_trace(folder.memory_course, view.best, course_of)
+        if course is not None:
+            write_atomically(folder.memory_course, utf8(course_json(course, view.best)))
+    others = read_siblings(folder, view.knobs, written_together)
+    write_atomically(folder.report_html, utf8(report_html(view, course=course, siblings=others)))
+    return view
+
+
+def write_tables(folder: ResultsFolder, view: View) -> None:
+    """Write `pareto.csv` and `best.yaml`: milliseconds, for use while a search runs."""
+    write_atomically(folder.pareto_csv, utf8(pareto_csv(view)))
+    text = best_yaml(
+        view.best,
+        view.space,
+        view.gpu,
+        trials=len(view.records),
+        command=view.command,
+        notes=view.notes,
+    )
+    write_atomically(folder.best_yaml, utf8(text))
