@@ -22,8 +22,7 @@ from tuner.estimators.tracing.trace import trace_optimizer
 from tuner.gpus import get_gpu
 from tuner.records import MemoryCategory
 from tuner.space import configure, default_space
-
-OPTIMIZERS = ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd"]
+from tuner.space.optimizers import OPTIMIZERS
 
 # Adapters of two widths in fp32, a small one that 8-bit optimizers keep in fp32, bf16 weights.
 TRAINABLE = {

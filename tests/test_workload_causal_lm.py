@@ -10,11 +10,11 @@ from estimate_samples import BASE, configuration, tiny_config
 
 from tuner.errors import InputError
 from tuner.records import Configuration
+from tuner.space.optimizers import OPTIMIZERS
 from tuner.workloads import get_workload, tokens_per_sample
 from tuner.workloads.causal_lm_model import linear_names
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.losses import use_loss
-from tuner.workloads.optimizers import NAMES as OPTIMIZERS
 from tuner.workloads.optimizers import build_optimizer
 from tuner.workloads.quantized import logical_numel, quantize_linears, quantized_tensors
 

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
 from tuner.export.chosen import Chosen
 from tuner.export.huggingface import Settings, without_none
 from tuner.expressions import show
 from tuner.records import KnobValue
+from tuner.space.optimizers import OPTIMIZERS
 
-# What torchtune's recipes name for each optimizer (torchtune 0.6.1, recipes/configs).
-_TORCHTUNE_OPTIMIZERS: Mapping[str, dict[str, Any]] = {
-    "adamw_torch": {"_component_": "torch.optim.AdamW", "fused": False},
-    "adamw_torch_fused": {"_component_": "torch.optim.AdamW", "fused": True},
-    "adamw_8bit": {"_component_": "bitsandbytes.optim.AdamW8bit"},
-    "paged_adamw_8bit": {"_component_": "bitsandbytes.optim.PagedAdamW8bit"},
-    "paged_adamw_32bit": {"_component_": "bitsandbytes.optim.PagedAdamW32bit"},
-    "sgd": {"_component_": "torch.optim.SGD"},
-}
 _TORCHTUNE_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj"} | {
     "o_proj": "output_proj"
 }
@@ -32,9 +23,7 @@ def torchtune(chosen: Chosen, model: str | None) -> Settings:
     del model  # torchtune names a builder, which does not follow from the name of the model
     precision = chosen.text("precision")
     chosen.get("effective_batch")  # the product of micro-batch and accumulation
-    optimizer = _TORCHTUNE_OPTIMIZERS.get(chosen.text("optimizer"))
-    if optimizer is None:
-        chosen.leave("optimizer", "no class of it is known here")
+    optimizer = OPTIMIZERS[chosen.text("optimizer")]
     dtype = _TORCHTUNE_DTYPES.get(chosen.dtype)
     if precision == "int8" or dtype is None:
         chosen.leave("precision", "the recipes train in fp32 and bf16, quantised to nf4 at most")
@@ -55,7 +44,10 @@ def torchtune(chosen: Chosen, model: str | None) -> Settings:
             "tokenizer": without_none({"max_seq_len": chosen.get("max_length")}),
             "batch_size": chosen.get("micro_batch"),
             "gradient_accumulation_steps": chosen.get("grad_accum"),
-            "optimizer": optimizer,
+            "optimizer": {
+                "_component_": optimizer.path.replace(":", "."),
+                **optimizer.recipe,
+            },
             "clip_grad_norm": norm or None,
             "dtype": dtype,
             "enable_activation_checkpointing": chosen.get("gradient_checkpointing"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tuner.errors import InputError, Problem
 from tuner.records import KnobValue
+from tuner.space.optimizers import OPTIMIZERS
 from tuner.space.terms import Term
 
 GPUS_PER_TRIAL = "gpus_per_trial"
@@ -120,10 +121,12 @@ def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
             f"bitsandbytes' {precision} layers keep packed integers with scales beside them, which "
             "it cannot shard and cannot carry gradients through: use ddp"
         )
-    if str(configuration.get("optimizer", "")).endswith("_8bit"):
+    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
+    if optimizer is not None and not optimizer.can_shard:
+        others = ", ".join(name for name, each in OPTIMIZERS.items() if each.can_shard)
         yield (
-            "bitsandbytes' 8-bit optimizers read raw memory and do not know sharded parameters: "
-            "use adamw_torch, adamw_torch_fused or sgd, or ddp"
+            "bitsandbytes' optimizers read raw memory and do not know sharded parameters: "
+            f"use one of {others}, or ddp"
         )
     if configuration.get("mixed_precision") == "fp16":
         yield (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.space.machine_terms import MACHINE
+from tuner.space.optimizers import OPTIMIZERS
 from tuner.space.terms import Term
 
 _LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
@@ -65,7 +66,7 @@ ENCODER: tuple[Term, ...] = (
         "word",
         "optimizer by its name in transformers' TrainingArguments",
         default="adamw_torch",
-        allowed=("adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd"),
+        allowed=tuple(OPTIMIZERS),
     ),
     Term(
         "attention",

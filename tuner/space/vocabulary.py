@@ -13,6 +13,7 @@ from tuner.space.contrastive_terms import CONTRASTIVE
 from tuner.space.distributed_terms import DISTRIBUTED_TERMS
 from tuner.space.machine_terms import MACHINE
 from tuner.space.multitask_terms import MULTITASK
+from tuner.space.optimizers import OPTIMIZERS
 from tuner.space.terms import Term, Vocabulary
 
 __all__ = ["ALL_LINEAR", "NO_NAMES", "VOCABULARIES", "Term", "Vocabulary", "unmodelled"]
@@ -146,7 +147,7 @@ _CAUSAL_LM = (
         "word",
         "optimizer by its name in transformers' TrainingArguments",
         default="adamw_torch",
-        allowed=("adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd"),
+        allowed=tuple(OPTIMIZERS),
     ),
     Term(
         "attention",

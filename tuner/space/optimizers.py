@@ -1,0 +1,37 @@
+"""The optimizers that a configuration can name: one row each, and nothing elsewhere.
+
+Names are those of transformers' `OptimizerNames`; a row says what its Trainer builds for the name
+(`Trainer.get_optimizer_cls_and_kwargs`, transformers 5.23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """The class `path` ("package.module:Name"), made of parameters, a learning rate and `options`.
+
+    `recipe` is what torchtune's recipes say of it beside the class, where that differs from
+    `options`. `can_shard` is false where the class reads raw memory, which it cannot of parameters
+    that FSDP2 has sharded.
+    """
+
+    path: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    can_shard: bool = True
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    # The multi-tensor implementation, PyTorch's default on CUDA.
+    "adamw_torch": Optimizer("torch.optim:AdamW", {"foreach": True}, {"fused": False}),
+    "adamw_torch_fused": Optimizer("torch.optim:AdamW", {"fused": True}, {"fused": True}),
+    "adamw_8bit": Optimizer("bitsandbytes.optim:AdamW8bit", can_shard=False),
+    "paged_adamw_8bit": Optimizer("bitsandbytes.optim:PagedAdamW8bit", can_shard=False),
+    "paged_adamw_32bit": Optimizer("bitsandbytes.optim:PagedAdamW32bit", can_shard=False),
+    "sgd": Optimizer("torch.optim:SGD", {"foreach": True}),
+}
