@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,17 @@ def test_no_cycles_between_packages():
         bottom = {name for name, others in graph.items() if not others}
         assert bottom, f"these import one another: {graph}"
         graph = {name: others - bottom for name, others in graph.items() if name not in bottom}
+
+
+def test_no_cycles_between_modules():
+    """Not even hidden ones, as above."""
+    modules = {module_name(path): path for path in FILES}
+    graph = {
+        module: {name for name, _ in imports(path) if name in modules} - {module}
+        for module, path in modules.items()
+        if module != "tuner"  # names what it gives away, and imports nothing
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, with the modules of a circle
 
 
 def test_ray_and_optuna_stay_in_tune():
