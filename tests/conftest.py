@@ -36,11 +36,14 @@ os.environ["RAY_AUTH_TOKEN"] = TOKEN
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Timelines that the tests compile are kept for the tests, in a folder of their own."""
+    """What the tests compile and measure is kept for the tests, in folders that workers share."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # of all workers of this run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TUNER_CACHE", str(tmp_path_factory.mktemp("timelines")))
+        patch.setenv("TUNER_CACHE", str(shared / "timelines"))
         # What a processor computes is measured once, for the tests too.
-        patch.setenv("TUNER_PROFILES", str(tmp_path_factory.mktemp("profiles")))
+        patch.setenv("TUNER_PROFILES", str(shared / "profiles"))
         # Where there is a CUDA build of PyTorch, each search would train once more.
         patch.setenv("TUNER_VERIFY", "no")
         yield
