@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.casebook_cases import SYSTEMS, System, Used
 from tuner.advice.compare import Side, predicted_best, side_of
 from tuner.advice.predicting import Predicted, SpacePredictor
-from tuner.engine.chosen import recommended
+from tuner.engine.recommendation import recommended
 from tuner.engine.target import load_target
 from tuner.errors import InputError, NothingFitsError
 from tuner.estimators.compiling import default_workers

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.emulated_cases import QUICK_LAYERS, Case, all_cases
 from tuner.emulator.toolchain import unavailable
+from tuner.engine.custom_workload import trial_job
 from tuner.engine.measuring import emulating
-from tuner.engine.own_code import trial_job
 from tuner.engine.quiet import quiet_libraries
 from tuner.engine.support import require_supported
 from tuner.errors import TunerError

@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace, step: str, cache: str, gpus: str) -> dict[
 
 def _step(options: argparse.Namespace) -> dict[str, Any]:
     from tuner.estimators.predict import predict, resolve_subject
-    from tuner.estimators.predictor import Job, Predictor
+    from tuner.estimators.predictor import PredictionJob, Predictor
     from tuner.gpus import get_gpu
     from tuner.space import load_space
 
@@ -88,7 +88,7 @@ def _step(options: argparse.Namespace) -> dict[str, Any]:
         for configuration in configurations[:: len(configurations) // TRACED][:TRACED]:
             predict(subject, configuration, gpus[0])
     else:
-        predictor = Predictor(Job(space.workload, space.model), workers=options.workers)
+        predictor = Predictor(PredictionJob(space.workload, space.model), workers=options.workers)
         for gpu in gpus:
             predictor.predict(configurations, gpu)
     return {"configurations": len(configurations), "seconds": time.perf_counter() - started}

@@ -11,7 +11,7 @@ from compiled_samples import differences, shallow_model
 from transformers import BertConfig, RobertaConfig
 
 from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import METHOD, Job, Predictor
+from tuner.estimators.predictor import METHOD, PredictionJob, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration
 from tuner.runner.device import RealEnvironment, open_session
@@ -81,7 +81,7 @@ def assert_compiled_like_traced(
     """Compiled predictions must exist and differ from full traces by less than `ALLOWED`."""
     gpu, subject = get_gpu(gpu_name), resolve_subject(workload, model)
     for ours, values in zip(
-        Predictor(Job(workload, model)).predict(chosen, gpu), chosen, strict=True
+        Predictor(PredictionJob(workload, model)).predict(chosen, gpu), chosen, strict=True
     ):
         full = predict(subject, values, gpu)
         apart = differences(ours, full)

@@ -20,7 +20,7 @@ import torch
 from runner_bodies import CLOCK, family, obey_clock
 
 from tuner.records import Configuration
-from tuner.runner import place, processes, steps
+from tuner.runner import process_device, processes, steps
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.training import Training
 from tuner.workloads.causal_lm import CausalLM
@@ -144,7 +144,7 @@ def _count_retries(session: Any) -> None:
         retries += 1
 
     session.model.register_forward_pre_hook(one_more)
-    for module in (place, steps):  # of this process of one trial, which ends with it
+    for module in (process_device, steps):  # of this process of one trial, which ends with it
         vars(module)["alloc_retries"] = lambda device: retries
 
 

@@ -12,7 +12,7 @@ from tuner.errors import TunerError
 from tuner.records import Outcome, Status, TrialRecord
 from tuner.tune.budget import StoppedBy
 from tuner.tune.progress import Progress
-from tuner.tune.request import SearchRequest, SearchResult
+from tuner.tune.request import SearchOutcome, SearchRequest
 
 WIDE = """\
 name: wide
@@ -55,7 +55,7 @@ class InProcess:
         *,
         on_progress: Callable[[Sequence[Progress]], None] = lambda progress: None,
         on_record: Callable[[TrialRecord], None] = lambda record: None,
-    ) -> tuple[SearchResult, ...]:
+    ) -> tuple[SearchOutcome, ...]:
         self.calls.append(list(requests))
         done = {request.gpu.id: 0 for request in requests}
         results = []
@@ -79,7 +79,7 @@ class InProcess:
 
     def _result(self, request, known, new):
         stop = self.stops.get(request.gpu.id, StoppedBy.BUDGET)
-        return SearchResult(
+        return SearchOutcome(
             records=(*known, *new),
             reused=len(known),
             candidates=len(list(request.space.configurations(request.where))),

@@ -13,7 +13,7 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 from tuner.errors import InputError
 from tuner.tune.budget import Budget, Meter, Spent, StoppedBy
 from tuner.tune.candidates import Candidates
-from tuner.tune.proposer import Knowledge, Proposer
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
 
 HOUR_S = 3600.0
 
@@ -91,23 +91,23 @@ class TestBudget:
 
 
 class TestExpectedGain:
-    def proposer(self, sampler: str = "guided") -> Proposer:
+    def adapter(self, sampler: str = "guided") -> SamplerAdapter:
         space = FakeSpace()
         candidates = Candidates(list(space.configurations()), tuple(space.knobs))
         predictions = [outcome_of(c).prediction for c in candidates.configurations]
-        return Proposer(
+        return SamplerAdapter(
             candidates, sampler=sampler, seed=0, trials=40, knowledge=Knowledge(predictions)
         )
 
     def test_is_unknown_without_a_guide_and_before_anything_fits(self):
-        assert self.proposer("tpe").expected_gain() is None
-        assert self.proposer().expected_gain() is None
+        assert self.adapter("tpe").expected_gain() is None
+        assert self.adapter().expected_gain() is None
 
     def test_falls_until_hardly_anything_is_left_to_gain(self):
-        proposer, gains = self.proposer(), []
-        while len(gains) < 40 and (configuration := proposer.propose()) is not None:
-            proposer.tell(record_of(configuration))
-            gains.append(proposer.expected_gain())
+        adapter, gains = self.adapter(), []
+        while len(gains) < 40 and (configuration := adapter.propose()) is not None:
+            adapter.tell(record_of(configuration))
+            gains.append(adapter.expected_gain())
         assert all(gain is not None and gain >= 0 for gain in gains)
         assert gains[0] > 0.05
         assert gains[-1] < 0.01

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tuner.estimators.calibration.interval import (
     COVERAGE,
     Calibration,
+    ErrorPrior,
     Observation,
-    Prior,
     log_evidence,
     weighed,
 )
 
-PRIOR = Prior(bias_scale=0.1, spread=0.05, spread_sd=1.0, least_spread=0.001, source="made up")
+PRIOR = ErrorPrior(bias_scale=0.1, spread=0.05, spread_sd=1.0, least_spread=0.001, source="made up")
 UNIFORM = st.floats(-0.5, 0.5)
 
 
@@ -78,7 +78,7 @@ def test_without_data_there_is_the_prior():
 
 
 def test_a_wider_prior_gives_a_wider_interval():
-    wide = Prior(0.2, 0.1, 1.0, 0.001, "made up")
+    wide = ErrorPrior(0.2, 0.1, 1.0, 0.001, "made up")
     assert Calibration.fit([], wide).factors.high > fit([]).factors.high
 
 
@@ -86,7 +86,7 @@ def test_doubt_about_the_prior_widens_the_interval_of_a_gpu_never_seen():
     """Groups drawn from one prior: few leave many priors possible, many leave those near it."""
     draw = np.random.default_rng(7)
     candidates = [
-        Prior(bias, spread, 0.5, 0.001, "made up")
+        ErrorPrior(bias, spread, 0.5, 0.001, "made up")
         for bias in (0.01, 0.03, 0.1, 0.3)
         for spread in (0.01, 0.02, 0.05, 0.1)
     ]
@@ -99,7 +99,7 @@ def test_doubt_about_the_prior_widens_the_interval_of_a_gpu_never_seen():
 
     many = weighed(candidates, groups(60))
     assert (many[0][1].bias_scale, many[0][1].spread) == (0.1, 0.02)
-    truth = fit_prior(Prior(0.1, 0.02, 0.5, 0.001, "made up"))
+    truth = fit_prior(ErrorPrior(0.1, 0.02, 0.5, 0.001, "made up"))
     assert Calibration.unseen(many).factors.high == pytest.approx(truth.factors.high, rel=0.05)
     # Two groups that happen to agree would promise that all GPUs agree.
     agreeing = weighed(candidates, [seen(0.0, 0.01, -0.01)] * 2)
@@ -108,7 +108,7 @@ def test_doubt_about_the_prior_widens_the_interval_of_a_gpu_never_seen():
     assert widths[1] > 1.3 * widths[0]
 
 
-def fit_prior(prior: Prior) -> Calibration:
+def fit_prior(prior: ErrorPrior) -> Calibration:
     return Calibration.fit([], prior)
 
 
@@ -166,7 +166,7 @@ def test_trials_that_agree_overrule_the_prior():
 
 
 def test_intervals_do_not_become_narrower_than_the_least_spread():
-    floor = Prior(0.1, 0.05, 1.0, 0.03, "made up")
+    floor = ErrorPrior(0.1, 0.05, 1.0, 0.03, "made up")
     factors = Calibration.fit(seen(*[0.2] * 50), floor).factors
     assert math.log(factors.high / factors.low) / 2 > 2.13 * 0.03
     assert math.log(factors.high / factors.low) / 2 < 2.5 * 0.03
@@ -243,16 +243,16 @@ def test_evidence_prefers_the_prior_that_the_data_come_from():
     shuffle = random.Random(5)
     groups = [noise(10, bias=shuffle.gauss(0, 0.1), spread=0.05, seed=s) for s in range(8)]
 
-    def evidence(prior: Prior) -> float:
+    def evidence(prior: ErrorPrior) -> float:
         return sum(log_evidence(seen(*group), prior) for group in groups)
 
     wrong = [
-        Prior(0.001, 0.05, 0.5, 0.0, ""),
-        Prior(3.0, 0.05, 0.5, 0.0, ""),
-        Prior(0.1, 0.002, 0.5, 0.0, ""),
-        Prior(0.1, 1.0, 0.5, 0.0, ""),
+        ErrorPrior(0.001, 0.05, 0.5, 0.0, ""),
+        ErrorPrior(3.0, 0.05, 0.5, 0.0, ""),
+        ErrorPrior(0.1, 0.002, 0.5, 0.0, ""),
+        ErrorPrior(0.1, 1.0, 0.5, 0.0, ""),
     ]
-    right = evidence(Prior(0.1, 0.05, 0.5, 0.0, ""))
+    right = evidence(ErrorPrior(0.1, 0.05, 0.5, 0.0, ""))
     assert all(evidence(prior) < right for prior in wrong)
 
 

@@ -149,7 +149,7 @@ class TestDecide:
         assert isinstance(found, Measuring)
         expected = gpu.memory_bytes if limit == LIMIT_OF_TYPE else limit
         assert found.memory_limit_bytes == expected
-        assert (found.stands_in, found.bench.device) == (True, "NVIDIA H200")
+        assert (found.stands_in, found.trial_device.device) == (True, "NVIDIA H200")
         text = found.text(gpu)
         assert "memory as on NVIDIA RTX A6000, speed as on NVIDIA H200" in text
 

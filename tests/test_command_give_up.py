@@ -10,16 +10,16 @@ import pytest
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Status
 from tuner.runner.base import GiveUp, Instructions, MeasureOptions, TrialJob
-from tuner.runner.command_heard import CommandHeard
+from tuner.runner.command_progress import CommandProgress
 from tuner.runner.isolated import IsolatedRunner
 from tuner.runner.stop_rule import STEP_SCATTER
 from tuner.space.command import Command
 
 
-def heard_of(give_up: GiveUp | None, times_s: list[float], *, tagged: bool) -> CommandHeard:
+def heard_of(give_up: GiveUp | None, times_s: list[float], *, tagged: bool) -> CommandProgress:
     """A command that has told of steps of 8 samples at these times; two of them warm up."""
     options = MeasureOptions(device="cpu", budget_s=1e9, instructions=Instructions(give_up))
-    heard = CommandHeard(options, None)
+    heard = CommandProgress(options, None)
     for step, at_s in enumerate(times_s, start=1):
         line = f'tuner: {{"samples": 8, "time_s": {at_s}}}\n' if tagged else f"step {step}\n"
         heard.take(1, line.encode(), at_s)

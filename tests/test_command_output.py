@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.runner.base import MeasureOptions
-from tuner.runner.command_heard import CommandHeard
 from tuner.runner.command_output import (
     Counted,
     NotFinite,
     OutputReader,
     Summary,
-    Told,
+    TaggedLine,
     events_of,
 )
+from tuner.runner.command_progress import CommandProgress
 from tuner.runner.step_timer import Amounts, StepTimer
 
 OPTIONS = MeasureOptions(device="cpu", budget_s=1.0, min_steps=3, warmup_steps=2)
@@ -28,8 +28,8 @@ OPTIONS = MeasureOptions(device="cpu", budget_s=1.0, min_steps=3, warmup_steps=2
 @pytest.mark.parametrize(
     ("line", "event"),
     [
-        ('tuner: {"samples": 8}', Told({"samples": 8})),
-        (' 12%|##        | 3/25 [00:01<00:09]tuner: {"samples": 8}', Told({"samples": 8})),
+        ('tuner: {"samples": 8}', TaggedLine({"samples": 8})),
+        (' 12%|##        | 3/25 [00:01<00:09]tuner: {"samples": 8}', TaggedLine({"samples": 8})),
         (" 12%|#2        | 3/25 [00:01<00:09,  2.50it/s]", Counted("", 3, 25, 2.5)),
         ("  8%|8         | 1/12 [00:01<00:15,  4.00s/it]", Counted("", 1, 12, 0.25)),
         ("Epoch 0:  50%|#####     | 5/10 [00:00<00:00, 8.00it/s, v_num=0]",
@@ -72,7 +72,7 @@ def test_the_tagged_lines_do_not_depend_on_how_they_arrive():
         reader, events = OutputReader(), []
         for start in range(0, len(lines), size):
             events += reader.feed(lines[start : start + size])
-        assert events == [Told({"samples": n}) for n in range(1, 6)]
+        assert events == [TaggedLine({"samples": n}) for n in range(1, 6)]
 
 
 def test_a_bar_is_read_before_its_line_ends():
@@ -141,7 +141,7 @@ class TestStepTimer:
 
 class TestHeard:
     def heard(self, progress=None):
-        return CommandHeard(OPTIONS, progress)
+        return CommandProgress(OPTIONS, progress)
 
     def feed_bar(self, heard, name, counts, *, step_s=0.5, total=100):
         for count in counts:

@@ -15,7 +15,7 @@ from tuner.estimators.compiler.optimizer_step import (
 )
 from tuner.estimators.compiler.work_arrays import WorkArrays, optimizer_executions_of
 from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.estimators.replay.allocator import settled_size
 from tuner.estimators.speed.roofline import Roofline
 from tuner.estimators.tracing.trace import trace_optimizer
@@ -158,7 +158,7 @@ def test_no_kernels_take_no_time():
 
 def test_fp16_takes_a_pass_over_the_gradients_more_than_bf16():
     # Ampere and newer compute both at the same rate: only the scaling of the loss differs.
-    subject = Job("causal_lm", "qwen2.5-1.5b")
+    subject = PredictionJob("causal_lm", "qwen2.5-1.5b")
     shape = {"lora_rank": 64, "micro_batch": 1, "max_length": 128, "optimizer": "adamw_torch"}
     space = default_space("qwen2.5-1.5b", {})
     bf16, fp16 = (

@@ -16,7 +16,7 @@ from compiled_samples import (
 )
 
 from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import METHOD, Job, Predictor
+from tuner.estimators.predictor import METHOD, PredictionJob, Predictor
 from tuner.models.catalogue import architecture
 
 SEED = 20260
@@ -45,7 +45,10 @@ def test_there_are_more_than_200_of_them():
 @pytest.mark.parametrize("model", DEPTHS)
 def test_compiled_predictions_are_those_of_full_traces(model, tmp_path):
     folder = shallow_model(tmp_path, model, DEPTHS[model])
-    subject, predictor = resolve_subject("causal_lm", folder), Predictor(Job("causal_lm", folder))
+    subject, predictor = (
+        resolve_subject("causal_lm", folder),
+        Predictor(PredictionJob("causal_lm", folder)),
+    )
     source, window = random.Random(f"{SEED} {model}"), architecture(folder).sliding_window
     problems, reached = [], dict.fromkeys(ALLOWED, 0.0)
     number = FEWER.get(model, STRUCTURES)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.estimators.compiler.structure import Structure
 from tuner.estimators.predict import Subject, predict, step_work
-from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.estimators.reference_fit import two_parts
 from tuner.estimators.replay.memory import peak_memory
 from tuner.estimators.speed.kernel_times import MeasuredKernelTimes, ProcessorKernelTimes
@@ -186,7 +186,9 @@ def test_compiled_and_full_predictions_of_a_processor_agree():
     model = "tiny-llama-3m"
     subject = Subject(get_workload("causal_lm"), model, resolve_config(model))
     full = predict(subject, asked, CPU, profile=PROFILE)
-    (compiled,) = Predictor(Job("causal_lm", model)).predict([asked], CPU, profile=PROFILE)
+    (compiled,) = Predictor(PredictionJob("causal_lm", model)).predict(
+        [asked], CPU, profile=PROFILE
+    )
     assert "compiled timeline" in compiled.method
     # Resident bytes all three: none is as certain as an allocator's own count on a GPU.
     assert full.intervals["peak_allocated_bytes"] == full.intervals["device_bytes"]

@@ -10,7 +10,7 @@ from measure_samples import knobs, model_folder
 from tuner.errors import InputError
 from tuner.estimators import predictor as predictor_module
 from tuner.estimators.predict import Subject, predict, resolve_subject
-from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
 
@@ -75,7 +75,7 @@ def test_a_space_is_predicted_by_traces_and_refused_where_they_would_take_hours(
     model: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configurations = [asked(gpus_per_trial=2, distributed="fsdp2"), asked()]
-    many = Predictor(Job("causal_lm", model))
+    many = Predictor(PredictionJob("causal_lm", model))
     monkeypatch.setattr(predictor_module, "MOST_TRACED", 0)
     with pytest.raises(InputError, match="traced in full"):
         many.predict(configurations[:1], A6000)

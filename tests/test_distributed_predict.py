@@ -26,7 +26,7 @@ from tuner.estimators.parallel import (
     with_exchange,
 )
 from tuner.estimators.predict import Subject, predict, resolve_subject
-from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.estimators.speed.processor import on_its_device
 from tuner.estimators.speed.roofline import StepTimes
 from tuner.estimators.tracing.workspace import PROCESSOR
@@ -34,7 +34,7 @@ from tuner.gpus import Gpu, get_gpu
 from tuner.records import Configuration, Measurement, Memory, MemoryCategory, Status
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.isolated import IsolatedRunner
-from tuner.space.distributed_terms import Parallelism
+from tuner.space.distributed_knobs import Parallelism
 from tuner.units import MIB
 
 A6000 = get_gpu("a6000")
@@ -60,7 +60,7 @@ def subject(model: str) -> Subject:
 
 @pytest.fixture(scope="module")
 def predictor(model: str) -> Predictor:
-    return Predictor(Job("causal_lm", model))
+    return Predictor(PredictionJob("causal_lm", model))
 
 
 @pytest.mark.parametrize(

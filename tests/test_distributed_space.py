@@ -12,7 +12,7 @@ from tuner.errors import InputError
 from tuner.gpus import get_gpu
 from tuner.records import Configuration
 from tuner.space import configure, load_space
-from tuner.space.distributed_terms import gpus_per_trial, most_gpus_per_trial, strategy
+from tuner.space.distributed_knobs import gpus_per_trial, most_gpus_per_trial, strategy
 
 SPACE = """
 name: pair

@@ -12,7 +12,7 @@ from device_fakes import A6000, pretend
 from tuner import host, nvml
 from tuner.advice import probe as probing
 from tuner.advice import versions
-from tuner.advice.doctor import DeviceFacts, Facts, Finding, Level, examine
+from tuner.advice.doctor import DeviceFacts, Finding, MachineFacts, Severity, examine
 from tuner.advice.own_settings import own_settings
 from tuner.cli import doctor
 from tuner.cli.main import run
@@ -22,7 +22,7 @@ from tuner.units import GIB, MIB
 
 GPU = get_gpu("a6000")
 DEVICE = DeviceFacts(0, GPU.name, GPU.memory_bytes, (8, 6), GPU, used_bytes=300 * MIB)
-WELL = Facts(
+WELL = MachineFacts(
     devices=(DEVICE,),
     driver="580.1",
     driver_cuda=(13, 0),
@@ -56,43 +56,48 @@ def device(**changes: object) -> dict[str, object]:
 
 T4 = get_gpu("t4")
 TRAINER = DeviceProcess(12, "python", 30 * GIB)
-CASES: list[tuple[dict[str, object], str, Level, str]] = [
-    ({"devices": (), "has_device_files": False}, "GPU", Level.WARNING, "no NVIDIA GPU"),
-    ({"devices": (), "has_device_files": True}, "GPU", Level.PROBLEM, "does not answer"),
-    (device(gpu=None), "GPU", Level.WARNING, "not in the catalogue"),
-    (probe(torch_cuda=None), "driver", Level.PROBLEM, "built without CUDA"),
-    (probe(torch_cuda="14.1"), "driver", Level.PROBLEM, "was built for CUDA 14.1"),
-    (probe(cuda_available=False), "driver", Level.PROBLEM, "sees no GPU"),
-    (probe(architectures=["sm_90"]), "driver", Level.PROBLEM, "no kernels for"),
-    (device(processes=(TRAINER,)), "free memory", Level.WARNING, "python (process 12)"),
-    (device(used_bytes=9 * GIB), "free memory", Level.WARNING, "does not name"),
-    ({"probe": {"error": "boom"}}, "torch works", Level.PROBLEM, "boom"),
-    (probe(bitsandbytes="no kernel"), "bitsandbytes works", Level.PROBLEM, "no kernel"),
-    ({"versions": {"torch": None}}, "torch", Level.PROBLEM, "not installed"),
-    ({"versions": {"torch": "2.9.1"}}, "torch", Level.PROBLEM, "older than 2.11"),
-    ({"versions": {"torch": "2.14.0"}}, "torch", Level.WARNING, "tested with 2.13.0"),
-    (probe(tf32=False), "tf32", Level.WARNING, "x as fast"),
-    ({"environment": {"NVIDIA_TF32_OVERRIDE": "0"}}, "tf32", Level.WARNING, "for every program"),
-    (probe(flash_sdp=False), "flash attention", Level.WARNING, "turned off"),
-    (device(name="T4", gpu=T4, compute_capability=(7, 5)), "flash attention", Level.WARNING, "old"),
-    ({"cpus": 2}, "data loader", Level.WARNING, "2 processors for 1 training process"),
+CASES: list[tuple[dict[str, object], str, Severity, str]] = [
+    ({"devices": (), "has_device_files": False}, "GPU", Severity.WARNING, "no NVIDIA GPU"),
+    ({"devices": (), "has_device_files": True}, "GPU", Severity.PROBLEM, "does not answer"),
+    (device(gpu=None), "GPU", Severity.WARNING, "not in the catalogue"),
+    (probe(torch_cuda=None), "driver", Severity.PROBLEM, "built without CUDA"),
+    (probe(torch_cuda="14.1"), "driver", Severity.PROBLEM, "was built for CUDA 14.1"),
+    (probe(cuda_available=False), "driver", Severity.PROBLEM, "sees no GPU"),
+    (probe(architectures=["sm_90"]), "driver", Severity.PROBLEM, "no kernels for"),
+    (device(processes=(TRAINER,)), "free memory", Severity.WARNING, "python (process 12)"),
+    (device(used_bytes=9 * GIB), "free memory", Severity.WARNING, "does not name"),
+    ({"probe": {"error": "boom"}}, "torch works", Severity.PROBLEM, "boom"),
+    (probe(bitsandbytes="no kernel"), "bitsandbytes works", Severity.PROBLEM, "no kernel"),
+    ({"versions": {"torch": None}}, "torch", Severity.PROBLEM, "not installed"),
+    ({"versions": {"torch": "2.9.1"}}, "torch", Severity.PROBLEM, "older than 2.11"),
+    ({"versions": {"torch": "2.14.0"}}, "torch", Severity.WARNING, "tested with 2.13.0"),
+    (probe(tf32=False), "tf32", Severity.WARNING, "x as fast"),
+    ({"environment": {"NVIDIA_TF32_OVERRIDE": "0"}}, "tf32", Severity.WARNING, "for every program"),
+    (probe(flash_sdp=False), "flash attention", Severity.WARNING, "turned off"),
+    (
+        device(name="T4", gpu=T4, compute_capability=(7, 5)),
+        "flash attention",
+        Severity.WARNING,
+        "old",
+    ),
+    ({"cpus": 2}, "data loader", Severity.WARNING, "2 processors for 1 training process"),
     (
         {"environment": {"TOKENIZERS_PARALLELISM": "false"}},
         "TOKENIZERS_PARALLELISM",
-        Level.WARNING,
+        Severity.WARNING,
         "1 of 16 processors",
     ),
-    ({"environment": {"OMP_NUM_THREADS": "1"}}, "OMP_NUM_THREADS", Level.WARNING, "1 of 16"),
+    ({"environment": {"OMP_NUM_THREADS": "1"}}, "OMP_NUM_THREADS", Severity.WARNING, "1 of 16"),
     (
         {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}},
         "allocator",
-        Level.WARNING,
+        Severity.WARNING,
         "without expandable_segments",
     ),
     (
         {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segment:True"}},
         "allocator",
-        Level.PROBLEM,
+        Severity.PROBLEM,
         "names expandable_segment,",
     ),
     (
@@ -103,24 +108,24 @@ CASES: list[tuple[dict[str, object], str, Level, str]] = [
             }
         },
         "allocator",
-        Level.WARNING,
+        Severity.WARNING,
         " but ",
     ),
     (
         {"environment": {"CUDA_LAUNCH_BLOCKING": "1"}},
         "CUDA_LAUNCH_BLOCKING",
-        Level.WARNING,
+        Severity.WARNING,
         "waits for every kernel",
     ),
-    ({"host_available_bytes": 2 * GIB}, "host memory", Level.WARNING, "2.00 GiB available"),
-    ({"host_total_bytes": 16 * GIB}, "host memory", Level.WARNING, "less than the GPU's"),
-    ({"shared_bytes": 64 * MIB}, "shared memory", Level.WARNING, "64.0 MiB"),
+    ({"host_available_bytes": 2 * GIB}, "host memory", Severity.WARNING, "2.00 GiB available"),
+    ({"host_total_bytes": 16 * GIB}, "host memory", Severity.WARNING, "less than the GPU's"),
+    ({"shared_bytes": 64 * MIB}, "shared memory", Severity.WARNING, "64.0 MiB"),
 ]
 
 
 def test_nothing_is_wrong_with_a_machine_that_is_well():
     findings = examine(WELL)
-    assert {finding.level for finding in findings} == {Level.OK}
+    assert {finding.level for finding in findings} == {Severity.OK}
     assert {"GPU", "driver", "free memory", "torch", "flash attention"} <= {
         finding.check for finding in findings
     }
@@ -134,7 +139,7 @@ def test_each_fault_is_found_with_what_to_do_and_nothing_else_is(changes, check,
     found = [f for f in findings if f.check == check and f.level is level and text in f.text]
     assert len(found) == 1, findings
     assert found[0].fix
-    others = {f.check for f in findings if f.level is not Level.OK} - {check}
+    others = {f.check for f in findings if f.level is not Severity.OK} - {check}
     assert others == set()
 
 
@@ -219,13 +224,13 @@ def test_own_settings_that_cost_speed(tmp_path, name, text, said):
     if said:
         assert said in found[0].text
         assert str(path) in found[0].text
-        assert found[0].level is Level.WARNING
+        assert found[0].level is Severity.WARNING
 
 
 class TestCommand:
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch):
-        monkeypatch.setattr(probing, "probe", lambda: dict(WELL.probe))
+        monkeypatch.setattr("tuner.cli.doctor.probe", lambda: dict(WELL.probe))
         monkeypatch.setenv("COLUMNS", "100")
 
     def test_without_a_gpu_it_says_so_and_ends_well(self, monkeypatch, capsys):
@@ -237,7 +242,7 @@ class TestCommand:
 
     def test_a_problem_is_an_exit_code(self, monkeypatch, capsys):
         pretend(monkeypatch)
-        monkeypatch.setattr(probing, "probe", lambda: {"error": "no torch"})
+        monkeypatch.setattr("tuner.cli.doctor.probe", lambda: {"error": "no torch"})
         assert run(["doctor", "--json"]) == 3
         found = json.loads(capsys.readouterr().out)
         assert found["ok"] is False
@@ -271,7 +276,7 @@ class TestCommand:
 
 
 def test_findings_as_json():
-    finding = Finding("GPU", Level.OK, "fine")
+    finding = Finding("GPU", Severity.OK, "fine")
     assert finding.to_dict() == {"check": "GPU", "level": "ok", "text": "fine", "fix": ""}
 
 

@@ -19,7 +19,7 @@ from tuner.results.plot import emulated_among_others, labels
 from tuner.results.report import report_html
 from tuner.results.table import pareto_csv
 from tuner.results.view import Kind, build_view
-from tuner.tune.request import Bench
+from tuner.tune.request import TrialDevice
 from tuner.units import GIB
 
 SMALL, LARGE = {"micro_batch": 1, "lora_rank": 128}, {"micro_batch": 8, "lora_rank": 128}
@@ -85,8 +85,8 @@ class TestRecord:
             assert set(record.to_dict()) - set(data) <= {"exhausted", "stage"}
 
     def test_a_bench_knows_its_own_records(self):
-        emulated_bench = Bench(GPU.name, emulated=True)
-        real_bench = Bench(GPU.name)
+        emulated_bench = TrialDevice(GPU.name, emulated=True)
+        real_bench = TrialDevice(GPU.name)
         assert emulated_bench.ran(emulated())
         assert not real_bench.ran(emulated())
         assert real_bench.ran(make_record(measured=True, device=GPU.name))

@@ -55,7 +55,7 @@ class TestMode:
         found = decide(Mode.EMULATE, gpu, gpus_per_trial=2)
         assert (found.device, found.names) == ("cuda:0", ("NVIDIA RTX A6000",))
         assert (found.gpus, found.local, found.sizes_bytes) == (2, (), (24 << 30,))
-        assert found.bench.emulated
+        assert found.trial_device.emulated
         assert "GPU" not in found.resources
         assert found.text(gpu).startswith("emulated 2 x NVIDIA RTX A6000")
 

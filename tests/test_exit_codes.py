@@ -13,7 +13,7 @@ from cli_samples import make_trial, write_samples
 from tuner.cli import searching
 from tuner.cli.main import COMMANDS, cli, run
 from tuner.engine.plan import SearchOptions
-from tuner.engine.search import Found
+from tuner.engine.search import SearchedGpu
 from tuner.errors import InputError, NothingFitsError, UnavailableError
 from tuner.results.store import ResultsFolder
 
@@ -134,7 +134,7 @@ def test_a_choice_that_is_none_is_bad_input_everywhere(folder, capsys, name, cho
 @pytest.mark.parametrize(("failure", "code"), [(None, 1), (UnavailableError("GPU lost"), 3)])
 def test_a_search_that_broke_off_does_not_say_that_nothing_fits(monkeypatch, failure, code):
     result = SimpleNamespace(interrupted=False, failure=failure)
-    found = Found(plan=None, result=result, view=SimpleNamespace(best=None))
+    found = SearchedGpu(plan=None, result=result, view=SimpleNamespace(best=None))
     monkeypatch.setattr(searching, "make_plans", lambda *_: [])
     monkeypatch.setattr(searching, "run_plans", lambda *_, **__: [found, found])
     monkeypatch.setattr(searching, "print_answers", lambda *_, **__: None)

@@ -18,7 +18,7 @@ from tuner.advice.predicting import SpacePredictor
 from tuner.advice.speed import compute_precision, speed_notes
 from tuner.cli.main import run
 from tuner.errors import InputError
-from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
 from tuner.results.store import ResultsFolder
@@ -79,7 +79,7 @@ def test_each_change_that_is_claimed_to_fit_does_and_no_other_does(space, data, 
     changes = single_changes(predictor, now)
     # Said again by a predictor that knows nothing of changes, for the whole space.
     others = [c for c in everything if len(differing(space, current, c)) == 1]
-    again = Predictor(Job(space.workload, space.model)).predict(others, predictor.gpu)
+    again = Predictor(PredictionJob(space.workload, space.model)).predict(others, predictor.gpu)
     fit = {c for c, p in zip(others, again, strict=True) if p.fits}
     assert {c.configuration for c in changes if c.prediction.fits} == fit
     assert [c.lost for c in changes] == sorted(c.lost for c in changes)

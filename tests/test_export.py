@@ -12,7 +12,7 @@ import yaml
 
 from tuner.cli.export import FORMAT_NAMES
 from tuner.cli.main import run
-from tuner.export import FORMATS, Subject, export
+from tuner.export import FORMATS, ExportInput, export
 from tuner.records import Configuration
 from tuner.space import configure, default_space, load_space
 
@@ -110,10 +110,10 @@ LLAMAFACTORY = {
 }
 
 
-def subject(**changes: object) -> Subject:
+def subject(**changes: object) -> ExportInput:
     configuration = Configuration({**QLORA, **changes})
     flags = {name: configuration[name] for name in ("micro_batch", "lora_targets", "double_quant")}
-    return Subject(configuration, "causal_lm", "org/model", "a title", flags=flags)
+    return ExportInput(configuration, "causal_lm", "org/model", "a title", flags=flags)
 
 
 def settings(name: str, **changes: object) -> dict:
@@ -295,7 +295,7 @@ def test_every_name_of_the_vocabulary_is_accounted_for():
     space = default_space("qwen2.5-0.5b")
     configuration = configure(space)
     for name in FORMATS:
-        found = Subject(configuration.replace(new_term=7), "causal_lm", None, "t")
+        found = ExportInput(configuration.replace(new_term=7), "causal_lm", None, "t")
         left_out = export(name, found).left_out
         assert name == "command" or any(line.startswith("new_term = 7:") for line in left_out)
 
@@ -314,7 +314,7 @@ def test_a_tool_for_language_models_refuses_other_workloads():
     from tuner.errors import InputError
 
     with pytest.raises(InputError, match="does not train workload 'contrastive'"):
-        export("axolotl", Subject(Configuration({"micro_batch": 2}), "contrastive", None, "t"))
+        export("axolotl", ExportInput(Configuration({"micro_batch": 2}), "contrastive", None, "t"))
 
 
 @pytest.fixture

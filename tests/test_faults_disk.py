@@ -20,7 +20,7 @@ from results_samples import make_record
 
 from tuner import records as record_kinds
 from tuner.engine import journals
-from tuner.engine.plan import Plan, SearchOptions, make_plan
+from tuner.engine.plan import SearchOptions, SearchPlan, make_plan
 from tuner.engine.target import load_target
 from tuner.errors import InputError, UnavailableError
 from tuner.results import record_types
@@ -240,7 +240,7 @@ class TestRemoved:
 
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch) -> Plan:
+def plan(tmp_path, monkeypatch) -> SearchPlan:
     write_samples(tmp_path)
     monkeypatch.chdir(tmp_path)
     return make_plan(load_target("tiny.yaml", "a6000"), SearchOptions())

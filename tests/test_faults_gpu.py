@@ -13,7 +13,7 @@ import pytest
 from nvml_fakes import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN, FakeNvml
 
 from tuner import nvml
-from tuner.advice.doctor import Facts, Level, examine
+from tuner.advice.doctor import MachineFacts, Severity, examine
 from tuner.advice.watch import Watcher, advice
 from tuner.cli import monitor
 from tuner.cli.main import run
@@ -184,8 +184,8 @@ class TestCommands:
     @pytest.mark.parametrize("code", LOST)
     def test_doctor_has_it_as_a_problem(self, driver, code):
         driver.lost = {0: code, 1: code}
-        found = [f for f in examine(Facts(lost=tuple(lost_gpus()))) if f.check == "GPU"]
-        assert [f.level for f in found] == [Level.PROBLEM, Level.PROBLEM]
+        found = [f for f in examine(MachineFacts(lost=tuple(lost_gpus()))) if f.check == "GPU"]
+        assert [f.level for f in found] == [Severity.PROBLEM, Severity.PROBLEM]
         assert "xid" in found[0].fix
 
     def test_node_resources_names_it_and_offers_the_other(self, driver, capsys):

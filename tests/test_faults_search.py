@@ -21,9 +21,9 @@ from tuner.results.journal import JournalWriter, read_journal
 from tuner.results.store import ResultsFolder
 from tuner.results.writing import write_all
 from tuner.tune import trial_record
-from tuner.tune.driver import make_proposer
-from tuner.tune.ledger import Ledger
+from tuner.tune.driver import make_adapter
 from tuner.tune.request import SearchRequest, StoppedBy
+from tuner.tune.state import SearchState
 from tuner.units import GIB
 
 COUNT = 1000
@@ -61,22 +61,22 @@ def out_of_memory() -> Outcome:
     )  # fmt: skip
 
 
-def drive(asked: SearchRequest, outcome, most: int = 3 * COUNT) -> tuple[Ledger, list]:
+def drive(asked: SearchRequest, outcome, most: int = 3 * COUNT) -> tuple[SearchState, list]:
     """Run the trials of a search one after another, without Ray."""
-    records, states = [], []
-    ledger = Ledger(
-        asked, make_proposer(asked), on_record=records.append, on_progress=states.append
+    records, moments = [], []
+    state = SearchState(
+        asked, make_adapter(asked), on_record=records.append, on_progress=moments.append
     )
     for number in range(most):
         name = str(number)
-        configuration = ledger.propose(name)
+        configuration = state.propose(name)
         if configuration is None:
             break
-        ledger.start(name)
-        ledger.end(name, outcome(configuration))
-    assert ledger.stopped_by is not None, "it goes on and on"
-    assert tuple(records) == ledger.records
-    return ledger, states
+        state.start(name)
+        state.end(name, outcome(configuration))
+    assert state.stopped_by is not None, "it goes on and on"
+    assert tuple(records) == state.records
+    return state, moments
 
 
 class TestOutOfMemoryWithoutEnd:
@@ -85,14 +85,14 @@ class TestOutOfMemoryWithoutEnd:
     @pytest.mark.parametrize("searcher", ["random", "tpe"])
     def test_each_is_an_outcome_and_the_search_ends(self, searcher):
         count = COUNT if searcher == "random" else 60  # a sampler that learns takes longer
-        ledger, states = drive(request(searcher=searcher, trials=count), lambda c: out_of_memory())
-        assert ledger.stopped_by in (StoppedBy.BUDGET, StoppedBy.NOTHING_LEFT)
-        assert {record.outcome.status for record in ledger.records} == {Status.OOM}
-        keys = [record.configuration.key for record in ledger.records]
-        assert len(set(keys)) == len(keys) == len(ledger.records)
-        assert states[-1].oom == states[-1].done == len(keys)
-        assert len(progress_line(states[-1])) <= 80
-        assert "none fits yet" in progress_line(states[-1])
+        state, moments = drive(request(searcher=searcher, trials=count), lambda c: out_of_memory())
+        assert state.stopped_by in (StoppedBy.BUDGET, StoppedBy.NOTHING_LEFT)
+        assert {record.outcome.status for record in state.records} == {Status.OOM}
+        keys = [record.configuration.key for record in state.records]
+        assert len(set(keys)) == len(keys) == len(state.records)
+        assert moments[-1].oom == moments[-1].done == len(keys)
+        assert len(progress_line(moments[-1])) <= 80
+        assert "none fits yet" in progress_line(moments[-1])
 
     def test_what_is_predicted_is_learned_from_and_the_rest_is_not_tried(self):
         """Predictions say that all fit, and none does: a few trials rule the others out."""
@@ -101,9 +101,9 @@ class TestOutOfMemoryWithoutEnd:
             for c in WIDE.configurations()
         }
         asked = request(searcher="guided", predictions=predictions, workload="causal_lm")
-        ledger, _ = drive(asked, lambda c: out_of_memory())
-        assert ledger.stopped_by in (StoppedBy.NOTHING_LEFT, StoppedBy.EXHAUSTED)
-        assert len(ledger.records) < COUNT / 4
+        state, _ = drive(asked, lambda c: out_of_memory())
+        assert state.stopped_by in (StoppedBy.NOTHING_LEFT, StoppedBy.EXHAUSTED)
+        assert len(state.records) < COUNT / 4
 
     def test_its_files_are_written_and_its_journal_is_read(self, tmp_path):
         folder = ResultsFolder(tmp_path, SAMPLE_SPACE.name, SAMPLE_GPU.id)
@@ -136,19 +136,19 @@ class TestClock:
         asked = request(trials=40, time_limit_s=3600.0)
         calm, _ = drive(asked, outcome_of)
         monkeypatch.setattr(trial_record, "datetime", JumpingClock)
-        jumped, states = drive(asked, outcome_of)
+        jumped, moments = drive(asked, outcome_of)
         assert jumped.stopped_by is calm.stopped_by is StoppedBy.BUDGET
         assert [r.configuration for r in jumped.records] == [r.configuration for r in calm.records]
         stamps = [record.started_at for record in jumped.records]
         assert stamps != sorted(stamps)
-        assert all(a.elapsed_s <= b.elapsed_s for a, b in itertools.pairwise(states))
+        assert all(a.elapsed_s <= b.elapsed_s for a, b in itertools.pairwise(moments))
         with JournalWriter(tmp_path / "trials.jsonl") as writer:
             for record in jumped.records:
                 writer.append(record)
         known = read_journal(tmp_path / "trials.jsonl").records
         assert known == jumped.records
-        resumed = Ledger(
-            dataclasses.replace(asked, resume=known), make_proposer(asked),
+        resumed = SearchState(
+            dataclasses.replace(asked, resume=known), make_adapter(asked),
             on_record=lambda r: None, on_progress=lambda p: None,
         )  # fmt: skip
         resumed.reuse()
@@ -159,6 +159,6 @@ class TestClock:
         seconds = itertools.count(100.0, 10.0)
         monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
         monkeypatch.setattr(time, "time", lambda: 0.0)
-        ledger, _ = drive(request(time_limit_s=600.0), outcome_of)
-        assert ledger.stopped_by is StoppedBy.TIME_LIMIT
-        assert 0 < len(ledger.records) < 60
+        state, _ = drive(request(time_limit_s=600.0), outcome_of)
+        assert state.stopped_by is StoppedBy.TIME_LIMIT
+        assert 0 < len(state.records) < 60

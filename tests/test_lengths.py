@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from encoder_samples import TINY_ROBERTA, configuration
 
-from tuner.engine.own_code import model_version, require_lengths
+from tuner.engine.custom_workload import model_version, require_lengths
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
 from tuner.runner.base import MeasureOptions, TrialJob

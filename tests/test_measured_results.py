@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
 
 from tuner.records import Outcome, Source, Status, TrialRecord
-from tuner.results.agreement import QUANTITIES, agreements, pairs, verdict_text, verdicts
 from tuner.results.best import recommend
 from tuner.results.figures import agreement_figure
 from tuner.results.journal import latest
+from tuner.results.prediction_error import QUANTITIES, agreements, pairs, verdict_text, verdicts
 from tuner.results.report import report_html
 from tuner.results.view import Kind, build_view
 from tuner.units import GIB

@@ -16,7 +16,7 @@ from tuner.gpus import get_gpu
 from tuner.results.journal import read_journal
 from tuner.tune import cluster, driver
 from tuner.tune.budget import StoppedBy
-from tuner.tune.request import Bench, SearchRequest
+from tuner.tune.request import SearchRequest, TrialDevice
 
 FP16 = ["--space", "wide.yaml", "--set", "precision=fp16"]
 
@@ -189,21 +189,25 @@ class TestNames:
 
 
 class TestBatches:
-    def request(self, gpu: str, *, bench: bool = False, address: str | None = None):
+    def request(self, gpu: str, *, trial_device: bool = False, address: str | None = None):
         return SearchRequest(
             space=None,
             gpu=get_gpu(gpu),
             runner_factory=None,
-            bench=Bench(get_gpu(gpu).name) if bench else None,
+            trial_device=TrialDevice(get_gpu(gpu).name) if trial_device else None,
             address=address,
         )
 
     def test_simulated_ones_and_those_of_a_cluster_run_together(self):
         simulated = [self.request("a6000"), self.request("t4")]
         assert list(batches(simulated)) == [simulated]
-        measured = [self.request(gpu, bench=True, address="auto") for gpu in ("a6000", "t4")]
+        measured = [self.request(gpu, trial_device=True, address="auto") for gpu in ("a6000", "t4")]
         assert list(batches(measured)) == [measured]
 
     def test_who_measures_on_this_machine_has_it_alone(self):
-        requests = [self.request("a6000"), self.request("t4", bench=True), self.request("l4")]
+        requests = [
+            self.request("a6000"),
+            self.request("t4", trial_device=True),
+            self.request("l4"),
+        ]
         assert list(batches(requests)) == [[one] for one in requests]

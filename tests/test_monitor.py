@@ -15,7 +15,7 @@ from nvml_fakes import FakeNvml
 from rich.console import Console
 
 from tuner import host, nvml
-from tuner.advice.watch import DeviceReading, HostReading, Reading, Watcher, advice
+from tuner.advice.watch import DeviceReading, HostReading, MachineReading, Watcher, advice
 from tuner.cli import monitor
 from tuner.cli.main import run
 from tuner.nvml import DeviceProcess, DeviceReader
@@ -127,7 +127,7 @@ FREE_HOST = HostReading(16, 0.2, 10 * GIB, 64 * GIB)
 
 
 def said(device: DeviceReading | None, machine: HostReading = FREE_HOST, number: int = 5) -> str:
-    reading = Reading((device,) if device else (), machine)
+    reading = MachineReading((device,) if device else (), machine)
     return "\n".join(advice([reading] * number))
 
 

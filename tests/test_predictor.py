@@ -16,7 +16,7 @@ from tuner.estimators import cache, compiling, predictor, stored
 from tuner.estimators.compiler.compiled import CompiledPasses
 from tuner.estimators.compiler.layouts import CompileError
 from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import FALLBACK, METHOD, Job, Predictor
+from tuner.estimators.predictor import FALLBACK, METHOD, PredictionJob, Predictor
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import architecture, load_catalogue, resolve_config
 from tuner.records import Configuration
@@ -74,8 +74,8 @@ def model(tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def job(model) -> Job:
-    return Job("causal_lm", model)
+def job(model) -> PredictionJob:
+    return PredictionJob("causal_lm", model)
 
 
 @pytest.fixture
@@ -211,11 +211,11 @@ def test_what_is_stored_is_not_compiled_again(job, compiled, optimizers):
 
 WARM = """
 import json, sys
-from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration
 given = Configuration(json.loads(sys.argv[1]))
-(found,) = Predictor(Job("causal_lm", "smollm2-135m")).predict([given], get_gpu("a5000"))
+(found,) = Predictor(PredictionJob("causal_lm", "smollm2-135m")).predict([given], get_gpu("a5000"))
 print(json.dumps([found.to_dict(), sorted({"torch", "transformers", "peft"} & set(sys.modules))]))
 """
 
@@ -380,7 +380,7 @@ def test_adapters_for_layers_that_do_not_exist_are_refused(job):
 
 def test_a_model_that_does_not_exist_is_refused():
     with pytest.raises(InputError, match="llama-9-8b"):
-        Predictor(Job("causal_lm", "llama-9-8b"))
+        Predictor(PredictionJob("causal_lm", "llama-9-8b"))
 
 
 # -- the window -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from results_samples import GPU, SPACE, make_record, make_search
 
-from tuner.estimators.course import MemoryCourse, PhaseSpan
+from tuner.estimators.memory_timeline import MemoryTimeline, PhaseSpan
 from tuner.records import StageNumbers
 from tuner.results.facts import StageFacts
 from tuner.results.report import report_html
@@ -82,7 +82,7 @@ def hovered(page: Any, point: Any) -> str:
     return str(page.wait_for_selector("#front .hoverlayer .hovertext").text_content())
 
 
-COURSE = MemoryCourse(
+COURSE = MemoryTimeline(
     times_s=(0.0, 1.0, 2.0),
     categories={"weights": (10 * GIB,) * 3, "activations": (0, 5 * GIB, GIB)},
     reserved_bytes=(11 * GIB, 16 * GIB, 16 * GIB),

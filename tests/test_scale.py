@@ -23,10 +23,10 @@ from tuner.records import Outcome, Status
 from tuner.results.front import pareto_front, samples_per_s
 from tuner.results.journal import latest
 from tuner.runner.base import GiveUp, Instructions
-from tuner.tune.contenders import Standing, give_up_rule
-from tuner.tune.driver import make_proposer
+from tuner.tune.driver import make_adapter
 from tuner.tune.guided import GuidedSampler
 from tuner.tune.guided_gain import Front
+from tuner.tune.ranking import Ranking, give_up_rule
 
 
 class Watched(list):
@@ -45,28 +45,28 @@ class Watched(list):
 
 
 @pytest.fixture(scope="module")
-def proposer():
+def adapter():
     """One that knows 60 trials, with 5 more that run."""
-    proposer = make_proposer(request_of(100, "guided"))
-    begun = [proposer.propose() for _ in range(65)]
+    adapter = make_adapter(request_of(100, "guided"))
+    begun = [adapter.propose() for _ in range(65)]
     for configuration in begun[:60]:
         record = record_of(configuration, scattered(configuration, predicted(configuration)))
-        proposer.tell(record)
-    return proposer
+        adapter.tell(record)
+    return adapter
 
 
-def test_learning_looks_at_what_is_new_and_what_runs(proposer):
-    guide = proposer.guide
+def test_learning_looks_at_what_is_new_and_what_runs(adapter):
+    guide = adapter.guide
     assert isinstance(guide, GuidedSampler)
-    trials = Watched(proposer.study.get_trials(deepcopy=False))
+    trials = Watched(adapter.study.get_trials(deepcopy=False))
     guide.learn(trials)
     assert len(trials) == 65
     assert len(trials.read) == 5  # those that run
     assert len(guide.experience.known) == 60
 
 
-def test_the_risk_of_all_candidates_is_worked_out_once_per_outcome(proposer):
-    guide = proposer.guide
+def test_the_risk_of_all_candidates_is_worked_out_once_per_outcome(adapter):
+    guide = adapter.guide
     first = guide.oom_probability()
     assert guide.oom_probability() is first
     guide.experience.note(5_000, 1.0, 1e9)
@@ -76,7 +76,7 @@ def test_the_risk_of_all_candidates_is_worked_out_once_per_outcome(proposer):
 def test_the_standing_is_that_of_all_records_whatever_runs_again():
     rng = random.Random(7)
     configurations = list(FakeSpace().configurations())
-    standing, records = Standing(), []
+    standing, records = Ranking(), []
     for number in range(150):
         configuration = rng.choice(configurations)
         outcome = outcome_of(configuration)
@@ -105,7 +105,7 @@ def test_the_standing_is_that_of_all_records_whatever_runs_again():
 
 
 def test_the_rule_of_giving_up_is_one_object_until_the_front_changes():
-    standing = Standing()
+    standing = Ranking()
     configurations = list(ScaleSpace().configurations())[:400]
     records = [record_of(c, scattered(c, predicted(c))) for c in configurations]
     rules = []
@@ -165,8 +165,8 @@ def test_rows_are_written_read_and_drawn(tmp_path):
     assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_front_of_few_is_the_front_of_all(proposer):
-    experience = proposer.guide.experience
+def test_the_front_of_few_is_the_front_of_all(adapter):
+    experience = adapter.guide.experience
     rng = random.Random(3)
     for index in rng.sample(range(17_280), 40) + rng.sample(sorted(experience.known), 10):
         pool = experience.pool

@@ -10,9 +10,9 @@ from tune_fakes import FakeSpace, outcome_of
 
 from benchmarks.search.replay import Asked, fewest, hypervolume, replay
 from benchmarks.search.report import append, read, row_of
+from benchmarks.search.scenarios import WORLDS, make_world
 from benchmarks.search.tables import LIMIT, MARGIN, SAMPLES_PER_S, Table, arrays_of
 from benchmarks.search.tasks import SEARCHERS
-from benchmarks.search.worlds import WORLDS, make_world
 
 SPACE = FakeSpace()
 CONFIGURATIONS = tuple(SPACE.configurations())

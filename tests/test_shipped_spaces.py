@@ -19,7 +19,7 @@ from tuner.apply.assign import assignments
 from tuner.apply.plan import make_plan
 from tuner.cli.main import run
 from tuner.estimators.predict import check_supported
-from tuner.export import Subject, export
+from tuner.export import ExportInput, export
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import resolve_config
 from tuner.records import Source, TrialRecord
@@ -302,7 +302,7 @@ def test_the_flags_of_the_8b_are_printed():
     flags = assignments(space, configuration, targets=["flags"])
     text = export(
         "command",
-        Subject(
+        ExportInput(
             configuration,
             space.workload,
             space.model,

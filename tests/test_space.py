@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tuner.errors import InputError
 from tuner.expressions import Expression, compile_expression
 from tuner.space import (
-    VOCABULARIES,
+    SCHEMAS,
     SearchSpace,
     TokenLengths,
     configure,
@@ -30,7 +30,7 @@ from tuner.space.format import read_space
 
 ROOT = Path(__file__).parents[1]
 QLORA27B = ROOT / "search_spaces" / "qlora27b.yaml"
-TERMS = VOCABULARIES["causal_lm"].terms
+TERMS = SCHEMAS["causal_lm"].terms
 ALWAYS_SET = {name for name, term in TERMS.items() if not term.optional}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tuner.errors import InputError
 from tuner.expressions import Expression
-from tuner.space import VOCABULARIES, configure, load_space
+from tuner.space import SCHEMAS, configure, load_space
 from tuner.space.format import KEYS, read_space
 
 SHIPPED = (Path(__file__).parents[1] / "search_spaces" / "qlora27b.yaml").read_text()
@@ -259,7 +259,7 @@ def only_input_errors(text: str) -> None:
         assert configure(space, first, strict=True) == first
 
 
-_NAMES = [*KEYS, *VOCABULARIES["causal_lm"].terms, "min", "max", "step", "powers_of_two", "set"]
+_NAMES = [*KEYS, *SCHEMAS["causal_lm"].terms, "min", "max", "step", "powers_of_two", "set"]
 _NAMES += ["mean", "quantiles", "histogram", "edges", "counts", "examples", "epochs", "<<", ""]
 _LEAVES = st.one_of(
     st.none(),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tuner.errors import InputError
-from tuner.space import VOCABULARIES, configure, default_space, pin
+from tuner.space import SCHEMAS, configure, default_space, pin
 from tuner.space.format import read_space
-from tuner.space.vocabulary import NO_NAMES, unmodelled
+from tuner.space.schemas import NO_NAMES, unmodelled
 
-TERMS = VOCABULARIES["causal_lm"].terms
+TERMS = SCHEMAS["causal_lm"].terms
 
 
 def space(knobs: str, extra: str = ""):

@@ -10,8 +10,8 @@ from encoder_samples import shallow_encoder
 
 from tuner.errors import InputError
 from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import Job, Predictor
-from tuner.estimators.stages import Work, combine, predict_stages, stage_work
+from tuner.estimators.predictor import PredictionJob, Predictor
+from tuner.estimators.stages import StageWork, combine, predict_stages, stage_work
 from tuner.gpus import get_gpu
 from tuner.records import Memory, Prediction, Speed
 from tuner.space import configure, load_space
@@ -57,7 +57,7 @@ def test_a_configuration_fits_only_where_every_stage_fits():
 
 def test_time_is_the_sum_over_stages():
     stages = {"slow": prediction(4, 2), "fast": prediction(4, 1)}
-    found = combine(stages, {"slow": Work(320, 1), "fast": Work(640, 3)})
+    found = combine(stages, {"slow": StageWork(320, 1), "fast": StageWork(640, 3)})
     # 10 steps of 2 s, and 20 steps of 1 s in an epoch, 60 in all three.
     assert found.epoch_s == pytest.approx(20 + 20)
     assert found.run_s == pytest.approx(20 + 60)
@@ -74,7 +74,7 @@ def test_time_is_the_sum_over_stages():
 
 def test_stages_of_unknown_size_count_alike_and_have_no_duration():
     stages = {"slow": prediction(4, 3), "fast": prediction(4, 1)}
-    found = combine(stages, {"slow": Work(320, 1), "fast": None})
+    found = combine(stages, {"slow": StageWork(320, 1), "fast": None})
     assert found.epoch_s is None
     assert found.run_s is None
     assert found.overall.speed.samples_per_s == pytest.approx(2 / (3 / 32 + 1 / 32))
@@ -91,15 +91,15 @@ def test_each_distinct_stage_is_predicted_once():
     assert sorted(int(c["n_negatives"]) for c in asked) == [8, 24]
     assert found[0].limiting == "stage1"
     assert list(found[0].stages) == [f"stage{n}" for n in range(1, 6)]
-    assert stage_work(space)["stage1"] == Work(2125 * 64, 1)
+    assert stage_work(space)["stage1"] == StageWork(2125 * 64, 1)
 
 
 def test_stages_say_how_much_they_train():
     text = (SPACES / "dynamo_t4.yaml").read_text()
     space = load_space(str(SPACES / "dynamo_t4.yaml"))
     work = stage_work(space)
-    assert work["phase1_qa"] == Work(15_000, 1)
-    assert work["phase2"] == Work(47_000, 1)
+    assert work["phase1_qa"] == StageWork(15_000, 1)
+    assert work["phase2"] == StageWork(47_000, 1)
     with pytest.raises(InputError) as caught:
         read_space(text.replace("examples: 8000", "examples: 0"), "dynamo_t4.yaml")
     assert "examples cannot be '0'" in str(caught.value.problems)
@@ -108,7 +108,7 @@ def test_stages_say_how_much_they_train():
 def test_the_phases_of_dynamo_are_limited_by_those_that_run_all_heads(tmp_path):
     space = load_space(str(SPACES / "dynamo_t4.yaml"))
     model = shallow_encoder(tmp_path, "roberta-base", layers=2)
-    gpu, predictor = get_gpu("t4"), Predictor(Job("multitask", model))
+    gpu, predictor = get_gpu("t4"), Predictor(PredictionJob("multitask", model))
     chosen = [configure(space, {"micro_batch": size}) for size in (8, 64)]
     small, large = predict_stages(space, chosen, lambda c: predictor.predict(c, gpu))
     assert small.overall.fits

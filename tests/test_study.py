@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from tune_fakes import GPU, FakeSpace, device_bytes, outcome_of, record_of, samples_per_s
 
 from tuner.tune.candidates import Candidates
-from tuner.tune.proposer import Knowledge, Proposer, open_mirror
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
 
 TRIALS = 6
 START_TIMEOUT_S = 300.0
@@ -33,7 +33,7 @@ def study_path(tmp_path):
     space = FakeSpace()
     candidates = Candidates(list(space.configurations()), tuple(space.knobs))
     predictions = [outcome_of(c).prediction for c in candidates.configurations]
-    proposer = Proposer(
+    adapter = SamplerAdapter(
         candidates,
         sampler="guided",
         seed=0,
@@ -42,9 +42,9 @@ def study_path(tmp_path):
         knowledge=Knowledge(predictions),
     )
     for _ in range(TRIALS):
-        configuration = proposer.propose()
+        configuration = adapter.propose()
         assert configuration is not None
-        proposer.tell(record_of(configuration))
+        adapter.tell(record_of(configuration))
     return path
 
 

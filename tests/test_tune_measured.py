@@ -19,17 +19,17 @@ from tuner.gpus import get_gpu
 from tuner.records import Configuration, Outcome, Source, Status, TrialRecord
 from tuner.runner.base import PLAIN, Instructions
 from tuner.tune.driver import search
-from tuner.tune.request import Bench, SearchRequest, SearchResult
+from tuner.tune.request import SearchOutcome, SearchRequest, TrialDevice
 from tuner.tune.verified import VerifiedFactory
 
-BENCH = Bench("Testium 9")
+BENCH = TrialDevice("Testium 9")
 SPACE = FakeSpace()
 CONFIGURATIONS = list(SPACE.configurations())
 
 
 def request(factory=None, **changes) -> SearchRequest:
     values = {"space": SPACE, "gpu": GPU, "runner_factory": factory or MeasuredFakes(),
-              "searcher": "tpe", "versions": {"tuner": "1"}, "bench": BENCH,
+              "searcher": "tpe", "versions": {"tuner": "1"}, "trial_device": BENCH,
               "margin_bytes": 7}  # fmt: skip
     return SearchRequest(**{**values, **changes})
 
@@ -73,7 +73,7 @@ def importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
 
 
-def run(factory: MeasuredFakes, **changes) -> SearchResult:
+def run(factory: MeasuredFakes, **changes) -> SearchOutcome:
     return search(request(factory, trials=6, max_concurrent=1, **changes))
 
 
@@ -83,8 +83,8 @@ def starts(log: Path, configuration: Configuration) -> int:
 
 def test_record_has_device_margin_and_the_prediction_of_before(tmp_path):
     predictions = {c.key: p for c in CONFIGURATIONS if (p := outcome_of(c).prediction)}
-    bench = Bench("Testium 9", memory_limit_bytes=99)
-    result = run(MeasuredFakes(tmp_path), predictions=predictions, bench=bench)
+    trial_device = TrialDevice("Testium 9", memory_limit_bytes=99)
+    result = run(MeasuredFakes(tmp_path), predictions=predictions, trial_device=trial_device)
     assert len(result.records) == 6
     for record in result.records:
         assert (record.device, record.memory_limit_bytes, record.margin_bytes) == (
@@ -116,20 +116,20 @@ class TestKnown:
     def test_simulated_trials_are_not_known_to_who_measures(self):
         asked = request()
         assert not any(map(asked.is_known, self.records()))
-        assert all(map(dataclasses.replace(asked, bench=None).is_known, self.records()))
+        assert all(map(dataclasses.replace(asked, trial_device=None).is_known, self.records()))
 
     def test_measured_trials_are_known_on_the_same_bench_only(self):
         own = [measured(r, device="Testium 9") for r in self.records()]
         assert all(map(request().is_known, own))
-        others = (None, Bench("Testium 10"), Bench("Testium 9", memory_limit_bytes=5))
-        for bench in others:
-            assert not any(map(request(bench=bench).is_known, own))
+        others = (None, TrialDevice("Testium 10"), TrialDevice("Testium 9", memory_limit_bytes=5))
+        for trial_device in others:
+            assert not any(map(request(trial_device=trial_device).is_known, own))
 
     def test_out_of_memory_on_the_device_is_known_too(self):
         outcome = Outcome(Status.OOM, phase="forward")
         one = dataclasses.replace(self.records()[0], outcome=outcome, device="Testium 9")
         assert request().is_known(one)
-        assert not request(bench=None).is_known(one)
+        assert not request(trial_device=None).is_known(one)
 
 
 class TestVerified:

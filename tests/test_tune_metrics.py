@@ -24,7 +24,7 @@ from tuner.results.journal import JournalWriter, read_journal
 from tuner.runner.base import PLAIN, Instructions
 from tuner.tune.driver import search
 from tuner.tune.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from tuner.tune.request import Bench, SearchRequest
+from tuner.tune.request import SearchRequest, TrialDevice
 from tuner.tune.watch import Watch
 
 TRIALS = 14
@@ -97,7 +97,7 @@ def scraped(tmp_path_factory) -> Scraped:
     watcher: list[threading.Thread] = []
     request = SearchRequest(
         space=FakeSpace(), gpu=GPU, runner_factory=HeldRunner(gate, log=folder / "log"),
-        searcher="random", trials=TRIALS, versions={}, bench=Bench("Testium 9"),
+        searcher="random", trials=TRIALS, versions={}, trial_device=TrialDevice("Testium 9"),
         max_concurrent=1, margin_bytes=7, run_id="r1", seed=3,
         watch=Watch(metrics_port=0, tell=tell),
     )  # fmt: skip

@@ -14,8 +14,8 @@ from tuner.records import Exhausted, Outcome, Status
 from tuner.results.pruned import write_pruned
 from tuner.results.store import ResultsFolder
 from tuner.tune.candidates import Candidates
-from tuner.tune.proposer import Knowledge, Proposer
 from tuner.tune.pruning import MOST_RISK
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
 from tuner.workloads.memory_order import MemoryOrder
 
 SPACE = FakeSpace()
@@ -28,10 +28,10 @@ FITS = {
 }
 
 
-def make(sampler: str, order: MemoryOrder | None = None) -> Proposer:
+def make(sampler: str, order: MemoryOrder | None = None) -> SamplerAdapter:
     candidates = Candidates(ALL, tuple(SPACE.knobs))
     knowledge = Knowledge(PREDICTED, order or MemoryOrder())
-    return Proposer(candidates, sampler=sampler, seed=0, trials=20, knowledge=knowledge)
+    return SamplerAdapter(candidates, sampler=sampler, seed=0, trials=20, knowledge=knowledge)
 
 
 def trial(configuration, factor: float, name: str):
@@ -42,48 +42,48 @@ def trial(configuration, factor: float, name: str):
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "guided"])
 def test_before_the_first_trial_predictions_say_what_cannot_fit(sampler):
-    proposer = make(sampler)
-    pruned = {entry.configuration.key: entry for entry in proposer.pruned}
+    adapter = make(sampler)
+    pruned = {entry.configuration.key: entry for entry in adapter.pruned}
     assert pruned
     assert not pruned.keys() & FITS
     assert {entry.since for entry in pruned.values()} == {None}
     assert all("probability" in entry.reason for entry in pruned.values())
-    assert proposer.held_back().keys() == pruned.keys()
+    assert adapter.held_back().keys() == pruned.keys()
     for _ in range(20):
-        configuration = proposer.propose()
+        configuration = adapter.propose()
         assert configuration.key not in pruned
-        proposer.tell(trial(configuration, 1.0, configuration.key))
+        adapter.tell(trial(configuration, 1.0, configuration.key))
 
 
 def test_trials_that_need_less_than_predicted_revive_and_more_prune():
-    proposer = make("random")
-    before = proposer.held_back()
+    adapter = make("random")
+    before = adapter.held_back()
     # Three quarters of the predicted memory each time: what was a little too large will fit.
     for number, configuration in enumerate(ALL[:10]):
-        proposer.tell(trial(configuration, 0.75, f"t{number}"))
-    after = proposer.held_back()
-    revived = [entry for entry in proposer.pruned if entry.revived_by is not None]
+        adapter.tell(trial(configuration, 0.75, f"t{number}"))
+    after = adapter.held_back()
+    revived = [entry for entry in adapter.pruned if entry.revived_by is not None]
     assert revived
     assert {entry.configuration.key for entry in revived} <= before.keys() - after.keys()
     assert {entry.revived_by for entry in revived} <= {f"t{n}" for n in range(10)}
 
-    proposer = make("random")
+    adapter = make("random")
     for number, configuration in enumerate(ALL[:10]):
-        proposer.tell(trial(configuration, 1.4, f"t{number}"))
-    assert proposer.held_back().keys() > before.keys()
+        adapter.tell(trial(configuration, 1.4, f"t{number}"))
+    assert adapter.held_back().keys() > before.keys()
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.0, 1.3])
 def test_what_probably_fits_is_never_pruned(factor):
-    proposer = make("tpe")
+    adapter = make("tpe")
     records = []
     for number, configuration in enumerate(ALL[::7]):
         record = trial(configuration, factor, f"t{number}")
-        proposer.tell(record)
+        adapter.tell(record)
         records.append(record)
         calibrations = calibrations_from(records)
         fitting = calibrations.probabilities_of_fitting(PREDICTED, "fake")
-        held_back = proposer.held_back()
+        held_back = adapter.held_back()
         for candidate, probability in zip(ALL, fitting, strict=True):
             if probability > 1 - MOST_RISK + 1e-9:
                 assert candidate.key not in held_back
@@ -94,41 +94,41 @@ def test_a_known_oom_prunes_with_the_trial_that_ran_out_and_the_host_s_does_not(
     small, large = (c for c in ALL[:200] if (
         c["precision"], c["lora_rank"], c["gradient_checkpointing"]) == ("nf4", 16, True)
         and c["micro_batch"] in (1, 2))  # fmt: skip
-    proposer = make("random", order)
+    adapter = make("random", order)
     outcome = Outcome(Status.OOM, requested_bytes=1, exhausted=Exhausted.HOST)
-    proposer.tell(dataclasses.replace(record_of(small, outcome), device="T", trial_id="host"))
-    assert large.key not in proposer.held_back()
+    adapter.tell(dataclasses.replace(record_of(small, outcome), device="T", trial_id="host"))
+    assert large.key not in adapter.held_back()
 
-    proposer = make("random", order)
+    adapter = make("random", order)
     outcome = dataclasses.replace(outcome, exhausted=Exhausted.DEVICE)
-    proposer.tell(dataclasses.replace(record_of(small, outcome), device="T", trial_id="gpu"))
-    (entry,) = (e for e in proposer.pruned if e.configuration == large)
+    adapter.tell(dataclasses.replace(record_of(small, outcome), device="T", trial_id="gpu"))
+    (entry,) = (e for e in adapter.pruned if e.configuration == large)
     assert (entry.since, entry.revived_by) == ("gpu", None)
     assert "micro_batch=1" in entry.reason
-    proposer.tell(trial(large, 1.0, "fits"))  # told from elsewhere: it was wrong
-    assert not any("micro_batch=1" in reason for reason in proposer.held_back().values())
+    adapter.tell(trial(large, 1.0, "fits"))  # told from elsewhere: it was wrong
+    assert not any("micro_batch=1" in reason for reason in adapter.held_back().values())
 
 
 def test_where_nothing_seems_to_fit_the_likeliest_is_tried_once():
     tight = [dataclasses.replace(p, limit_bytes=1) for p in PREDICTED]
-    proposer = Proposer(
+    adapter = SamplerAdapter(
         Candidates(ALL, tuple(SPACE.knobs)), sampler="random", seed=0, trials=9,
         knowledge=Knowledge(tight),
     )  # fmt: skip
     smallest = min(ALL, key=lambda c: outcome_of(c).prediction.memory.device_bytes)
-    assert proposer.propose() == smallest
+    assert adapter.propose() == smallest
     out = Outcome(Status.OOM, requested_bytes=1, exhausted=Exhausted.DEVICE)
-    proposer.tell(dataclasses.replace(record_of(smallest, out), device="T"))
-    assert proposer.propose() is None
+    adapter.tell(dataclasses.replace(record_of(smallest, out), device="T"))
+    assert adapter.propose() is None
 
 
 def test_the_file_has_a_line_for_each(tmp_path):
     folder = ResultsFolder(tmp_path, "fake", GPU.id)
     folder.path.mkdir(parents=True)
-    proposer = make("tpe")
-    write_pruned(folder, proposer.pruned)
+    adapter = make("tpe")
+    write_pruned(folder, adapter.pruned)
     lines = [json.loads(line) for line in (folder.path / "pruned.jsonl").read_text().splitlines()]
     assert [line["configuration"] for line in lines] == [
-        entry.configuration.to_dict() for entry in proposer.pruned
+        entry.configuration.to_dict() for entry in adapter.pruned
     ]
     assert lines[0].keys() == {"configuration", "reason", "since", "revived_by"}

@@ -19,10 +19,10 @@ from tuner.errors import InputError, UnavailableError
 from tuner.records import Source, Status, TrialRecord
 from tuner.tune.candidates import Candidates
 from tuner.tune.driver import search
-from tuner.tune.ledger import Ledger
 from tuner.tune.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
-from tuner.tune.proposer import Proposer
-from tuner.tune.request import SearchRequest, SearchResult, StoppedBy
+from tuner.tune.request import SearchOutcome, SearchRequest, StoppedBy
+from tuner.tune.sampler_adapter import SamplerAdapter
+from tuner.tune.state import SearchState
 
 SPACE = FakeSpace()
 VERSIONS = {"tuner": "1"}
@@ -63,7 +63,7 @@ def request(factory: FakeFactory | None = None, **changes) -> SearchRequest:
     return SearchRequest(**(settings | changes))
 
 
-def run(factory: FakeFactory | None = None, **changes) -> tuple[SearchResult, list[TrialRecord]]:
+def run(factory: FakeFactory | None = None, **changes) -> tuple[SearchOutcome, list[TrialRecord]]:
     journal: list[TrialRecord] = []
     result = search(request(factory, **changes), on_record=journal.append)
     return result, journal
@@ -199,119 +199,119 @@ class TestSearch:
         assert {r.outcome.status for r in journal} <= {Status.OK, Status.OOM}
 
 
-def ledger_of(**changes) -> Ledger:
+def state_of(**changes) -> SearchState:
     asked = request(run_id="r", **changes)
     candidates = Candidates(list(asked.space.configurations()), tuple(asked.space.knobs))
-    proposer = Proposer(candidates, sampler="random", seed=0, trials=asked.trials)
-    return Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
+    adapter = SamplerAdapter(candidates, sampler="random", seed=0, trials=asked.trials)
+    return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
 
 
-def lose_twice(ledger: Ledger, name: str, message: str) -> None:
+def lose_twice(state: SearchState, name: str, message: str) -> None:
     """Two workers take the trial, and both are lost."""
-    ledger.start(name)
-    ledger.lose(name, message)
-    assert ledger.failure is None
+    state.start(name)
+    state.lose(name, message)
+    assert state.failure is None
     again = f"{name}-again"
-    assert ledger.propose(again) is not None
-    ledger.start(again)
-    ledger.lose(again, message)
+    assert state.propose(again) is not None
+    state.start(again)
+    state.lose(again, message)
 
 
 def test_search_ends_when_each_of_the_first_workers_is_lost():
-    ledger = ledger_of()
+    state = state_of()
     for name in "abc":
-        assert ledger.failure is None
-        assert ledger.propose(name) is not None
-        lose_twice(ledger, name, "ImportError: no libcuda")
-    assert isinstance(ledger.failure, UnavailableError)
-    assert "first 3 trials" in str(ledger.failure)
-    assert "no libcuda" in str(ledger.failure)
-    assert ledger.propose("d") is None
-    assert (ledger.over, ledger.result().stopped_by) == (True, StoppedBy.FAILED)
+        assert state.failure is None
+        assert state.propose(name) is not None
+        lose_twice(state, name, "ImportError: no libcuda")
+    assert isinstance(state.failure, UnavailableError)
+    assert "first 3 trials" in str(state.failure)
+    assert "no libcuda" in str(state.failure)
+    assert state.propose("d") is None
+    assert (state.over, state.result().stopped_by) == (True, StoppedBy.FAILED)
 
 
 def test_lost_workers_among_good_trials_do_not_end_a_search():
-    ledger = ledger_of()
+    state = state_of()
     for name in "abcdef":
-        configuration = ledger.propose(name)
+        configuration = state.propose(name)
         if name == "b":
-            ledger.start(name)
-            ledger.end(name, outcome_of(configuration))
+            state.start(name)
+            state.end(name, outcome_of(configuration))
         else:
-            lose_twice(ledger, name, "killed")
-    assert ledger.failure is None
-    assert [r.trial_id for r in ledger.records] == [f"r-00{i}" for i in range(1, 7)]
+            lose_twice(state, name, "killed")
+    assert state.failure is None
+    assert [r.trial_id for r in state.records] == [f"r-00{i}" for i in range(1, 7)]
 
 
 def test_trial_of_a_lost_run_is_the_same_trial_and_comes_first():
-    ledger = ledger_of()
-    first, second = ledger.propose("a"), ledger.propose("b")
-    ledger.start("a")
-    ledger.lose("a", "killed")
-    assert ledger.propose("c") == first
-    ledger.end("a", outcome_of(first))  # too late: that run is lost
-    assert not ledger.records
-    ledger.end("c", outcome_of(first))
-    ledger.end("c", outcome_of(first))
-    ledger.end("b", outcome_of(second))
-    assert [(r.trial_id, r.configuration) for r in ledger.records] == [
+    state = state_of()
+    first, second = state.propose("a"), state.propose("b")
+    state.start("a")
+    state.lose("a", "killed")
+    assert state.propose("c") == first
+    state.end("a", outcome_of(first))  # too late: that run is lost
+    assert not state.records
+    state.end("c", outcome_of(first))
+    state.end("c", outcome_of(first))
+    state.end("b", outcome_of(second))
+    assert [(r.trial_id, r.configuration) for r in state.records] == [
         ("r-001", first), ("r-002", second)
     ]  # fmt: skip
 
 
 def test_lost_nodes_are_no_fault_of_a_trial_and_idle_workers_even_less():
-    ledger = ledger_of()
-    wanted = ledger.propose("run")
+    state = state_of()
+    wanted = state.propose("run")
     names = (f"run{number}" for number in range(100))
     name = "run"
     for _ in range(RETRIES_OF_A_LOST_NODE):
         for _ in range(STARTS_OF_A_TRIAL - 1):  # died while they had no trial
-            ledger.lose(name, "died")
+            state.lose(name, "died")
             name = next(names)
-            assert ledger.propose(name) == wanted
-        ledger.start(name)
-        ledger.lose(name, "its node has died", with_node=True)
+            assert state.propose(name) == wanted
+        state.start(name)
+        state.lose(name, "its node has died", with_node=True)
         name = next(names)
-        assert ledger.propose(name) == wanted
-    ledger.start(name)
-    ledger.lose(name, "its node has died", with_node=True)
-    assert [r.outcome.status for r in ledger.records] == [Status.CRASHED]
+        assert state.propose(name) == wanted
+    state.start(name)
+    state.lose(name, "its node has died", with_node=True)
+    assert [r.outcome.status for r in state.records] == [Status.CRASHED]
 
 
 def test_search_ends_where_no_worker_begins_with_a_trial():
-    ledger = ledger_of()
+    state = state_of()
     for number in range(STARTS_OF_A_TRIAL):
-        assert ledger.failure is None
-        assert ledger.propose(str(number)) is not None
-        ledger.lose(str(number), "ImportError: no such module")
-    assert "no such module" in str(ledger.failure)
-    assert not ledger.records
+        assert state.failure is None
+        assert state.propose(str(number)) is not None
+        state.lose(str(number), "ImportError: no such module")
+    assert "no such module" in str(state.failure)
+    assert not state.records
 
 
 def test_trial_of_a_worker_that_can_run_none_goes_to_another():
-    ledger = ledger_of()
-    wanted = ledger.propose("a")
-    ledger.start("a")
-    ledger.refuse("a", UnavailableError("a worker on w1 has NVIDIA L4"))
-    assert ledger.failure is None
-    assert list(ledger.unfit_workers) == ["a"]
-    assert ledger.propose("b") == wanted
-    ledger.end("b", outcome_of(wanted))
-    ledger.lose("a", "its node has died")  # nothing was on it
-    assert not ledger.unfit_workers
-    ledger.interrupt()
-    assert ledger.result().warnings == ("a worker was not used: a worker on w1 has NVIDIA L4",)
-    assert [r.trial_id for r in ledger.records] == ["r-001"]
+    state = state_of()
+    wanted = state.propose("a")
+    state.start("a")
+    state.refuse("a", UnavailableError("a worker on w1 has NVIDIA L4"))
+    assert state.failure is None
+    assert list(state.unfit_workers) == ["a"]
+    assert state.propose("b") == wanted
+    state.end("b", outcome_of(wanted))
+    state.lose("a", "its node has died")  # nothing was on it
+    assert not state.unfit_workers
+    state.interrupt()
+    assert state.result().warnings == ("a worker was not used: a worker on w1 has NVIDIA L4",)
+    assert [r.trial_id for r in state.records] == ["r-001"]
 
 
 def test_what_ends_after_an_interrupt_counts_and_what_is_killed_does_not():
-    ledger = ledger_of()
-    first, _ = ledger.propose("a"), ledger.propose("b")
-    ledger.interrupt()
-    ledger.end("a", outcome_of(first))
-    ledger.lose("b", "killed")
-    assert [r.configuration for r in ledger.records] == [first]
-    assert ledger.stopped_by is StoppedBy.INTERRUPTED
+    state = state_of()
+    first, _ = state.propose("a"), state.propose("b")
+    state.interrupt()
+    state.end("a", outcome_of(first))
+    state.lose("b", "killed")
+    assert [r.configuration for r in state.records] == [first]
+    assert state.stopped_by is StoppedBy.INTERRUPTED
 
 
 @pytest.mark.parametrize(
@@ -339,10 +339,10 @@ import json, sys
 from pathlib import Path
 from tune_fakes import GPU, FakeFactory, FakeSpace
 from tuner.tune.driver import search
-from tuner.tune.ledger import Ledger
+from tuner.tune.state import SearchState
 from tuner.tune.request import SearchRequest
 
-ledger_interrupt = Ledger.interrupt
+ledger_interrupt = SearchState.interrupt
 
 def interrupt(self):
     ledger_interrupt(self)
@@ -352,7 +352,7 @@ def note(record):
     with Path(sys.argv[1]).open("a") as file:
         file.write(json.dumps(record.to_dict()) + "\\n")
 
-Ledger.interrupt = interrupt
+SearchState.interrupt = interrupt
 result = search(
     SearchRequest(
         space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(sleep_s=float(sys.argv[2])),
@@ -400,11 +400,11 @@ def session_members(session: int) -> list[str]:
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, _, _, member_of = stat.read_text().rpartition(")")[2].split()[:4]
+            letter, _, _, member_of = stat.read_text().rpartition(")")[2].split()[:4]
             command = (stat.parent / "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
-        if int(member_of) == session and state != "Z":
+        if int(member_of) == session and letter != "Z":
             members.append(command)
     return members
 

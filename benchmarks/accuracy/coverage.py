@@ -27,7 +27,13 @@ from benchmarks.accuracy.report import Comparison
 from benchmarks.accuracy.rows import read_rows
 from tuner.estimators.calibration import correction
 from tuner.estimators.calibration.calibrate import prior_of
-from tuner.estimators.calibration.interval import Calibration, Interval, Observation, Prior, weighed
+from tuner.estimators.calibration.interval import (
+    Calibration,
+    ErrorPrior,
+    Interval,
+    Observation,
+    weighed,
+)
 
 COVERAGE_TARGET = (0.85, 0.95)
 ABOVE_TARGET = 0.05
@@ -115,7 +121,9 @@ def _held(case: Case, name: str, predicted: float, measured: float) -> Held:
     )
 
 
-def probable_priors(rows: Sequence[Held], quantity: str, source: str) -> list[tuple[float, Prior]]:
+def probable_priors(
+    rows: Sequence[Held], quantity: str, source: str
+) -> list[tuple[float, ErrorPrior]]:
     """Priors with their probabilities after these rows, the most probable first.
 
     Searched on a grid: a handful of groups says no more than the order of magnitude. The least
@@ -186,7 +194,7 @@ def _of(gpu: str, rows: Iterable[Held]) -> list[Held]:
 
 
 def within_gpu(
-    rows: Sequence[Held], priors: dict[str, Prior], scope: Callable[[Held], object]
+    rows: Sequence[Held], priors: dict[str, ErrorPrior], scope: Callable[[Held], object]
 ) -> list[Result]:
     """Each row calibrated on the others of the same scope; those alone in it are left out."""
     results = []
@@ -249,10 +257,10 @@ def _verdict(is_met: bool, target: str) -> str:
 
 def lines(
     rows: dict[str, list[Held]],
-) -> tuple[list[Line], dict[str, list[tuple[float, Prior]]]]:
+) -> tuple[list[Line], dict[str, list[tuple[float, ErrorPrior]]]]:
     """All lines of the table, and the best prior of each quantity."""
     table: list[Line] = []
-    best: dict[str, list[tuple[float, Prior]]] = {}
+    best: dict[str, list[tuple[float, ErrorPrior]]] = {}
     for quantity, members in rows.items():
         trusted = [row for row in members if row.grade == "A"]
         start = _SHIPPED[quantity]
@@ -341,7 +349,7 @@ Written by `python -m benchmarks.accuracy.coverage --markdown docs/accuracy_cove
 """
 
 
-def markdown(table: Sequence[Line], best: dict[str, list[tuple[float, Prior]]]) -> str:
+def markdown(table: Sequence[Line], best: dict[str, list[tuple[float, ErrorPrior]]]) -> str:
     """The table and the priors, as Markdown."""
     text = [
         _INTRO,
@@ -360,7 +368,7 @@ def markdown(table: Sequence[Line], best: dict[str, list[tuple[float, Prior]]]) 
     return "\n".join(text) + "\n"
 
 
-def _prior_cells(name: str, found: Sequence[tuple[float, Prior]]) -> str:
+def _prior_cells(name: str, found: Sequence[tuple[float, ErrorPrior]]) -> str:
     prior = found[0][1]
     ends = [
         f"{calibration.factors.low:.3f} to {calibration.factors.high:.3f}"

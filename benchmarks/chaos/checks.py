@@ -14,7 +14,7 @@ from tuner.records import Status, TrialRecord
 from tuner.results.journal import JournalWriter, read_journal
 from tuner.tune.budget import StoppedBy
 from tuner.tune.driver import search_all
-from tuner.tune.request import SearchResult
+from tuner.tune.request import SearchOutcome
 
 
 @dataclass
@@ -84,7 +84,7 @@ def check_journal(path: Path) -> tuple[TrialRecord, ...]:
 
 def searched(
     journals: Journals, address: str, *, sleep_s: float, seed: int = 0, **changes: object
-) -> tuple[SearchResult, ...]:
+) -> tuple[SearchOutcome, ...]:
     """Search the whole space for each GPU type, from what the journals hold."""
     folder = journals.folder
     with contextlib.ExitStack() as stack:
@@ -108,7 +108,7 @@ def searched(
         return search_all(requests, on_record=keep)
 
 
-def check_end(journals: Journals, results: Sequence[SearchResult]) -> None:
+def check_end(journals: Journals, results: Sequence[SearchOutcome]) -> None:
     """Each search tried its whole space, each configuration once, and found the true front."""
     everything = {configuration.key for configuration in ChaosSpace().configurations()}
     for gpu_id, result in zip(journals.gpu_ids, results, strict=True):

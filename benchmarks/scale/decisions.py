@@ -1,6 +1,6 @@
 """The decisions of a search alone, without Ray: what they cost as trials become more.
 
-A decision is all that the driver does itself for a trial: the ledger proposes it, with as many
+A decision is all that the driver does itself for a trial: the state proposes it, with as many
 others running as there are workers, notes that it starts, and takes its outcome.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from benchmarks.scale.world import DEVICE, GPU, ScaleSpace, predicted, scattered
 from tuner.records import Configuration, Prediction
 from tuner.runner.base import TrialRunner
-from tuner.tune.driver import make_proposer, quiet_optuna
-from tuner.tune.ledger import Ledger
-from tuner.tune.request import Bench, SearchRequest
+from tuner.tune.driver import make_adapter, quiet_optuna
+from tuner.tune.request import SearchRequest, TrialDevice
+from tuner.tune.state import SearchState
 
 
 def no_runner() -> TrialRunner:
@@ -35,7 +35,7 @@ def request_of(trials: int, searcher: str) -> SearchRequest:
         runner_factory=no_runner,
         trials=trials,
         searcher=searcher,
-        bench=Bench(DEVICE),
+        trial_device=TrialDevice(DEVICE),
         predictions=predictions,
         workload="causal_lm",
         versions={},
@@ -50,21 +50,21 @@ def decide(
     found: list[float] = []
     running: deque[tuple[str, Configuration, float]] = deque()
     with quiet_optuna():
-        ledger = Ledger(
+        state = SearchState(
             dataclasses.replace(request),
-            make_proposer(request),
+            make_adapter(request),
             on_record=lambda record: None,
             on_progress=lambda progress: None,
         )
         number = 0
         while True:
-            while len(running) < workers and not ledger.finished:
+            while len(running) < workers and not state.finished:
                 name = f"t{number}"
                 started = time.process_time()
-                configuration = ledger.propose(name)
+                configuration = state.propose(name)
                 if configuration is None:
                     break
-                ledger.start(name)
+                state.start(name)
                 running.append((name, configuration, time.process_time() - started))
                 number += 1
             if not running:
@@ -72,10 +72,10 @@ def decide(
             name, configuration, taken_s = running.popleft()
             outcome = scattered(configuration, request.predictions[configuration.key])
             started = time.process_time()
-            ledger.end(name, outcome)
+            state.end(name, outcome)
             found.append(taken_s + time.process_time() - started)
             on_trial(found[-1])
-    for failure in (getattr(ledger, "failure", None), getattr(ledger, "broken", None)):
+    for failure in (getattr(state, "failure", None), getattr(state, "broken", None)):
         if failure is not None:
             raise failure
     return found

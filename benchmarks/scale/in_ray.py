@@ -18,7 +18,7 @@ from benchmarks.scale.world import Instant
 from tuner.records import TrialRecord
 from tuner.results.journal import JournalWriter
 from tuner.tune.driver import search
-from tuner.tune.ledger import Ledger
+from tuner.tune.state import SearchState
 
 WINDOW = 250
 """Trials between two rows."""
@@ -78,8 +78,8 @@ class Gauge:
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[None]:
-        """The decisions of ledgers are timed inside."""
-        before = {name: getattr(Ledger, name) for name in ("propose", "end")}
+        """The decisions of states are timed inside."""
+        before = {name: getattr(SearchState, name) for name in ("propose", "end")}
 
         def timed(method):
             def call(*arguments):
@@ -92,12 +92,12 @@ class Gauge:
             return call
 
         for name, method in before.items():
-            setattr(Ledger, name, timed(method))
+            setattr(SearchState, name, timed(method))
         try:
             yield
         finally:
             for name, method in before.items():
-                setattr(Ledger, name, method)
+                setattr(SearchState, name, method)
 
 
 def run(trials: int, workers: int, *, searcher: str, processes: bool) -> list[Row]:

@@ -22,9 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.search.measured import measured_worlds
 from benchmarks.search.report import append, by_world, overview, read, verdicts
+from benchmarks.search.scenarios import WORLDS, Scenario
 from benchmarks.search.tables import Table, tables
 from benchmarks.search.tasks import SEARCHERS, Task, run_task
-from benchmarks.search.worlds import WORLDS, World
 
 TRIALS: Mapping[str, int] = {"guided": 40, "shortlist": 40, "tpe": 150, "gp": 60, "nsga2": 150}
 """Trials of a replay. `guided` has its answer by then; `tpe` and `gp` take a tenth of a second for
@@ -67,8 +67,8 @@ def _tasks(arguments: argparse.Namespace) -> Iterator[Task]:
                 yield replace(task, seeds=tuple(left))
 
 
-def _pairs(arguments: argparse.Namespace) -> list[tuple[Table, str | World]]:
-    pairs: list[tuple[Table, str | World]] = []
+def _pairs(arguments: argparse.Namespace) -> list[tuple[Table, str | Scenario]]:
+    pairs: list[tuple[Table, str | Scenario]] = []
     if not arguments.measured:
         found = tables(arguments.space, arguments.gpu, fresh=arguments.fresh)
         pairs = [(table, world) for table in found for world in arguments.world or WORLDS]

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from benchmarks.search.replay import Asked
+from benchmarks.search.scenarios import BATCH, Trial
 from benchmarks.search.tables import DEVICE, SAMPLES_PER_S, Table
-from benchmarks.search.worlds import BATCH, Trial
 from tuner.estimators.shortlist import shortlist
 from tuner.records import Configuration, Measurement, Memory, Outcome, Speed, Status, TrialRecord
 from tuner.tune.candidates import Candidates
-from tuner.tune.proposer import Proposer
+from tuner.tune.sampler_adapter import SamplerAdapter
 
 
 class Measured:
@@ -38,25 +38,25 @@ class Measured:
 
 
 class Proposed(Measured):
-    """A sampler of `tuner.tune.proposer`: each configuration at most once, OOM a constraint.
+    """A sampler of `tuner.tune.sampler_adapter`: each configuration at most once, OOM a constraint.
 
     That is more than plain Optuna has, which proposes invalid and repeated configurations.
     """
 
-    def __init__(self, table: Table, proposer: Proposer) -> None:
+    def __init__(self, table: Table, adapter: SamplerAdapter) -> None:
         super().__init__(table)
-        self.proposer = proposer
+        self.adapter = adapter
         self._index = {c.key: i for i, c in enumerate(table.configurations)}
 
     def ask(self) -> Asked | None:
         """The sampler's next configuration."""
-        configuration = self.proposer.propose()
+        configuration = self.adapter.propose()
         return None if configuration is None else Asked(self._index[configuration.key])
 
     def tell(self, asked: Asked, trial: Trial) -> None:
         """Tell the study."""
         super().tell(asked, trial)
-        self.proposer.tell(record_of(self.table, asked.index, trial))
+        self.adapter.tell(record_of(self.table, asked.index, trial))
 
 
 class Random(Measured):
@@ -153,7 +153,7 @@ class BatchFinder(Measured):
 def optuna_searcher(name: str, table: Table, *, seed: int, trials: int) -> Proposed:
     """One of Optuna's samplers, by the name that `tuner search --searcher` has for it."""
     candidates = Candidates(table.configurations, table.knobs)
-    return Proposed(table, Proposer(candidates, sampler=name, seed=seed, trials=trials))
+    return Proposed(table, SamplerAdapter(candidates, sampler=name, seed=seed, trials=trials))
 
 
 SHORTLIST_SHARE = 0.75
@@ -180,10 +180,10 @@ def shortlisted_searcher(name: str, table: Table, *, seed: int, trials: int) -> 
     number = round(trials * SHORTLIST_SHARE)
     chosen = shortlist(table.configurations, predictions, number)  # type: ignore[arg-type]
     candidates = Candidates(table.configurations, table.knobs)
-    proposer = Proposer(
+    adapter = SamplerAdapter(
         candidates, sampler=name, seed=seed, trials=trials, initial=[*baseline, *chosen]
     )
-    return Proposed(table, proposer)
+    return Proposed(table, adapter)
 
 
 _NUMBERS = itertools.count()

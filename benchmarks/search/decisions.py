@@ -1,6 +1,6 @@
 """`python -m benchmarks.search.decisions`: time of a decision in the driver, for each sampler.
 
-A decision is what the driver does between two trials: the ledger takes an outcome, tells the
+A decision is what the driver does between two trials: the state takes an outcome, tells the
 study, judges what cannot fit, and has the next configuration proposed, with the rule by which
 the trial is given up. The time that Ray takes to pass a trial on is not in it; it is measured by
 `benchmarks/trial_overhead.py`.
@@ -25,9 +25,9 @@ from tuner.records import Configuration, Measurement, Memory, Outcome, Predictio
 from tuner.runner.base import TrialRunner
 from tuner.space import SearchSpace, load_space
 from tuner.tune.candidates import Candidates
-from tuner.tune.ledger import Ledger
-from tuner.tune.proposer import Knowledge, Proposer
-from tuner.tune.request import Bench, SearchRequest
+from tuner.tune.request import SearchRequest, TrialDevice
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.tune.state import SearchState
 from tuner.workloads.memory_order import memory_order
 
 DECISIONS = 30
@@ -65,32 +65,32 @@ def decisions_s(space: SearchSpace, gpu: Gpu, sampler: str, trials: int) -> list
         runner_factory=no_runner,
         trials=trials + 2 * DECISIONS,
         searcher=sampler,
-        bench=Bench(gpu.name),
+        trial_device=TrialDevice(gpu.name),
         predictions=predictions,
         run_id="r",
     )
-    proposer = Proposer(
+    adapter = SamplerAdapter(
         Candidates(configurations, tuple(space.knobs)),
         sampler=sampler,
         seed=0,
         trials=request.trials,
         knowledge=Knowledge(list(predictions.values()), memory_order(space.workload)),
     )
-    ledger = Ledger(request, proposer, on_record=lambda r: None, on_progress=lambda p: None)
+    state = SearchState(request, adapter, on_record=lambda r: None, on_progress=lambda p: None)
     begin = iter(rng.permutation(len(configurations))[:trials])
     found = []
     for number in range(trials + DECISIONS):
         name = f"t{number}"
         if number < trials:  # the first ones are drawn at random: they cost no decision
-            proposer._initial = (configurations[int(next(begin))],)
+            adapter._initial = (configurations[int(next(begin))],)
         started = time.process_time()
-        configuration = ledger.propose(name)
+        configuration = state.propose(name)
         assert configuration is not None
-        ledger.start(name)
+        state.start(name)
         taken_s = time.process_time() - started
         outcome = _outcome(predictions[configuration.key], rng)
         started = time.process_time()
-        ledger.end(name, outcome)
+        state.end(name, outcome)
         if number >= trials:
             found.append(taken_s + time.process_time() - started)
     return found

@@ -6,8 +6,7 @@ import optuna
 
 from benchmarks.search.baselines import Measured
 from benchmarks.search.replay import Asked
-from benchmarks.search.tables import DEVICE, LOADED, SAMPLES_PER_S, STEP, Table
-from benchmarks.search.worlds import (
+from benchmarks.search.scenarios import (
     LOAD_BYTES_PER_S,
     MIN_STEPS,
     START_S,
@@ -15,13 +14,14 @@ from benchmarks.search.worlds import (
     WARMUP_STEPS,
     Trial,
 )
+from benchmarks.search.tables import DEVICE, LOADED, SAMPLES_PER_S, STEP, Table
 from tuner.tune.candidates import Candidates
 from tuner.tune.guided import GuidedSampler
 from tuner.tune.guided_pool import Pool
 
 
 class Guided(Measured):
-    """The sampler alone, without the proposer around it."""
+    """The sampler alone, without the adapter around it."""
 
     def __init__(self, table: Table, *, seed: int) -> None:
         super().__init__(table)

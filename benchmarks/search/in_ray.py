@@ -29,8 +29,8 @@ from tuner.records import Configuration, Outcome, Prediction, Source, Status
 from tuner.runner.base import PLAIN, Instructions
 from tuner.space import load_space
 from tuner.tune.driver import search
-from tuner.tune.ledger import Ledger
 from tuner.tune.request import SearchRequest
+from tuner.tune.state import SearchState
 
 LAST = 50
 """Trials at the end of each search that are counted."""
@@ -80,7 +80,7 @@ def timed(
     space, gpu = load_space(space_name), get_gpu(gpu_id)
     ended: list[float] = []
     clock = Clock()
-    with TemporaryDirectory() as folder, clock.on(Ledger, "propose", "end"):
+    with TemporaryDirectory() as folder, clock.on(SearchState, "propose", "end"):
         search(
             SearchRequest(
                 space=space,

@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.accuracy.harnesses import Case, express
 from benchmarks.accuracy.predictions import predict_all
 from benchmarks.accuracy.rows import read_rows
+from benchmarks.search.scenarios import Scenario
 from benchmarks.search.tables import (
     DEVICE,
     LOADED,
@@ -23,7 +24,6 @@ from benchmarks.search.tables import (
     Table,
     cache_folder,
 )
-from benchmarks.search.worlds import World
 
 MARGIN_FRACTION = 0.03
 """As `tuner search` has it."""
@@ -35,7 +35,7 @@ FEWEST = 10
 """Configurations below which there is nothing to search."""
 
 
-def measured_worlds(*, processes: int = 1, fresh: bool = False) -> list[World]:
+def measured_worlds(*, processes: int = 1, fresh: bool = False) -> list[Scenario]:
     """A world without noise for each group of enough runs; the truth is what was measured."""
     groups: dict[tuple[str, str], dict[str, Case]] = {}
     for row in read_rows():
@@ -51,7 +51,7 @@ def measured_worlds(*, processes: int = 1, fresh: bool = False) -> list[World]:
     return worlds
 
 
-def _world(name: str, cases: Sequence[Case], processes: int, fresh: bool) -> World:
+def _world(name: str, cases: Sequence[Case], processes: int, fresh: bool) -> Scenario:
     configurations = tuple(case.configuration for case in cases)
     arrays = _predictions(name, cases, processes, fresh)
     size = np.array([case.measured.allocated for case in cases], dtype=float)
@@ -68,7 +68,7 @@ def _world(name: str, cases: Sequence[Case], processes: int, fresh: bool) -> Wor
         margin_bytes=MARGIN_FRACTION * limit,
     )
     return replace(
-        World(name, table, _samples(cases) / step_s, size), speed_noise=0.0, memory_noise=0.0
+        Scenario(name, table, _samples(cases) / step_s, size), speed_noise=0.0, memory_noise=0.0
     )
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import optuna
 
 from benchmarks.search.guided import pool_of
+from benchmarks.search.scenarios import Trial, make_world
 from benchmarks.search.tables import DEVICE, Table, load_table
-from benchmarks.search.worlds import Trial, make_world
 from tuner.space import load_space
 from tuner.tune.guided import GuidedSampler
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from benchmarks.search.scenarios import Scenario, Trial
 from benchmarks.search.tables import Floats
-from benchmarks.search.worlds import Trial, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Replay:
         return self.seconds[int(trials) - 1] if np.isfinite(trials) else np.inf
 
 
-def replay(world: World, searcher: Searcher, *, trials: int, seed: int) -> Replay:
+def replay(world: Scenario, searcher: Searcher, *, trials: int, seed: int) -> Replay:
     """Let `searcher` run up to `trials` trials in `world`."""
     rng = np.random.default_rng([seed, 1])
     limit = world.table.limit_bytes

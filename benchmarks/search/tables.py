@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tuner.errors import TunerError
 from tuner.estimators.compiling import default_workers
 from tuner.estimators.predict import check_supported
-from tuner.estimators.predictor import Job, Predictor
+from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.estimators.stages import predict_overall
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
@@ -113,7 +113,7 @@ def _predicted(
     print(f"predicting {len(configurations)} configurations of {space.name} on {gpu_id} ...")
     if space.model is None:
         raise TunerError(f"space {space.name!r} names no model")
-    predictor = Predictor(Job(space.workload, space.model), workers=default_workers())
+    predictor = Predictor(PredictionJob(space.workload, space.model), workers=default_workers())
     gpu = get_gpu(gpu_id)
     return arrays_of(predict_overall(space, configurations, lambda c: predictor.predict(c, gpu)))
 

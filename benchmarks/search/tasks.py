@@ -18,8 +18,8 @@ from benchmarks.search.baselines import (
 from benchmarks.search.guided import Guided
 from benchmarks.search.replay import Searcher, replay
 from benchmarks.search.report import Row, row_of
+from benchmarks.search.scenarios import Scenario, make_world
 from benchmarks.search.tables import Table
-from benchmarks.search.worlds import World, make_world
 
 Maker = Callable[[Table, int, int], Searcher]
 """Makes a searcher from a table, a seed and the number of trials."""
@@ -49,7 +49,7 @@ class Task:
     """All seeds of one searcher in one kind of world."""
 
     table: Table
-    world: str | World
+    world: str | Scenario
     searcher: str
     seeds: tuple[int, ...]
     trials: int

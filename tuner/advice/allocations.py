@@ -17,7 +17,7 @@ _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class PeakAllocation:
     """`count` allocations of `size_bytes` each that are alike.
 
     `place` is the parameter, or the module in whose forward it was made, with * for the numbers
@@ -56,7 +56,7 @@ class Allocation:
 
 def largest_allocations(
     workload: str, model: str, configuration: Configuration, gpu: Gpu, *, number: int = 8
-) -> list[Allocation]:
+) -> list[PeakAllocation]:
     """The `number` largest kinds of allocations at the peak, the largest single one first.
 
     Traces the step at full depth: seconds for a model of some billion parameters.
@@ -71,7 +71,7 @@ def largest_allocations(
         name_modules=True,
     )
     alike = Counter(
-        Allocation(
+        PeakAllocation(
             size_bytes=block.size_bytes,
             count=1,
             category=str(category_of(block)),
@@ -87,5 +87,5 @@ def largest_allocations(
     return [_times(kind, count) for kind, count in kinds[:number]]
 
 
-def _times(kind: Allocation, count: int) -> Allocation:
+def _times(kind: PeakAllocation, count: int) -> PeakAllocation:
     return replace(kind, count=count)

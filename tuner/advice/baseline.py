@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.apply.assign import value_of
-from tuner.apply.place import Place
-from tuner.apply.source import Source, open_source
+from tuner.apply.place import Location
+from tuner.apply.source import SourceFile, open_source
 from tuner.errors import InputError, Problem, nearest
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue
@@ -90,7 +90,7 @@ def _complete(
     return Baseline(configuration, tuple(unset) if from_files else (), tuple(notes))
 
 
-def _read(space: SearchSpace, source: Source, problems: list[Problem]) -> list[_Found]:
+def _read(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> list[_Found]:
     top = {str(place.path[0]) for place in source.places if place.path}
     if top and top <= space.terms.keys():
         return list(_flat(space, source, problems))
@@ -121,7 +121,7 @@ def _is_for(target: ApplyTarget, path: Path) -> bool:
     return target.file is None or path.match(target.file)
 
 
-def _flat(space: SearchSpace, source: Source, problems: list[Problem]) -> Iterator[_Found]:
+def _flat(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> Iterator[_Found]:
     for place in source.places:
         if len(place.path) != 1:
             continue  # an item of a list that is a value itself
@@ -133,7 +133,7 @@ def _flat(space: SearchSpace, source: Source, problems: list[Problem]) -> Iterat
 
 
 def _mapped(
-    space: SearchSpace, source: Source, target: ApplyTarget, problems: list[Problem]
+    space: SearchSpace, source: SourceFile, target: ApplyTarget, problems: list[Problem]
 ) -> Iterator[_Found]:
     """The mapping of `apply` backwards: from keys to what their expressions say of knobs."""
     staged = next((s.values for s in space.stages if s.name == target.stage), {})
@@ -152,7 +152,9 @@ def _mapped(
             yield _Found(name, value, source.at(places[0]))
 
 
-def _value_behind(space: SearchSpace, name: str, expression: str, place: Place) -> KnobValue | None:
+def _value_behind(
+    space: SearchSpace, name: str, expression: str, place: Location
+) -> KnobValue | None:
     """The only value of `name` for which the expression is what stands at `place`.
 
     The space's own values are tried first, then all that the name can have. None where several
@@ -170,7 +172,7 @@ def _value_behind(space: SearchSpace, name: str, expression: str, place: Place) 
 
 
 def _term_value(
-    space: SearchSpace, name: str, place: Place, source: Source, problems: list[Problem]
+    space: SearchSpace, name: str, place: Location, source: SourceFile, problems: list[Problem]
 ) -> Iterator[_Found]:
     try:
         yield _Found(name, space.terms[name].read(place.value), source.at(place))

@@ -17,7 +17,7 @@ from tuner.space import SearchSpace, configure
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Suggestion:
     """Other values of one knob or two, and what the configuration then comes to.
 
     `lost` is the share of the samples/s that it costs, negative where it gains, and `saved_bytes`
@@ -53,7 +53,7 @@ class Change:
         }
 
 
-def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Change]:
+def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Suggestion]:
     """Every other value of every knob alone, by throughput lost, whether it fits or not.
 
     What the space's rules exclude, and what the GPU cannot run, is left out.
@@ -69,8 +69,8 @@ def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Change
 
 
 def paired_changes(
-    predictor: SpacePredictor, current: Predicted, singles: Sequence[Change]
-) -> list[Change]:
+    predictor: SpacePredictor, current: Predicted, singles: Sequence[Suggestion]
+) -> list[Suggestion]:
     """Pairs of those of `singles` that save memory, of two knobs each, by throughput lost."""
     saving = [change for change in singles if change.saved_bytes > 0]
     settings = [
@@ -83,7 +83,7 @@ def paired_changes(
 
 def _predicted(
     predictor: SpacePredictor, current: Predicted, settings: Sequence[Mapping[str, KnobValue]]
-) -> list[Change]:
+) -> list[Suggestion]:
     valid = list(_valid(predictor, current.configuration, settings))
     found = predictor.predict([configuration for _, configuration in valid])
     changes = [
@@ -111,7 +111,7 @@ def _valid(
 
 def _change(
     space: SearchSpace, current: Predicted, changed: Mapping[str, KnobValue], found: Predicted
-) -> Change:
+) -> Suggestion:
     before, after = current.prediction, found.prediction
     unmet = [
         text
@@ -119,7 +119,7 @@ def _change(
         if not space.condition(text).holds(found.configuration)
         and space.condition(text).names & changed.keys()
     ]
-    return Change(
+    return Suggestion(
         settings=dict(changed),
         configuration=found.configuration,
         prediction=after,

@@ -11,7 +11,7 @@ from typing import Any
 from tuner.advice.versions import Versions, differs, is_older
 from tuner.gpus import Gpu
 from tuner.nvml import DeviceProcess
-from tuner.space.machine_terms import ALLOCATOR_OPTIONS
+from tuner.space.machine_knobs import ALLOCATOR_OPTIONS
 from tuner.units import GIB, format_gib, format_size
 
 IDLE_BYTES = 1 * GIB
@@ -27,7 +27,7 @@ of them and Ray's own."""
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-z]?")
 
 
-class Level(enum.StrEnum):
+class Severity(enum.StrEnum):
     """How bad it is."""
 
     OK = "ok"
@@ -40,7 +40,7 @@ class Finding:
     """One line: what was looked at, what was found, and what to do about it."""
 
     check: str
-    level: Level
+    level: Severity
     text: str
     fix: str = ""
 
@@ -68,7 +68,7 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class MachineFacts:
     """What is known of a machine. `probe` is what `tuner.advice.probe` found."""
 
     devices: tuple[DeviceFacts, ...] = ()
@@ -90,16 +90,16 @@ class Facts:
     shared_bytes: int | None = None
 
 
-def examine(facts: Facts) -> list[Finding]:
+def examine(facts: MachineFacts) -> list[Finding]:
     """Every check, in the order in which people should read them."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
-def _devices(facts: Facts) -> Iterator[Finding]:
+def _devices(facts: MachineFacts) -> Iterator[Finding]:
     for text in facts.lost:
         yield Finding(
             "GPU",
-            Level.PROBLEM,
+            Severity.PROBLEM,
             text,
             "the kernel's log says why (dmesg | grep -i xid); nvidia-smi --gpu-reset or a restart "
             "of the machine may bring it back",
@@ -110,14 +110,14 @@ def _devices(facts: Facts) -> Iterator[Finding]:
         if facts.has_device_files:
             yield Finding(
                 "GPU",
-                Level.PROBLEM,
+                Severity.PROBLEM,
                 "there is an NVIDIA device, but its driver does not answer",
                 "look at nvidia-smi; in a container, start it with --gpus all",
             )
             return
         yield Finding(
             "GPU",
-            Level.WARNING,
+            Severity.WARNING,
             "no NVIDIA GPU on this machine: everything about GPUs is predicted",
             "nothing to do for predictions; trials need a machine with the GPU, or --gpu cpu",
         )
@@ -127,15 +127,15 @@ def _devices(facts: Facts) -> Iterator[Finding]:
         if device.gpu is None:
             yield Finding(
                 "GPU",
-                Level.WARNING,
+                Severity.WARNING,
                 f"{text}, is not in the catalogue",
                 "tuner calibrate measures it, in about a minute",
             )
         else:
-            yield Finding("GPU", Level.OK, f"{text}, known as {device.gpu.id}")
+            yield Finding("GPU", Severity.OK, f"{text}, known as {device.gpu.id}")
 
 
-def _driver(facts: Facts) -> Iterator[Finding]:
+def _driver(facts: MachineFacts) -> Iterator[Finding]:
     if not facts.devices:
         return
     newest = ".".join(map(str, facts.driver_cuda)) if facts.driver_cuda else "unknown"
@@ -146,7 +146,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
     if built is None:
         yield Finding(
             "driver",
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "the installed PyTorch was built without CUDA and cannot use the GPU",
             "install a build of PyTorch for CUDA (pytorch.org/get-started)",
         )
@@ -154,7 +154,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
     if facts.driver_cuda and int(str(built).partition(".")[0]) > facts.driver_cuda[0]:
         yield Finding(
             "driver",
-            Level.PROBLEM,
+            Severity.PROBLEM,
             f"{text}, but PyTorch was built for CUDA {built}",
             "update the driver, or install a PyTorch for an older CUDA",
         )
@@ -162,24 +162,24 @@ def _driver(facts: Facts) -> Iterator[Finding]:
     if not facts.probe.get("cuda_available"):
         yield Finding(
             "driver",
-            Level.PROBLEM,
+            Severity.PROBLEM,
             f"{text}; PyTorch (CUDA {built}) sees no GPU",
             "look at CUDA_VISIBLE_DEVICES and at what python -c 'import torch; "
             "torch.cuda.init()' says",
         )
         return
-    yield Finding("driver", Level.OK, f"{text}; PyTorch was built for CUDA {built}")
+    yield Finding("driver", Severity.OK, f"{text}; PyTorch was built for CUDA {built}")
     yield from _architectures(facts)
 
 
-def _architectures(facts: Facts) -> Iterator[Finding]:
+def _architectures(facts: MachineFacts) -> Iterator[Finding]:
     built_for = [str(name) for name in facts.probe.get("architectures", [])]
     for device in facts.devices:
         if built_for and not any(_runs(name, device.compute_capability) for name in built_for):
             major, minor = device.compute_capability
             yield Finding(
                 "driver",
-                Level.PROBLEM,
+                Severity.PROBLEM,
                 f"PyTorch has no kernels for {device.name} (sm_{major}{minor}), only for "
                 f"{', '.join(built_for)}",
                 "install a PyTorch that has them",
@@ -201,34 +201,34 @@ def _runs(built_for: str, capability: tuple[int, int]) -> bool:
     return version[0] == capability[0] and version[1] <= capability[1]
 
 
-def _libraries(facts: Facts) -> Iterator[Finding]:
+def _libraries(facts: MachineFacts) -> Iterator[Finding]:
     for name, version in facts.versions.items():
         least, tested = facts.least.get(name), facts.tested.get(name)
         if version is None:
-            yield Finding(name, Level.PROBLEM, "not installed", f"pip install {name}")
+            yield Finding(name, Severity.PROBLEM, "not installed", f"pip install {name}")
         elif least and is_older(version, least):
             yield Finding(
                 name,
-                Level.PROBLEM,
+                Severity.PROBLEM,
                 f"{version} is older than {least}, the oldest that works",
                 f"pip install -U '{name}>={least}'",
             )
         elif tested and differs(version, tested):
             yield Finding(
                 name,
-                Level.WARNING,
+                Severity.WARNING,
                 f"{version}; tested with {tested}",
                 "if something fails, install with -c constraints.txt",
             )
         else:
-            yield Finding(name, Level.OK, f"{version}{', as tested' if tested else ''}")
+            yield Finding(name, Severity.OK, f"{version}{', as tested' if tested else ''}")
 
 
-def _working(facts: Facts) -> Iterator[Finding]:
+def _working(facts: MachineFacts) -> Iterator[Finding]:
     if "error" in facts.probe:
         yield Finding(
             "torch works",
-            Level.PROBLEM,
+            Severity.PROBLEM,
             f"importing it failed: {facts.probe['error']}",
             "install it again, in a fresh environment, with -c constraints.txt",
         )
@@ -240,15 +240,15 @@ def _working(facts: Facts) -> Iterator[Finding]:
     if wrong:
         yield Finding(
             "bitsandbytes works",
-            Level.PROBLEM,
+            Severity.PROBLEM,
             f"four-bit quantisation failed {where}: {wrong}",
             "python -m bitsandbytes says more; precision=nf4 and 8-bit optimizers need it",
         )
     else:
-        yield Finding("bitsandbytes works", Level.OK, f"quantised to four bits and back {where}")
+        yield Finding("bitsandbytes works", Severity.OK, f"quantised to four bits and back {where}")
 
 
-def _use(facts: Facts) -> Iterator[Finding]:
+def _use(facts: MachineFacts) -> Iterator[Finding]:
     for device in facts.devices:
         if device.used_bytes is None:
             continue
@@ -257,25 +257,25 @@ def _use(facts: Facts) -> Iterator[Finding]:
         names = ", ".join(f"{p.name} (process {p.pid})" for p in device.processes)
         if names:
             fix = "trials wait for it or refuse it; end them or take another GPU"
-            yield Finding("free memory", Level.WARNING, f"{text}, in use by {names}", fix)
+            yield Finding("free memory", Severity.WARNING, f"{text}, in use by {names}", fix)
         elif device.used_bytes > IDLE_BYTES:
             yield Finding(
                 "free memory",
-                Level.WARNING,
+                Severity.WARNING,
                 f"{text}, held by processes that the driver does not name",
                 "look for processes of other containers or users, or a desktop",
             )
         else:
-            yield Finding("free memory", Level.OK, text)
+            yield Finding("free memory", Severity.OK, text)
 
 
-def _tf32(facts: Facts) -> Iterator[Finding]:
+def _tf32(facts: MachineFacts) -> Iterator[Finding]:
     override = facts.environment.get("NVIDIA_TF32_OVERRIDE")
     able = [d.gpu for d in facts.devices if d.gpu is not None and "tf32" in d.gpu.flops]
     if override == "0" and (able or not facts.devices):
         yield Finding(
             "tf32",
-            Level.WARNING,
+            Severity.WARNING,
             "NVIDIA_TF32_OVERRIDE=0 turns tf32 off for every program",
             "unset it where fp32 products need not be exact",
         )
@@ -283,7 +283,7 @@ def _tf32(facts: Facts) -> Iterator[Finding]:
         gain = able[0].flops["tf32"] / able[0].flops["fp32"]
         yield Finding(
             "tf32",
-            Level.WARNING,
+            Severity.WARNING,
             f"off, which is PyTorch's default: fp32 products of {able[0].name} could be up to "
             f"{gain:.1f} x as fast",
             "torch.set_float32_matmul_precision('high'), or tf32=True of Trainer; bf16 and fp16 "
@@ -291,13 +291,13 @@ def _tf32(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _flash(facts: Facts) -> Iterator[Finding]:
+def _flash(facts: MachineFacts) -> Iterator[Finding]:
     able = [d for d in facts.devices if d.compute_capability >= (8, 0)]
     for device in facts.devices:
         if device not in able:
             yield Finding(
                 "flash attention",
-                Level.WARNING,
+                Severity.WARNING,
                 f"{device.name} is too old for it (compute capability 8.0 and newer have it)",
                 "attention=sdpa takes PyTorch's memory-efficient kernel there",
             )
@@ -306,7 +306,7 @@ def _flash(facts: Facts) -> Iterator[Finding]:
     if facts.probe.get("flash_sdp") is False:
         yield Finding(
             "flash attention",
-            Level.WARNING,
+            Severity.WARNING,
             "turned off in PyTorch's sdpa",
             "torch.backends.cuda.enable_flash_sdp(True)",
         )
@@ -314,16 +314,16 @@ def _flash(facts: Facts) -> Iterator[Finding]:
         package = "is" if facts.flash_attn else "is not"
         rest = "" if facts.flash_attn else ": attention=flash_attention_2 cannot run, sdpa can"
         text = f"in PyTorch's sdpa; the package flash_attn {package} installed{rest}"
-        yield Finding("flash attention", Level.OK, text)
+        yield Finding("flash attention", Severity.OK, text)
 
 
-def _loader(facts: Facts) -> Iterator[Finding]:
+def _loader(facts: MachineFacts) -> Iterator[Finding]:
     gpus = max(1, len(facts.devices))
     each = max(1, facts.cpus // gpus)
     if each < 4:
         yield Finding(
             "data loader",
-            Level.WARNING,
+            Severity.WARNING,
             f"{facts.cpus} processors for {gpus} training process{'es' if gpus > 1 else ''}: few "
             "for loader workers beside it",
             "tokenise before the training, so that loading needs little",
@@ -331,7 +331,7 @@ def _loader(facts: Facts) -> Iterator[Finding]:
     else:
         yield Finding(
             "data loader",
-            Level.OK,
+            Severity.OK,
             f"{facts.cpus} processors: dataloader_num_workers up to {min(8, each - 1)} a GPU (the "
             "default of Trainer, 0, loads in the training process)",
         )
@@ -339,7 +339,7 @@ def _loader(facts: Facts) -> Iterator[Finding]:
     if value in ("false", "0", "off", "no") and facts.cpus > 1:
         yield Finding(
             "TOKENIZERS_PARALLELISM",
-            Level.WARNING,
+            Severity.WARNING,
             f"{value}: tokenisers use 1 of {facts.cpus} processors",
             "unset it, unless loader workers tokenise; tokenise before the loader is made",
         )
@@ -347,41 +347,41 @@ def _loader(facts: Facts) -> Iterator[Finding]:
     if threads == "1" and facts.cpus > 2:
         yield Finding(
             "OMP_NUM_THREADS",
-            Level.WARNING,
+            Severity.WARNING,
             f"1: PyTorch computes with 1 of {facts.cpus} processors on the host",
             f"set it to the processors of one training process, here {each}",
         )
 
 
-def _allocator(facts: Facts) -> Iterator[Finding]:
+def _allocator(facts: MachineFacts) -> Iterator[Finding]:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     set_to = {n: facts.environment[n] for n in names if facts.environment.get(n)}
     if len(set(set_to.values())) > 1:
         text = " but ".join(f"{name}={value}" for name, value in set_to.items())
-        yield Finding("allocator", Level.WARNING, text, "set both to the same, or one of them")
+        yield Finding("allocator", Severity.WARNING, text, "set both to the same, or one of them")
     for name, value in set_to.items():
         options = dict(part.partition(":")[::2] for part in value.split(","))
         strange = [option for option in options if option.strip() not in ALLOCATOR_OPTIONS]
         if strange:
             yield Finding(
                 "allocator",
-                Level.PROBLEM,
+                Severity.PROBLEM,
                 f"{name} names {', '.join(strange)}, which PyTorch does not know",
                 f"options are {', '.join(ALLOCATOR_OPTIONS)}",
             )
         elif options.get("expandable_segments", "").lower() != "true":
             yield Finding(
                 "allocator",
-                Level.WARNING,
+                Severity.WARNING,
                 f"{name}={value}, without expandable_segments",
                 "expandable_segments:True loses less memory to fragments",
             )
         else:
-            yield Finding("allocator", Level.OK, f"{name}={value}")
+            yield Finding("allocator", Severity.OK, f"{name}={value}")
     if not set_to:
         yield Finding(
             "allocator",
-            Level.OK,
+            Severity.OK,
             "PyTorch's defaults; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True loses less "
             "memory to fragments",
         )
@@ -393,43 +393,43 @@ _SLOW_SETTINGS: Mapping[str, str] = {
 }
 
 
-def _slow_settings(facts: Facts) -> Iterator[Finding]:
+def _slow_settings(facts: MachineFacts) -> Iterator[Finding]:
     for name, meaning in _SLOW_SETTINGS.items():
         value = facts.environment.get(name, "")
         if value not in ("", "0"):
             text = f"{value}: {meaning}"
-            yield Finding(name, Level.WARNING, text, "unset it for training")
+            yield Finding(name, Severity.WARNING, text, "unset it for training")
 
 
-def _host(facts: Facts) -> Iterator[Finding]:
+def _host(facts: MachineFacts) -> Iterator[Finding]:
     total, available = facts.host_total_bytes, facts.host_available_bytes
     free = "" if available is None else f", {format_gib(available)} available"
     text = f"{format_gib(total)}{free}"
     largest = max((d.total_bytes for d in facts.devices), default=0)
     if available is not None and available < SMALL_HOST_BYTES:
         fix = "end other programs, or use a machine with more memory"
-        yield Finding("host memory", Level.WARNING, text, fix)
+        yield Finding("host memory", Severity.WARNING, text, fix)
     elif largest > total:
         yield Finding(
             "host memory",
-            Level.WARNING,
+            Severity.WARNING,
             f"{text}, less than the GPU's {format_gib(largest)}",
             "paged optimizers move to the host, and checkpoints are read through it",
         )
     else:
-        yield Finding("host memory", Level.OK, text)
+        yield Finding("host memory", Severity.OK, text)
     if facts.shared_bytes is None:
         return
     shared = format_size(facts.shared_bytes)
     if facts.shared_bytes < SMALL_SHARED_BYTES:
         fix = "docker run --shm-size=8g, or --ipc=host; else keep num_workers at 0"
         text = f"{shared}: loader workers hand batches over through it"
-        yield Finding("shared memory", Level.WARNING, text, fix)
+        yield Finding("shared memory", Severity.WARNING, text, fix)
     else:
-        yield Finding("shared memory", Level.OK, shared)
+        yield Finding("shared memory", Severity.OK, shared)
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[MachineFacts], Iterator[Finding]], ...] = (
     _devices,
     _driver,
     _use,

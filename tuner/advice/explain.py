@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.advice.allocations import Allocation, largest_allocations
-from tuner.advice.changes import Change, paired_changes, single_changes
+from tuner.advice.allocations import PeakAllocation, largest_allocations
+from tuner.advice.changes import Suggestion, paired_changes, single_changes
 from tuner.advice.predicting import Predicted, SpacePredictor
 from tuner.advice.speed import Note, speed_notes
 from tuner.records import Configuration, Measurement, Prediction
@@ -22,9 +22,9 @@ class Explanation:
     """
 
     current: Predicted
-    allocations: Sequence[Allocation]
-    changes: Sequence[Change]
-    pairs: Sequence[Change]
+    allocations: Sequence[PeakAllocation]
+    changes: Sequence[Suggestion]
+    pairs: Sequence[Suggestion]
     notes: Sequence[Note]
 
     @property
@@ -39,12 +39,12 @@ class Explanation:
         return p.memory.device_bytes - p.budget.usable_bytes
 
     @property
-    def fitting(self) -> list[Change]:
+    def fitting(self) -> list[Suggestion]:
         """The single changes that fit."""
         return [change for change in self.changes if change.prediction.fits]
 
     @property
-    def smallest(self) -> Change | None:
+    def smallest(self) -> Suggestion | None:
         """The single change that needs least."""
         return min(self.changes, key=lambda c: c.prediction.memory.device_bytes, default=None)
 
@@ -89,7 +89,7 @@ def explain(
     space, gpu = predictor.space, predictor.gpu
     (current,) = predictor.predict([configuration])
     changes = single_changes(predictor, current)
-    pairs: list[Change] = []
+    pairs: list[Suggestion] = []
     if not current.prediction.fits and not any(c.prediction.fits for c in changes):
         pairs = [c for c in paired_changes(predictor, current, changes) if c.prediction.fits]
     return Explanation(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuner.advice.doctor import Finding, Level
-from tuner.apply.place import Place
+from tuner.advice.doctor import Finding, Severity
+from tuner.apply.place import Location
 from tuner.apply.source import open_source
 
 _WORKERS = ("dataloader_num_workers", "num_workers")
@@ -24,10 +24,10 @@ def own_settings(path: Path, cpus: int) -> Iterator[Finding]:
         found = _judge(place, cpus)
         if found is not None:
             text, fix = found
-            yield Finding("your settings", Level.WARNING, f"{source.at(place)}: {text}", fix)
+            yield Finding("your settings", Severity.WARNING, f"{source.at(place)}: {text}", fix)
 
 
-def _judge(place: Place, cpus: int) -> tuple[str, str] | None:
+def _judge(place: Location, cpus: int) -> tuple[str, str] | None:
     """What is slow about a value, and what to write instead; None where nothing is."""
     key = str(place.path[-1]) if place.path else ""
     value = place.value

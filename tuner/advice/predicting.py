@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import Job, OnProgress, Predictor
+from tuner.estimators.predictor import OnProgress, PredictionJob, Predictor
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.stages import Predict, predict_stages
 from tuner.gpus import Gpu
@@ -48,7 +48,9 @@ class SpacePredictor:
         on_progress: OnProgress | None = None,
     ) -> None:
         self.space, self.gpu = space, gpu
-        self._predictor = Predictor(Job(space.workload, space.predicted_model()), workers=workers)
+        self._predictor = Predictor(
+            PredictionJob(space.workload, space.predicted_model()), workers=workers
+        )
         self._margin_fraction, self._profile = margin_fraction, profile
         self._on_progress = on_progress
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.advice.changes import Change
+from tuner.advice.changes import Suggestion
 from tuner.data import LengthDistribution
 from tuner.gpus import Gpu
 from tuner.records import Configuration, Measurement, Prediction
@@ -38,7 +38,7 @@ def speed_notes(
     prediction: Prediction,
     gpu: Gpu,
     *,
-    changes: Sequence[Change] = (),
+    changes: Sequence[Suggestion] = (),
     measured: Measurement | None = None,
 ) -> list[Note]:
     """What slows `configuration`, the largest share first; nothing is said without a number.
@@ -68,7 +68,7 @@ def compute_precision(configuration: Configuration) -> str:
     return mixed if mixed != "no" else precision
 
 
-def _parts(prediction: Prediction, changes: Sequence[Change]) -> Iterator[Note]:
+def _parts(prediction: Prediction, changes: Sequence[Suggestion]) -> Iterator[Note]:
     """The parts of the predicted step that are no arithmetic of the model."""
     for kind, text in (
         ("launch", "the GPU waits for the host to start kernels (launch-bound); {fix}"),
@@ -98,7 +98,7 @@ _REMEDIES = {
 """The knob that acts on a part of the step."""
 
 
-def _fix(kind: str, changes: Sequence[Change]) -> str:
+def _fix(kind: str, changes: Sequence[Suggestion]) -> str:
     """What the fastest other value of the knob that acts on `kind` would do, in numbers."""
     knob = _REMEDIES.get(kind)
     others = [c for c in changes if list(c.settings) == [knob] and c.lost < 0]

@@ -57,7 +57,7 @@ class HostReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MachineReading:
     """Everything at one moment."""
 
     devices: tuple[DeviceReading, ...]
@@ -78,10 +78,10 @@ class Watcher:
         ]
         self._times = host.cpu_times()
 
-    def read(self) -> Reading:
+    def read(self) -> MachineReading:
         """What is so now; the processors' share is that since the last call."""
         devices = tuple(_device(*each) for each in self._readers)
-        return Reading(devices, self._host())
+        return MachineReading(devices, self._host())
 
     def close(self) -> None:
         """Let the driver's library go."""
@@ -121,7 +121,7 @@ def _device(index: int, reader: DeviceReader, name: str) -> DeviceReading:
     )
 
 
-def advice(readings: Sequence[Reading]) -> list[str]:
+def advice(readings: Sequence[MachineReading]) -> list[str]:
     """What the last readings advise, oldest first in `readings`; each with its number."""
     if not readings:
         return []
@@ -133,7 +133,9 @@ def advice(readings: Sequence[Reading]) -> list[str]:
     return [*texts, *_host_advice(last.host)]
 
 
-def _device_advice(series: Sequence[DeviceReading], readings: Sequence[Reading]) -> list[str]:
+def _device_advice(
+    series: Sequence[DeviceReading], readings: Sequence[MachineReading]
+) -> list[str]:
     now = series[-1]
     where = f"GPU {now.index}"
     if now.fault is not None:
@@ -171,7 +173,7 @@ def _device_advice(series: Sequence[DeviceReading], readings: Sequence[Reading])
     return texts
 
 
-def _why_idle(readings: Sequence[Reading]) -> str:
+def _why_idle(readings: Sequence[MachineReading]) -> str:
     shares = [r.host.cpu_share for r in readings if r.host.cpu_share is not None]
     if shares and fmean(shares) >= BUSY:
         return (

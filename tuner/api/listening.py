@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tuner.cli.listening import Printer
 from tuner.engine.listener import SILENT, Compiling, Listener, Searching
-from tuner.engine.plan import Refused
+from tuner.engine.plan import SkippedGpu
 from tuner.tune.progress import Progress
 
 OnProgress = Callable[[Mapping[str, "Progress"]], None]
@@ -41,7 +41,7 @@ class _Told(Listener):
         """As a warning of Python."""
         warnings.warn(text.removeprefix("warning: "), stacklevel=2)
 
-    def refused(self, refused: Refused) -> None:
+    def refused(self, refused: SkippedGpu) -> None:
         """Shown, where progress is."""
         self._printer.refused(refused)
 

@@ -33,7 +33,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Recommendation(results.Recommendation):
+class Recommendation(results.BestTrial):
     """The best configuration that fits with its margin, with what follows from it.
 
     `trials` and `fitting` count the configurations that it was chosen from; `conditions` are the
@@ -43,9 +43,9 @@ class Recommendation(results.Recommendation):
     target: Target = field(kw_only=True, compare=False)
 
     @classmethod
-    def of(cls, best: results.Recommendation, target: Target) -> Recommendation:
+    def of(cls, best: results.BestTrial, target: Target) -> Recommendation:
         """`best` of a search of `target`."""
-        values = {f.name: getattr(best, f.name) for f in dataclasses.fields(results.Recommendation)}
+        values = {f.name: getattr(best, f.name) for f in dataclasses.fields(results.BestTrial)}
         return cls(**values, target=target)
 
     def apply(

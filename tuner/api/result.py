@@ -13,10 +13,10 @@ from tuner.api.display import comparison_table, front_table, result_html, result
 from tuner.api.frame import frame_of, joined
 from tuner.api.recommended import Recommendation
 from tuner.api.values import as_bytes, as_share, as_texts
-from tuner.engine.chosen import recommended_of
 from tuner.engine.gpus_compared import Answer, answers, require_an_answer
-from tuner.engine.plan import Refused
-from tuner.engine.search import Found
+from tuner.engine.plan import SkippedGpu
+from tuner.engine.recommendation import recommended_of
+from tuner.engine.search import SearchedGpu
 from tuner.engine.target import Target, check_conditions, require_records
 from tuner.gpus import Gpu
 from tuner.records import TrialRecord
@@ -41,7 +41,7 @@ class SearchResult:
         view: View,
         *,
         where: tuple[str, ...] = (),
-        found: Found | None = None,
+        found: SearchedGpu | None = None,
         kept: Kept | None = None,
     ) -> None:
         self._target = target
@@ -51,9 +51,9 @@ class SearchResult:
         self._kept = kept
 
     @classmethod
-    def of(cls, found: Found | Refused, *, kept: Kept | None = None) -> SearchResult:
+    def of(cls, found: SearchedGpu | SkippedGpu, *, kept: Kept | None = None) -> SearchResult:
         """Of a search that ran. Raises the error of one that was refused."""
-        if isinstance(found, Refused):
+        if isinstance(found, SkippedGpu):
             raise found.error
         where = found.plan.options.where
         return cls(found.plan.target, found.view, where=where, found=found, kept=kept)
@@ -216,21 +216,23 @@ class SearchResults(Mapping[str, SearchResult]):
     """
 
     def __init__(
-        self, results: Mapping[str, SearchResult], refused: Mapping[str, Refused] | None = None
+        self, results: Mapping[str, SearchResult], refused: Mapping[str, SkippedGpu] | None = None
     ) -> None:
         self._results = dict(results)
         self._refused = dict(refused or {})
 
     @classmethod
-    def of(cls, found: Sequence[Found | Refused], *, kept: Kept | None = None) -> SearchResults:
+    def of(
+        cls, found: Sequence[SearchedGpu | SkippedGpu], *, kept: Kept | None = None
+    ) -> SearchResults:
         """Of a search of several types."""
         return cls(
             {
                 one.plan.target.gpu.id: SearchResult.of(one, kept=kept)
                 for one in found
-                if isinstance(one, Found)
+                if isinstance(one, SearchedGpu)
             },
-            {one.target.gpu.id: one for one in found if isinstance(one, Refused)},
+            {one.target.gpu.id: one for one in found if isinstance(one, SkippedGpu)},
         )
 
     def __getitem__(self, gpu: str) -> SearchResult:

@@ -28,7 +28,7 @@ class NotWritableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """A value and where it stands: characters `start` to `end` of the text.
 
     `raw` is those characters, `value` what they mean (None for null, and where there is a

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.apply.assign import Assignment
-from tuner.apply.place import NotWritableError, Place
-from tuner.apply.source import Change, Source, open_source
+from tuner.apply.place import Location, NotWritableError
+from tuner.apply.source import Edit, SourceFile, open_source
 from tuner.errors import InputError, Problem, nearest
 from tuner.expressions import show
 from tuner.space.keypath import show_path
@@ -24,7 +24,7 @@ class FileEdit:
     path: Path
     before: bytes
     after: bytes
-    changes: tuple[Change, ...]
+    changes: tuple[Edit, ...]
     kept: int
 
     def diff(self) -> str:
@@ -37,7 +37,7 @@ class FileEdit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EditPlan:
     """What is to be written. `missing` has each value that no file has a key for."""
 
     files: tuple[FileEdit, ...]
@@ -49,7 +49,7 @@ class Plan:
         return tuple(file for file in self.files if file.before != file.after)
 
 
-def make_plan(paths: Sequence[Path], assignments: Sequence[Assignment]) -> Plan:
+def make_plan(paths: Sequence[Path], assignments: Sequence[Assignment]) -> EditPlan:
     """How `assignments` are written into the files at `paths`; nothing is written here.
 
     A value goes to every file that has its key, or to those that the assignment names.
@@ -74,7 +74,7 @@ def make_plan(paths: Sequence[Path], assignments: Sequence[Assignment]) -> Plan:
             problems=planner.problems,
             hint="name another key with --map KNOB=KEY, or leave a value out with --map KNOB=",
         )
-    return Plan(tuple(edits), tuple(missing))
+    return EditPlan(tuple(edits), tuple(missing))
 
 
 @dataclass(slots=True)
@@ -86,14 +86,14 @@ class _Planner:
     """
 
     problems: list[Problem] = field(default_factory=list)
-    wanted: dict[Path, dict[Span, Change]] = field(default_factory=dict)
+    wanted: dict[Path, dict[Span, Edit]] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
     written: set[object] = field(default_factory=set)
     deferred: list[tuple[Assignment, Problem]] = field(default_factory=list)
 
-    def open(self, paths: Sequence[Path]) -> list[Source]:
+    def open(self, paths: Sequence[Path]) -> list[SourceFile]:
         seen: set[Path] = set()
-        sources: list[Source] = []
+        sources: list[SourceFile] = []
         for path in paths:
             if path.resolve() in seen:
                 self.problems.append(Problem("this file is named twice", str(path)))
@@ -106,7 +106,7 @@ class _Planner:
         self.wanted = {source.path: {} for source in sources}
         return sources
 
-    def assign(self, source: Source, assignment: Assignment) -> None:
+    def assign(self, source: SourceFile, assignment: Assignment) -> None:
         places = source.find(assignment.key)
         if not places:
             return
@@ -123,17 +123,17 @@ class _Planner:
         else:
             self._change(source, place, assignment)
 
-    def _change(self, source: Source, place: Place, assignment: Assignment) -> None:
+    def _change(self, source: SourceFile, place: Location, assignment: Assignment) -> None:
         self.written.add(_meaning(assignment))
         value = assignment.value
         if place.same(value):
-            change = Change(place, value, place.raw)
+            change = Edit(place, value, place.raw)
         elif place.problem is not None:
             self.problems.append(_refusal(source, place, assignment))
             return
         else:
             try:
-                change = Change(place, value, place.render(value))
+                change = Edit(place, value, place.render(value))
             except NotWritableError as error:
                 self.problems.append(Problem(str(error), source.at(place)))
                 return
@@ -155,13 +155,13 @@ class _Planner:
                 found.setdefault(_meaning(assignment), assignment)
         return list(found.values())
 
-    def note_required(self, missing: Sequence[Assignment], sources: Sequence[Source]) -> None:
+    def note_required(self, missing: Sequence[Assignment], sources: Sequence[SourceFile]) -> None:
         """Note what the user asked for and is not there, and values taken over from nowhere."""
         self.problems += [p for a, p in self.deferred if _meaning(a) not in self.written]
         # Where no file could be read, that has been said, and nothing is known of their keys.
         self.problems += [_not_there(a, sources) for a in missing if a.required and sources]
 
-    def edit(self, source: Source) -> FileEdit:
+    def edit(self, source: SourceFile) -> FileEdit:
         """The file with its changes, read again to see that nothing else became different."""
         wanted = self.wanted[source.path].values()
         changes = sorted(
@@ -180,11 +180,11 @@ def _meaning(assignment: Assignment) -> object:
     return assignment.expression, assignment.stage
 
 
-def _refusal(source: Source, place: Place, assignment: Assignment) -> Problem:
+def _refusal(source: SourceFile, place: Location, assignment: Assignment) -> Problem:
     return Problem(f"{place.problem}; it is to become {show(assignment.value)}", source.at(place))
 
 
-def _not_there(assignment: Assignment, sources: Sequence[Source]) -> Problem:
+def _not_there(assignment: Assignment, sources: Sequence[SourceFile]) -> Problem:
     meant = [source for source in sources if assignment.is_for(source.path)]
     paths = {show_path(p.path) for s in meant for p in s.places if p.path}
     close = nearest(str(assignment.key).lstrip("."), paths)
@@ -194,7 +194,7 @@ def _not_there(assignment: Assignment, sources: Sequence[Source]) -> Problem:
     return Problem(f"there is no {assignment.key}{hint}", ", ".join(str(s.path) for s in meant))
 
 
-def _nothing_found(sources: Sequence[Source], assignments: Sequence[Assignment]) -> InputError:
+def _nothing_found(sources: Sequence[SourceFile], assignments: Sequence[Assignment]) -> InputError:
     tried = ", ".join(dict.fromkeys(str(assignment.key) for assignment in assignments))
     return InputError(
         f"none of the keys that are known for this space is in "

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tuner.apply.place import Place, Value, read_number
+from tuner.apply.place import Location, Value, read_number
 from tuner.errors import InputError
 from tuner.space.keypath import Path
 
@@ -22,7 +22,7 @@ _STRING = re.compile(r"""[rRuU]?("([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*')""")
 _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
-def read_python(text: str, file: str) -> list[Place]:
+def read_python(text: str, file: str) -> list[Location]:
     """Every value of the module `text`, in the order of its lines.
 
     A literal that can be named in two ways is there twice. Raises `InputError` with the line
@@ -51,11 +51,11 @@ class _Reader:
         breaks = [match.end() for match in re.finditer(r"\r\n|\r|\n", text)]
         self.line_starts = [skipped, *breaks]
 
-    def statements(self, body: Sequence[ast.AST], prefix: Path) -> Iterator[Place]:
+    def statements(self, body: Sequence[ast.AST], prefix: Path) -> Iterator[Location]:
         for statement in body:
             yield from self._statement(statement, prefix)
 
-    def _statement(self, node: ast.AST, prefix: Path) -> Iterator[Place]:
+    def _statement(self, node: ast.AST, prefix: Path) -> Iterator[Location]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = (*prefix, node.name)
             if not isinstance(node, ast.ClassDef):
@@ -79,7 +79,7 @@ class _Reader:
                 else:
                     yield from self._calls(part, prefix)
 
-    def _assign(self, node: ast.Assign, prefix: Path) -> Iterator[Place]:
+    def _assign(self, node: ast.Assign, prefix: Path) -> Iterator[Location]:
         target = node.targets[0]
         if len(node.targets) == 1 and isinstance(target, ast.Tuple | ast.List):
             values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else []
@@ -99,7 +99,7 @@ class _Reader:
             return
         yield from self._value(node.value, paths, prefix)
 
-    def _defaults(self, arguments: ast.arguments, prefix: Path) -> Iterator[Place]:
+    def _defaults(self, arguments: ast.arguments, prefix: Path) -> Iterator[Location]:
         positional = [*arguments.posonlyargs, *arguments.args]
         count = len(arguments.defaults)
         with_default = positional[len(positional) - count :] if count else []
@@ -112,7 +112,7 @@ class _Reader:
         for argument, default in pairs:
             yield from self._value(default, [(*prefix, argument.arg)], prefix)
 
-    def _value(self, node: ast.expr, paths: list[Path], prefix: Path) -> Iterator[Place]:
+    def _value(self, node: ast.expr, paths: list[Path], prefix: Path) -> Iterator[Location]:
         """The value `node` under each of `paths`, and what stands inside it."""
         if isinstance(node, ast.Dict):
             yield from (self._place(node, p, problem="is a dictionary") for p in paths)
@@ -132,7 +132,7 @@ class _Reader:
             yield from (self._computed(node, p) for p in paths)
             yield from self._calls(list(ast.iter_child_nodes(node)), prefix)
 
-    def _call(self, node: ast.Call, paths: list[Path], prefix: Path) -> Iterator[Place]:
+    def _call(self, node: ast.Call, paths: list[Path], prefix: Path) -> Iterator[Location]:
         yield from (self._computed(node, p) for p in paths)
         name = _last_name(node.func)
         own = (*prefix, name) if name else None
@@ -156,7 +156,7 @@ class _Reader:
             yield from self._value(argument, [updated] if updated else [], prefix)
         yield from self._calls(node.func, prefix)
 
-    def _calls(self, part: Any, prefix: Path) -> Iterator[Place]:
+    def _calls(self, part: Any, prefix: Path) -> Iterator[Location]:
         """What is passed by name in the calls inside `part`, a field of a node."""
         for node in part if isinstance(part, list) else [part]:
             if isinstance(node, ast.expr):
@@ -164,18 +164,18 @@ class _Reader:
             elif isinstance(node, ast.AST):
                 yield from self._calls(list(ast.iter_child_nodes(node)), prefix)
 
-    def _computed(self, node: ast.expr, path: Path) -> Place:
+    def _computed(self, node: ast.expr, path: Path) -> Location:
         raw = " ".join(self.text[slice(*self._span(node))].split())
         problem = f"is computed, {raw[:60]}: map the key that it takes its value from"
         return self._place(node, path, problem=problem, is_reference=True)
 
-    def _literal(self, node: ast.expr, path: Path) -> Place:
+    def _literal(self, node: ast.expr, path: Path) -> Location:
         raw = self.text[slice(*self._span(node))]
         value, problem = _literal_value(node, raw)
         quote = "'" if raw.endswith("'") else '"'
         return self._place(node, path, value=value, problem=problem, quote=quote)
 
-    def _list(self, node: ast.List | ast.Tuple, path: Path) -> Place:
+    def _list(self, node: ast.List | ast.Tuple, path: Path) -> Location:
         raw = self.text[slice(*self._span(node))]
         items = [i.value for i in node.elts if isinstance(i, ast.Constant)]
         names = tuple(item for item in items if isinstance(item, str))
@@ -197,9 +197,9 @@ class _Reader:
         problem: str | None = None,
         quote: str = '"',
         is_reference: bool = False,
-    ) -> Place:
+    ) -> Location:
         start, end = self._span(node)
-        return Place(
+        return Location(
             path=path,
             line=bisect.bisect_right(self.line_starts, start),
             start=start,

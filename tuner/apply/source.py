@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.apply.place import Place
+from tuner.apply.place import Location
 from tuner.apply.python_file import read_python
 from tuner.apply.toml_file import read_toml
 from tuner.apply.write import read_bytes
@@ -25,30 +25,30 @@ READERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Edit:
     """One value: where it stands, what it is to be, and the characters that say so."""
 
-    place: Place
+    place: Location
     value: KnobValue
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """A file as it is: its bytes, and every value in it."""
 
     path: Path
     data: bytes
-    places: list[Place]
+    places: list[Location]
 
-    def at(self, place: Place) -> str:
+    def at(self, place: Location) -> str:
         """Where a place is, for people: "config.yaml:12 train.batch"."""
         line = f":{place.line}" if place.line else ""  # nobody knows every line of a TOML file
         return f"{self.path}{line} {show_path(place.path)}"
 
-    def find(self, key: KeyPath) -> list[Place]:
+    def find(self, key: KeyPath) -> list[Location]:
         """The places that `key` names; a literal that has two names is there once."""
-        found: dict[object, Place] = {}
+        found: dict[object, Location] = {}
         for place in self.places:
             if key.matches(place.path) or (place.is_alias and key.leads_through(place.path)):
                 # Several aliases may lead to the place where their anchor stands.
@@ -56,14 +56,14 @@ class Source:
                 found.setdefault(span, place)
         return list(found.values())
 
-    def changed(self, changes: Sequence[Change]) -> bytes:
+    def changed(self, changes: Sequence[Edit]) -> bytes:
         """The bytes of the file with `changes`, which are in the order of their places."""
         text = self.data.decode("utf-8")
         for change in reversed(changes):
             text = text[: change.place.start] + change.text + text[change.place.end :]
         return text.encode("utf-8")
 
-    def reads_as_wanted(self, after: bytes, changes: Sequence[Change]) -> bool:
+    def reads_as_wanted(self, after: bytes, changes: Sequence[Edit]) -> bool:
         """Whether in `after` the changed values, and only they, differ from what was."""
         try:
             places = read_places(after, self.path)
@@ -79,13 +79,13 @@ class Source:
         )
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> SourceFile:
     """The file at `path`. Raises `InputError` where it cannot be changed."""
     data = read_bytes(path)
-    return Source(path, data, read_places(data, path))
+    return SourceFile(path, data, read_places(data, path))
 
 
-def read_places(data: bytes, path: Path) -> list[Place]:
+def read_places(data: bytes, path: Path) -> list[Location]:
     """Every value of a file, by what its name says it is. Raises `InputError`."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -98,11 +98,11 @@ def read_places(data: bytes, path: Path) -> list[Place]:
     return reader(text, str(path))
 
 
-def _is_inside(place: Place, lists: Sequence[tuple[str | int, ...]]) -> bool:
+def _is_inside(place: Location, lists: Sequence[tuple[str | int, ...]]) -> bool:
     return any(len(place.path) > len(path) and place.path[: len(path)] == path for path in lists)
 
 
-def _agrees(was: Place, now: Place, change: Change | None) -> bool:
+def _agrees(was: Location, now: Location, change: Edit | None) -> bool:
     if (was.path, was.document, was.line) != (now.path, now.document, now.line):
         return False
     if change is not None:

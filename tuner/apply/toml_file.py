@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from tuner.apply.place import Place, Value, read_number
+from tuner.apply.place import Location, Value, read_number
 from tuner.errors import InputError
 from tuner.space.keypath import Path
 
@@ -24,7 +24,7 @@ _ENTRY = re.compile(rf"[ \t]*({_KEY})[ \t]*=[ \t]*({_VALUE})[ \t]*(?:#.*)?")
 _LINE = re.compile(r"([^\n]*?)\r?(?:\n|\Z)")
 
 
-def read_toml(text: str, file: str) -> list[Place]:
+def read_toml(text: str, file: str) -> list[Location]:
     """Every value of the TOML document `text`, those that cannot be placed last.
 
     Raises `InputError` where it is none.
@@ -39,7 +39,7 @@ def read_toml(text: str, file: str) -> list[Place]:
     return places + rest
 
 
-def _candidates(text: str) -> Iterator[Place]:
+def _candidates(text: str) -> Iterator[Location]:
     table: Path = ()
     counts: dict[Path, int] = {}
     for number, line in enumerate(_LINE.finditer(text), start=1):
@@ -66,9 +66,9 @@ def _steps(key: str) -> Path:
     return tuple(part.strip("\"'") for part in re.findall(_KEY_PART, key))
 
 
-def _place(path: Path, line: int, start: int, raw: str) -> Place:
+def _place(path: Path, line: int, start: int, raw: str) -> Location:
     value, problem = _value(raw)
-    return Place(
+    return Location(
         path=path,
         line=line,
         start=start,
@@ -102,7 +102,7 @@ def _value(raw: str) -> tuple[Value, str | None]:
     return None, f"is {raw[:40]}, which is no value of a knob"
 
 
-def _is_real(place: Place, data: Any) -> bool:
+def _is_real(place: Location, data: Any) -> bool:
     for step in place.path:
         try:
             data = data[step]
@@ -123,6 +123,6 @@ def _paths(data: Any, path: Path) -> Iterator[Path]:
             yield from _paths(value, (*path, index))
 
 
-def _unplaced(path: Path) -> Place:
+def _unplaced(path: Path) -> Location:
     problem = "is a table, or written in a way that cannot be changed here"
-    return Place(path=path, line=0, start=0, end=0, raw="", language="toml", problem=problem)
+    return Location(path=path, line=0, start=0, end=0, raw="", language="toml", problem=problem)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from tuner.apply.place import Language, Place, Value, read_number
+from tuner.apply.place import Language, Location, Value, read_number
 from tuner.errors import InputError
 from tuner.space.keypath import Path, show_path
 
@@ -26,7 +26,7 @@ _INTERPOLATION = re.compile(r"\$\{|\{\{")
 _MAX_DEPTH = 60
 
 
-def read_yaml(text: str, file: str) -> list[Place]:
+def read_yaml(text: str, file: str) -> list[Location]:
     """Every value of the YAML documents in `text`, in the order in which they stand.
 
     Raises `InputError` with the line where it is not YAML.
@@ -34,7 +34,7 @@ def read_yaml(text: str, file: str) -> list[Place]:
     return _read(text, text, file, "yaml")
 
 
-def read_json(text: str, file: str) -> list[Place]:
+def read_json(text: str, file: str) -> list[Location]:
     """Every value of the JSON document `text`. Raises `InputError` where it is none."""
     try:
         json.loads(text)
@@ -44,7 +44,7 @@ def read_json(text: str, file: str) -> list[Place]:
     return _read(text, text.replace("\t", " "), file, "json")
 
 
-def _read(text: str, composable: str, file: str, language: Language) -> list[Place]:
+def _read(text: str, composable: str, file: str, language: Language) -> list[Location]:
     try:
         roots = list(yaml.compose_all(composable, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
@@ -55,7 +55,7 @@ def _read(text: str, composable: str, file: str, language: Language) -> list[Pla
         raise InputError(f"{file}: nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise InputError(f"{file}: broken YAML: {error}") from None
-    places: list[Place] = []
+    places: list[Location] = []
     for number, root in enumerate(roots):
         # compose_all gives None for an empty document.
         places += _Document(text, language, number, root).places() if root is not None else []
@@ -82,10 +82,10 @@ class _Document:
         self.references = _references(root)
         self.seen: set[int] = set()
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[Location]:
         return list(self._walk(self.root, _Spot((), self.root.start_mark.line + 1)))
 
-    def _walk(self, node: Node, spot: _Spot) -> Iterator[Place]:
+    def _walk(self, node: Node, spot: _Spot) -> Iterator[Location]:
         if id(node) in self.seen:
             yield self._blocked(node, spot, "is an alias of what stands in", node)
             return
@@ -107,7 +107,7 @@ class _Document:
             yield self._place(node, spot, problem=problem or "is a mapping, not a value")
             yield from self._entries(node, spot)
 
-    def _entries(self, node: Node, spot: _Spot) -> Iterator[Place]:
+    def _entries(self, node: Node, spot: _Spot) -> Iterator[Location]:
         lines: dict[str, list[int]] = {}
         for key, _ in node.value:
             lines.setdefault(_name(key), []).append(key.start_mark.line + 1)
@@ -123,7 +123,7 @@ class _Document:
                 yield from self._merged(value, spot, line, set(lines))
             yield from self._walk(value, _Spot(path, line, problem))
 
-    def _merged(self, value: Node, spot: _Spot, line: int, own: set[str]) -> Iterator[Place]:
+    def _merged(self, value: Node, spot: _Spot, line: int, own: set[str]) -> Iterator[Location]:
         """What a merge key (`<<`) brings in, less what stands in the mapping itself."""
         for name in sorted(_merged_names(value, set()) - own):
             yield self._blocked(
@@ -133,9 +133,9 @@ class _Document:
                 value,
             )
 
-    def _blocked(self, node: Node, spot: _Spot, why: str, origin: Node) -> Place:
+    def _blocked(self, node: Node, spot: _Spot, why: str, origin: Node) -> Location:
         problem = f"{why} line {origin.start_mark.line + 1}"
-        return Place(
+        return Location(
             path=spot.path,
             line=spot.line,
             start=node.start_mark.index,
@@ -147,7 +147,7 @@ class _Document:
             is_alias=True,
         )
 
-    def _scalar(self, node: ScalarNode, spot: _Spot) -> Place:
+    def _scalar(self, node: ScalarNode, spot: _Spot) -> Location:
         raw = self.text[node.start_mark.index : node.end_mark.index]
         value, problem = _scalar_value(node, raw)
         problem = spot.problem or problem
@@ -156,7 +156,7 @@ class _Document:
             node, spot, value=None if problem else value, problem=problem, quote=quote
         )
 
-    def _sequence(self, node: SequenceNode, spot: _Spot) -> Place:
+    def _sequence(self, node: SequenceNode, spot: _Spot) -> Location:
         raw = self.text[node.start_mark.index : node.end_mark.index]
         items = [item for item in node.value if isinstance(item, ScalarNode)]
         if spot.problem or len(items) != len(node.value):
@@ -176,9 +176,9 @@ class _Document:
         value: Value = None,
         problem: str | None = None,
         quote: str = "",
-    ) -> Place:
+    ) -> Location:
         start, end = node.start_mark.index, node.end_mark.index
-        return Place(
+        return Location(
             path=spot.path,
             line=node.start_mark.line + 1,
             start=start,

@@ -12,11 +12,11 @@ from tuner.cli.tables import console, print_rows, print_wider, table
 from tuner.engine.target import Target
 from tuner.expressions import all_of, show
 from tuner.records import KnobValue, Source, Status, TrialRecord
-from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
-from tuner.results.best import Recommendation
+from tuner.results.best import BestTrial
 from tuner.results.cost import RunCost, run_cost
 from tuner.results.front import room_bytes
 from tuner.results.levels import levels
+from tuner.results.prediction_error import agreement_rows, pairs, verdict_text, verdicts
 from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
 from tuner.results.view import View
 from tuner.units import format_duration, format_size, significant
@@ -123,7 +123,7 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
     ]
 
 
-def print_recommendation(best: Recommendation, *, use: Sequence[str] = ()) -> None:
+def print_recommendation(best: BestTrial, *, use: Sequence[str] = ()) -> None:
     """The recommended configuration with what it needs and what follows from it.
 
     `use` are commands that bring it to where training is configured.
@@ -169,7 +169,7 @@ def print_recommendation(best: Recommendation, *, use: Sequence[str] = ()) -> No
         echo(f"  {'' if number else 'use':<10}{line}")
 
 
-def _verified_text(best: Recommendation) -> str:
+def _verified_text(best: BestTrial) -> str:
     """What was done to make sure; where nothing was, what can be done without a GPU."""
     text = best.verified_text
     if best.source is Source.PREDICTED and best.record.verified_by is None:
@@ -196,14 +196,14 @@ def use_commands(
     )
 
 
-def _others(best: Recommendation, names: Sequence[str]) -> list[str]:
+def _others(best: BestTrial, names: Sequence[str]) -> list[str]:
     """What the space sets or derives besides `names`: its defaults would bury that."""
     of_stages = {name for stage in best.space.stages for name in stage.values}
     hidden = {*names, *best.space.defaults, *of_stages}
     return [name for name in best.configuration if name not in hidden]
 
 
-def _interval_text(best: Recommendation) -> str:
+def _interval_text(best: BestTrial) -> str:
     interval = best.samples_per_s_interval
     return f" ({interval.text(significant)})" if interval else ""
 
@@ -229,7 +229,7 @@ def _cost_text(cost: RunCost | None) -> str:
     return f"{text}, at {cost.price_usd_per_hour:g} USD per hour{each}{when}"
 
 
-def _gain_text(best: Recommendation) -> str:
+def _gain_text(best: BestTrial) -> str:
     gain = best.gain
     if gain is None or gain.speedup is None or gain.saved_bytes is None:
         return ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tuner.apply.plan import Plan
+from tuner.apply.plan import EditPlan
 from tuner.cli.options import (
     choice_options,
     examples,
@@ -17,7 +17,7 @@ from tuner.cli.options import (
 )
 from tuner.cli.render import echo
 from tuner.engine.applying import Applying, applying
-from tuner.engine.chosen import recommended
+from tuner.engine.recommendation import recommended
 from tuner.engine.target import load_target
 from tuner.units import format_size
 
@@ -125,5 +125,5 @@ def _show(found: Applying) -> None:
             echo(f"  {text}", err=True)
 
 
-def _names(plan: Plan) -> str:
+def _names(plan: EditPlan) -> str:
     return " and ".join(str(edit.path) for edit in plan.changed)

@@ -19,8 +19,8 @@ from tuner.cli.options import (
     space_option,
 )
 from tuner.cli.render import echo, print_json
-from tuner.engine.chosen import recommended
 from tuner.engine.gpus_compared import answers
+from tuner.engine.recommendation import recommended
 from tuner.engine.targets import ALL, named_targets
 
 

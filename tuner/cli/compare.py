@@ -22,13 +22,13 @@ from tuner.cli.options import (
 )
 from tuner.cli.render import echo, print_json
 from tuner.cli.tables import print_rows
-from tuner.engine.chosen import recommended
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
+from tuner.engine.recommendation import recommended
 from tuner.engine.target import Target, check_conditions, load_target
 from tuner.errors import NothingFitsError, UnavailableError
 from tuner.records import Configuration
-from tuner.results.best import Recommendation
+from tuner.results.best import BestTrial
 from tuner.space import parse_settings
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _compare(
     return Comparison(target.space, predictor.gpu, current, recommended, chosen_from, tuple(notes))
 
 
-def _searched(target: Target, where: tuple[str, ...]) -> Recommendation | None:
+def _searched(target: Target, where: tuple[str, ...]) -> BestTrial | None:
     """The recommendation of a search; None where there was no search."""
     try:
         return recommended(target, where)

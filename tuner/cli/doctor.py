@@ -10,7 +10,7 @@ import click
 
 from tuner import host, nvml
 from tuner.advice import versions
-from tuner.advice.doctor import DeviceFacts, Facts, Level, examine
+from tuner.advice.doctor import DeviceFacts, MachineFacts, Severity, examine
 from tuner.advice.own_settings import own_settings
 from tuner.advice.probe import probe
 from tuner.cli.options import examples, json_option
@@ -43,7 +43,7 @@ def command(*, files: tuple[Path, ...], as_json: bool) -> int:
     """
     own = [finding for path in files for finding in own_settings(path, host.usable_cpus())]
     findings = [*examine(gather()), *own]
-    worst = EXIT_UNAVAILABLE if any(f.level is Level.PROBLEM for f in findings) else EXIT_FOUND
+    worst = EXIT_UNAVAILABLE if any(f.level is Severity.PROBLEM for f in findings) else EXIT_FOUND
     if as_json:
         print_json({"ok": worst == EXIT_FOUND, "findings": [f.to_dict() for f in findings]})
         return worst
@@ -52,7 +52,9 @@ def command(*, files: tuple[Path, ...], as_json: bool) -> int:
         lines.append((f"{finding.level!s:9}{finding.check}", finding.text))
         lines.append(("", f"-> {finding.fix}" if finding.fix else ""))
     print_fields(lines)
-    counts = [sum(f.level is level for f in findings) for level in (Level.PROBLEM, Level.WARNING)]
+    counts = [
+        sum(f.level is level for f in findings) for level in (Severity.PROBLEM, Severity.WARNING)
+    ]
     echo(f"\n{_number(counts[0], 'problem')}, {_number(counts[1], 'warning')}")
     return worst
 
@@ -61,11 +63,11 @@ def _number(count: int, noun: str) -> str:
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
-def gather() -> Facts:
+def gather() -> MachineFacts:
     """What is so on this machine. PyTorch is looked at in a process of its own."""
     found = local_gpus()
     identity = nvml.device_identity(found[0].index) if found else None
-    return Facts(
+    return MachineFacts(
         devices=tuple(map(_facts_of, found)),
         lost=tuple(lost_gpus()),
         driver=identity.driver if identity else None,

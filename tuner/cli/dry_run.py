@@ -10,7 +10,7 @@ from tuner.cli.search_text import stopped_text
 from tuner.cli.tables import console, table
 from tuner.engine.listener import Listener
 from tuner.engine.measuring import Measuring, Simulating
-from tuner.engine.plan import Plan, Refused
+from tuner.engine.plan import SearchPlan, SkippedGpu
 from tuner.engine.prepare import Predictors, Prepared, measure_options, prepare
 from tuner.engine.target import comparable, with_margin
 from tuner.errors import EXIT_FOUND, InputError
@@ -24,7 +24,7 @@ SHOWN = 12
 """Trials in the table; what comes later depends on what these come to. JSON has all."""
 
 
-def dry_run(plans: Sequence[Plan | Refused], listener: Listener, *, as_json: bool) -> int:
+def dry_run(plans: Sequence[SearchPlan | SkippedGpu], listener: Listener, *, as_json: bool) -> int:
     """Print the trials that would run; writes nothing but the cache of predictions.
 
     Exit code 0 whatever they are expected to come to. Raises `InputError` for code of the
@@ -33,7 +33,7 @@ def dry_run(plans: Sequence[Plan | Refused], listener: Listener, *, as_json: boo
     answers = []
     predictors = Predictors()
     for plan in plans:
-        if isinstance(plan, Refused):
+        if isinstance(plan, SkippedGpu):
             listener.refused(plan)
             answers.append({"dry_run": True, "gpu": plan.target.gpu.id, "reason": plan.reason})
             continue
@@ -46,7 +46,7 @@ def dry_run(plans: Sequence[Plan | Refused], listener: Listener, *, as_json: boo
 
 
 def _dry_run(
-    plan: Plan, listener: Listener, predictors: Predictors, *, as_json: bool
+    plan: SearchPlan, listener: Listener, predictors: Predictors, *, as_json: bool
 ) -> dict[str, Any]:
     options = plan.options
     if not plan.part.space.predictable:
@@ -58,10 +58,10 @@ def _dry_run(
     known = tuple(with_margin(record, plan.margin_bytes) for record in known)
     listener.planned(plan, known)
     prepared = prepare(plan, known, listener, predictors=predictors)
-    if prepared.hopeless:
+    if prepared.why_infeasible:
         if not as_json:
-            echo(f"\nDry run: no trial would run: {prepared.hopeless}.")
-        return {"dry_run": True, "gpu": plan.target.gpu.id, "reason": prepared.hopeless}
+            echo(f"\nDry run: no trial would run: {prepared.why_infeasible}.")
+        return {"dry_run": True, "gpu": plan.target.gpu.id, "reason": prepared.why_infeasible}
     from tuner.tune.preview import preview  # Ray and Optuna: seconds to import
 
     trials_on = plan.trials_on
@@ -72,7 +72,7 @@ def _dry_run(
     return _to_dict(plan, prepared, found)
 
 
-def _print(plan: Plan, found: Preview) -> None:
+def _print(plan: SearchPlan, found: Preview) -> None:
     echo("\nDry run: nothing was run, and no results were written.")
     if not found.trials:
         echo(f"No trial would run{stopped_text(plan.options, str(found.stopped_by))}.")
@@ -115,7 +115,7 @@ def _percent_text(share: float) -> str:
     return ">99%" if share > 0.99 else f"{share:.0%}"
 
 
-def _total_text(plan: Plan, found: Preview) -> str:
+def _total_text(plan: SearchPlan, found: Preview) -> str:
     cost = _cost_usd(plan, found)
     price = plan.target.gpu.price_usd_per_hour
     text = f"{len(found.trials)} trials, about {format_duration(found.device_s)} of GPU time"
@@ -123,7 +123,7 @@ def _total_text(plan: Plan, found: Preview) -> str:
     return text + stopped_text(plan.options, str(found.stopped_by))
 
 
-def _too_long_text(plan: Plan, found: Preview) -> str:
+def _too_long_text(plan: SearchPlan, found: Preview) -> str:
     """Trials that a device would be at when their time is over."""
     timeout_s = plan.options.timeout or LONGEST_S
     long = sum(trial.device_s > timeout_s for trial in found.trials)
@@ -135,7 +135,7 @@ def _too_long_text(plan: Plan, found: Preview) -> str:
     )
 
 
-def _here_text(plan: Plan) -> str:
+def _here_text(plan: SearchPlan) -> str:
     trials_on = plan.trials_on
     if isinstance(trials_on, Simulating):
         return f"{trials_on.why}: trials are simulated, which takes no GPU time and costs nothing"
@@ -143,12 +143,12 @@ def _here_text(plan: Plan) -> str:
     return f"{at_once} trials at once" if at_once > 1 else ""
 
 
-def _cost_usd(plan: Plan, found: Preview) -> float | None:
+def _cost_usd(plan: SearchPlan, found: Preview) -> float | None:
     price = plan.target.gpu.price_usd_per_hour
     return found.device_s / 3600 * price if price is not None else None
 
 
-def _to_dict(plan: Plan, prepared: Prepared, found: Preview) -> dict[str, Any]:
+def _to_dict(plan: SearchPlan, prepared: Prepared, found: Preview) -> dict[str, Any]:
     return {
         "dry_run": True,
         "space": plan.target.space.name,

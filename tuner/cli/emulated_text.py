@@ -6,7 +6,7 @@ import shlex
 
 from tuner.cli.render import count, echo, print_fields
 from tuner.cli.tables import print_rows
-from tuner.engine.emulating import Allocation, DeviceUse, Emulation
+from tuner.engine.emulating import EmulatedAllocation, EmulatedDeviceUse, Emulation
 from tuner.errors import (
     EXIT_BAD_INPUT,
     EXIT_FOUND,
@@ -93,7 +93,7 @@ def _fits_text(found: Emulation) -> str:
     return f"{answer}: {numbers}, the margin is {format_size(found.margin_bytes)}"
 
 
-def _memory_text(use: DeviceUse) -> str:
+def _memory_text(use: EmulatedDeviceUse) -> str:
     text = (
         f"device memory {format_size(use.device_bytes)}, peak of"
         f" {format_size(use.peak_allocated_bytes)} allocated and"
@@ -106,7 +106,7 @@ def _memory_text(use: DeviceUse) -> str:
     return text
 
 
-def _phases_text(use: DeviceUse) -> str:
+def _phases_text(use: EmulatedDeviceUse) -> str:
     return ", ".join(f"{name} {format_size(size)}" for name, size in use.phase_peak_bytes.items())
 
 
@@ -142,7 +142,7 @@ def _ranks_text(found: Emulation) -> str:
     )
 
 
-def _trainable_text(use: DeviceUse | None) -> str:
+def _trainable_text(use: EmulatedDeviceUse | None) -> str:
     return f"{count(use.trainable_params)} parameters" if use and use.trainable_params else ""
 
 
@@ -154,7 +154,7 @@ def _unknown_text(found: Emulation) -> str:
     return f"not emulated: {', '.join(shown[:8])}{more}" if shown else ""
 
 
-def _print_peak(found: Emulation, use: DeviceUse) -> None:
+def _print_peak(found: Emulation, use: EmulatedDeviceUse) -> None:
     parts = dict(use.breakdown)
     # Sizes of the history are rounded up as the allocator does; a rest that it does not split off
     # belongs to the block.
@@ -182,7 +182,7 @@ def _print_peak(found: Emulation, use: DeviceUse) -> None:
     )
 
 
-def _place(row: Allocation) -> str:
+def _place(row: EmulatedAllocation) -> str:
     number = f", {row.count} blocks" if row.count > 1 else ""
     if not row.line or row.line == row.where:
         return f"{row.line or row.where}{number}"

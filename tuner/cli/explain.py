@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.advice.allocations import Allocation
+from tuner.advice.allocations import PeakAllocation
 from tuner.cli.evidence import print_evidence
 from tuner.cli.listening import Printer
 from tuner.cli.options import (
@@ -34,7 +34,7 @@ from tuner.space import configure, parse_settings
 from tuner.units import format_size, significant
 
 if TYPE_CHECKING:
-    from tuner.advice.changes import Change
+    from tuner.advice.changes import Suggestion
     from tuner.advice.explain import Explanation
     from tuner.advice.predicting import SpacePredictor
 
@@ -172,7 +172,7 @@ def _print_allocations(explanation: Explanation) -> None:
     )
 
 
-def _origin(allocation: Allocation) -> str:
+def _origin(allocation: PeakAllocation) -> str:
     """The tensor, where and when it was made: "float32 [4, 1024] by mm in lm_head, forward"."""
     shape = "x".join(map(str, allocation.shape))
     parts = [f"{allocation.dtype} {shape}".strip()]
@@ -217,7 +217,7 @@ def _print_changes(explanation: Explanation) -> None:
         )
 
 
-def _print_table(changes: Sequence[Change]) -> None:
+def _print_table(changes: Sequence[Suggestion]) -> None:
     rows = []
     for change in changes:
         memory = change.prediction.memory.device_bytes
@@ -235,7 +235,7 @@ def _print_table(changes: Sequence[Change]) -> None:
     print_rows(["change", *numbers, ""], rows, right=numbers)
 
 
-def _remark(change: Change) -> str:
+def _remark(change: Suggestion) -> str:
     """What else the change does, with its number."""
     remarks = [f"below the floor {text}" for text in change.below]
     if change.truncated is not None and change.truncated[1] > 0:

@@ -15,8 +15,8 @@ from tuner.cli.options import (
     results_option,
     space_option,
 )
-from tuner.engine.chosen import recommended
 from tuner.engine.exporting import export_recommended
+from tuner.engine.recommendation import recommended
 from tuner.engine.target import load_target
 from tuner.errors import InputError, unknown
 from tuner.export import FORMATS

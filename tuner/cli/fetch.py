@@ -20,7 +20,7 @@ from tuner.errors import InputError, UnavailableError
 from tuner.space import parse_settings
 
 if TYPE_CHECKING:
-    from tuner.tune.jobs import Job, JobServer
+    from tuner.tune.jobs import JobServer, RayJob
 
 PACK_WAIT_S = 300
 """How long the cluster may take to start a process and read a job's files."""
@@ -67,7 +67,7 @@ def command(*, job_id: str, address: str | None, results: Path, as_json: bool) -
         echo("no trial has ended yet")
 
 
-def _job(server: JobServer, job_id: str) -> Job | None:
+def _job(server: JobServer, job_id: str) -> RayJob | None:
     """The job; None where the cluster forgot it, whose disk may still have its files."""
     try:
         return server.job(job_id)
@@ -75,7 +75,7 @@ def _job(server: JobServer, job_id: str) -> Job | None:
         return None
 
 
-def _packed(server: JobServer, job_id: str, job: Job | None) -> JobFiles:
+def _packed(server: JobServer, job_id: str, job: RayJob | None) -> JobFiles:
     """The files of the job, read by a short job of ours on the head node."""
     from tuner.tune.jobs import FETCH, KIND, State
 
@@ -113,7 +113,7 @@ def _unknown(server: JobServer, job_id: str) -> JobFiles:
     )
 
 
-def _without_trials(server: JobServer, job: Job) -> UnavailableError:
+def _without_trials(server: JobServer, job: RayJob) -> UnavailableError:
     """Why a job that ended left nothing, in its own words."""
     return UnavailableError(
         f"{job.id!r} left no trial: {state_text(job)}. The end of what it printed:\n"
@@ -155,7 +155,7 @@ def _to_dict(fetched: Fetched) -> dict[str, Any]:
     }
 
 
-def _print_state(job: Job) -> None:
+def _print_state(job: RayJob) -> None:
     """What is to be known of a search that did not end by itself."""
     from tuner.tune.jobs import State
 

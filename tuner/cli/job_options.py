@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from tuner.tune.jobs import Job
+    from tuner.tune.jobs import RayJob
 
 address_option = click.option(
     "--address",
     metavar="URL",
-    help="Job server of the cluster: its dashboard.  [default: RAY_API_SERVER_ADDRESS, or "
+    help="RayJob server of the cluster: its dashboard.  [default: RAY_API_SERVER_ADDRESS, or "
     "http://127.0.0.1:8265]",
 )
 
@@ -36,7 +36,7 @@ def last_lines(text: str, number: int = LAST_LINES) -> str:
     return "\n".join(f"  {line}" for line in lines[-number:])
 
 
-def state_text(job: Job) -> str:
+def state_text(job: RayJob) -> str:
     """What became of it, for people."""
     from tuner.tune.jobs import State
 
@@ -45,7 +45,7 @@ def state_text(job: Job) -> str:
     return str(job.state)
 
 
-def to_dict(job: Job) -> dict[str, object]:
+def to_dict(job: RayJob) -> dict[str, object]:
     """JSON types only; times are seconds since 1970."""
     return {
         "id": job.id,

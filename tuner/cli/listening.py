@@ -9,7 +9,7 @@ from tuner.cli.progress import compiling, reporting
 from tuner.cli.render import echo, print_fields
 from tuner.cli.search_text import print_plan
 from tuner.engine.listener import Compiling, Listener, Searching
-from tuner.engine.plan import Plan, Refused
+from tuner.engine.plan import SearchPlan, SkippedGpu
 from tuner.records import TrialRecord
 
 
@@ -35,13 +35,13 @@ class Printer(Listener):
         if not self._quiet:
             print_fields([("note", text)], err=self._err)
 
-    def planned(self, plan: Plan, known: tuple[TrialRecord, ...]) -> None:
+    def planned(self, plan: SearchPlan, known: tuple[TrialRecord, ...]) -> None:
         """The plan as fields; of a second GPU type those that are about it."""
         if not self._quiet:
             print_plan(plan, known, err=self._err, again=self._planned > 0)
             self._planned += 1
 
-    def refused(self, refused: Refused) -> None:
+    def refused(self, refused: SkippedGpu) -> None:
         """A field named after the GPU type."""
         if not self._quiet:
             text = f"not searched: {refused.reason}"

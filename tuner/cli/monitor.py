@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tuner.advice.watch import DeviceReading, HostReading, Reading, Watcher, advice
+from tuner.advice.watch import DeviceReading, HostReading, MachineReading, Watcher, advice
 from tuner.cli.options import DurationType, examples, json_option
 from tuner.cli.render import echo
 from tuner.cli.tables import console, table
@@ -64,9 +64,11 @@ def command(*, interval: float, once: bool, as_json: bool) -> None:
         watcher.close()
 
 
-def _readings(watcher: Watcher, interval: float, *, once: bool) -> Iterator[Sequence[Reading]]:
+def _readings(
+    watcher: Watcher, interval: float, *, once: bool
+) -> Iterator[Sequence[MachineReading]]:
     """The last readings, with each new one."""
-    known: deque[Reading] = deque(maxlen=REMEMBERED)
+    known: deque[MachineReading] = deque(maxlen=REMEMBERED)
     time.sleep(min(FIRST_S, interval))
     while True:
         known.append(watcher.read())
@@ -76,13 +78,13 @@ def _readings(watcher: Watcher, interval: float, *, once: bool) -> Iterator[Sequ
         time.sleep(interval)
 
 
-def _print_json(readings: Iterator[Sequence[Reading]], *, indent: bool) -> None:
+def _print_json(readings: Iterator[Sequence[MachineReading]], *, indent: bool) -> None:
     for known in readings:
         document = {**known[-1].to_dict(), "advice": advice(known)}
         echo(json.dumps(document, indent=2 if indent else None, allow_nan=False))
 
 
-def _print_lines(readings: Iterator[Sequence[Reading]], *, once: bool) -> None:
+def _print_lines(readings: Iterator[Sequence[MachineReading]], *, once: bool) -> None:
     """A line for each device and the host, and advice when it is new."""
     said: list[str] = []
     for number, known in enumerate(readings):
@@ -108,14 +110,14 @@ def _print_processes(device: DeviceReading) -> None:
         echo(f"  process {process.pid} {process.name}{size}")
 
 
-def _live(readings: Iterator[Sequence[Reading]]) -> None:
+def _live(readings: Iterator[Sequence[MachineReading]]) -> None:
     """Draw over and over on the terminal, until Ctrl-C."""
     with Live(console=console(), auto_refresh=False, transient=False) as live:
         for known in readings:
             live.update(drawn(known), refresh=True)
 
 
-def drawn(known: Sequence[Reading]) -> RenderableType:
+def drawn(known: Sequence[MachineReading]) -> RenderableType:
     """The last reading as a table, with the advice of all below it."""
     reading = known[-1]
     parts: list[RenderableType] = []

@@ -17,11 +17,11 @@ from tuner.cli.answers import (
 )
 from tuner.cli.every_gpu import print_comparison_of
 from tuner.cli.render import count, echo, print_fields, print_json
-from tuner.engine.chosen import nothing_fits
 from tuner.engine.gpus_compared import answers_found
 from tuner.engine.measuring import Simulating
-from tuner.engine.plan import Plan, Refused, SearchOptions
-from tuner.engine.search import Found
+from tuner.engine.plan import SearchOptions, SearchPlan, SkippedGpu
+from tuner.engine.recommendation import nothing_fits
+from tuner.engine.search import SearchedGpu
 from tuner.records import TrialRecord
 from tuner.units import format_duration, format_gib
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def print_plan(
-    plan: Plan, known: tuple[TrialRecord, ...], *, err: bool, again: bool = False
+    plan: SearchPlan, known: tuple[TrialRecord, ...], *, err: bool, again: bool = False
 ) -> None:
     """What will be searched, on what, and where the numbers come from.
 
@@ -67,20 +67,20 @@ def print_plan(
     echo(err=err)
 
 
-def _limits_text(plan: Plan) -> str:
+def _limits_text(plan: SearchPlan) -> str:
     options = plan.options
     limits = {
         "{:g} GPU hours": options.gpu_hours,
         "{:g} USD": options.max_cost,
     }
     texts = [text.format(value) for text, value in limits.items() if value is not None]
-    if texts and (plan.bench is None or plan.bench.emulated):
-        kind = "simulated" if plan.bench is None else "emulated"
+    if texts and (plan.trial_device is None or plan.trial_device.emulated):
+        kind = "simulated" if plan.trial_device is None else "emulated"
         texts.append(f"of which {kind} trials take nothing")
     return ", ".join(texts)
 
 
-def _price_text(plan: Plan) -> str:
+def _price_text(plan: SearchPlan) -> str:
     gpu = plan.target.gpu
     if gpu.price_usd_per_hour is None:
         return "price unknown (--price)"
@@ -88,18 +88,18 @@ def _price_text(plan: Plan) -> str:
     return f"{gpu.price_usd_per_hour:g} USD per hour{dated}"
 
 
-def _known_text(plan: Plan, known: tuple[TrialRecord, ...]) -> str:
+def _known_text(plan: SearchPlan, known: tuple[TrialRecord, ...]) -> str:
     alike = sum(map(plan.is_alike, known))
     return f"{alike} trials from {plan.target.folder.journal}" if alike else ""
 
 
-def _numbers_text(plan: Plan) -> str:
+def _numbers_text(plan: SearchPlan) -> str:
     if isinstance(plan.trials_on, Simulating):
         return f"predicted, not measured: {plan.trials_on.why}; each trial is simulated"
     return plan.trials_on.text(plan.target.gpu)
 
 
-def _where_text(plan: Plan) -> str:
+def _where_text(plan: SearchPlan) -> str:
     text = conditions_text(plan.all_conditions)
     floors = [floor for floor in plan.conditions if floor not in plan.options.where]
     if floors:
@@ -135,7 +135,7 @@ def stopped_text(options: SearchOptions, stopped_by: str) -> str:
     return f"; {text}" if text else ""
 
 
-def print_answer(found: Found, *, as_json: bool) -> None:
+def print_answer(found: SearchedGpu, *, as_json: bool) -> None:
     """The front, the recommendation and how good predictions were; JSON where asked for."""
     plan, result, view = found.plan, found.result, found.view
     if as_json:
@@ -169,7 +169,7 @@ def print_answer(found: Found, *, as_json: bool) -> None:
     )  # fmt: skip
 
 
-def print_answers(found: Sequence[Found | Refused], *, as_json: bool) -> None:
+def print_answers(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bool) -> None:
     """What each GPU type came to, and all of them side by side; a list where JSON is asked for.
 
     The list is in the order of the comparison: the cheapest epoch first.
@@ -180,7 +180,7 @@ def print_answers(found: Sequence[Found | Refused], *, as_json: bool) -> None:
         dicts = {(one["gpu"]): one for one in map(_any_dict, found)}
         print_json([dicts[gpu] for gpu in order])
         return
-    ran = [one for one in found if isinstance(one, Found)]
+    ran = [one for one in found if isinstance(one, SearchedGpu)]
     for one in ran:
         _print_part(one)
     echo()
@@ -201,7 +201,7 @@ def print_answers(found: Sequence[Found | Refused], *, as_json: bool) -> None:
     )  # fmt: skip
 
 
-def _print_part(found: Found) -> None:
+def _print_part(found: SearchedGpu) -> None:
     """The front of one GPU type of several."""
     plan, result, view = found.plan, found.result, found.view
     new = len(result.records) - result.reused
@@ -214,8 +214,8 @@ def _print_part(found: Found) -> None:
     print_agreement(view.records)
 
 
-def _any_dict(found: Found | Refused) -> dict[str, Any]:
-    if isinstance(found, Found):
+def _any_dict(found: SearchedGpu | SkippedGpu) -> dict[str, Any]:
+    if isinstance(found, SearchedGpu):
         return answer_dict(found)
     target = found.target
     return {
@@ -228,19 +228,19 @@ def _any_dict(found: Found | Refused) -> dict[str, Any]:
     }
 
 
-def _use(plan: Plan) -> tuple[str, str]:
+def _use(plan: SearchPlan) -> tuple[str, str]:
     """The commands that bring the recommendation to use, under what this search asked for."""
     own = plan.target.space.conditions(())
     where = [text for text in plan.all_conditions if text not in own]
     return use_commands(plan.target, where=where, objectives=plan.options.objectives)
 
 
-def _study_text(plan: Plan) -> str:
+def _study_text(plan: SearchPlan) -> str:
     path = plan.options.study
     return shlex.join(["optuna-dashboard", str(path)]) if path is not None else ""
 
 
-def answer_dict(found: Found) -> dict[str, Any]:
+def answer_dict(found: SearchedGpu) -> dict[str, Any]:
     """What a search of one GPU type came to, for `--json`."""
     plan, result, view = found.plan, found.result, found.view
     folder = plan.target.folder

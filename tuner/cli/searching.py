@@ -13,7 +13,7 @@ from tuner.cli.listening import Printer
 from tuner.cli.search_text import print_answer, print_answers
 from tuner.engine.plan import SearchOptions, make_plans
 from tuner.engine.quiet import quiet_libraries
-from tuner.engine.search import Found, run_plans
+from tuner.engine.search import SearchedGpu, run_plans
 from tuner.engine.target import Target
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 
@@ -28,7 +28,7 @@ def run_search(
         if dry:
             return dry_run(plans, printer, as_json=as_json)
         found = run_plans(plans, command=_command_line(), listener=printer)
-    ran = [one for one in found if isinstance(one, Found)]
+    ran = [one for one in found if isinstance(one, SearchedGpu)]
     if len(found) == 1:
         print_answer(ran[0], as_json=as_json)
     else:

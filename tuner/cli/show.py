@@ -25,7 +25,7 @@ from tuner.cli.options import (
 )
 from tuner.cli.render import echo, print_fields, print_json, settings_text
 from tuner.cli.stages import print_stages
-from tuner.engine.chosen import nothing_fits_error
+from tuner.engine.recommendation import nothing_fits_error
 from tuner.engine.target import (
     Target,
     check_conditions,

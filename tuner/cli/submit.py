@@ -17,7 +17,14 @@ from tuner.cli.search import command as search
 from tuner.engine.job_files import check_id, user_name
 from tuner.engine.measuring import Mode
 from tuner.engine.plan import SearchOptions
-from tuner.engine.submission import Asked, asked_for, check_asked, new_id, put_together, space_in
+from tuner.engine.submission import (
+    RequestedGpu,
+    asked_for,
+    check_asked,
+    new_id,
+    put_together,
+    space_in,
+)
 from tuner.engine.target import Target
 from tuner.engine.targets import gpu_names
 from tuner.space import load_space, parse_settings
@@ -127,7 +134,7 @@ def command(
     echo(f"see `tuner logs {chosen} --follow{more}`, `tuner fetch {chosen}{more}`", err=True)
 
 
-def _checked(options: Mapping[str, Any]) -> list[Asked]:
+def _checked(options: Mapping[str, Any]) -> list[RequestedGpu]:
     """What is to be searched for each GPU type that was named, all of it checked."""
     given = dict(options)
     selected = {name: given.pop(name) for name in ("model", "gpu_memory", "price")}

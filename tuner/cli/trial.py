@@ -18,7 +18,7 @@ from tuner.cli.options import (
     space_option,
 )
 from tuner.cli.render import print_json
-from tuner.cli.trial_run import Question, Trial, print_trial, run_trial, to_dict
+from tuner.cli.trial_run import Trial, TrialOptions, print_trial, run_trial, to_dict
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
 
@@ -67,7 +67,7 @@ def command(*, as_json: bool, margin: str | None, **options: Any) -> int:
     What was predicted stands beside it. Nothing is written. Exit code 1 when the configuration
     does not fit or did not run to its end.
     """
-    question = Question.of(**options)
+    question = TrialOptions.of(**options)
     gpu, trials_on = question.device_type()
     fraction = parse_margin(margin, gpu)
     with quiet_libraries():

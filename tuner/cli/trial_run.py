@@ -15,10 +15,10 @@ from tuner.cli.listening import Printer
 from tuner.cli.render import echo, print_fields, settings_text
 from tuner.cli.stages import print_stages
 from tuner.emulator.here import is_emulated
+from tuner.engine.custom_workload import require_lengths, trial_job
 from tuner.engine.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.engine.estimate import estimate_configuration, one_configuration
 from tuner.engine.measuring import Measuring, Mode, cpu_share, emulating, limit_of
-from tuner.engine.own_code import require_lengths, trial_job
 from tuner.errors import (
     EXIT_BAD_INPUT,
     EXIT_FOUND,
@@ -46,7 +46,7 @@ from tuner.runner.isolated import IsolatedRunner
 from tuner.runner.staged import StagedRunner
 from tuner.space import SearchSpace, parse_settings
 from tuner.space.data import DataFacts
-from tuner.space.distributed_terms import gpus_per_trial
+from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ Evidence = Prediction | Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class TrialOptions:
     """The options of `tuner trial`."""
 
     space_name: str | None
@@ -76,7 +76,7 @@ class Question:
     data: DataFile
 
     @classmethod
-    def of(cls, **options: Any) -> Question:
+    def of(cls, **options: Any) -> TrialOptions:
         """From the options as they were typed. A file of data asks for its lengths.
 
         Raises `InputError` for lengths that the file would not act on.
@@ -187,7 +187,7 @@ class Trial:
 
 
 def run_trial(
-    question: Question, gpu: Gpu, trials_on: Measuring, margin_fraction: float | None
+    question: TrialOptions, gpu: Gpu, trials_on: Measuring, margin_fraction: float | None
 ) -> Trial:
     """Predict, then run. Raises `InputError` for what cannot be run on this GPU at all."""
     settings = parse_settings(question.settings)

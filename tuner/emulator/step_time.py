@@ -43,7 +43,7 @@ class OperatorTime:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class EmulatedStepTime:
     """The emulated time of one optimizer step.
 
     `interval_s` holds the measured time with a probability of 90 %. `breakdown_s` splits `step_s`
@@ -70,7 +70,7 @@ class StepTime:
 
 def step_time(
     report: Mapping[str, Any], gpu: Gpu, *, profile: DeviceProfile | None = None
-) -> StepTime | None:
+) -> EmulatedStepTime | None:
     """The time of a step of the program that `report` (`Pricer.snapshot`) is of.
 
     That of the median step after the first, which makes the optimizer's state; of the first where
@@ -117,7 +117,7 @@ class _Program:
         """The steps whose optimizer ran."""
         return sorted({step for step, phase, *_ in self._counts if phase == Phase.OPTIMIZER})
 
-    def step(self, number: int) -> StepTime:
+    def step(self, number: int) -> EmulatedStepTime:
         """All that is known of the time of one step."""
         calls = list(self._calls(number))
         phases = {phase: self._phase(phase, calls) for phase in (*_PASSES, Phase.OPTIMIZER)}
@@ -135,7 +135,7 @@ class _Program:
             if self._sources[call.number] in {"triton", "product"}
         )
         flops = sum(self._flops(call) for call in calls)
-        return StepTime(
+        return EmulatedStepTime(
             step=number,
             step_s=total,
             # Kernels of which nothing is known may take as long as all others do on average.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.apply.assign import Assignment, assignments, unmapped
-from tuner.apply.plan import Plan, make_plan
+from tuner.apply.plan import EditPlan, make_plan
 from tuner.apply.write import replace_files
 from tuner.expressions import show
-from tuner.results.best import Recommendation
+from tuner.results.best import BestTrial
 from tuner.space import SearchSpace
 
 
@@ -18,7 +18,7 @@ from tuner.space import SearchSpace
 class Applying:
     """What is to be written; `rest` are texts of values that no file has a key for."""
 
-    plan: Plan
+    plan: EditPlan
     rest: tuple[str, ...]
 
     @property
@@ -37,7 +37,7 @@ class Applying:
 
 def applying(
     space: SearchSpace,
-    best: Recommendation,
+    best: BestTrial,
     files: Sequence[Path],
     *,
     targets: Sequence[str] = (),

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from tuner.emulator.here import DEVICE_VARIABLE
 from tuner.emulator.session import Account, Session
-from tuner.emulator.step_time import StepTime, step_time
+from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
 from tuner.errors import InputError
 from tuner.gpus import Gpu
@@ -32,7 +32,7 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class EmulatedAllocation:
     """What one line of code holds on the device at the peak.
 
     `where` is the innermost line outside of PyTorch, `line` the program's own; both may be empty.
@@ -46,7 +46,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceUse:
+class EmulatedDeviceUse:
     """What one process took of one emulated device.
 
     `device_bytes` is what the driver counts: reserved memory, context and what bypasses PyTorch.
@@ -63,7 +63,7 @@ class DeviceUse:
     phase_peak_bytes: Mapping[str, int]
     peak_phase: str
     breakdown: Mapping[str, int]
-    allocations: tuple[Allocation, ...]
+    allocations: tuple[EmulatedAllocation, ...]
     alloc_retries: int
     ooms: int
     trainable_params: int
@@ -92,7 +92,7 @@ class Emulation:
     steps: int
     margin_bytes: int
     exit_status: int
-    devices: tuple[DeviceUse, ...]
+    devices: tuple[EmulatedDeviceUse, ...]
     """Of each rank and device, in their order."""
     error: ProgramError | None
     refused_bytes: int
@@ -102,11 +102,11 @@ class Emulation:
     unknown_values: Mapping[str, int]
     """Operators whose values decide shapes and could not be computed."""
     duration_s: float
-    time: StepTime | None
+    time: EmulatedStepTime | None
     """The time of an optimizer step; None where none ended, or nothing could be priced."""
 
     @property
-    def limiting(self) -> DeviceUse | None:
+    def limiting(self) -> EmulatedDeviceUse | None:
         """The use of a device that takes most of it."""
         return max(self.devices, key=lambda use: use.device_bytes, default=None)
 
@@ -246,13 +246,13 @@ def _ended(results: list[dict[str, Any]], error: ProgramError | None, status: in
     return "crash" if status < 0 else "error" if status else "end"
 
 
-def _slowest(results: list[dict[str, Any]], gpu: Gpu) -> StepTime | None:
+def _slowest(results: list[dict[str, Any]], gpu: Gpu) -> EmulatedStepTime | None:
     """The step time of the rank that takes longest: the others wait for it."""
     times = [step_time(r["work"], gpu) for r in results if r["work"]]
     return max(filter(None, times), key=lambda time: time.step_s, default=None)
 
 
-def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[DeviceUse]:
+def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[EmulatedDeviceUse]:
     by_place = {(account.pid, account.device): account for account in accounts}
     found = []
     for result in sorted(results, key=lambda one: one["rank"]):
@@ -261,15 +261,15 @@ def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[Device
             if account is None:
                 continue
             found.append(
-                DeviceUse(
+                EmulatedDeviceUse(
                     rank=result["rank"],
                     device=one["physical"],
                     device_bytes=account.peak_bytes,
                     managed_bytes=account.managed_peak_bytes,
-                    allocations=tuple(Allocation(**row) for row in one["allocations"]),
+                    allocations=tuple(EmulatedAllocation(**row) for row in one["allocations"]),
                     **{
                         field.name: one[field.name]
-                        for field in dataclasses.fields(DeviceUse)
+                        for field in dataclasses.fields(EmulatedDeviceUse)
                         if field.name in one and field.name not in ("device", "allocations")
                     },
                 )

@@ -104,12 +104,12 @@ def estimate_configuration(
     Raises `InputError`, with everything that is wrong, when the GPU cannot run it.
     """
     from tuner.engine.support import require_supported
-    from tuner.estimators.predictor import Job, Predictor
+    from tuner.estimators.predictor import PredictionJob, Predictor
 
     stages = [*space.stage_configurations(configuration).values()]
     for values in stages or [configuration]:
         require_supported(values, gpu)
-    predictor = Predictor(Job(space.workload, space.predicted_model()))
+    predictor = Predictor(PredictionJob(space.workload, space.predicted_model()))
 
     def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
         return predictor.predict(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tuner.apply.assign import assignments
 from tuner.engine.target import Target
-from tuner.export import Exported, Subject, export
+from tuner.export import Exported, ExportInput, export
 from tuner.models.catalogue import get_entry
 from tuner.records import KnobValue
-from tuner.results.best import Recommendation
+from tuner.results.best import BestTrial
 from tuner.units import format_gib
 
 
 def export_recommended(
     target: Target,
-    best: Recommendation,
+    best: BestTrial,
     name: str,
     *,
     targets: tuple[str, ...] = (),
@@ -27,11 +27,11 @@ def export_recommended(
 
 
 def _subject(
-    target: Target, best: Recommendation, *, targets: tuple[str, ...], maps: tuple[str, ...]
-) -> Subject:
+    target: Target, best: BestTrial, *, targets: tuple[str, ...], maps: tuple[str, ...]
+) -> ExportInput:
     entry = get_entry(target.space.model) if target.space.model else None
     flags, unflagged = _flags(target, best, targets=targets, maps=maps)
-    return Subject(
+    return ExportInput(
         configuration=best.configuration,
         workload=target.space.workload,
         model=(entry.hub_id if entry and entry.hub_id else target.space.model),
@@ -43,7 +43,7 @@ def _subject(
 
 
 def _flags(
-    target: Target, best: Recommendation, *, targets: tuple[str, ...], maps: tuple[str, ...]
+    target: Target, best: BestTrial, *, targets: tuple[str, ...], maps: tuple[str, ...]
 ) -> tuple[dict[str, KnobValue], dict[str, str]]:
     """The flags of `--format command`, and what no flag says."""
     space, values = target.space, best.configuration

@@ -108,12 +108,12 @@ def _keep_course(folder: ResultsFolder, courses: Sequence[str]) -> None:
 
     The report takes it only if it is of what is recommended.
     """
-    from tuner.estimators.course import MemoryCourse
+    from tuner.estimators.memory_timeline import MemoryTimeline
 
     for text in courses:
         try:
             data = json.loads(text)
-            whole = MemoryCourse.from_dict(data["course"])
+            whole = MemoryTimeline.from_dict(data["course"])
             subject = data["of"]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             continue  # a report without it says that it has none

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.engine.chosen import nothing_fits
-from tuner.engine.plan import Refused
-from tuner.engine.search import Found
+from tuner.engine.plan import SkippedGpu
+from tuner.engine.recommendation import nothing_fits
+from tuner.engine.search import SearchedGpu
 from tuner.engine.target import Target
 from tuner.errors import NothingFitsError, UnavailableError
 from tuner.gpus import Gpu
-from tuner.results.best import Recommendation
+from tuner.results.best import BestTrial
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Answer:
     """What one GPU type comes to: its recommendation, or why there is none."""
 
     gpu: Gpu
-    best: Recommendation | None
+    best: BestTrial | None
     reason: str = ""
 
     @property
@@ -29,9 +29,7 @@ class Answer:
         return self.best.cost.epoch_usd if self.best and self.best.cost else None
 
 
-def answers(
-    targets: Sequence[Target], recommended: Callable[[Target], Recommendation]
-) -> list[Answer]:
+def answers(targets: Sequence[Target], recommended: Callable[[Target], BestTrial]) -> list[Answer]:
     """The answer of each target: the cheapest epoch first, then the fastest, then the rest."""
     found: list[Answer] = []
     missing: list[UnavailableError] = []
@@ -47,13 +45,13 @@ def answers(
     return sorted(found, key=_order)
 
 
-def answers_found(found: Sequence[Found | Refused]) -> list[Answer]:
+def answers_found(found: Sequence[SearchedGpu | SkippedGpu]) -> list[Answer]:
     """The answers of a search of several GPU types, in the same order as those of `answers`."""
     return sorted(map(_answer, found), key=_order)
 
 
-def _answer(found: Found | Refused) -> Answer:
-    if isinstance(found, Refused):
+def _answer(found: SearchedGpu | SkippedGpu) -> Answer:
+    if isinstance(found, SkippedGpu):
         return Answer(found.target.gpu, None, found.reason)
     plan, view = found.plan, found.view
     if view.best is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner.engine.plan import Plan
+from tuner.engine.plan import SearchPlan
 from tuner.engine.target import comparable, with_margin
 from tuner.records import TrialRecord
 from tuner.results.journal import JournalWriter
@@ -15,7 +15,7 @@ from tuner.results.store import ResultsFolder
 
 
 @contextlib.contextmanager
-def journal_of(plan: Plan) -> Iterator[tuple[JournalWriter, tuple[TrialRecord, ...]]]:
+def journal_of(plan: SearchPlan) -> Iterator[tuple[JournalWriter, tuple[TrialRecord, ...]]]:
     """The journal to append to, and what it holds already.
 
     Known predictions are appended again when another margin is asked for: whether they fit
@@ -52,7 +52,7 @@ def _remove_empty(folder: ResultsFolder, existed: Sequence[Path]) -> None:
         path.rmdir()  # refused where something is in it
 
 
-def _set_aside(plan: Plan) -> None:
+def _set_aside(plan: SearchPlan) -> None:
     """Rename the journal of earlier searches, so that this one begins anew and nothing is lost."""
     journal = plan.target.folder.journal
     if not journal.exists():

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
 from tuner.engine.notices import Notices
-from tuner.engine.plan import Plan, Refused
+from tuner.engine.plan import SearchPlan, SkippedGpu
 from tuner.records import TrialRecord
 from tuner.tune.progress import Progress
 
@@ -19,10 +19,10 @@ Searching = Callable[[Mapping[str, "Progress"]], None]
 class Listener(Notices):
     """Hears of a whole search and tells nobody: the base of those that do."""
 
-    def planned(self, plan: Plan, known: tuple[TrialRecord, ...]) -> None:
+    def planned(self, plan: SearchPlan, known: tuple[TrialRecord, ...]) -> None:
         """A search was checked and begins; `known` are the trials of earlier ones."""
 
-    def refused(self, refused: Refused) -> None:
+    def refused(self, refused: SkippedGpu) -> None:
         """No trial is run on a GPU type, where others are searched as well."""
 
     @contextlib.contextmanager

@@ -16,8 +16,8 @@ from tuner.gpus import Gpu
 from tuner.runner.base import MeasureOptions, RunnerFactory, TrialJob
 from tuner.runner.factories import EmulatedFactory, MeasuredFactory
 from tuner.space import SearchSpace
-from tuner.space.distributed_terms import most_gpus_per_trial
-from tuner.tune.request import Bench
+from tuner.space.distributed_knobs import most_gpus_per_trial
+from tuner.tune.request import TrialDevice
 from tuner.tune.verified import VerifiedFactory
 from tuner.units import GIB, format_gib
 
@@ -72,9 +72,9 @@ class Measuring:
         return max(1, int(self.resources.get("CPU", 1)))
 
     @property
-    def bench(self) -> Bench:
+    def trial_device(self) -> TrialDevice:
         """Where trials run, for the records."""
-        return Bench(self.names[0], self.memory_limit_bytes, self.emulated)
+        return TrialDevice(self.names[0], self.memory_limit_bytes, self.emulated)
 
     def options(self, **values: object) -> MeasureOptions:
         """How one trial runs."""

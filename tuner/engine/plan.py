@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.engine.custom_workload import model_version, require_lengths, require_trials, searcher_of
 from tuner.engine.device import with_profile
 from tuner.engine.margin import parse_margin
 from tuner.engine.measuring import Measuring, Mode, Simulating, decide, gpus_of_trials
 from tuner.engine.notices import UNHEARD, Notices
-from tuner.engine.own_code import model_version, require_lengths, require_trials, searcher_of
 from tuner.engine.target import CannotRunError, Target, check_conditions
 from tuner.errors import InputError, NothingFitsError, TunerError, UnavailableError
 from tuner.estimators.speed.profile import DeviceProfile
@@ -26,7 +26,7 @@ from tuner.tune.budget import Budget
 from tuner.tune.request import (
     DEFAULT_SEARCHER,
     DEFAULT_TRIALS,
-    Bench,
+    TrialDevice,
     check_min_gain,
     check_objectives,
 )
@@ -74,7 +74,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SearchPlan:
     """A search that has been checked: what is tried, under which conditions."""
 
     target: Target
@@ -96,15 +96,15 @@ class Plan:
         return dataclasses.replace(facts, objectives=named) if named else facts
 
     @property
-    def bench(self) -> Bench | None:
+    def trial_device(self) -> TrialDevice | None:
         """Where trials run; None where they are simulated."""
-        return self.trials_on.bench if isinstance(self.trials_on, Measuring) else None
+        return self.trials_on.trial_device if isinstance(self.trials_on, Measuring) else None
 
     def is_alike(self, record: TrialRecord) -> bool:
         """Whether an earlier trial was run as this search runs its own."""
-        if self.bench is None:
+        if self.trial_device is None:
             return record.source is Source.PREDICTED
-        return self.bench.ran(record)
+        return self.trial_device.ran(record)
 
     @property
     def margin_bytes(self) -> int:
@@ -123,7 +123,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class SkippedGpu:
     """A GPU type on which no trial is run, and why."""
 
     target: Target
@@ -139,7 +139,7 @@ class Refused:
 
 def make_plans(
     targets: Sequence[Target], options: SearchOptions, notices: Notices = UNHEARD
-) -> list[Plan | Refused]:
+) -> list[SearchPlan | SkippedGpu]:
     """A plan for each GPU type, or what it lacks; see `make_plan`.
 
     What is wrong with the question itself is raised. So is what the only type lacks, and
@@ -147,19 +147,19 @@ def make_plans(
     """
     if len(targets) == 1:
         return [make_plan(targets[0], options, notices)]
-    plans: list[Plan | Refused] = []
+    plans: list[SearchPlan | SkippedGpu] = []
     for target in targets:
         try:
             plans.append(make_plan(target, options, notices))
         except (CannotRunError, UnavailableError) as error:
-            plans.append(Refused(target, error))
-    refused = [plan for plan in plans if isinstance(plan, Refused)]
+            plans.append(SkippedGpu(target, error))
+    refused = [plan for plan in plans if isinstance(plan, SkippedGpu)]
     if len(refused) == len(plans):
         raise none_left(refused)
     return plans
 
 
-def none_left(refused: Sequence[Refused]) -> TunerError:
+def none_left(refused: Sequence[SkippedGpu]) -> TunerError:
     """The error where every GPU type is refused, with all reasons."""
     if len(refused) == 1:
         return refused[0].error
@@ -172,7 +172,7 @@ def none_left(refused: Sequence[Refused]) -> TunerError:
     )
 
 
-def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD) -> Plan:
+def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD) -> SearchPlan:
     """Check everything that can be wrong. Raises `InputError`; writes no results."""
     settings = options.settings
     space = pin(target.space, settings) if settings else target.space
@@ -212,7 +212,7 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
         from tuner.tune.guided_goals import check_known
 
         check_known(objectives, part.supported, gpu)
-    return Plan(
+    return SearchPlan(
         target=narrowed,
         options=options,
         part=part,

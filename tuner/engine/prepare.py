@@ -1,4 +1,4 @@
-"""From a checked plan to the request of a search: predictions, what is tried first, the bench."""
+"""From a checked plan to the request of a search: predictions, what is tried first, the device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.engine.custom_workload import trial_job
 from tuner.engine.device import CPU
 from tuner.engine.listener import SILENT, Listener
 from tuner.engine.measuring import Measuring
-from tuner.engine.own_code import trial_job
-from tuner.engine.plan import Plan, SearchOptions
+from tuner.engine.plan import SearchOptions, SearchPlan
 from tuner.engine.target import stale
 from tuner.estimators.shortlist import shortlist
 from tuner.estimators.stages import hardest_first, predict_overall
@@ -25,7 +25,7 @@ from tuner.tune.watch import Watch, parse_tracking
 from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from tuner.estimators.predictor import Job, Predictor
+    from tuner.estimators.predictor import PredictionJob, Predictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,35 +33,35 @@ class Prepared:
     """A search that is ready to run.
 
     `predictions` are those of the supported configurations, in their order; empty where nothing
-    had to be predicted. `notes` are sentences about the space for people. `hopeless` says why no
-    trial is worth running; empty where some may fit.
+    had to be predicted. `notes` are sentences about the space for people. `why_infeasible` says why
+    no trial is worth running; empty where some may fit.
     """
 
     request: SearchRequest
     predictions: tuple[Prediction, ...]
     notes: tuple[str, ...]
-    hopeless: str = ""
+    why_infeasible: str = ""
 
 
 class Predictors:
     """Makes one predictor for each workload and model, so that GPU types share what is traced."""
 
     def __init__(self) -> None:
-        self._made: dict[Job, Predictor] = {}
+        self._made: dict[PredictionJob, Predictor] = {}
 
     def of(self, space: SearchSpace) -> Predictor:
         """The predictor of the space's workload and model."""
         from tuner.estimators.compiling import default_workers
-        from tuner.estimators.predictor import Job, Predictor
+        from tuner.estimators.predictor import PredictionJob, Predictor
 
-        job = Job(space.workload, space.predicted_model())
+        job = PredictionJob(space.workload, space.predicted_model())
         if job not in self._made:
             self._made[job] = Predictor(job, workers=default_workers())
         return self._made[job]
 
 
 def prepare(
-    plan: Plan,
+    plan: SearchPlan,
     known: tuple[TrialRecord, ...],
     listener: Listener = SILENT,
     *,
@@ -80,7 +80,7 @@ def prepare(
     if isinstance(trials_on, Measuring):
         runners = trials_on.factory(job, measure_options(trials_on, options))
         how = {
-            "bench": trials_on.bench,
+            "trial_device": trials_on.trial_device,
             "resources_per_trial": trials_on.resources,
             "local_gpus": trials_on.local,
             # What a command does at worst is what it does in any trial of its own.
@@ -125,11 +125,11 @@ def prepare(
         request,
         tuple(predictions),
         _inert(plan, predictions, listener),
-        hopeless(plan, known, predictions),
+        why_infeasible(plan, known, predictions),
     )
 
 
-def _known_number(plan: Plan, known: tuple[TrialRecord, ...]) -> int:
+def _known_number(plan: SearchPlan, known: tuple[TrialRecord, ...]) -> int:
     """How many trials of this search there were; those outside its conditions are of another."""
     own = {configuration.key for configuration in plan.part.supported}
     return sum(
@@ -148,7 +148,7 @@ def _watch(options: SearchOptions, listener: Listener) -> Watch:
 
 
 def _in_stages(
-    plan: Plan, runners: RunnerFactory, predictions: Sequence[Prediction]
+    plan: SearchPlan, runners: RunnerFactory, predictions: Sequence[Prediction]
 ) -> RunnerFactory:
     """What runs a trial in each stage, the one that needs most memory first, if there are some."""
     space = plan.part.space
@@ -181,7 +181,7 @@ SHORTLIST_SHARE = 0.75
 """Part of the budget that goes to the predicted short list; Optuna proposes the rest."""
 
 
-def _initial(plan: Plan, predictions: Sequence[Prediction]) -> list[Configuration]:
+def _initial(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[Configuration]:
     """What is tried first: the space's baseline, and the short list of the predicted space."""
     space = plan.part.space
     baseline = _baseline(space)
@@ -195,7 +195,7 @@ def _baseline(space: SearchSpace) -> list[Configuration]:
     return [configure(space, space.baseline)] if space.baseline else []
 
 
-def _predictions(plan: Plan, predictors: Predictors, listener: Listener) -> list[Prediction]:
+def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -> list[Prediction]:
     """A prediction of every configuration that can be tried, in their order."""
     space = plan.part.space
     predictor = predictors.of(space)
@@ -221,15 +221,19 @@ def _predictions(plan: Plan, predictors: Predictors, listener: Listener) -> list
     return predictions
 
 
-def hopeless(plan: Plan, known: Sequence[TrialRecord], predictions: Sequence[Prediction]) -> str:
+def why_infeasible(
+    plan: SearchPlan, known: Sequence[TrialRecord], predictions: Sequence[Prediction]
+) -> str:
     """Why no trial can fit, from the predictions alone; empty where one may, or one did.
 
-    A simulated trial comes to what is predicted. A real one may need less: it is hopeless only
+    A simulated trial comes to what is predicted. A real one may need less: it is infeasible only
     where the lower end of the prediction's interval is too much as well.
     """
     if not predictions or any(record.fits for record in known):
         return ""
-    if any(_may_fit(prediction, measured=plan.bench is not None) for prediction in predictions):
+    if any(
+        _may_fit(prediction, measured=plan.trial_device is not None) for prediction in predictions
+    ):
         return ""
     least = min(prediction.memory.device_bytes for prediction in predictions)
     gpu = plan.target.gpu
@@ -248,7 +252,9 @@ def _may_fit(prediction: Prediction, *, measured: bool) -> bool:
     return prediction.budget.fits(low_bytes)
 
 
-def _inert(plan: Plan, predictions: Sequence[Prediction], listener: Listener) -> tuple[str, ...]:
+def _inert(
+    plan: SearchPlan, predictions: Sequence[Prediction], listener: Listener
+) -> tuple[str, ...]:
     """What is to be said of knobs that change nothing; said once here, and in the report."""
     from tuner.estimators.inert import inert_knobs
 

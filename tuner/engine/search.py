@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tuner.engine.course import course_of
 from tuner.engine.journals import journal_of
 from tuner.engine.listener import SILENT, Listener
-from tuner.engine.plan import Plan, Refused, none_left
+from tuner.engine.memory_timeline import course_of
+from tuner.engine.plan import SearchPlan, SkippedGpu, none_left
 from tuner.engine.prepare import Predictors, Prepared, prepare
 from tuner.engine.target import comparable, stale, stale_text, with_margin
 from tuner.engine.verifying import verify_all
@@ -26,7 +26,7 @@ from tuner.results.journal import JournalWriter
 from tuner.results.pruned import write_pruned
 from tuner.results.view import View
 from tuner.tune.progress import Progress
-from tuner.tune.request import SearchRequest, SearchResult
+from tuner.tune.request import SearchOutcome, SearchRequest
 
 HINT = "lower the floors with --where, allow smaller values in the space, or take a larger GPU"
 
@@ -35,11 +35,11 @@ LEAST_TIME_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchedGpu:
     """What a search of one GPU type came to: its trials, and what its files show."""
 
-    plan: Plan
-    result: SearchResult
+    plan: SearchPlan
+    result: SearchOutcome
     view: View
 
 
@@ -47,25 +47,25 @@ class Found:
 class _Open:
     """A search that is about to run, with its journal."""
 
-    plan: Plan
+    plan: SearchPlan
     prepared: Prepared
     writer: JournalWriter
 
 
 def run_plans(
-    plans: Sequence[Plan | Refused], *, command: str, listener: Listener = SILENT
-) -> list[Found | Refused]:
+    plans: Sequence[SearchPlan | SkippedGpu], *, command: str, listener: Listener = SILENT
+) -> list[SearchedGpu | SkippedGpu]:
     """Search every GPU type that is planned; `command` is what the reports tell to repeat.
 
     A type that no configuration is predicted to fit is refused, and no trial is run on it. Raises
     `NothingFitsError` where that leaves no type. All journals are valid then, as they are after
     an interruption and after any other error.
     """
-    found: dict[str, Found | Refused] = {}
+    found: dict[str, SearchedGpu | SkippedGpu] = {}
     with contextlib.ExitStack() as journals:
         opened = _open(plans, journals, found, listener)
         if not opened:
-            raise none_left([one for one in found.values() if isinstance(one, Refused)])
+            raise none_left([one for one in found.values() if isinstance(one, SkippedGpu)])
         results = _run(opened, listener)
         verify_all(
             [(one.plan, one.writer, r) for one, r in zip(opened, results, strict=True)], listener
@@ -75,19 +75,19 @@ def run_plans(
         error = _failure(result)
         if result is None or (error is not None and (len(plans) == 1 or not result.records)):
             assert error is not None
-            found[one.plan.target.gpu.id] = Refused(one.plan.target, error)
+            found[one.plan.target.gpu.id] = SkippedGpu(one.plan.target, error)
             continue
         if error is not None:
             listener.warn(f"{one.plan.target.gpu.id}: {error}")
         ran.append((one, result))
     if not ran:
-        raise none_left([one for one in found.values() if isinstance(one, Refused)])
+        raise none_left([one for one in found.values() if isinstance(one, SkippedGpu)])
     for one_found in _write(ran, command=command):
         found[one_found.plan.target.gpu.id] = one_found
     return [found[plan.target.gpu.id] for plan in plans]
 
 
-def _failure(result: SearchResult | None) -> TunerError | None:
+def _failure(result: SearchOutcome | None) -> TunerError | None:
     """Why a search did not come to its end; an interruption after it began is no failure."""
     if result is None:
         return TunerError("interrupted before its first trial")
@@ -95,15 +95,15 @@ def _failure(result: SearchResult | None) -> TunerError | None:
 
 
 def _open(
-    plans: Sequence[Plan | Refused],
+    plans: Sequence[SearchPlan | SkippedGpu],
     journals: contextlib.ExitStack,
-    found: dict[str, Found | Refused],
+    found: dict[str, SearchedGpu | SkippedGpu],
     listener: Listener,
 ) -> list[_Open]:
     """What is to run, with its journal open in `journals`; who is refused goes to `found`."""
-    begun: list[tuple[Plan, JournalWriter, tuple[TrialRecord, ...]]] = []
+    begun: list[tuple[SearchPlan, JournalWriter, tuple[TrialRecord, ...]]] = []
     for plan in plans:
-        if isinstance(plan, Refused):
+        if isinstance(plan, SkippedGpu):
             found[plan.target.gpu.id] = plan
             listener.refused(plan)
         else:
@@ -113,24 +113,24 @@ def _open(
     predictors = Predictors()
     for plan, writer, known in begun:
         prepared = prepare(plan, known, listener, predictors=predictors)
-        if not prepared.hopeless:
+        if not prepared.why_infeasible:
             opened.append(_Open(plan, prepared, writer))
             continue
-        refused = Refused(plan.target, NothingFitsError(prepared.hopeless, hint=HINT))
+        refused = SkippedGpu(plan.target, NothingFitsError(prepared.why_infeasible, hint=HINT))
         found[plan.target.gpu.id] = refused
         if len(plans) > 1:  # else it is the error that the search ends with
             listener.refused(refused)
     return opened
 
 
-def _run(opened: Sequence[_Open], listener: Listener) -> list[SearchResult | None]:
+def _run(opened: Sequence[_Open], listener: Listener) -> list[SearchOutcome | None]:
     """The result of each search; None for the last ones, if an interruption left them no time."""
     from tuner.tune.driver import search_all  # Ray and Optuna: seconds to import
 
     writers = {one.plan.target.gpu.id: one.writer for one in opened}
     gpus = list(writers)
     latest: dict[str, Progress] = {}
-    results: list[SearchResult | None] = []
+    results: list[SearchOutcome | None] = []
     started_s = time.monotonic()
     with listener.searching() as report:
         for batch in batches([one.prepared.request for one in opened]):
@@ -160,7 +160,7 @@ def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
     """
     together: list[SearchRequest] = []
     for request in requests:
-        alone = request.bench is not None and not request.bench.emulated
+        alone = request.trial_device is not None and not request.trial_device.emulated
         if not alone or request.address is not None:
             together.append(request)
             continue
@@ -180,16 +180,18 @@ def _with_time_left(request: SearchRequest, spent_s: float) -> SearchRequest:
     return dataclasses.replace(request, time_limit_s=left_s)
 
 
-def _write(ran: Sequence[tuple[_Open, SearchResult]], *, command: str) -> list[Found]:
+def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[SearchedGpu]:
     """Write every file of every GPU type's folder, and return what they show."""
     for one, result in ran:
         if result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
             write_pruned(one.plan.target.folder, result.pruned)
     views = write_results([_contents(one, result, command=command) for one, result in ran])
-    return [Found(one.plan, result, view) for (one, result), view in zip(ran, views, strict=True)]
+    return [
+        SearchedGpu(one.plan, result, view) for (one, result), view in zip(ran, views, strict=True)
+    ]
 
 
-def _contents(one: _Open, result: SearchResult, *, command: str) -> Contents:
+def _contents(one: _Open, result: SearchOutcome, *, command: str) -> Contents:
     """What the journal holds now of what can be compared."""
     plan, target = one.plan, one.plan.target
     found = target.folder.read().records

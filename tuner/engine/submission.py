@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner.engine.custom_workload import require_lengths
 from tuner.engine.device import AUTO, CPU
 from tuner.engine.margin import parse_margin
 from tuner.engine.measuring import Mode
-from tuner.engine.own_code import require_lengths
 from tuner.engine.plan import SearchOptions, make_plan
 from tuner.engine.target import Target, check_conditions
 from tuner.engine.targets import load_targets
@@ -40,7 +40,7 @@ def check_type(name: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedGpu:
     """A GPU type as it was named: what it may mean, of which the cluster offers one.
 
     `settled` says whether the name tells one type.
@@ -65,7 +65,9 @@ class Asked:
         return " or ".join(target.gpu.id for target in self.targets)
 
 
-def asked_for(space: str, names: Sequence[str], results: Path, **selected: Any) -> list[Asked]:
+def asked_for(
+    space: str, names: Sequence[str], results: Path, **selected: Any
+) -> list[RequestedGpu]:
     """What the names of GPU types mean; a name of several types may mean each of them.
 
     `selected` are arguments of `load_targets`. Raises `InputError` with everything that is wrong.
@@ -74,12 +76,14 @@ def asked_for(space: str, names: Sequence[str], results: Path, **selected: Any) 
     firsts = [found[0] for found in ids.values()]
     load_targets(space, firsts, results=results, **selected)  # all that is wrong, at once
     return [
-        Asked(name, tuple(load_targets(space, [i], results=results, **selected)[0] for i in found))
+        RequestedGpu(
+            name, tuple(load_targets(space, [i], results=results, **selected)[0] for i in found)
+        )
         for name, found in ids.items()
     ]
 
 
-def check_asked(asked: Sequence[Asked], options: SearchOptions) -> None:
+def check_asked(asked: Sequence[RequestedGpu], options: SearchOptions) -> None:
     """Raise the error of what the cluster would refuse, whichever type a name means there."""
     for one in asked:
         errors: list[TunerError] = []

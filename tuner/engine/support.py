@@ -15,7 +15,7 @@ from tuner.estimators.predict import check_supported
 from tuner.gpus import Gpu
 from tuner.records import Configuration
 from tuner.space import SearchSpace
-from tuner.space.distributed_terms import gpus_per_trial
+from tuner.space.distributed_knobs import gpus_per_trial
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,21 +14,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from tuner.emulator.toolchain import unavailable
+from tuner.engine.custom_workload import trial_job
 from tuner.engine.listener import Listener
 from tuner.engine.measuring import Simulating, emulating, gpus_of_trials
-from tuner.engine.own_code import trial_job
-from tuner.engine.plan import Plan
+from tuner.engine.plan import SearchPlan
 from tuner.engine.target import comparable, with_margin
 from tuner.errors import TunerError
 from tuner.estimators.stages import hardest_first
 from tuner.records import Outcome, Source, Status, TrialRecord
-from tuner.results.best import Recommendation
+from tuner.results.best import BestTrial
 from tuner.results.journal import JournalWriter
 from tuner.results.view import build_view
 from tuner.runner.base import Instructions
 from tuner.runner.environment import trial_environment
 from tuner.runner.staged import StagedRunner
-from tuner.tune.request import SearchResult
+from tuner.tune.request import SearchOutcome
 
 MOST_TRIES = 3
 """When so many of the best fail, another reason than the configuration is likely."""
@@ -41,7 +41,7 @@ SWITCH = "TUNER_VERIFY"
 
 
 def verify_all(
-    done: Sequence[tuple[Plan, JournalWriter, SearchResult | None]], listener: Listener
+    done: Sequence[tuple[SearchPlan, JournalWriter, SearchOutcome | None]], listener: Listener
 ) -> None:
     """Verify what each simulated search recommends, and write that into its journal.
 
@@ -64,7 +64,7 @@ def verify_all(
         listener.warn("the verification was interrupted; the same command begins it again")
 
 
-def _is_wanted(plan: Plan, result: SearchResult) -> bool:
+def _is_wanted(plan: SearchPlan, result: SearchOutcome) -> bool:
     return (
         plan.options.verify
         and os.environ.get(SWITCH, "").lower() != "no"
@@ -76,7 +76,7 @@ def _is_wanted(plan: Plan, result: SearchResult) -> bool:
     )
 
 
-def _verify(plan: Plan, writer: JournalWriter, listener: Listener) -> None:
+def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener) -> None:
     """Verify the best, and the next best where it does not fit, so many times."""
     gpu, run_id = plan.target.gpu, uuid.uuid4().hex[:8]
     for number in range(MOST_TRIES):
@@ -97,7 +97,7 @@ def _verify(plan: Plan, writer: JournalWriter, listener: Listener) -> None:
             return
 
 
-def _best(plan: Plan) -> Recommendation | None:
+def _best(plan: SearchPlan) -> BestTrial | None:
     """What the journal recommends now, under the conditions of the search."""
     records = comparable(plan.target.folder.read().records, plan.target)
     return build_view(
@@ -109,7 +109,7 @@ def _best(plan: Plan) -> Recommendation | None:
     ).best
 
 
-def _run(plan: Plan, best: Recommendation) -> Outcome:
+def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
     """The outcome of one emulated trial, in every stage where the space has some."""
     from tuner.runner.emulated import EmulatedRunner
 
@@ -127,7 +127,7 @@ def _run(plan: Plan, best: Recommendation) -> Outcome:
         return StagedRunner(runner, space, orders).run(record.configuration, verify)
 
 
-def _record(plan: Plan, best: Recommendation, outcome: Outcome, *, trial_id: str) -> TrialRecord:
+def _record(plan: SearchPlan, best: BestTrial, outcome: Outcome, *, trial_id: str) -> TrialRecord:
     return TrialRecord(
         trial_id=trial_id,
         space=plan.part.space.name,

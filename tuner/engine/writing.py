@@ -8,8 +8,8 @@ from typing import Any
 
 from tuner.engine.target import Target
 from tuner.records import TrialRecord
-from tuner.results.course_file import CourseOf
 from tuner.results.facts import SpaceFacts
+from tuner.results.memory_timeline_file import TimelineOf
 from tuner.results.view import View, build_view
 from tuner.results.writing import write_all, write_tables
 
@@ -25,7 +25,7 @@ class Contents:
     facts: SpaceFacts
     records: Sequence[TrialRecord]
     how: Mapping[str, Any]
-    course_of: CourseOf
+    course_of: TimelineOf
 
 
 def write_results(contents: Sequence[Contents]) -> list[View]:

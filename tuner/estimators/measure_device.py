@@ -16,7 +16,13 @@ from tuner.errors import InputError, UnavailableError
 from tuner.estimators.reference_fit import calibrated_on_reference
 from tuner.estimators.speed import microbench
 from tuner.estimators.speed.link import measure_link
-from tuner.estimators.speed.measure_plan import Plan, cpu_plan, cuda_plan, fitting, traffic_sizes
+from tuner.estimators.speed.measure_plan import (
+    MeasurePlan,
+    cpu_plan,
+    cuda_plan,
+    fitting,
+    traffic_sizes,
+)
 from tuner.estimators.speed.microbench import Stopwatch
 from tuner.estimators.speed.profile import (
     REFERENCE,
@@ -163,14 +169,14 @@ def _torch_device(text: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _plan(device: torch.device, smoke: bool) -> Plan:
+def _plan(device: torch.device, smoke: bool) -> MeasurePlan:
     if device.type == "cpu" or smoke:
         return cpu_plan(smoke=smoke)
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return cuda_plan(torch.cuda.get_device_capability(device), free_bytes)
 
 
-def _traffic(survey: _Survey, plan: Plan) -> Iterator[TrafficRate]:
+def _traffic(survey: _Survey, plan: MeasurePlan) -> Iterator[TrafficRate]:
     for kind in ("elementwise", "copy", "read"):
         for size in traffic_sizes(plan.largest_traffic_bytes):
             found = survey.attempt(
@@ -188,7 +194,7 @@ def _traffic(survey: _Survey, plan: Plan) -> Iterator[TrafficRate]:
                 yield rate
 
 
-def _dequantise(survey: _Survey, plan: Plan) -> Iterator[TrafficRate]:
+def _dequantise(survey: _Survey, plan: MeasurePlan) -> Iterator[TrafficRate]:
     for kind, name in (("nf4", "dequantise"), ("int8", "dequantise_int8")):
         for rows, columns in plan.weights:
             found = survey.attempt(
@@ -207,7 +213,7 @@ def _dequantise(survey: _Survey, plan: Plan) -> Iterator[TrafficRate]:
                 yield rate
 
 
-def _attention(survey: _Survey, plan: Plan) -> Iterator[AttentionRate]:
+def _attention(survey: _Survey, plan: MeasurePlan) -> Iterator[AttentionRate]:
     for case in plan.attention:
         label = (
             f"{case.kernel} {case.dtype} {case.batch}x{case.heads}x{case.length}x{case.head_dim}"
@@ -232,7 +238,7 @@ def _attention(survey: _Survey, plan: Plan) -> Iterator[AttentionRate]:
             yield rate
 
 
-def _matmul(survey: _Survey, plan: Plan) -> Iterator[MatmulRate]:
+def _matmul(survey: _Survey, plan: MeasurePlan) -> Iterator[MatmulRate]:
     best = dict.fromkeys(plan.dtypes, 0.0)
     items = {dtype: microbench.DTYPES[dtype].itemsize for dtype in plan.dtypes}
     # Small shapes of all dtypes first: a cut for want of time leaves the large ones out.

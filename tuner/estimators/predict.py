@@ -26,8 +26,8 @@ from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.gpus import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, Memory, MemoryBudget, Prediction, Speed
-from tuner.space.distributed_terms import GPUS_PER_TRIAL, Parallelism, gpus_per_trial
-from tuner.space.vocabulary import unmodelled
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL, Parallelism, gpus_per_trial
+from tuner.space.schemas import unmodelled
 from tuner.workloads import get_workload, tokens_per_sample
 
 if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without

@@ -39,7 +39,7 @@ from tuner.estimators.stored import build_optimizer, read_optimizer, read_passes
 from tuner.gpus import Gpu
 from tuner.models.catalogue import architecture
 from tuner.records import Configuration, Prediction
-from tuner.space.distributed_terms import Parallelism
+from tuner.space.distributed_knobs import Parallelism
 
 METHOD = "compiled timeline, checked against a held-back trace"
 FALLBACK = "this structure does not compile"
@@ -52,7 +52,7 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PredictionJob:
     """What is predicted: a workload and a model, by name; cheap to make and to send."""
 
     workload: str
@@ -66,7 +66,7 @@ class Predictor:
     transformers is imported while every structure asked for is in the cache.
     """
 
-    def __init__(self, job: Job, *, workers: int = 0) -> None:
+    def __init__(self, job: PredictionJob, *, workers: int = 0) -> None:
         self._job = job
         self._workers = workers
         self._architecture = architecture(job.model)

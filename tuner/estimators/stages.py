@@ -16,7 +16,7 @@ Predict = Callable[[Sequence[Configuration]], Sequence[Prediction]]
 """Predictions of configurations, in their order: `Predictor.predict` on some GPU."""
 
 
-class Work(NamedTuple):
+class StageWork(NamedTuple):
     """What a stage does: samples in one pass over its data, and how many passes."""
 
     examples: float
@@ -68,18 +68,22 @@ def predict_overall(
     return [found.overall for found in predict_stages(space, configurations, predict)]
 
 
-def stage_work(space: SearchSpace) -> dict[str, Work | None]:
+def stage_work(space: SearchSpace) -> dict[str, StageWork | None]:
     """What each stage does; None where the space does not say how many examples it has."""
-    work: dict[str, Work | None] = {}
+    work: dict[str, StageWork | None] = {}
     for stage in space.stages:
         examples = stage.examples if stage.examples is not None else space.data.examples
         epochs = stage.epochs if stage.epochs is not None else space.data.epochs
         known = examples is not None
-        work[stage.name] = Work(examples or 0, 1.0 if epochs is None else epochs) if known else None
+        work[stage.name] = (
+            StageWork(examples or 0, 1.0 if epochs is None else epochs) if known else None
+        )
     return work
 
 
-def combine(stages: Mapping[str, Prediction], work: Mapping[str, Work | None]) -> StagedPrediction:
+def combine(
+    stages: Mapping[str, Prediction], work: Mapping[str, StageWork | None]
+) -> StagedPrediction:
     """One prediction for all stages; see `StagedPrediction`."""
     limiting = max(stages, key=lambda name: stages[name].memory.device_bytes)
     hardest = stages[limiting]
@@ -103,7 +107,7 @@ def combine(stages: Mapping[str, Prediction], work: Mapping[str, Work | None]) -
     )
 
 
-def weights(stages: Collection[str], work: Mapping[str, Work | None]) -> dict[str, float]:
+def weights(stages: Collection[str], work: Mapping[str, StageWork | None]) -> dict[str, float]:
     """The samples of each stage; 1 of each where they are not known of all."""
     known = {name: done.examples * done.epochs for name, done in work.items() if done is not None}
     return known if len(known) == len(stages) else dict.fromkeys(stages, 1.0)
@@ -121,7 +125,7 @@ def hardest_first(prediction: Prediction) -> tuple[str, ...]:
     return tuple(sorted(stages, key=lambda name: -stages[name].device_bytes))
 
 
-def mean_speed(speeds: Mapping[str, Speed], work: Mapping[str, Work | None]) -> Speed:
+def mean_speed(speeds: Mapping[str, Speed], work: Mapping[str, StageWork | None]) -> Speed:
     """The speed of stages that are trained one after another.
 
     Weighted by their samples; where those of a stage are not known, each counts alike.

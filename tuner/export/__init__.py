@@ -1,5 +1,5 @@
 """The chosen configuration as the settings of other tools."""
 
-from tuner.export.formats import FORMATS, Exported, Subject, export
+from tuner.export.formats import FORMATS, Exported, ExportInput, export
 
-__all__ = ["FORMATS", "Exported", "Subject", "export"]
+__all__ = ["FORMATS", "ExportInput", "Exported", "export"]

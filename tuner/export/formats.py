@@ -11,11 +11,11 @@ import yaml
 
 from tuner.errors import InputError, unknown
 from tuner.export import huggingface, others
-from tuner.export.chosen import Chosen
+from tuner.export.settings_reader import SettingsReader
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue
 
-Build = Callable[[Chosen, str | None], dict[str, Any]]
+Build = Callable[[SettingsReader, str | None], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ExportInput:
     """What is exported: a configuration, the model's hub id, and a line that says which it is.
 
     `flags` are the names and values of format "command".
@@ -95,7 +95,7 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-def export(name: str, subject: Subject) -> Exported:
+def export(name: str, subject: ExportInput) -> Exported:
     """The settings of the tool `name`. Raises `InputError` for one that cannot train this."""
     found = FORMATS.get(name)
     if found is None:
@@ -109,7 +109,7 @@ def export(name: str, subject: Subject) -> Exported:
         reasons: Mapping[str, str] = subject.unflagged
         body = others.command_line(subject.flags) + "\n"
     else:
-        chosen = Chosen(subject.configuration)
+        chosen = SettingsReader(subject.configuration)
         body = _body(found, found.build(chosen, subject.model))
         reasons = chosen.left_out
     left_out = tuple(f"{n} = {show(subject.configuration[n])}: {why}" for n, why in reasons.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.export.chosen import Chosen
+from tuner.export.settings_reader import SettingsReader
 
 Settings = dict[str, Any]
 
@@ -16,7 +16,7 @@ def without_none(settings: Settings) -> Settings:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def trainer_arguments(chosen: Chosen) -> Settings:
+def trainer_arguments(chosen: SettingsReader) -> Settings:
     """Keyword arguments of `transformers.TrainingArguments`."""
     chosen.get("effective_batch")  # the product of the first two
     chosen.implies("training_loop", "trainer")
@@ -39,7 +39,7 @@ def trainer_arguments(chosen: Chosen) -> Settings:
     return without_none(settings)
 
 
-def machine_arguments(chosen: Chosen) -> Settings:
+def machine_arguments(chosen: SettingsReader) -> Settings:
     """Keyword arguments of `TrainingArguments` about the machine, where the space has them."""
     workers = chosen.get("num_workers")
     prefetch, persistent = chosen.get("prefetch_factor"), chosen.get("persistent_workers")
@@ -57,7 +57,7 @@ def machine_arguments(chosen: Chosen) -> Settings:
     )
 
 
-def trainer(chosen: Chosen, model: str | None) -> Settings:
+def trainer(chosen: SettingsReader, model: str | None) -> Settings:
     """Dictionaries for a script around transformers' Trainer, peft and bitsandbytes."""
     training = trainer_arguments(chosen) | machine_arguments(chosen)
     chosen.leave(
@@ -100,7 +100,7 @@ def trainer(chosen: Chosen, model: str | None) -> Settings:
     return {name: part for name, part in settings.items() if part}
 
 
-def _quantization(chosen: Chosen) -> Settings:
+def _quantization(chosen: SettingsReader) -> Settings:
     """Keyword arguments of `transformers.BitsAndBytesConfig`; empty without quantisation."""
     double = chosen.get("double_quant")
     if chosen.text("precision") == "int8":
@@ -115,7 +115,7 @@ def _quantization(chosen: Chosen) -> Settings:
     }
 
 
-def trl(chosen: Chosen, model: str | None) -> Settings:
+def trl(chosen: SettingsReader, model: str | None) -> Settings:
     """The file of `trl sft --config`: fields of SFTConfig and ModelConfig (TRL 1.16)."""
     precision = chosen.text("precision")
     double = chosen.get("double_quant")
@@ -148,7 +148,7 @@ def trl(chosen: Chosen, model: str | None) -> Settings:
     return without_none(settings)
 
 
-def axolotl(chosen: Chosen, model: str | None) -> Settings:
+def axolotl(chosen: SettingsReader, model: str | None) -> Settings:
     """An Axolotl configuration (0.19), less data sets and schedule."""
     precision, targets = chosen.text("precision"), chosen.targets
     arguments = trainer_arguments(chosen)
@@ -197,7 +197,7 @@ def axolotl(chosen: Chosen, model: str | None) -> Settings:
 _FLASH_ATTN = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
 
 
-def llamafactory(chosen: Chosen, model: str | None) -> Settings:
+def llamafactory(chosen: SettingsReader, model: str | None) -> Settings:
     """The file of `llamafactory-cli train` (0.9.5), less data set, template and schedule."""
     precision, targets = chosen.text("precision"), chosen.targets
     arguments = trainer_arguments(chosen)
@@ -238,7 +238,7 @@ def llamafactory(chosen: Chosen, model: str | None) -> Settings:
 DTYPE_OF_MIXED = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
 
 
-def _own_preparation(chosen: Chosen) -> None:
+def _own_preparation(chosen: SettingsReader) -> None:
     if chosen.is_quantized:
         chosen.leave("kbit_preparation", _OWN_PREPARATION)
     else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from tuner.export.chosen import Chosen
 from tuner.export.huggingface import Settings, without_none
+from tuner.export.settings_reader import SettingsReader
 from tuner.expressions import show
 from tuner.records import KnobValue
 from tuner.space.optimizers import OPTIMIZERS
@@ -18,7 +18,7 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 _TORCHTUNE_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-def torchtune(chosen: Chosen, model: str | None) -> Settings:
+def torchtune(chosen: SettingsReader, model: str | None) -> Settings:
     """What a configuration of torchtune's LoRA recipes (0.6.1) is to be changed to."""
     del model  # torchtune names a builder, which does not follow from the name of the model
     precision = chosen.text("precision")
@@ -55,7 +55,7 @@ def torchtune(chosen: Chosen, model: str | None) -> Settings:
     )
 
 
-def _torchtune_targets(chosen: Chosen) -> Settings:
+def _torchtune_targets(chosen: SettingsReader) -> Settings:
     targets = chosen.targets
     names = [*_TORCHTUNE_ATTENTION, *_MLP] if targets == "all-linear" else list(targets or [])
     in_mlp = [name for name in _MLP if name in names]
@@ -69,7 +69,7 @@ def _torchtune_targets(chosen: Chosen) -> Settings:
     }
 
 
-def lightning(chosen: Chosen, model: str | None) -> Settings:
+def lightning(chosen: SettingsReader, model: str | None) -> Settings:
     """The part `trainer` of a LightningCLI file: arguments of `lightning.Trainer` (2.6)."""
     del model  # the model is the user's own module
     mixed, precision = chosen.text("mixed_precision"), chosen.text("precision")
@@ -91,7 +91,7 @@ def lightning(chosen: Chosen, model: str | None) -> Settings:
     }
 
 
-def accelerate(chosen: Chosen, model: str | None) -> Settings:
+def accelerate(chosen: SettingsReader, model: str | None) -> Settings:
     """A file of `accelerate launch --config_file` for one process on one GPU (accelerate 1.15)."""
     del model  # named by the script that is launched
     chosen.leave("grad_accum", "belongs to Accelerator(gradient_accumulation_steps=...)")
@@ -107,7 +107,7 @@ def accelerate(chosen: Chosen, model: str | None) -> Settings:
     }
 
 
-def deepspeed(chosen: Chosen, model: str | None) -> Settings:
+def deepspeed(chosen: SettingsReader, model: str | None) -> Settings:
     """A DeepSpeed configuration (0.19) for one GPU without ZeRO."""
     del model  # named by the script that is launched
     mixed = chosen.text("mixed_precision")

@@ -24,7 +24,7 @@ from tuner.results.front import (
 from tuner.results.interval import (
     MEASURED_PERCENT,
     PREDICTED_PERCENT,
-    Interval,
+    ShownInterval,
     interval_dict,
     rounded,
 )
@@ -48,7 +48,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Recommendation:
+class BestTrial:
     """The fastest trial that fits with its margin, with what follows from it.
 
     `trials` and `fitting` count the configurations that it was chosen from; `conditions`
@@ -71,7 +71,7 @@ class Recommendation:
         names = self.space.knobs or tuple(self.configuration)
         values = self.configuration
         return (
-            f"<Recommendation for {self.space.name} on {times_text(self.gpus, self.gpu.id)}: "
+            f"<BestTrial for {self.space.name} on {times_text(self.gpus, self.gpu.id)}: "
             f"{' '.join(f'{n}={show(values[n])}' for n in names if n in values)}, "
             f"{format_size(self.evidence.memory.device_bytes)} of "
             f"{format_size(self.memory_bytes)}{' each' * (self.gpus > 1)}, "
@@ -111,13 +111,13 @@ class Recommendation:
         return self.memory_bytes - self.evidence.memory.device_bytes
 
     @property
-    def device_bytes_interval(self) -> Interval | None:
+    def device_bytes_interval(self) -> ShownInterval | None:
         """Where the peak of device memory is expected, in bytes; None where nothing says."""
         ends = self.evidence.intervals.get("device_bytes")
-        return Interval(*ends, PREDICTED_PERCENT) if ends else None
+        return ShownInterval(*ends, PREDICTED_PERCENT) if ends else None
 
     @property
-    def samples_per_s_interval(self) -> Interval | None:
+    def samples_per_s_interval(self) -> ShownInterval | None:
         """Where the throughput is expected; None where nothing says.
 
         A prediction's, and an emulated one, is that of the step time: every step has the same
@@ -125,12 +125,12 @@ class Recommendation:
         """
         if self.source is Source.MEASURED and isinstance(self.evidence, Measurement):
             ends = self.evidence.samples_per_s_interval
-            return Interval(*ends, MEASURED_PERCENT) if ends else None
+            return ShownInterval(*ends, MEASURED_PERCENT) if ends else None
         low_s, high_s = self.evidence.intervals.get("step_s", (0.0, 0.0))
         if not low_s > 0:
             return None
         samples = self.evidence.speed.samples_per_s * self.evidence.speed.step_s
-        return Interval(samples / high_s, samples / low_s, PREDICTED_PERCENT)
+        return ShownInterval(samples / high_s, samples / low_s, PREDICTED_PERCENT)
 
     @property
     def limit_text(self) -> str:
@@ -236,7 +236,7 @@ def recommend(
     where: Callable[[Configuration], bool] | None = None,
     conditions: Sequence[str] = (),
     objective: Objective = THROUGHPUT,
-) -> Recommendation | None:
+) -> BestTrial | None:
     """The fastest of `records` that fits `gpu` with its margin; None when none does.
 
     With another `objective` the best in that, of those of which it is known.
@@ -256,7 +256,7 @@ def recommend(
     best = min(ranked, key=lambda pair: (-pair[0], *_fastest_first(pair[1])))[1]
     evidence = best.outcome.evidence
     assert evidence is not None  # without numbers a trial does not fit
-    return Recommendation(
+    return BestTrial(
         record=best,
         evidence=evidence,
         gpu=gpu,
@@ -289,7 +289,7 @@ def find_baseline(
 
 
 def best_yaml(
-    best: Recommendation | None,
+    best: BestTrial | None,
     space: SpaceFacts,
     gpu: GpuLike,
     *,
@@ -297,7 +297,7 @@ def best_yaml(
     command: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """The text of `best.yaml`: two lines for people, then `Recommendation.to_dict` as YAML.
+    """The text of `best.yaml`: two lines for people, then `BestTrial.to_dict` as YAML.
 
     Below it, under `search`, the command that searched and what was noted on the way.
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.records import KnobValue, TrialRecord
-from tuner.results.agreement import QUANTITIES, pairs
 from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.plot import (
     COLORS,
@@ -25,6 +24,7 @@ from tuner.results.plot import (
     memory_range_gib,
     throughput_range,
 )
+from tuner.results.prediction_error import QUANTITIES, pairs
 from tuner.results.table import value_text
 from tuner.results.view import Kind, View
 from tuner.text import printable

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.records import Source
-from tuner.results.siblings import FrontPoint, GpuFront
+from tuner.results.other_gpus import FrontPoint, GpuFront
 from tuner.text import printable
 from tuner.units import GIB, format_duration, format_gib, significant
 

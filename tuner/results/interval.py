@@ -13,7 +13,7 @@ MEASURED_PERCENT = 95
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ShownInterval:
     """Where a number lies in `percent` of 100 cases."""
 
     low: float
@@ -29,7 +29,7 @@ class Interval:
         return {"low": rounded(self.low), "high": rounded(self.high), "percent": self.percent}
 
 
-def interval_dict(name: str, interval: Interval | None) -> dict[str, Any]:
+def interval_dict(name: str, interval: ShownInterval | None) -> dict[str, Any]:
     """The interval under a key of its own; nothing where there is none."""
     return {f"{name}_interval": interval.to_dict()} if interval else {}
 

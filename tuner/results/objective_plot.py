@@ -17,7 +17,7 @@ _ORDER = (Kind.TOO_LARGE, Kind.FAILED, Kind.UNTRIED, Kind.OUTSIDE, Kind.FITS, Ki
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlotAxis:
     """One objective with its title; sizes are drawn in GiB."""
 
     objective: Objective
@@ -40,17 +40,17 @@ class Points:
     ys: list[float]
 
 
-def axes_of(view: View) -> tuple[Axis, Axis]:
+def axes_of(view: View) -> tuple[PlotAxis, PlotAxis]:
     """The second objective and the first; memory where there is only one."""
     first, *more = view.objectives
     second = more[0] if more else DEVICE_MEMORY
     return _axis(second), _axis(first)
 
 
-def _axis(objective: Objective) -> Axis:
+def _axis(objective: Objective) -> PlotAxis:
     if objective.name.endswith("_bytes"):
-        return Axis(objective, objective.label.replace("(bytes)", "(GiB)"), GIB)
-    return Axis(objective, objective.label)
+        return PlotAxis(objective, objective.label.replace("(bytes)", "(GiB)"), GIB)
+    return PlotAxis(objective, objective.label)
 
 
 def points_of(view: View) -> list[Points]:

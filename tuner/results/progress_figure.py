@@ -21,7 +21,7 @@ _COUNTED = (Kind.BEST, Kind.FRONT, Kind.FITS)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SearchProgress:
     """What the first trials of a search had come to, up to and with one of them.
 
     `hypervolume` is a share of what all trials came to, `throughput` of the fastest that fits;
@@ -35,7 +35,7 @@ class Progress:
     oom: int
 
 
-def progress(view: View) -> list[Progress]:
+def progress(view: View) -> list[SearchProgress]:
     """After each trial, in the order of the journal; empty when nothing fits."""
     reference = (0.0, float(view.gpu.memory_bytes))
     front: tuple[TrialRecord, ...] = ()
@@ -55,12 +55,12 @@ def progress(view: View) -> list[Progress]:
     if not rows or not area or not fastest:
         return []
     return [
-        Progress(number, done / area, speed / fastest, seconds, ooms)
+        SearchProgress(number, done / area, speed / fastest, seconds, ooms)
         for number, (done, speed, seconds, ooms) in enumerate(rows, start=1)
     ]
 
 
-def progress_figure(rows: Sequence[Progress]) -> dict[str, Any] | None:
+def progress_figure(rows: Sequence[SearchProgress]) -> dict[str, Any] | None:
     """The share of the final result against trials, and against their time where it is known.
 
     None when nothing fits, or there was only one trial.
@@ -89,7 +89,7 @@ def progress_figure(rows: Sequence[Progress]) -> dict[str, Any] | None:
     return {"data": data["data"], "layout": data["layout"]}
 
 
-def progress_text(rows: Sequence[Progress]) -> str:
+def progress_text(rows: Sequence[SearchProgress]) -> str:
     """When the front and the fastest were nearly found, in a sentence; empty when nothing fits."""
     if not rows:
         return ""
@@ -102,7 +102,12 @@ def progress_text(rows: Sequence[Progress]) -> str:
 
 
 def _add(
-    figure: Figure, rows: Sequence[Progress], across: Sequence[float], title: str, *, column: int
+    figure: Figure,
+    rows: Sequence[SearchProgress],
+    across: Sequence[float],
+    title: str,
+    *,
+    column: int,
 ) -> None:
     lines = (
         ("hypervolume", [row.hypervolume for row in rows], COLORS[Kind.FRONT]),

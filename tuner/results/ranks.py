@@ -7,7 +7,7 @@ from typing import Any
 from tuner.records import Configuration, Measurement, Prediction
 from tuner.records.trial import PROCESSOR
 from tuner.results.facts import GpuLike
-from tuner.space.distributed_terms import GPUS_PER_TRIAL
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL
 from tuner.units import format_size
 
 OF_ONE = "all memory is of one of them"

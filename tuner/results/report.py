@@ -12,19 +12,19 @@ from markupsafe import Markup
 
 from tuner.expressions import all_of
 from tuner.records import MemoryCategory, TrialRecord
-from tuner.results.agreement import agreement_rows, pairs, verdict_text, verdicts
-from tuner.results.best import Recommendation
-from tuner.results.course_figure import course_figure
+from tuner.results.best import BestTrial
 from tuner.results.figures import agreement_figure, front_figure, knob_figures
 from tuner.results.front import room_bytes
 from tuner.results.gpus_figure import gpu_rows, gpus_figure, has_emulated, same_conditions
 from tuner.results.levels import levels
+from tuner.results.memory_timeline_figure import course_figure
 from tuner.results.objective_plot import axes_of, objective_figure
+from tuner.results.other_gpus import OtherGpus, front_of
 from tuner.results.plot import labels, subtitle
 from tuner.results.plotlyjs import plotlyjs
+from tuner.results.prediction_error import agreement_rows, pairs, verdict_text, verdicts
 from tuner.results.progress_figure import progress, progress_figure, progress_text
 from tuner.results.ranks import gpus_text, ranks_text
-from tuner.results.siblings import Siblings, front_of
 from tuner.results.stages import rows_of
 from tuner.results.table import value_text
 from tuner.results.view import View
@@ -32,7 +32,7 @@ from tuner.text import printable
 from tuner.units import GIB, MIB, format_duration, format_gib, format_size, significant
 
 if TYPE_CHECKING:
-    from tuner.estimators.course import MemoryCourse
+    from tuner.estimators.memory_timeline import MemoryTimeline
 
 MEMORY_COLORS: Mapping[str, str] = {
     MemoryCategory.WEIGHTS: "#4f7cd6",
@@ -49,7 +49,7 @@ _MORE_COLORS = tuple(MEMORY_COLORS.values())
 MAX_FRONT_ROWS = 60
 LEAST_SHOWN_BYTES = MIB // 20
 """What is less would be shown as 0.0 MiB."""
-NO_SIBLINGS = Siblings()
+NO_OTHER_GPUS = OtherGpus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Part:
 
 
 def report_html(
-    view: View, *, course: MemoryCourse | None = None, siblings: Siblings = NO_SIBLINGS
+    view: View, *, course: MemoryTimeline | None = None, other_gpus: OtherGpus = NO_OTHER_GPUS
 ) -> str:
     """The report as HTML text. Every name in it is shown as text, whatever it contains.
 
     `course` is the memory of the recommended configuration over a step, where it is known;
-    `siblings` are the results on other GPU types. The page asks nothing of the network, and its
+    `other_gpus` are the results on other GPU types. The page asks nothing of the network, and its
     content security policy forbids it to.
     """
     environment = Environment(
@@ -81,7 +81,7 @@ def report_html(
     )
     knobs = knob_figures(view)
     rows = progress(view)
-    fronts = [front_of(view), *siblings.fronts] if siblings.fronts else []
+    fronts = [front_of(view), *other_gpus.fronts] if other_gpus.fronts else []
     more = {
         "gpus": gpus_figure(fronts, lines=view.is_default),
         "course": course_figure(course, view.best.memory_bytes, MEMORY_COLORS)
@@ -127,7 +127,7 @@ def report_html(
         gpu_rows=gpu_rows(fronts),
         emulated_fronts=has_emulated(fronts),
         same_conditions=same_conditions(fronts) if fronts else None,
-        unreadable=siblings.unreadable,
+        unreadable=other_gpus.unreadable,
         value_text=value_text,
         format_gib=format_gib,
     )
@@ -149,7 +149,7 @@ def _all_shown(value: Any) -> Any:
     return _shown(value)
 
 
-def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
+def _tiles(best: BestTrial) -> list[tuple[str, str, str]]:
     """The facts at the top: what, the number, and one line about it."""
     memory, speed, limit = best.evidence.memory, best.evidence.speed, best.memory_bytes
     share = memory.device_bytes / limit
@@ -192,7 +192,7 @@ def _tiles(best: Recommendation) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _memory_parts(best: Recommendation) -> list[Part]:
+def _memory_parts(best: BestTrial) -> list[Part]:
     """The peak by category, then what stays free, as parts of the GPU's memory."""
     memory, limit = best.evidence.memory, best.memory_bytes
     # A device does not tell what its memory is used for.
@@ -206,7 +206,7 @@ def _memory_parts(best: Recommendation) -> list[Part]:
     return [*parts, Part("free", format_gib(free), 100 * free / limit, None)]
 
 
-def _time_parts(best: Recommendation) -> list[Part]:
+def _time_parts(best: BestTrial) -> list[Part]:
     """Where the time of one optimizer step goes."""
     speed = best.evidence.speed
     return [

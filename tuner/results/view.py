@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.records import Configuration, KnobValue, Source, Status, TrialRecord
-from tuner.results.best import Recommendation, recommend
+from tuner.results.best import BestTrial, recommend
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.front import (
     DEFAULT_OBJECTIVES,
@@ -51,7 +51,7 @@ class View:
     records: tuple[TrialRecord, ...]
     kinds: tuple[Kind, ...]
     front: tuple[TrialRecord, ...]
-    best: Recommendation | None
+    best: BestTrial | None
     conditions: tuple[str, ...]
     command: str
     source: str

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 
 from tuner.records import Configuration, TrialRecord
 from tuner.results.best import best_yaml
-from tuner.results.course_file import CourseOf, course_json, load_or_trace
 from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.memory_timeline_file import TimelineOf, course_json, load_or_trace
 from tuner.results.objective_plot import objective_png
+from tuner.results.other_gpus import read_other_gpus
 from tuner.results.plot import pareto_png
 from tuner.results.report import report_html
-from tuner.results.siblings import read_siblings
 from tuner.results.store import ResultsFolder, utf8, write_atomically
 from tuner.results.table import pareto_csv
 from tuner.results.view import View, build_view
@@ -27,7 +27,7 @@ def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
     conditions: Sequence[str] = (),
     command: str = "",
     notes: Sequence[str] = (),
-    course_of: CourseOf | None = None,
+    course_of: TimelineOf | None = None,
     written_together: Collection[str] = (),
 ) -> View:
     """Write table, best, picture and report of `records`; returns what they show.
@@ -56,8 +56,8 @@ def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
         course = load_or_trace(folder.memory_course, view.best, course_of)
         if course is not None:
             write_atomically(folder.memory_course, utf8(course_json(course, view.best)))
-    others = read_siblings(folder, view.knobs, written_together)
-    write_atomically(folder.report_html, utf8(report_html(view, course=course, siblings=others)))
+    others = read_other_gpus(folder, view.knobs, written_together)
+    write_atomically(folder.report_html, utf8(report_html(view, course=course, other_gpus=others)))
     return view
 
 

@@ -26,7 +26,7 @@ from tuner.errors import InputError, UnavailableError
 from tuner.host import cpu_name
 from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.command_heard import CommandHeard
+from tuner.runner.command_progress import CommandProgress
 from tuner.runner.command_result import measurement_of
 from tuner.runner.deadline import NEEDED_S
 from tuner.runner.listening import Streams
@@ -85,7 +85,7 @@ class CommandTrial:
         report({"device": device})
         memory = TreeMemory(os.getpid(), _gpu_index(options))
         with started(command, configuration, options) as process:
-            heard = CommandHeard(options, command.progress)
+            heard = CommandProgress(options, command.progress)
             listener = _Listener(process, heard, memory, options)
             exit_code = listener.listen(samples_per_step, report)
         if exit_code is not None and exit_code != 0:
@@ -120,7 +120,7 @@ class _Listener:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        heard: CommandHeard,
+        heard: CommandProgress,
         memory: TreeMemory,
         options: MeasureOptions,
     ) -> None:

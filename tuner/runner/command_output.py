@@ -48,7 +48,7 @@ PREPARING = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TaggedLine:
     """A tagged line."""
 
     values: Mapping[str, Any]
@@ -80,7 +80,7 @@ class NotFinite:
     """A loss that is printed as nan or inf."""
 
 
-Event = Told | Counted | Summary | NotFinite
+Event = TaggedLine | Counted | Summary | NotFinite
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ def events_of(line: bytes) -> Iterator[Event]:
     if tagged := _TAGGED.search(text):
         values = _object(tagged[1])
         if values is not None:
-            yield Told(values)
+            yield TaggedLine(values)
             return
     if _NOT_FINITE.search(text):
         yield NotFinite()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tuner.errors import UnavailableError
 from tuner.records import Measurement, Memory, Speed
 from tuner.runner.base import MeasureOptions
-from tuner.runner.command_heard import CommandHeard
+from tuner.runner.command_progress import CommandProgress
 from tuner.runner.tree_memory import TreeMemory
 
 
@@ -24,7 +24,7 @@ class _Rate:
 
 
 def measurement_of(
-    heard: CommandHeard,
+    heard: CommandProgress,
     memory: TreeMemory,
     *,
     device: str,
@@ -71,7 +71,7 @@ def measurement_of(
     )
 
 
-def _rate(heard: CommandHeard, samples_per_step: float | None) -> _Rate:
+def _rate(heard: CommandProgress, samples_per_step: float | None) -> _Rate:
     timer, summary = heard.timer, heard.summary
     if timer is not None:
         told = timer.samples / timer.steps if heard.is_tagged else None
@@ -106,7 +106,7 @@ def required(samples_per_step: float | None) -> float:
     return samples_per_step
 
 
-def _memory_note(heard: CommandHeard, memory: TreeMemory, options: MeasureOptions) -> str:
+def _memory_note(heard: CommandProgress, memory: TreeMemory, options: MeasureOptions) -> str:
     if options.device == "cpu":
         return "memory is that of all processes of the command, libraries included"
     note = "" if "allocated_bytes" in heard.told else (

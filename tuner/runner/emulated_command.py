@@ -26,7 +26,7 @@ from tuner.runner.command import (
     nothing_heard,
     started,
 )
-from tuner.runner.command_heard import CommandHeard
+from tuner.runner.command_progress import CommandProgress
 from tuner.runner.command_result import required
 from tuner.runner.listening import Streams
 from tuner.runner.messages import Report
@@ -70,7 +70,7 @@ class EmulatedCommand:
             assert process.stdout is not None
             assert process.stderr is not None
             streams = Streams((process.stdout.fileno(), process.stderr.fileno()), log=1)
-            heard = CommandHeard(options, command.progress)
+            heard = CommandProgress(options, command.progress)
             until_s = None
             while until_s is None or (streams.are_open and time.monotonic() < until_s):
                 for stream, data, at_s in streams.read(LOOK_EVERY_S):
@@ -105,7 +105,7 @@ def _measurement(
     *,
     samples: float,
     device: str,
-    heard: CommandHeard,
+    heard: CommandProgress,
 ) -> Measurement:
     """The emulated numbers of a command. Raises `UnavailableError` where it has no time."""
     from tuner.emulator.step_time import step_time  # numpy, which no command needs to wait for

@@ -24,7 +24,7 @@ from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Source, Status
 from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.runner.deadline import Deadline
-from tuner.runner.messages import Ended, Facts, Ready, Refused, Run, Start, Stop
+from tuner.runner.messages import CannotRun, Ended, Ready, Reported, Run, Start, Stop
 from tuner.runner.outcome import Ending, classify, unavailable
 from tuner.runner.preflight import require_answer, wait_for_device
 from tuner.runner.processes import end_marked, oom_kills, oom_kills_since
@@ -232,7 +232,7 @@ class _Warm:
             raise UnavailableError(
                 f"the process that starts trials ended with code {code}: {self._log_tail()}"
             ) from None
-        if isinstance(answer, Refused):
+        if isinstance(answer, CannotRun):
             raise answer.error
         if not isinstance(answer, Ready):
             raise UnavailableError(
@@ -291,7 +291,7 @@ class _Warm:
                 message = self._connection.recv()
                 if isinstance(message, Ended):
                     return message.ending
-                if isinstance(message, Facts):
+                if isinstance(message, Reported):
                     note(message.facts)
         return None
 

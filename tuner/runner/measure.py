@@ -22,13 +22,13 @@ from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.deadline import NEEDED_S
 from tuner.runner.device import RealEnvironment, alloc_retries, open_session, parse_device
 from tuner.runner.mfu import mfu
-from tuner.runner.place import Place, peaks_of
+from tuner.runner.process_device import ProcessDevice, peaks_of
 from tuner.runner.rank import Rank
 from tuner.runner.settings import apply_settings
 from tuner.runner.step_plan import StepPlan
 from tuner.runner.steps import Stepper, TimedSteps, time_steps, warm_up
 from tuner.runner.stop_rule import StopRule, thorough
-from tuner.runner.verification import LastCall, evaluate_and_save
+from tuner.runner.verification import RecordedCall, evaluate_and_save
 from tuner.space.data import DataFacts
 from tuner.workloads import get_workload
 from tuner.workloads.base import TrainingSession
@@ -72,7 +72,7 @@ def measure(
     started = time.perf_counter()
     notes = apply_settings(configuration, options.device)
     plan = StepPlan(options, int(str(configuration.get("grad_accum", 1))), rank.count)
-    place = Place(job, options)
+    place = ProcessDevice(job, options)
     report({"device": place.name})
     environment = RealEnvironment(
         options.device,
@@ -170,12 +170,12 @@ def _train(
     session: TrainingSession,
     environment: RealEnvironment,
     plan: StepPlan,
-    place: Place,
+    place: ProcessDevice,
     report: Report,
 ) -> _Ran:
     """Warm up, time steps, and verify where that is asked for."""
     verifies = plan.options.instructions.verify
-    call = LastCall(session, environment) if verifies else None
+    call = RecordedCall(session, environment) if verifies else None
     rank = environment.rank
     rule = StopRule(plan.options, lambda: int(rank.most(place.device_bytes(environment))))
     stepper = Stepper(session, environment, plan.micro_steps)

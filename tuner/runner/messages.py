@@ -54,7 +54,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class CannotRun:
     """No trial can be run, and why."""
 
     error: TunerError
@@ -62,7 +62,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run one trial. Answered by `Facts`, any number of them, and one `Ended`."""
+    """Run one trial. Answered by `Reported`, any number of them, and one `Ended`."""
 
     configuration: Mapping[str, Any]
     instructions: Instructions = PLAIN
@@ -74,7 +74,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Reported:
     """What the trial reported of itself."""
 
     facts: Mapping[str, Any]

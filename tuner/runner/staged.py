@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tuner.estimators.stages import Work, combine, mean_speed, numbers_of, stage_work, weights
+from tuner.estimators.stages import StageWork, combine, mean_speed, numbers_of, stage_work, weights
 from tuner.records import (
     Configuration,
     Measurement,
@@ -127,7 +127,7 @@ def _ended_by(name: str, outcome: Outcome, duration_s: float) -> Outcome:
     )
 
 
-def _together(outcomes: Mapping[str, Outcome], work: Mapping[str, Work | None]) -> Outcome:
+def _together(outcomes: Mapping[str, Outcome], work: Mapping[str, StageWork | None]) -> Outcome:
     """One outcome of stages that were all run to their end."""
     ran = {n: o.ran for n, o in outcomes.items() if o.ran is not None}
     predicted = {n: o.prediction for n, o in outcomes.items() if o.prediction is not None}
@@ -147,7 +147,9 @@ def _simulated(outcomes: Mapping[str, Outcome], overall: Prediction) -> Outcome:
     return replace(ended, prediction=overall, message=message)
 
 
-def _measured(stages: Mapping[str, Measurement], work: Mapping[str, Work | None]) -> Measurement:
+def _measured(
+    stages: Mapping[str, Measurement], work: Mapping[str, StageWork | None]
+) -> Measurement:
     """The measurement of the stage that needs most memory, with the speed of all stages.
 
     What was measured of one stage's rate alone is unknown of all together.
@@ -181,7 +183,7 @@ def _measured(stages: Mapping[str, Measurement], work: Mapping[str, Work | None]
 
 
 def _energy_j_per_sample(
-    stages: Mapping[str, Measurement], work: Mapping[str, Work | None]
+    stages: Mapping[str, Measurement], work: Mapping[str, StageWork | None]
 ) -> float | None:
     samples = weights(stages, work)
     total_j = 0.0
@@ -202,7 +204,7 @@ def _largest(values: Sequence[int | None]) -> int | None:
 
 
 def _interval(
-    stages: Mapping[str, Measurement], speed: Speed, work: Mapping[str, Work | None]
+    stages: Mapping[str, Measurement], speed: Speed, work: Mapping[str, StageWork | None]
 ) -> tuple[float, float] | None:
     """The interval of the rate of all stages, where that of each is known.
 

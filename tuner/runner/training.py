@@ -12,8 +12,8 @@ from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.messages import Report
 from tuner.runner.ranks import run_ranks
-from tuner.space.distributed_terms import gpus_per_trial
-from tuner.space.vocabulary import VOCABULARIES
+from tuner.space.distributed_knobs import gpus_per_trial
+from tuner.space.schemas import SCHEMAS
 from tuner.workloads.libraries import ASK_DRIVER, without_context
 
 if TYPE_CHECKING:  # it imports torch, which is imported with care here
@@ -35,7 +35,7 @@ class Training:
         get_workload(job.workload)
         if job.model is not None:
             _import_model(resolve_config(job.model))
-        _rehearse()
+        _warm_up()
 
     def measure(
         self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
@@ -45,7 +45,7 @@ class Training:
         from tuner.runner.rank import Rank
 
         # Code of the user's own has names of its own, which mean what it says.
-        count = gpus_per_trial(configuration) if job.workload in VOCABULARIES else 1
+        count = gpus_per_trial(configuration) if job.workload in SCHEMAS else 1
         if count == 1:
             return measure(job, configuration, options, report)
 
@@ -102,7 +102,7 @@ def _import_model(config: object) -> None:
             auto._model_mapping[type(config)]
 
 
-def _rehearse() -> None:
+def _warm_up() -> None:
     """Adapt a model without data once, so that no trial pays for what libraries do only then.
 
     They import and compile patterns for a tenth of a second when the first model is adapted.

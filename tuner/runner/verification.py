@@ -16,7 +16,7 @@ EVALUATION_BATCHES = 2
 """The second one finds the cache as the first one left it."""
 
 
-class LastCall:
+class RecordedCall:
     """How a session calls its model, kept so that an evaluation can call it in the same way.
 
     A session offers training steps only; what it evaluates on has the same form.
@@ -110,7 +110,7 @@ def save_checkpoint(session: TrainingSession) -> int:
 
 
 def evaluate_and_save(
-    session: TrainingSession, call: LastCall, environment: RealEnvironment
+    session: TrainingSession, call: RecordedCall, environment: RealEnvironment
 ) -> tuple[int | None, int]:
     """Evaluate, save, and take one more step; the peak allocated meanwhile and the bytes saved.
 

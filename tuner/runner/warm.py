@@ -26,12 +26,11 @@ from tuner.records import Configuration
 from tuner.runner.base import Instructions, MeasureOptions
 from tuner.runner.child import ChildTask, child_main
 from tuner.runner.deadline import Deadline
-from tuner.runner.heard import Heard, Read
 from tuner.runner.messages import (
+    CannotRun,
     Ended,
-    Facts,
     Ready,
-    Refused,
+    Reported,
     Run,
     Start,
     Stop,
@@ -46,6 +45,7 @@ from tuner.runner.processes import (
     oom_kills,
     oom_kills_since,
 )
+from tuner.runner.progress_parser import ProgressParser, Read
 from tuner.workloads import load_object
 
 END_WITHIN_S = 20.0
@@ -91,7 +91,7 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> WarmProc
         body.prepare(start.job, start.options)
         _require_one_thread()
     except TunerError as error:
-        connection.send(Refused(error))
+        connection.send(CannotRun(error))
         return None
     # What is here now lives as long as this process: the collector of a child need not look at
     # it, and so does not copy its pages.
@@ -144,7 +144,7 @@ class WarmProcess:
             left = end_children(deadline_s=END_WITHIN_S)
             last_facts = heard.finish()
         if last_facts:
-            self._connection.send(Facts(last_facts))
+            self._connection.send(Reported(last_facts))
         timed_out = stopped is Stopped.TIME_IS_UP
         return Ending(
             device=self._start.options.device,
@@ -160,7 +160,9 @@ class WarmProcess:
             duration_s=time.monotonic() - started_s,
         )
 
-    def _fork(self, configuration: Configuration, options: MeasureOptions) -> tuple[int, Heard]:
+    def _fork(
+        self, configuration: Configuration, options: MeasureOptions
+    ) -> tuple[int, ProgressParser]:
         """The new child, and what will be heard of it."""
         lines_read, lines_write = os.pipe()
         log_read, log_write = os.pipe()
@@ -179,9 +181,9 @@ class WarmProcess:
             child_main(task)
         os.close(lines_write)
         os.close(log_write)
-        return child, Heard(lines_read, log_read)
+        return child, ProgressParser(lines_read, log_read)
 
-    def _watch(self, child: int, heard: Heard, deadline: Deadline) -> Stopped | None:
+    def _watch(self, child: int, heard: ProgressParser, deadline: Deadline) -> Stopped | None:
         """Listen until the child has ended (None) or is to be ended (why)."""
         with selectors.DefaultSelector() as selector:
             for source in (heard.lines, heard.log, self._woken, self._connection):
@@ -200,14 +202,14 @@ class WarmProcess:
                     raise EOFError("the process that supervises this one has ended")
         return None
 
-    def _listen(self, heard: Heard, descriptor: int, deadline: Deadline) -> Read:
+    def _listen(self, heard: ProgressParser, descriptor: int, deadline: Deadline) -> Read:
         if descriptor == heard.log:
             return heard.read_log()
         if descriptor == heard.lines:
             facts, read = heard.read_lines()
             if facts:
                 deadline.hear(facts, time.monotonic())
-                self._connection.send(Facts(facts))
+                self._connection.send(Reported(facts))
             return read
         os.read(descriptor, 1024)
         return Read.SOME

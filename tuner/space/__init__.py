@@ -5,22 +5,22 @@ from tuner.space.data import DataFacts, TokenLengths
 from tuner.space.knobs import Knob
 from tuner.space.load import SpaceInfo, default_space, list_spaces, load_space
 from tuner.space.rules import Stage
-from tuner.space.searchspace import Objective, SearchSpace
+from tuner.space.schemas import SCHEMAS, KnobSchema, WorkloadSchema
+from tuner.space.searchspace import ObjectiveName, SearchSpace
 from tuner.space.settings import configure, parse_settings, pin
-from tuner.space.vocabulary import VOCABULARIES, Term, Vocabulary
 
 __all__ = [
-    "VOCABULARIES",
+    "SCHEMAS",
     "ApplyTarget",
     "DataFacts",
     "Knob",
-    "Objective",
+    "KnobSchema",
+    "ObjectiveName",
     "SearchSpace",
     "SpaceInfo",
     "Stage",
-    "Term",
     "TokenLengths",
-    "Vocabulary",
+    "WorkloadSchema",
     "configure",
     "default_space",
     "list_spaces",

@@ -10,7 +10,7 @@ from yaml.nodes import Node
 from tuner.errors import InputError
 from tuner.space.document import Entry, Problems, mapping, sequence
 from tuner.space.knobs import read_value
-from tuner.space.vocabulary import Term
+from tuner.space.schemas import KnobSchema
 
 PADDING = ("longest", "max_length")
 
@@ -58,12 +58,16 @@ class DataFacts:
     padding: str | None = None
 
 
-_COUNT = Term("examples", "int", "training examples", default=1, minimum=1)
-_EPOCHS = Term("epochs", "float", "passes over the data", default=1, minimum=0)
-_PADDING = Term("padding", "word", "what a batch is padded to", default="longest", allowed=PADDING)
-_TOKENS = Term("token_lengths", "float", "tokens of an example", default=0, minimum=0)
-_FRACTION = Term("quantile", "float", "fraction of examples", default=0, minimum=0, below=1 + 1e-9)
-_WHOLE = Term("count", "int", "examples in a bin", default=0, minimum=0)
+_COUNT = KnobSchema("examples", "int", "training examples", default=1, minimum=1)
+_EPOCHS = KnobSchema("epochs", "float", "passes over the data", default=1, minimum=0)
+_PADDING = KnobSchema(
+    "padding", "word", "what a batch is padded to", default="longest", allowed=PADDING
+)
+_TOKENS = KnobSchema("token_lengths", "float", "tokens of an example", default=0, minimum=0)
+_FRACTION = KnobSchema(
+    "quantile", "float", "fraction of examples", default=0, minimum=0, below=1 + 1e-9
+)
+_WHOLE = KnobSchema("count", "int", "examples in a bin", default=0, minimum=0)
 
 
 def read_data(node: Node, problems: Problems) -> DataFacts:
@@ -155,6 +159,6 @@ def _from_points(points: list[tuple[float, float]]) -> TokenLengths | None:
     return TokenLengths(lengths.mean_up_to(round(longest) + 1), round(longest), tuple(points))
 
 
-def _numbers(nodes: list[Node], term: Term, problems: Problems, at: str) -> list[float]:
+def _numbers(nodes: list[Node], term: KnobSchema, problems: Problems, at: str) -> list[float]:
     values = [read_value(node, term, problems, at) for node in nodes[:1000]]
     return [value for value in values if isinstance(value, int | float)]

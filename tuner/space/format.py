@@ -25,16 +25,16 @@ from tuner.space.document import (
     suggestion,
 )
 from tuner.space.knobs import Knob, read_knob, read_value
-from tuner.space.own_terms import own_terms as terms_of_own_code
+from tuner.space.own_knobs import own_terms as terms_of_own_code
 from tuner.space.rules import Stage, stage_terms
+from tuner.space.schemas import SCHEMAS, KnobSchema
 from tuner.space.searchspace import (
     DEFAULT_OBJECTIVES,
     METRICS,
-    Objective,
+    ObjectiveName,
     SearchSpace,
     complete_space,
 )
-from tuner.space.vocabulary import VOCABULARIES, Term
 
 KEYS = (
     "name",
@@ -64,8 +64,10 @@ _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _MAX_ITEMS = 100
 _STAGE_TERMS = {
-    "examples": Term("examples", "int", "training examples of the stage", default=1, minimum=1),
-    "epochs": Term("epochs", "float", "epochs of the stage", default=1.0, minimum=1e-6),
+    "examples": KnobSchema(
+        "examples", "int", "training examples of the stage", default=1, minimum=1
+    ),
+    "epochs": KnobSchema("epochs", "float", "epochs of the stage", default=1.0, minimum=1e-6),
 }
 
 
@@ -98,15 +100,15 @@ class _Reader:
         self.entries = entries
         self.problems = problems
         self.nodes: dict[str, Node] = {entry.at: entry.value for entry in entries.values()}
-        self.terms: Mapping[str, Term] = {}
+        self.terms: Mapping[str, KnobSchema] = {}
         self.owners: dict[str, str] = {}
 
     def space(self, path: Path | None) -> SearchSpace:
         """The space with what could be read; the problems say what could not."""
         workload = self._workload()
-        own = workload not in VOCABULARIES
+        own = workload not in SCHEMAS
         own_terms = self.terms = (
-            terms_of_own_code(self.entries, self.problems) if own else VOCABULARIES[workload].terms
+            terms_of_own_code(self.entries, self.problems) if own else SCHEMAS[workload].terms
         )
         knobs, fixed, derived = self._knobs(), self._values("fixed"), self._derived()
         stages, stage_knobs = self._stages()
@@ -152,7 +154,7 @@ class _Reader:
                 self.nodes["workload"], f"{text[:60]!r} names no object", at="workload", hint=hint
             )
             return "causal_lm"
-        return self._word("workload", allowed=VOCABULARIES) or "causal_lm"
+        return self._word("workload", allowed=SCHEMAS) or "causal_lm"
 
     def _text(self, name: str) -> str | None:
         entry = self.entries.get(name)
@@ -257,7 +259,7 @@ class _Reader:
         entry = self.entries.get("apply")
         return read_apply(entry, self.problems, self.nodes) if entry else {}
 
-    def _objectives(self) -> tuple[Objective, ...]:
+    def _objectives(self) -> tuple[ObjectiveName, ...]:
         if "objectives" not in self.entries:
             return DEFAULT_OBJECTIVES
         words = self._words("objectives")

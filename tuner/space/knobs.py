@@ -11,7 +11,7 @@ from tuner.errors import InputError
 from tuner.expressions import show
 from tuner.records import KnobValue
 from tuner.space.document import Problems, kind_of, mapping, scalar, sequence
-from tuner.space.vocabulary import Term
+from tuner.space.schemas import KnobSchema
 
 MAX_VALUES = 1000
 """More values of one knob than anyone tells apart."""
@@ -25,7 +25,7 @@ class Knob:
     values: tuple[KnobValue, ...]
 
 
-def read_value(node: Node, term: Term, problems: Problems, at: str) -> KnobValue | None:
+def read_value(node: Node, term: KnobSchema, problems: Problems, at: str) -> KnobValue | None:
     """One value of `term`, or None with the problem noted."""
     raw: object
     if term.kind == "names" and isinstance(node, SequenceNode):
@@ -41,7 +41,7 @@ def read_value(node: Node, term: Term, problems: Problems, at: str) -> KnobValue
         return None
 
 
-def read_knob(node: Node, term: Term, problems: Problems, at: str) -> Knob:
+def read_knob(node: Node, term: KnobSchema, problems: Problems, at: str) -> Knob:
     """The knob at `node`; without values, and with the problem noted, where it is malformed."""
     if isinstance(node, MappingNode):
         values = _read_rule(node, term, problems, at)
@@ -59,7 +59,7 @@ def read_knob(node: Node, term: Term, problems: Problems, at: str) -> Knob:
     return Knob(term.name, tuple(values))
 
 
-def _read_list(node: Node, term: Term, problems: Problems, at: str) -> list[KnobValue]:
+def _read_list(node: Node, term: KnobSchema, problems: Problems, at: str) -> list[KnobValue]:
     items = sequence(node, problems, at) or []
     if not items:
         problems.add(node, "the list of values is empty", at=at)
@@ -76,7 +76,7 @@ def _read_list(node: Node, term: Term, problems: Problems, at: str) -> list[Knob
     return values
 
 
-def _read_rule(node: Node, term: Term, problems: Problems, at: str) -> list[KnobValue]:
+def _read_rule(node: Node, term: KnobSchema, problems: Problems, at: str) -> list[KnobValue]:
     """Values from {min, max, step} or {powers_of_two: {min, max}}."""
     if term.kind not in ("int", "float"):
         problems.add(node, f"{term.name} takes a list: each must be {term.expects}", at=at)
@@ -96,7 +96,7 @@ _Expand = Callable[[Mapping[str, float]], "list[float]"]
 
 def _expand(
     node: Node,
-    term: Term,
+    term: KnobSchema,
     problems: Problems,
     at: str,
     *,
@@ -122,8 +122,8 @@ def _expand(
         return []
 
 
-def _read_bound(node: Node, term: Term, problems: Problems, at: str) -> float | None:
-    bound = Term(at.rsplit(".", 1)[-1], term.kind, "", default=0)
+def _read_bound(node: Node, term: KnobSchema, problems: Problems, at: str) -> float | None:
+    bound = KnobSchema(at.rsplit(".", 1)[-1], term.kind, "", default=0)
     value = read_value(node, bound, problems, at)
     return value if isinstance(value, int | float) else None
 

@@ -15,7 +15,7 @@ from typing import Any
 from tuner.errors import InputError
 from tuner.expressions import Expression, show
 from tuner.records import KnobValue
-from tuner.space.vocabulary import Term
+from tuner.space.schemas import KnobSchema
 
 Values = Mapping[str, KnobValue]
 
@@ -141,7 +141,7 @@ class Stage:
         return (own - self.values.keys()) | searched
 
 
-def stage_terms(stages: Iterable[Stage], terms: Mapping[str, Term]) -> dict[str, Term]:
+def stage_terms(stages: Iterable[Stage], terms: Mapping[str, KnobSchema]) -> dict[str, KnobSchema]:
     """A term for each value that is searched for one stage alone, by its own name."""
     return {
         name: replace(terms[own], name=name, optional=True)
@@ -166,7 +166,7 @@ def condition_rule(
     return Rule(_label(expression.text, stage), origin, tuple(sorted(inputs)), test)
 
 
-def kind_rule(term: Term, derivations: Derivations, stage: Stage | None = None) -> Rule:
+def kind_rule(term: KnobSchema, derivations: Derivations, stage: Stage | None = None) -> Rule:
     """The rule that the derived value of `term` is of its kind (a whole number of at least 1)."""
 
     def test(values: Values) -> bool:

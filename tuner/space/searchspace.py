@@ -15,7 +15,7 @@ from tuner.records import Configuration, KnobValue
 from tuner.space.apply import ApplyTarget
 from tuner.space.command import Command
 from tuner.space.data import DataFacts
-from tuner.space.distributed_terms import rule_with_ranks
+from tuner.space.distributed_knobs import rule_with_ranks
 from tuner.space.knobs import Knob
 from tuner.space.rules import (
     Derivations,
@@ -27,30 +27,30 @@ from tuner.space.rules import (
     solutions,
     stage_terms,
 )
-from tuner.space.vocabulary import VOCABULARIES, Term
+from tuner.space.schemas import SCHEMAS, KnobSchema
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class ObjectiveName:
     """A number of a prediction or measurement that is to be large or small."""
 
     metric: str
     direction: Literal["maximize", "minimize"]
 
 
-METRICS: Mapping[str, Objective] = {
+METRICS: Mapping[str, ObjectiveName] = {
     objective.metric: objective
     for objective in (
-        Objective("samples_per_s", "maximize"),
-        Objective("tokens_per_s", "maximize"),
-        Objective("step_s", "minimize"),
-        Objective("device_bytes", "minimize"),
-        Objective("peak_allocated_bytes", "minimize"),
-        Objective("peak_reserved_bytes", "minimize"),
-        Objective("energy_j_per_sample", "minimize"),
-        Objective("epoch_usd", "minimize"),
-        Objective("lora_rank", "maximize"),
-        Objective("length_coverage", "maximize"),
+        ObjectiveName("samples_per_s", "maximize"),
+        ObjectiveName("tokens_per_s", "maximize"),
+        ObjectiveName("step_s", "minimize"),
+        ObjectiveName("device_bytes", "minimize"),
+        ObjectiveName("peak_allocated_bytes", "minimize"),
+        ObjectiveName("peak_reserved_bytes", "minimize"),
+        ObjectiveName("energy_j_per_sample", "minimize"),
+        ObjectiveName("epoch_usd", "minimize"),
+        ObjectiveName("lora_rank", "maximize"),
+        ObjectiveName("length_coverage", "maximize"),
     )
 }
 """What can be an objective. The direction is the metric's own, so it cannot be set wrongly."""
@@ -84,19 +84,19 @@ class SearchSpace:
     constraints: tuple[str, ...] = ()
     floors: tuple[str, ...] = ()
     data: DataFacts = field(default_factory=DataFacts)
-    objectives: tuple[Objective, ...] = DEFAULT_OBJECTIVES
+    objectives: tuple[ObjectiveName, ...] = DEFAULT_OBJECTIVES
     stages: tuple[Stage, ...] = ()
     baseline: Mapping[str, KnobValue] | None = None
     apply: Mapping[str, ApplyTarget] = field(default_factory=dict)
     defaulted: frozenset[str] = frozenset()
     path: Path | None = None
     command: Command | None = None
-    own_terms: Mapping[str, Term] = field(default_factory=dict)
+    own_terms: Mapping[str, KnobSchema] = field(default_factory=dict)
 
     @property
     def predictable(self) -> bool:
         """Whether predictions know the workload; of the user's own code nobody knows anything."""
-        return self.workload in VOCABULARIES
+        return self.workload in SCHEMAS
 
     @property
     def subject(self) -> str:
@@ -117,9 +117,9 @@ class SearchSpace:
         return self.model
 
     @property
-    def terms(self) -> Mapping[str, Term]:
+    def terms(self) -> Mapping[str, KnobSchema]:
         """The workload's vocabulary: every name of a configuration."""
-        own = VOCABULARIES[self.workload].terms if self.predictable else self.own_terms
+        own = SCHEMAS[self.workload].terms if self.predictable else self.own_terms
         return {**own, **self._stage_terms} if self._stage_terms else own
 
     @property
@@ -218,9 +218,9 @@ class SearchSpace:
         return full
 
     @cached_property
-    def _stage_terms(self) -> dict[str, Term]:
+    def _stage_terms(self) -> dict[str, KnobSchema]:
         """The vocabulary of what is searched for one stage alone."""
-        own = VOCABULARIES[self.workload].terms if self.predictable else self.own_terms
+        own = SCHEMAS[self.workload].terms if self.predictable else self.own_terms
         return stage_terms(self.stages, own)
 
     @cached_property
@@ -232,7 +232,7 @@ class SearchSpace:
     def rules(self) -> list[Rule]:
         """Everything that a configuration must meet, in every stage."""
         texts = [(text, f"constraints[{i}]") for i, text in enumerate(self.constraints)]
-        always = VOCABULARIES[self.workload].always if self.predictable else ()
+        always = SCHEMAS[self.workload].always if self.predictable else ()
         texts += [(rule_with_ranks(text, self.names), "") for text in always]
         rules: list[Rule] = []
         for stage in (None, *self.stages):
@@ -295,7 +295,7 @@ def complete_space(space: SearchSpace) -> SearchSpace:
     )
 
 
-def _check_word(term: Term, word: str, text: str) -> None:
+def _check_word(term: KnobSchema, word: str, text: str) -> None:
     if term.kind == "word" and word not in term.allowed:
         close = nearest(word, term.allowed)
         raise InputError(

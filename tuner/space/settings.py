@@ -9,7 +9,7 @@ from typing import Any
 from tuner.errors import InputError, Problem, unknown
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue
-from tuner.space.distributed_terms import GPUS_PER_TRIAL, rule_with_ranks
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL, rule_with_ranks
 from tuner.space.knobs import Knob
 from tuner.space.rules import show_values
 from tuner.space.searchspace import SearchSpace

@@ -62,7 +62,7 @@ QUIET_ENVIRONMENT = {
     # An actor that does not end, on a silent node, is killed after this. With less than the 10
     # seconds that Ray Tune then gives it, nothing else happens in the rest of them.
     "TUNE_FORCE_TRIAL_CLEANUP_S": "11",
-    # How many trials wait for a worker is decided by the ledgers.
+    # How many trials wait for a worker is decided by the states.
     "TUNE_MAX_PENDING_TRIALS_PG": "100000",
 }
 

@@ -17,25 +17,25 @@ from tuner.errors import InputError
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.tune import cluster
 from tuner.tune.candidates import Candidates
+from tuner.tune.capacity import FIXED_CLUSTER, GROWING_CLUSTER, OWN_CLUSTER, Capacity, Waiting
+from tuner.tune.concurrent import ConcurrentSearches, first_broken
 from tuner.tune.demand import PlaceholderDemand
 from tuner.tune.growth import grows
 from tuner.tune.guided_goals import goals_of
 from tuner.tune.interrupts import Interrupts
-from tuner.tune.ledger import Ledger
 from tuner.tune.local_ray import losses_said, require_alive
 from tuner.tune.progress import Progress
-from tuner.tune.proposer import Knowledge, Proposer, open_mirror
-from tuner.tune.request import SearchRequest, SearchResult
+from tuner.tune.request import SearchOutcome, SearchRequest
 from tuner.tune.reuse import RequestedResources
-from tuner.tune.rooms import FIXED_CLUSTER, GROWING_CLUSTER, OWN_CLUSTER, Rooms, Waiting
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
 from tuner.tune.searcher import (
     HaltStopper,
-    LedgerCallback,
-    LedgerScheduler,
-    LedgerSearcher,
     NoTrialProgress,
+    StateCallback,
+    StateScheduler,
+    StateSearcher,
 )
-from tuner.tune.searches import Searches, first_broken
+from tuner.tune.state import SearchState
 from tuner.tune.trainable import REQUEST, TrialTrainable, WorkerPlan
 from tuner.tune.watching import Watching
 from tuner.workloads.memory_order import memory_order
@@ -46,7 +46,7 @@ def search(
     *,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_record: Callable[[TrialRecord], None] = lambda record: None,
-) -> SearchResult:
+) -> SearchOutcome:
     """Run trials until the budget, the time or the space is used up, or the user interrupts.
 
     `search_all` of one request; what makes it fail is raised.
@@ -68,7 +68,7 @@ def search_all(
     *,
     on_progress: Callable[[Sequence[Progress]], None] = lambda progress: None,
     on_record: Callable[[TrialRecord], None] = lambda record: None,
-) -> tuple[SearchResult, ...]:
+) -> tuple[SearchOutcome, ...]:
     """Run several searches side by side on one cluster; their results in the order of `requests`.
 
     `on_record` gets each new record as soon as its trial ends, for the journal of its GPU type;
@@ -94,41 +94,41 @@ def search_all(
         on_record(new)
         watching.record(new)
 
-    def progress(states: Sequence[Progress]) -> None:
-        on_progress(states)
-        watching.progress(states)
+    def progress(progresses: Sequence[Progress]) -> None:
+        on_progress(progresses)
+        watching.progress(progresses)
 
     with quiet_optuna():
-        ledgers = _ledgers(requests, record, progress)
-        for ledger in ledgers:
-            ledger.reuse()
-        ledgers[0].report()
-        if not all(ledger.over for ledger in ledgers) and not first_broken(ledgers):
-            _run(requests, ledgers, watching)
-    if broken := first_broken(ledgers):
+        states = _states(requests, record, progress)
+        for state in states:
+            state.reuse()
+        states[0].report()
+        if not all(state.over for state in states) and not first_broken(states):
+            _run(requests, states, watching)
+    if broken := first_broken(states):
         raise broken
-    return tuple(ledger.result() for ledger in ledgers)
+    return tuple(state.result() for state in states)
 
 
-def _ledgers(
+def _states(
     requests: Sequence[SearchRequest],
     on_record: Callable[[TrialRecord], None],
     on_progress: Callable[[Sequence[Progress]], None],
-) -> list[Ledger]:
+) -> list[SearchState]:
     """One for each request; a change in one tells the progress of all."""
-    ledgers: list[Ledger] = []
+    states: list[SearchState] = []
 
     def tell(_: Progress) -> None:
-        on_progress(tuple(ledger.progress for ledger in ledgers))
+        on_progress(tuple(state.progress for state in states))
 
-    ledgers += [
-        Ledger(request, make_proposer(request), on_record=on_record, on_progress=tell)
+    states += [
+        SearchState(request, make_adapter(request), on_record=on_record, on_progress=tell)
         for request in requests
     ]
-    return ledgers
+    return states
 
 
-def make_proposer(request: SearchRequest) -> Proposer:
+def make_adapter(request: SearchRequest) -> SamplerAdapter:
     """What proposes the trials of `request`. Raises `InputError` when nothing can be tried."""
     configurations = list(request.space.configurations(request.where))
     if not configurations:
@@ -142,7 +142,7 @@ def make_proposer(request: SearchRequest) -> Proposer:
     mirror = None
     if request.study_path is not None:
         mirror = open_mirror(request.study_path, f"{request.space.name}-{request.gpu.id}")
-    return Proposer(
+    return SamplerAdapter(
         Candidates(configurations, tuple(request.space.knobs)),
         sampler=request.searcher,
         seed=request.seed,
@@ -165,12 +165,14 @@ def _of_each(
     return found if len(found) == len(configurations) else []
 
 
-def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger], watching: Watching) -> None:
-    """Connect to Ray and run trials; returns when no ledger wants more of them."""
+def _run(
+    requests: Sequence[SearchRequest], states: Sequence[SearchState], watching: Watching
+) -> None:
+    """Connect to Ray and run trials; returns when no state wants more of them."""
 
     def interrupt() -> None:
-        for ledger in ledgers:
-            ledger.interrupt()
+        for state in states:
+            state.interrupt()
 
     interrupts = Interrupts(interrupt)
     first = requests[0]
@@ -186,12 +188,12 @@ def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger], watching:
             watch=first.watch,
         ),
     ):
-        watching.begin(r for ledger in ledgers for r in ledger.records[: ledger.reused])
+        watching.begin(r for state in states for r in state.records[: state.reused])
         growing = first.address is not None and grows()
-        searches = Searches(
+        searches = ConcurrentSearches(
             requests,
-            ledgers,
-            Rooms(),
+            states,
+            Capacity(),
             waiting=_waiting(first.address, growing=growing),
             demand=PlaceholderDemand() if growing else None,
             on_decision=lambda index, seconds: watching.decided(requests[index].gpu.id, seconds),
@@ -199,9 +201,9 @@ def _run(requests: Sequence[SearchRequest], ledgers: Sequence[Ledger], watching:
         if not searches.over:
             with losses_said():
                 _run_trials(requests, searches, folder)
-                if any(ledger.failure for ledger in ledgers):
+                if any(state.failure for state in states):
                     require_alive()  # else the loss is the reason
-        watching.progress(tuple(ledger.progress for ledger in ledgers), now=True)
+        watching.progress(tuple(state.progress for state in states), now=True)
 
 
 def _waiting(address: str | None, *, growing: bool) -> Waiting:
@@ -210,7 +212,9 @@ def _waiting(address: str | None, *, growing: bool) -> Waiting:
     return GROWING_CLUSTER if growing else FIXED_CLUSTER
 
 
-def _run_trials(requests: Sequence[SearchRequest], searches: Searches, folder: Path) -> None:
+def _run_trials(
+    requests: Sequence[SearchRequest], searches: ConcurrentSearches, folder: Path
+) -> None:
     needed = [dict(request.resources_per_trial) for request in requests]
     plans = tuple(
         WorkerPlan(request.runner_factory, threads=max(1, int(resources.get("CPU", 1))))
@@ -220,19 +224,19 @@ def _run_trials(requests: Sequence[SearchRequest], searches: Searches, folder: P
         tune.with_parameters(TrialTrainable, plans=plans),
         functools.partial(_resources_of, needed=needed),
     )
-    stopper, scheduler = HaltStopper(), LedgerScheduler(searches)
+    stopper, scheduler = HaltStopper(), StateScheduler(searches)
     # `tune.run` and not `tune.Tuner`, which pickles the searcher into a file of its own; there
     # is nothing to restore from it, and the callbacks of a search cannot be pickled.
     tune.run(
         trainable,
         name="search",
-        search_alg=LedgerSearcher(searches),
+        search_alg=StateSearcher(searches),
         scheduler=scheduler,
         stop=stopper,
-        callbacks=[LedgerCallback(searches, stopper, scheduler), NoTrialProgress()],
+        callbacks=[StateCallback(searches, stopper, scheduler), NoTrialProgress()],
         num_samples=-1,
         reuse_actors=True,
-        # The ledgers count what a lost worker means, and hand its trial out again. Ray's own
+        # The states count what a lost worker means, and hand its trial out again. Ray's own
         # count takes the loss of an idle worker for two, and leaves its trial hanging.
         max_failures=0,
         raise_on_failed_trial=False,

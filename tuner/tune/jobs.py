@@ -47,7 +47,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RayJob:
     """A search on the cluster. Times are seconds since 1970, by the cluster's clock.
 
     `exit_code` is that of `tuner search` there, None while it runs and where Ray does not know.
@@ -105,14 +105,14 @@ class JobServer:
                     ) from error
                 raise
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[RayJob]:
         """The searches that the cluster remembers, the newest first."""
         with self._errors():
             found = self._client.list_jobs()
         searches = [_job(d) for d in found if (d.metadata or {}).get(KIND) == SEARCH]
         return sorted(searches, key=lambda job: job.started_s or 0.0, reverse=True)
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> RayJob:
         """One job. Raises `InputError` where the cluster does not know it."""
         with self._errors(job_id):
             return _job(self._client.get_job_info(job_id))
@@ -139,7 +139,7 @@ class JobServer:
         with self._errors(job_id):
             return bool(self._client.stop_job(job_id))
 
-    def wait(self, job_id: str, timeout_s: float) -> Job:
+    def wait(self, job_id: str, timeout_s: float) -> RayJob:
         """The job when it has ended, or as it is after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -204,12 +204,12 @@ _STATES = {
 }
 
 
-def _job(details: JobDetails) -> Job:
+def _job(details: JobDetails) -> RayJob:
     metadata = details.metadata or {}
     state, code = _STATES[details.status], details.driver_exit_code
     if state is State.FAILED and code == NOTHING_FITS_THERE:
         state, code = State.NOTHING_FITS, EXIT_NOTHING_FITS
-    return Job(
+    return RayJob(
         id=details.submission_id or details.job_id or "",
         state=state,
         space=metadata.get("space", ""),

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from tuner.records import Configuration, Outcome, Prediction, Status
 from tuner.runner.base import MeasureOptions
 from tuner.tune.budget import StoppedBy
-from tuner.tune.driver import make_proposer, quiet_optuna
+from tuner.tune.driver import make_adapter, quiet_optuna
 from tuner.tune.guided import GuidedSampler
 from tuner.tune.guided_pool import Pool
-from tuner.tune.ledger import Ledger
-from tuner.tune.request import Bench, SearchRequest
+from tuner.tune.request import SearchRequest, TrialDevice
+from tuner.tune.state import SearchState
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +54,24 @@ def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Pr
     certain.
     """
     request = dataclasses.replace(request, study_path=None, run_id="preview")
-    if request.bench is None and (request.gpu_hours or request.max_cost_usd):
-        request = dataclasses.replace(request, bench=Bench(request.gpu.name))
+    if request.trial_device is None and (request.gpu_hours or request.max_cost_usd):
+        request = dataclasses.replace(request, trial_device=TrialDevice(request.gpu.name))
     with quiet_optuna():
-        proposer = make_proposer(request)
-        candidates = proposer.candidates
-        ledger = Ledger(
-            request, proposer, on_record=lambda record: None, on_progress=lambda progress: None
+        adapter = make_adapter(request)
+        candidates = adapter.candidates
+        state = SearchState(
+            request, adapter, on_record=lambda record: None, on_progress=lambda progress: None
         )
-        ledger.reuse()
-        if ledger.finished and ledger.stopped_by is not None:
-            return Preview((), ledger.stopped_by, ledger.reused)
+        state.reuse()
+        if state.finished and state.stopped_by is not None:
+            return Preview((), state.stopped_by, state.reused)
         predictions = [request.predictions[c.key] for c in candidates.configurations]
         pool = Pool.of(candidates, predictions, options)
-        judge = proposer.guide or GuidedSampler(pool, seed=request.seed)
+        judge = adapter.guide or GuidedSampler(pool, seed=request.seed)
         trials: list[PlannedTrial] = []
-        while not ledger.finished:
+        while not state.finished:
             number = str(len(trials))
-            configuration = ledger.propose(number)
+            configuration = state.propose(number)
             if configuration is None:
                 continue
             place = candidates.place(configuration)
@@ -79,12 +79,12 @@ def preview(request: SearchRequest, options: MeasureOptions | None = None) -> Pr
             device_s = (1 - risk) * pool.trial_s[place] + risk * pool.oom_s[place]
             trial = PlannedTrial(configuration, predictions[place], 1 - risk, float(device_s))
             trials.append(trial)
-            ledger.start(number)
-            ledger.end(number, _outcome(trial))
-    if ledger.failure is not None:
-        raise ledger.failure
-    assert ledger.stopped_by is not None
-    return Preview(tuple(trials), ledger.stopped_by, ledger.reused)
+            state.start(number)
+            state.end(number, _outcome(trial))
+    if state.failure is not None:
+        raise state.failure
+    assert state.stopped_by is not None
+    return Preview(tuple(trials), state.stopped_by, state.reused)
 
 
 def _outcome(trial: PlannedTrial) -> Outcome:

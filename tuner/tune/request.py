@@ -43,7 +43,7 @@ class Space(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class TrialDevice:
     """The device on which the trials of a search run: a real one, or an `emulated` one.
 
     `device` is its exact name. `memory_limit_bytes` is what a trial may use of it; with one, a
@@ -78,9 +78,9 @@ class SearchRequest:
       memory, which the other searchers know alone.
     - `initial` is run first, in its order; what is not a valid configuration is passed over.
     - `resume` holds the journal; records of this space, GPU, memory and library versions are
-      not run again but told to the searcher, where they come from the same bench or, without
+      not run again but told to the searcher, where they come from the same trial_device or, without
       one, from a simulation.
-    - `bench` is where trials run, for real or emulated; None where they are simulated.
+    - `trial_device` is where trials run, for real or emulated; None where they are simulated.
     - `predictions` by configuration key are what was said of configurations before: a measured
       trial's record carries its own beside the measurement, and the searcher "guided" needs
       one of every valid configuration.
@@ -91,7 +91,7 @@ class SearchRequest:
     - `resources_per_trial` are Ray resources by name. A trial gets as many threads as CPUs.
     - `node_wait_s` is how long a node for the trials is waited for, where none is there; None
       leaves it to the cluster: no time at first where nobody starts nodes, half an hour where they
-      start on demand (`tuner.tune.rooms`).
+      start on demand (`tuner.tune.capacity`).
     - `address` of a running Ray cluster; None starts one here and stops it afterwards, with
       those GPUs of this machine that `local_gpus` lists by index.
     - `study_path` is a file in which the Optuna study is kept for other Optuna tools; it is
@@ -115,7 +115,7 @@ class SearchRequest:
     initial: Sequence[Configuration] = ()
     resume: Sequence[TrialRecord] = ()
     study_path: Path | None = None
-    bench: Bench | None = None
+    trial_device: TrialDevice | None = None
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
     workload: str = ""
     margin_bytes: int | None = None
@@ -154,7 +154,7 @@ class SearchRequest:
     @property
     def gpus_per_trial(self) -> float:
         """Devices that one trial has for itself; a processor is one, a simulation has none."""
-        if self.bench is None or self.bench.emulated:
+        if self.trial_device is None or self.trial_device.emulated:
             return 0.0
         return self.resources_per_trial.get("GPU", 1.0)
 
@@ -184,9 +184,9 @@ class SearchRequest:
 
     def _same_source(self, record: TrialRecord) -> bool:
         """A simulated trial says nothing to who measures, and the other way round."""
-        if self.bench is None:
+        if self.trial_device is None:
             return record.source is Source.PREDICTED
-        return self.bench.ran(record)
+        return self.trial_device.ran(record)
 
 
 def check_min_gain(min_gain: float | None, searcher: str) -> None:
@@ -210,7 +210,7 @@ def check_objectives(names: Sequence[str], searcher: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchResult:
+class SearchOutcome:
     """What a search came to. `records` holds those taken over first, then those run now."""
 
     records: tuple[TrialRecord, ...]

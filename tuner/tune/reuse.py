@@ -62,7 +62,7 @@ class WorkerCache:
         return sum(len(idle) for idle in self._idle.values())
 
     def increase_max(self, key: RequestedResources, by: int = 1) -> None:
-        """How many trials wait is asked of the ledgers instead."""
+        """How many trials wait is asked of the states instead."""
 
     def decrease_max(self, key: RequestedResources, by: int = 1) -> None:
         """As `increase_max`."""

@@ -1,4 +1,4 @@
-"""Ray Tune's side of searches: searcher, scheduler, stopper and callback over their ledgers."""
+"""Ray Tune's side of searches: searcher, scheduler, stopper and callback over their states."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from tuner.records import Outcome
+from tuner.tune.concurrent import ConcurrentSearches
 from tuner.tune.local_ray import LOOK_PERIOD_S, require_alive
 from tuner.tune.reuse import WorkerCache
-from tuner.tune.searches import Searches
 from tuner.tune.trainable import CONFIGURATION, INSTRUCTIONS, OUTCOME, REQUEST, UNFIT
 
 NODE_DIED = "its node has died"
 """In the text of Ray's `ActorDiedError` where not only the worker was lost."""
 
 
-class LedgerSearcher(Searcher):  # type: ignore[misc]
-    """Gives Ray the configurations that the ledgers propose.
+class StateSearcher(Searcher):  # type: ignore[misc]
+    """Gives Ray the configurations that the states propose.
 
-    Nothing comes back this way: `LedgerCallback` sees each result first. The state is not
+    Nothing comes back this way: `StateCallback` sees each result first. The state is not
     saved, as a search is resumed from the trial journal and never from Ray's own files.
     """
 
-    def __init__(self, searches: Searches) -> None:
+    def __init__(self, searches: ConcurrentSearches) -> None:
         super().__init__()
         self._searches = searches
 
@@ -49,7 +49,7 @@ class LedgerSearcher(Searcher):  # type: ignore[misc]
         return {
             REQUEST: proposal.index,
             CONFIGURATION: proposal.configuration.to_dict(),
-            INSTRUCTIONS: self._searches.ledger_of(trial_id).instructions(trial_id),
+            INSTRUCTIONS: self._searches.state_of(trial_id).instructions(trial_id),
         }
 
     def on_trial_complete(
@@ -64,14 +64,14 @@ class LedgerSearcher(Searcher):  # type: ignore[misc]
         """Nothing was kept."""
 
 
-class LedgerScheduler(FIFOScheduler):  # type: ignore[misc]
+class StateScheduler(FIFOScheduler):  # type: ignore[misc]
     """Trials start in the order in which they were proposed.
 
     Ray's FIFO looks through all trials at each step for the next one; those that wait are in a
     list of Ray's controller, from which it starts them where nothing is chosen here.
     """
 
-    def __init__(self, searches: Searches) -> None:
+    def __init__(self, searches: ConcurrentSearches) -> None:
         super().__init__()
         self._searches = searches
         self._waiting: dict[str, Trial] = {}
@@ -99,7 +99,7 @@ class LedgerScheduler(FIFOScheduler):  # type: ignore[misc]
 
 
 class HaltStopper(Stopper):  # type: ignore[misc]
-    """Ends the experiment once `halt` is set, which `LedgerCallback` does."""
+    """Ends the experiment once `halt` is set, which `StateCallback` does."""
 
     halt = False
 
@@ -112,11 +112,11 @@ class HaltStopper(Stopper):  # type: ignore[misc]
         return self.halt
 
 
-class LedgerCallback(Callback):  # type: ignore[misc]
-    """Tells the ledgers what becomes of trials, as soon as Ray knows it."""
+class StateCallback(Callback):  # type: ignore[misc]
+    """Tells the states what becomes of trials, as soon as Ray knows it."""
 
     def __init__(
-        self, searches: Searches, stopper: HaltStopper, scheduler: LedgerScheduler
+        self, searches: ConcurrentSearches, stopper: HaltStopper, scheduler: StateScheduler
     ) -> None:
         self._searches = searches
         self._stopper = stopper
@@ -131,7 +131,7 @@ class LedgerCallback(Callback):  # type: ignore[misc]
         run = trial.trial_id
         self._scheduler.forget(trial)
         self._actors[self._searches.index_of(run)][run] = trial.temporary_state.ray_actor
-        self._searches.ledger_of(run).start(run)
+        self._searches.state_of(run).start(run)
 
     def on_trial_result(
         self,
@@ -146,14 +146,14 @@ class LedgerCallback(Callback):  # type: ignore[misc]
         In the second case it goes on for Ray, and the worker keeps its GPU from other trials.
         """
         run = trial.trial_id
-        ledger = self._searches.ledger_of(run)
+        state = self._searches.state_of(run)
         if UNFIT in result:
-            ledger.refuse(run, result[UNFIT])
+            state.refuse(run, result[UNFIT])
             return
         self._actors[self._searches.index_of(run)].pop(run, None)
         outcome = result[OUTCOME]
         assert isinstance(outcome, Outcome)
-        ledger.end(run, outcome)
+        state.end(run, outcome)
 
     def on_trial_error(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
@@ -163,7 +163,7 @@ class LedgerCallback(Callback):  # type: ignore[misc]
         self._scheduler.forget(trial)
         self._actors[self._searches.index_of(run)].pop(run, None)
         text = _error_text(trial)
-        self._searches.ledger_of(run).lose(run, _message(text), with_node=NODE_DIED in text)
+        self._searches.state_of(run).lose(run, _message(text), with_node=NODE_DIED in text)
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """Keep the progress moving, and pass a halt on.
@@ -188,9 +188,9 @@ class LedgerCallback(Callback):  # type: ignore[misc]
 
         They run trials that are given up, or can run none.
         """
-        for index, ledger in enumerate(self._searches.ledgers):
+        for index, state in enumerate(self._searches.states):
             actors = self._actors[index]
-            while actors and (ledger.over or self._stopper.halt):
+            while actors and (state.over or self._stopper.halt):
                 ray.kill(actors.popitem()[1])
 
 

@@ -17,7 +17,7 @@ def record_of(
 
     Where the outcome has no prediction, it gets the one that the request knows.
     """
-    configuration, bench = proposed.configuration, request.bench
+    configuration, trial_device = proposed.configuration, request.trial_device
     if outcome.prediction is None:
         known = request.predictions.get(configuration.key)
         outcome = dataclasses.replace(outcome, prediction=known)
@@ -33,10 +33,10 @@ def record_of(
         versions=request.versions,
         searcher=request.searcher,
         run_id=request.run_id,
-        device=bench.device if bench and not bench.emulated else None,
-        emulated_device=bench.device if bench and bench.emulated else None,
-        memory_limit_bytes=bench.memory_limit_bytes if bench else None,
-        margin_bytes=request.margin_bytes if bench else None,
+        device=trial_device.device if trial_device and not trial_device.emulated else None,
+        emulated_device=trial_device.device if trial_device and trial_device.emulated else None,
+        memory_limit_bytes=trial_device.memory_limit_bytes if trial_device else None,
+        margin_bytes=request.margin_bytes if trial_device else None,
         verification=proposed.instructions.verify,
     )
 

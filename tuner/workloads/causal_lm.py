@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tuner.records import Configuration, Phase
-from tuner.space.distributed_terms import Parallelism
+from tuner.space.distributed_knobs import Parallelism
 from tuner.workloads.base import Counts, Environment, Machine
 from tuner.workloads.causal_lm_model import build_model
 from tuner.workloads.causal_lm_settings import CausalLMSettings

@@ -10,8 +10,8 @@ import torch
 
 from tuner.errors import InputError, Problem
 from tuner.records import Configuration
-from tuner.space.distributed_terms import gpus_per_trial, strategy
-from tuner.space.vocabulary import NO_NAMES
+from tuner.space.distributed_knobs import gpus_per_trial, strategy
+from tuner.space.schemas import NO_NAMES
 from tuner.workloads.token_data import LoaderSettings
 
 _DTYPES = {

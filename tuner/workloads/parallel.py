@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tuner.space.distributed_terms import BUCKET_CAP_MIB, Parallelism
+from tuner.space.distributed_knobs import BUCKET_CAP_MIB, Parallelism
 from tuner.workloads.base import Environment
 from tuner.workloads.offload import decoder_layers
 

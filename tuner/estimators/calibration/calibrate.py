@@ -27,7 +27,7 @@ from tuner.estimators.calibration.correction import (
     sizes_of,
     uncorrected,
 )
-from tuner.estimators.calibration.interval import Calibration, Floats, Observation, Prior
+from tuner.estimators.calibration.interval import Calibration, ErrorPrior, Floats, Observation
 from tuner.estimators.speed.profile import METHOD as PROFILE_METHOD
 from tuner.records import Memory, Outcome, Prediction, Speed, Status, TrialRecord
 
@@ -39,7 +39,7 @@ _SOURCE = (
     "with the interval that all priors give, each as probable as the runs make it, printed by "
     "benchmarks/accuracy/coverage.py"
 )
-_DEVICE_PRIOR = Prior(
+_DEVICE_PRIOR = ErrorPrior(
     bias_scale=0.02,
     spread=0.05,
     spread_sd=1.0,
@@ -47,7 +47,7 @@ _DEVICE_PRIOR = Prior(
     least_spread=0.02,
     source=_SOURCE.format(99, 5),
 )
-_ALLOCATED_PRIOR = Prior(
+_ALLOCATED_PRIOR = ErrorPrior(
     bias_scale=0.002,
     spread=0.005,
     spread_sd=1.0,
@@ -55,7 +55,7 @@ _ALLOCATED_PRIOR = Prior(
     least_spread=0.003,
     source=_SOURCE.format(99, 5),
 )
-_STEP_PRIOR = Prior(
+_STEP_PRIOR = ErrorPrior(
     bias_scale=0.1,
     spread=0.07,
     spread_sd=1.0,
@@ -75,7 +75,7 @@ _STEP_PRIOR_WITH_PROFILE = replace(
 )
 
 
-def prior_of(quantity: str, *, has_profile: bool) -> Prior:
+def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
     """What is expected of the errors of one of `QUANTITIES` before anything is measured.
 
     A device profile narrows the step time: the GPU's own rates are then measured. It hardly
@@ -120,7 +120,7 @@ def _prior_ends(has_profile: bool) -> tuple[_Ends, ...]:
 
 
 @functools.cache
-def _prior_calibration(prior: Prior) -> Calibration:
+def _prior_calibration(prior: ErrorPrior) -> Calibration:
     return Calibration.fit((), prior)
 
 
@@ -222,7 +222,7 @@ def calibrations_from(records: Iterable[TrialRecord]) -> Calibrations:
         if record.outcome.prediction is not None:
             predictions[_trial_key(record)] = uncorrected(record.outcome.prediction)
     groups: dict[_Key, list[Observation]] = {}
-    priors: dict[_Key, Prior] = {}
+    priors: dict[_Key, ErrorPrior] = {}
     for record in records:
         prediction = predictions.get(_trial_key(record))
         if prediction is None:

@@ -74,7 +74,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Prior:
+class ErrorPrior:
     """What is expected of a GPU and workload that nothing was measured of.
 
     All in logarithms of measured over predicted: `bias` has the scale `bias_scale` around 0;
@@ -127,7 +127,7 @@ class Calibration:
         """What every unit costs in addition to the prediction, before the factor."""
 
     @classmethod
-    def fit(cls, observations: Iterable[Observation], prior: Prior) -> Calibration:
+    def fit(cls, observations: Iterable[Observation], prior: ErrorPrior) -> Calibration:
         """What is known after the observations, all of one quantity; without any, the prior."""
         observations = list(observations)
         fixed_cost = _likely_cost(observations, prior)
@@ -146,7 +146,7 @@ class Calibration:
         )
 
     @classmethod
-    def unseen(cls, priors: Sequence[tuple[float, Prior]]) -> Calibration:
+    def unseen(cls, priors: Sequence[tuple[float, ErrorPrior]]) -> Calibration:
         """What is expected of a GPU of a type never seen: priors, each with its probability.
 
         A few GPU types say little of how much GPU types differ. Instead of the one prior that
@@ -218,7 +218,7 @@ def _log_ratios(observation: Observation, fixed_cost: float) -> tuple[float, flo
     )
 
 
-def _likely_cost(observations: Sequence[Observation], prior: Prior) -> float:
+def _likely_cost(observations: Sequence[Observation], prior: ErrorPrior) -> float:
     """The most probable fixed cost, of none and powers of two around the prior's scale.
 
     One value instead of a third axis of the grid: nearly all of what is uncertain about it is
@@ -236,7 +236,7 @@ def _likely_cost(observations: Sequence[Observation], prior: Prior) -> float:
     )
 
 
-def _bias_axis(data: Sequence[tuple[float, float]], prior: Prior) -> Floats:
+def _bias_axis(data: Sequence[tuple[float, float]], prior: ErrorPrior) -> Floats:
     """Places for the bias: dense around 0 and the data's centre, sparse where neither is."""
     ends = [end for pair in data for end in pair if math.isfinite(end)]
     values = [(low + high) / 2 for low, high in data if math.isfinite(high - low)]
@@ -250,7 +250,7 @@ def _bias_axis(data: Sequence[tuple[float, float]], prior: Prior) -> Floats:
 
 
 def _grid(
-    observations: Iterable[Observation], prior: Prior, fixed_cost: float
+    observations: Iterable[Observation], prior: ErrorPrior, fixed_cost: float
 ) -> tuple[list[tuple[float, float]], Floats, Floats]:
     """The log ratios, and places for the bias and the spread."""
     # Sorted, so that sums do not depend on the order of arrival, not even in the last bit.
@@ -260,7 +260,7 @@ def _grid(
 
 
 def _log_posterior(
-    bias_axis: Floats, spread_axis: Floats, data: Sequence[tuple[float, float]], prior: Prior
+    bias_axis: Floats, spread_axis: Floats, data: Sequence[tuple[float, float]], prior: ErrorPrior
 ) -> Floats:
     """Log weight of each point, shape (biases, spreads): the share of its cell in the bias."""
     bias, spread = bias_axis[:, None], spread_axis[None, :]
@@ -278,7 +278,7 @@ def _relative(log_weight: Floats) -> Floats:
 
 
 def log_evidence(
-    observations: Iterable[Observation], prior: Prior, *, fixed_cost: float = 0.0
+    observations: Iterable[Observation], prior: ErrorPrior, *, fixed_cost: float = 0.0
 ) -> float:
     """Log probability (density) of the observations under the prior, up to a constant.
 
@@ -291,8 +291,8 @@ def log_evidence(
 
 
 def weighed(
-    candidates: Sequence[Prior], groups: Sequence[Sequence[Observation]]
-) -> list[tuple[float, Prior]]:
+    candidates: Sequence[ErrorPrior], groups: Sequence[Sequence[Observation]]
+) -> list[tuple[float, ErrorPrior]]:
     """The candidates with their probabilities after groups of observations, most probable first.
 
     Before them all are equally probable; the groups are independent. What is below a

@@ -10,8 +10,8 @@ from typing import Any
 from tuner.estimators.compiler.polynomial import Probe
 from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.records import Configuration
-from tuner.space.distributed_terms import DISTRIBUTED_TERMS
-from tuner.space.machine_terms import MACHINE
+from tuner.space.distributed_knobs import DISTRIBUTED_TERMS
+from tuner.space.machine_knobs import MACHINE
 
 SIZE_KNOBS = frozenset(
     {"micro_batch", "max_length", "lora_rank", "lora_alpha", "grad_accum", "effective_batch"}

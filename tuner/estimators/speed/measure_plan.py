@@ -27,7 +27,7 @@ TRAINING_TOKENS = (512, 2048, 8192)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurePlan:
     """What is measured on a kind of device."""
 
     dtypes: tuple[str, ...]
@@ -41,7 +41,7 @@ class Plan:
     per_figure_s: float = 0.06
 
 
-def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> Plan:
+def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> MeasurePlan:
     """Shapes of 1B to 14B models; a minute on a data-centre GPU."""
     dtypes = ["fp16", "fp32"]
     if compute_capability >= (8, 0):
@@ -59,7 +59,7 @@ def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> Plan:
         for kernel in kernels
     ]
     cases += [AttentionCase("efficient", "fp32", 1, 16, length, 128) for length in (512, 2048)]
-    return Plan(
+    return MeasurePlan(
         dtypes=tuple(dtypes),
         shapes=tuple(sorted({*squares, *training}, key=lambda s: s[0] * s[1] * s[2])),
         largest_traffic_bytes=min(GIB, free_bytes // 8),
@@ -69,12 +69,12 @@ def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> Plan:
     )
 
 
-def cpu_plan(*, smoke: bool = False) -> Plan:
+def cpu_plan(*, smoke: bool = False) -> MeasurePlan:
     """Small shapes: enough for the tiny models that are trained on a CPU."""
     widths = ((64, 64), (16, 64)) if smoke else ((512, 512), (2048, 512), (16, 512))
     tokens = (64,) if smoke else (128, 512)
     length = 32 if smoke else 256
-    return Plan(
+    return MeasurePlan(
         dtypes=("fp32", "bf16", "fp16", "int8"),
         shapes=tuple(product_shapes(tokens=tokens, widths=widths)),
         largest_traffic_bytes=MIB if smoke else 64 * MIB,

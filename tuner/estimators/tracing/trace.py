@@ -28,7 +28,7 @@ from tuner.estimators.tracing.recorder import Recorder
 from tuner.estimators.tracing.timeline import Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
 from tuner.records import Configuration, MemoryCategory, Phase
-from tuner.space.distributed_terms import gpus_per_trial
+from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.workloads.base import Workload
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
 from tuner.workloads.quantized import logical_numel, quantized_tensors

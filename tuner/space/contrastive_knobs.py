@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tuner.space.encoder_terms import ALWAYS, ENCODER
-from tuner.space.terms import Term, Vocabulary
+from tuner.space.encoder_knobs import ALWAYS, ENCODER
+from tuner.space.knob_schema import KnobSchema, WorkloadSchema
 
 _OWN = (
-    Term("lora_rank", "int", "rank of the LoRA adapters", default=8, minimum=1, capacity=True),
-    Term(
+    KnobSchema(
+        "lora_rank", "int", "rank of the LoRA adapters", default=8, minimum=1, capacity=True
+    ),
+    KnobSchema(
         "lora_alpha",
         "int",
         "scale of the LoRA adapters: no effect on memory or time",
@@ -15,32 +17,34 @@ _OWN = (
         default_rule="2 * lora_rank",
         minimum=1,
     ),
-    Term(
+    KnobSchema(
         "lora_targets",
         "names",
         "modules that get an adapter",
         default=("all-linear",),
     ),
-    Term(
+    KnobSchema(
         "gradient_checkpointing",
         "bool",
         "recompute each layer's activations in the backward pass instead of keeping them",
         default=True,
     ),
-    Term(
+    KnobSchema(
         "channels",
         "names",
         "texts that a sample consists of; each has an encoder of its own",
         default=("text",),
     ),
-    Term(
+    KnobSchema(
         "short_channels",
         "names",
         "channels that are cut at short_length instead of max_length; none for no channel",
         default=("none",),
     ),
-    Term("short_length", "int", "length of the short channels in tokens", default=32, minimum=1),
-    Term(
+    KnobSchema(
+        "short_length", "int", "length of the short channels in tokens", default=32, minimum=1
+    ),
+    KnobSchema(
         "n_negatives",
         "int",
         "negatives of each anchor: all go through the encoders in every step",
@@ -48,37 +52,39 @@ _OWN = (
         minimum=1,
         capacity=True,
     ),
-    Term(
+    KnobSchema(
         "n_positives",
         "int",
         "positives of each anchor, one of them in a step: pairs of an epoch, not size of a step",
         default=1,
         minimum=1,
     ),
-    Term(
+    KnobSchema(
         "experts",
         "int",
         "experts behind the concatenated channels; 0 for none",
         default=0,
         minimum=0,
     ),
-    Term("experts_per_sample", "int", "experts that each sample uses", default=2, minimum=1),
-    Term("expert_hidden", "int", "width of the hidden layer of an expert", default=1024, minimum=1),
-    Term(
+    KnobSchema("experts_per_sample", "int", "experts that each sample uses", default=2, minimum=1),
+    KnobSchema(
+        "expert_hidden", "int", "width of the hidden layer of an expert", default=1024, minimum=1
+    ),
+    KnobSchema(
         "geometry",
         "word",
         "where distances are taken: on the hyperboloid (Lorentz model) or between unit vectors",
         default="cosine",
         allowed=("lorentz", "cosine"),
     ),
-    Term(
+    KnobSchema(
         "temperature",
         "float",
         "of the InfoNCE loss: no effect on memory or time",
         default=0.07,
         minimum=1e-6,
     ),
-    Term(
+    KnobSchema(
         "load_balancing",
         "float",
         "weight of the loss that keeps experts equally busy: no effect on memory or time",
@@ -87,6 +93,6 @@ _OWN = (
     ),
 )
 
-CONTRASTIVE = Vocabulary(
+CONTRASTIVE = WorkloadSchema(
     "contrastive", {term.name: term for term in (*ENCODER, *_OWN)}, always=ALWAYS
 )

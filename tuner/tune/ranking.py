@@ -40,7 +40,7 @@ class _Fitting(NamedTuple):
     record: TrialRecord
 
 
-class Standing:
+class Ranking:
     """The records, and what they say of each configuration together, kept up as they come."""
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
@@ -122,12 +122,12 @@ class Standing:
         return self._slowest
 
 
-def give_up_rule(standing: Standing, usable_bytes: int) -> GiveUp:
+def give_up_rule(standing: Ranking, usable_bytes: int) -> GiveUp:
     """When a trial that starts now is to be given up: the measured front, at its slowest."""
     return GiveUp(usable_bytes, standing.slowest())
 
 
-def near_tie(standing: Standing) -> Configuration | None:
+def near_tie(standing: Ranking) -> Configuration | None:
     """What is to run again, because the front is not decided; None when it is.
 
     Two are tied when the intervals of their measured throughput overlap: neighbours on the
@@ -151,7 +151,7 @@ def near_tie(standing: Standing) -> Configuration | None:
     return min(tied, key=lambda c: (len(standing.runs(c)), -_rate(tied[c]), c.key), default=None)
 
 
-def to_verify(standing: Standing, first: Objective = THROUGHPUT) -> Configuration | None:
+def to_verify(standing: Ranking, first: Objective = THROUGHPUT) -> Configuration | None:
     """The best that fits in the first objective, unless it is verified; None also for nothing."""
     fitting = [record for record in standing.fitting if first.gain(record) is not None]
     if not fitting:

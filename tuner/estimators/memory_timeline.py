@@ -37,7 +37,7 @@ class PhaseSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryCourse:
+class MemoryTimeline:
     """Predicted memory at moments of one optimizer step.
 
     `categories` maps a name of `MemoryCategory` to its allocated bytes at each of `times_s`;
@@ -66,7 +66,7 @@ class MemoryCourse:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> MemoryCourse:
+    def from_dict(cls, data: Mapping[str, Any]) -> MemoryTimeline:
         """The inverse of `to_dict`. Raises `KeyError`, `TypeError` or `ValueError`."""
         return cls(
             times_s=tuple(map(float, data["times_s"])),
@@ -85,7 +85,7 @@ def memory_course(
     gpu: Gpu,
     *,
     profile: DeviceProfile | None = None,
-) -> MemoryCourse:
+) -> MemoryTimeline:
     """Trace `configuration` and say what it has allocated over its second optimizer step.
 
     How long a phase takes is the roofline's answer; inside a phase, allocations and frees
@@ -110,7 +110,7 @@ def memory_course(
 
 def course_of(
     timeline: Timeline, seconds: Mapping[tuple[Phase, int], float], *, caching: bool = True
-) -> MemoryCourse:
+) -> MemoryTimeline:
     """The course of a trace's second step; `seconds` by phase and micro-step."""
     first, spans, bounds = 0, [], []
     now_s = 0.0
@@ -132,7 +132,7 @@ def course_of(
         for row, category in enumerate(MemoryCategory)
         if live[row].any()
     }
-    return MemoryCourse(
+    return MemoryTimeline(
         times_s=tuple(float(f"{t:.6g}") for t in times_s[keep]),
         categories=categories,
         reserved_bytes=tuple(int(size) for size in reserved[keep]),

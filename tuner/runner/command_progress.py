@@ -15,7 +15,7 @@ from tuner.runner.command_output import (
     NotFinite,
     OutputReader,
     Summary,
-    Told,
+    TaggedLine,
 )
 from tuner.runner.step_timer import Amounts, StepTimer
 from tuner.runner.stop_rule import STEP_SCATTER
@@ -25,7 +25,7 @@ _NAMES = ("allocated_bytes", "reserved_bytes", "trainable_params", "total_params
 _MAX_CLOCK_S = 3600.0
 
 
-class CommandHeard:
+class CommandProgress:
     """Takes the output of a command and keeps what it says of its steps.
 
     Tagged lines count before progress bars: they say when a step ended and what was in it.
@@ -125,7 +125,7 @@ class CommandHeard:
         at_s = time.monotonic() if at_s is None else at_s
         for event in self._readers.setdefault(stream, OutputReader()).feed(data):
             match event:
-                case Told(values):
+                case TaggedLine(values):
                     self._take_told(values, at_s)
                 case Counted():
                     self._take_bar(event, at_s)

@@ -16,7 +16,7 @@ from tuner.runner.footprint import DeviceMemory, Footprint
 from tuner.units import format_gib
 
 
-class Place:
+class ProcessDevice:
     """The device of a trial: its name, the GPU type it really is, and its memory."""
 
     def __init__(self, job: TrialJob, options: MeasureOptions) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.records import Configuration
-from tuner.space.contrastive_terms import CONTRASTIVE
-from tuner.space.distributed_terms import DISTRIBUTED_TERMS
-from tuner.space.machine_terms import MACHINE
-from tuner.space.multitask_terms import MULTITASK
+from tuner.space.contrastive_knobs import CONTRASTIVE
+from tuner.space.distributed_knobs import DISTRIBUTED_TERMS
+from tuner.space.knob_schema import KnobSchema, WorkloadSchema
+from tuner.space.machine_knobs import MACHINE
+from tuner.space.multitask_knobs import MULTITASK
 from tuner.space.optimizers import OPTIMIZERS
-from tuner.space.terms import Term, Vocabulary
 
-__all__ = ["ALL_LINEAR", "NO_NAMES", "VOCABULARIES", "Term", "Vocabulary", "unmodelled"]
+__all__ = ["ALL_LINEAR", "NO_NAMES", "SCHEMAS", "KnobSchema", "WorkloadSchema", "unmodelled"]
 
 ALL_LINEAR: tuple[str, ...] = ("all-linear",)
 """peft's own word for every linear layer but the output head, whatever the model calls them."""
@@ -25,21 +25,21 @@ NO_NAMES: tuple[str, ...] = ("none",)
 """The empty list of names, which a space file cannot write."""
 
 _CAUSAL_LM = (
-    Term(
+    KnobSchema(
         "micro_batch",
         "int",
         "sequences in one forward and backward pass on one GPU",
         default=1,
         minimum=1,
     ),
-    Term(
+    KnobSchema(
         "effective_batch",
         "int",
         "sequences in one optimizer step: micro_batch * grad_accum (* gpus_per_trial)",
         default=16,
         minimum=1,
     ),
-    Term(
+    KnobSchema(
         "grad_accum",
         "int",
         "micro-steps whose gradients are added up before an optimizer step",
@@ -47,8 +47,10 @@ _CAUSAL_LM = (
         default_rule="effective_batch // micro_batch",
         minimum=1,
     ),
-    Term("lora_rank", "int", "rank of the LoRA adapters", default=16, minimum=1, capacity=True),
-    Term(
+    KnobSchema(
+        "lora_rank", "int", "rank of the LoRA adapters", default=16, minimum=1, capacity=True
+    ),
+    KnobSchema(
         "lora_alpha",
         "int",
         "scale of the LoRA adapters: no effect on memory or time",
@@ -56,9 +58,11 @@ _CAUSAL_LM = (
         default_rule="2 * lora_rank",
         minimum=1,
     ),
-    Term("lora_dropout", "float", "dropout before each adapter", default=0.0, minimum=0, below=1),
-    Term("lora_targets", "names", "modules that get an adapter", default=ALL_LINEAR),
-    Term(
+    KnobSchema(
+        "lora_dropout", "float", "dropout before each adapter", default=0.0, minimum=0, below=1
+    ),
+    KnobSchema("lora_targets", "names", "modules that get an adapter", default=ALL_LINEAR),
+    KnobSchema(
         "modules_to_save",
         "names",
         "modules of which a full copy is trained beside the adapters, as lm_head or embed_tokens; "
@@ -66,7 +70,7 @@ _CAUSAL_LM = (
         default=NO_NAMES,
         optional=True,
     ),
-    Term(
+    KnobSchema(
         "max_length",
         "int",
         "longest sequence in tokens; longer examples are cut",
@@ -74,7 +78,7 @@ _CAUSAL_LM = (
         minimum=1,
         capacity=True,
     ),
-    Term(
+    KnobSchema(
         "padding",
         "word",
         "max_length: every example is padded, so attention gets a mask; none: the longest example "
@@ -83,7 +87,7 @@ _CAUSAL_LM = (
         allowed=("none", "max_length"),
         optional=True,
     ),
-    Term(
+    KnobSchema(
         "precision",
         "word",
         "how the base weights are kept: nf4 and int8 are quantised by bitsandbytes, tf32 is "
@@ -91,7 +95,7 @@ _CAUSAL_LM = (
         default="bf16",
         allowed=("fp32", "tf32", "fp16", "bf16", "int8", "nf4"),
     ),
-    Term(
+    KnobSchema(
         "mixed_precision",
         "word",
         "autocast of the forward pass, as Trainer's bf16=True and fp16=True",
@@ -100,7 +104,7 @@ _CAUSAL_LM = (
         "'fp16' if precision == 'fp16' else 'bf16'",
         allowed=("no", "bf16", "fp16"),
     ),
-    Term(
+    KnobSchema(
         "compute_dtype",
         "word",
         "dtype of products with nf4 and int8 layers and of what is not quantised; auto is that "
@@ -108,13 +112,13 @@ _CAUSAL_LM = (
         default="auto",
         allowed=("auto", "fp32", "fp16", "bf16"),
     ),
-    Term(
+    KnobSchema(
         "double_quant",
         "bool",
         "nf4 only: keep the scales of weight blocks in 8 bits too (bnb_4bit_use_double_quant)",
         default=True,
     ),
-    Term(
+    KnobSchema(
         "kbit_preparation",
         "word",
         "nf4 and int8 with adapters: widen what is not quantised to fp32, as peft's "
@@ -122,7 +126,7 @@ _CAUSAL_LM = (
         default="peft",
         allowed=("peft", "trl", "none"),
     ),
-    Term(
+    KnobSchema(
         "loss",
         "word",
         "how the loss treats the logits: as the installed transformers does, as versions 4.46 to "
@@ -130,40 +134,40 @@ _CAUSAL_LM = (
         default="transformers",
         allowed=("transformers", "transformers_4_46", "transformers_4_45", "unwidened"),
     ),
-    Term(
+    KnobSchema(
         "fused_loss",
         "bool",
         "a fused cross entropy that turns the logits into their gradient in place",
         default=False,
     ),
-    Term(
+    KnobSchema(
         "gradient_checkpointing",
         "bool",
         "recompute each layer's activations in the backward pass instead of keeping them",
         default=True,
     ),
-    Term(
+    KnobSchema(
         "optimizer",
         "word",
         "optimizer by its name in transformers' TrainingArguments",
         default="adamw_torch",
         allowed=tuple(OPTIMIZERS),
     ),
-    Term(
+    KnobSchema(
         "attention",
         "word",
         "attn_implementation of transformers",
         default="sdpa",
         allowed=("eager", "sdpa", "flash_attention_2"),
     ),
-    Term(
+    KnobSchema(
         "max_grad_norm",
         "float",
         "gradients are clipped to this norm; 0 does not clip (TrainingArguments' default is 1)",
         default=1.0,
         minimum=0,
     ),
-    Term(
+    KnobSchema(
         "training_loop",
         "word",
         "who runs the step: transformers' Trainer; a function of one's own, which holds the "
@@ -174,8 +178,8 @@ _CAUSAL_LM = (
     ),
 )
 
-VOCABULARIES: Mapping[str, Vocabulary] = {
-    "causal_lm": Vocabulary(
+SCHEMAS: Mapping[str, WorkloadSchema] = {
+    "causal_lm": WorkloadSchema(
         "causal_lm",
         {term.name: term for term in (*_CAUSAL_LM, *MACHINE, *DISTRIBUTED_TERMS)},
         always=("effective_batch == micro_batch * grad_accum",),
@@ -193,6 +197,6 @@ def unmodelled(workload: str, configuration: Configuration) -> tuple[str, ...]:
     """
     return tuple(
         name
-        for name, term in VOCABULARIES[workload].terms.items()
+        for name, term in SCHEMAS[workload].terms.items()
         if not term.modelled and configuration.get(name, term.default) != term.default
     )

@@ -11,11 +11,11 @@ from tuner.results.view import Kind
 from tuner.units import GIB
 
 if TYPE_CHECKING:
-    from tuner.estimators.course import MemoryCourse, PhaseSpan
+    from tuner.estimators.memory_timeline import MemoryTimeline, PhaseSpan
 
 
 def course_figure(
-    course: MemoryCourse, memory_bytes: int, colors: Mapping[str, str]
+    course: MemoryTimeline, memory_bytes: int, colors: Mapping[str, str]
 ) -> dict[str, Any]:
     """Allocated memory stacked by what it is for, reserved memory, and the phases.
 
@@ -85,9 +85,9 @@ def _add_span(figure: Any, span: PhaseSpan, *, is_shaded: bool, is_wide: bool) -
         )
 
 
-def _end_s(course: MemoryCourse) -> float:
+def _end_s(course: MemoryTimeline) -> float:
     return course.spans[-1].end_s
 
 
-def _share(course: MemoryCourse, span: PhaseSpan) -> float:
+def _share(course: MemoryTimeline, span: PhaseSpan) -> float:
     return (span.end_s - span.start_s) / max(_end_s(course), 1e-12)

@@ -9,12 +9,12 @@ from device_fakes import profile_of
 from measure_samples import knobs, model_folder
 from results_samples import GPU, SPACE, make_search
 
-from tuner.estimators.course import MAX_POINTS, MemoryCourse, memory_course
+from tuner.estimators.memory_timeline import MAX_POINTS, MemoryTimeline, memory_course
 from tuner.estimators.predict import predict, resolve_subject
 from tuner.estimators.speed.processor import processor
 from tuner.gpus import get_gpu
 from tuner.records import MemoryCategory
-from tuner.results.course_figure import course_figure
+from tuner.results.memory_timeline_figure import course_figure
 from tuner.results.report import MEMORY_COLORS
 from tuner.results.store import ResultsFolder
 from tuner.results.writing import write_all
@@ -45,7 +45,7 @@ def test_its_peak_and_its_end_are_the_prediction_s(subject, changes):
 
 def test_it_comes_back_from_json(subject):
     course = memory_course(subject, knobs(), get_gpu("a6000"))
-    assert MemoryCourse.from_dict(course.to_dict()) == course
+    assert MemoryTimeline.from_dict(course.to_dict()) == course
 
 
 def test_figure_stacks_the_categories_and_names_the_phases(subject):

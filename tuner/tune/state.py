@@ -13,11 +13,11 @@ from tuner.results.pruned import Pruned
 from tuner.results.repeats import pooled
 from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.tune.budget import Meter, StoppedBy
-from tuner.tune.contenders import REPEAT_SHARE, Standing, give_up_rule, near_tie, to_verify
 from tuner.tune.open_trials import OpenTrials, Proposed
 from tuner.tune.progress import Progress, ProgressTracker
-from tuner.tune.proposer import Proposer
-from tuner.tune.request import SearchRequest, SearchResult
+from tuner.tune.ranking import REPEAT_SHARE, Ranking, give_up_rule, near_tie, to_verify
+from tuner.tune.request import SearchOutcome, SearchRequest
+from tuner.tune.sampler_adapter import SamplerAdapter
 from tuner.tune.trial_record import record_of, utc_now
 
 PROGRESS_PERIOD_S = 1.0
@@ -30,7 +30,7 @@ STOPPED_BY_WHAT_IS_LEFT = (StoppedBy.EXHAUSTED, StoppedBy.NOTHING_LEFT, StoppedB
 """Ends of a search at which budget is left."""
 
 
-class Ledger:
+class SearchState:
     """Hands out configurations and turns what comes back into records.
 
     Ray calls it by the ids of its own trials, one call at a time; each is one run of a trial.
@@ -41,13 +41,13 @@ class Ledger:
     def __init__(
         self,
         request: SearchRequest,
-        proposer: Proposer,
+        adapter: SamplerAdapter,
         *,
         on_record: Callable[[TrialRecord], None],
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._request = request
-        self._proposer = proposer
+        self._adapter = adapter
         self._on_record = on_record
         self._on_progress = on_progress
         self.open = OpenTrials()
@@ -56,7 +56,7 @@ class Ledger:
         self._lost = 0
         self._reported_s = -math.inf
         self._tracker = ProgressTracker(
-            total=min(request.trials, len(proposer.candidates)),
+            total=min(request.trials, len(adapter.candidates)),
             started_s=time.monotonic(),
             time_limit_s=request.time_limit_s,
         )
@@ -68,7 +68,7 @@ class Ledger:
         self._unfit_and_gone = 0
         self._warnings: list[str] = []
         self.stale = 0
-        self._stood = Standing()
+        self._stood = Ranking()
         self._begun = 0
 
     @property
@@ -84,12 +84,12 @@ class Ledger:
     @property
     def candidate_count(self) -> int:
         """How many valid configurations there were to choose from."""
-        return len(self._proposer.candidates)
+        return len(self._adapter.candidates)
 
     @property
     def pruned(self) -> tuple[Pruned, ...]:
         """What was not tried because it cannot fit, with what was revived."""
-        return self._proposer.pruned
+        return self._adapter.pruned
 
     @property
     def halted(self) -> bool:
@@ -115,11 +115,11 @@ class Ledger:
         """Seconds since the search began."""
         return time.monotonic() - self._tracker.started_s
 
-    def result(self) -> SearchResult:
+    def result(self) -> SearchOutcome:
         """What the search came to, once it is over."""
         stopped_by = StoppedBy.FAILED if self.failure is not None else self.stopped_by
         assert stopped_by is not None
-        return SearchResult(
+        return SearchOutcome(
             records=self.records,
             reused=self.reused,
             candidates=self.candidate_count,
@@ -133,7 +133,7 @@ class Ledger:
 
     def reuse(self) -> None:
         """Take over what the journal knows, in its order; of a trial the last line counts."""
-        candidates, request = self._proposer.candidates, self._request
+        candidates, request = self._adapter.candidates, self._request
         known: dict[str, TrialRecord] = {}
         for record in request.resume:
             if record.configuration not in candidates:
@@ -141,7 +141,7 @@ class Ledger:
             if request.is_known(record):
                 known[record.trial_id] = record
             elif request.is_stale(record) and not record.verification:
-                self._proposer.remember(record)
+                self._adapter.remember(record)
                 self.stale += 1
         for record in known.values():
             self._tracker.reuse(record)
@@ -171,7 +171,7 @@ class Ledger:
         reason = self._reason_to_stop()
         proposed = self._next_run(reason)
         if proposed is None and reason is None:
-            configuration = self._proposer.propose()
+            configuration = self._adapter.propose()
             if configuration is not None:
                 proposed = Proposed(configuration, self._rule_for(configuration))
             else:
@@ -197,7 +197,7 @@ class Ledger:
         `reason` is why no other configuration is to be tried, if that is so. Near-ties are part
         of the budget and come last in it; the verification comes after it, when nothing runs.
         """
-        if self._request.bench is None:
+        if self._request.trial_device is None:
             return None
         last = (1 - REPEAT_SHARE) * self._request.trials <= self._trial_count
         if (reason is None and last) or reason in STOPPED_BY_WHAT_IS_LEFT:
@@ -214,7 +214,7 @@ class Ledger:
     def _rule_for(self, configuration: Configuration) -> Instructions:
         """When to give the trial up. What the user asked for, the baseline, runs in full."""
         request = self._request
-        if request.bench is None or configuration in request.initial:
+        if request.trial_device is None or configuration in request.initial:
             return PLAIN
         budget = MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0)
         if request.objectives:  # what is slow may still win in another objective
@@ -287,9 +287,9 @@ class Ledger:
         self._tracker.end(ray_id, None, time.monotonic())
         self.unfit_workers[ray_id] = error
         self._warnings.append(f"a worker was not used: {error.message}")
-        hopeless = self._new_count == 0 and len(self.unfit_workers) >= LOSSES_THAT_END_A_SEARCH
-        if hopeless or not isinstance(error, UnavailableError):
-            self.fail(next(iter(self.unfit_workers.values())) if hopeless else error)
+        gives_up = self._new_count == 0 and len(self.unfit_workers) >= LOSSES_THAT_END_A_SEARCH
+        if gives_up or not isinstance(error, UnavailableError):
+            self.fail(next(iter(self.unfit_workers.values())) if gives_up else error)
         self.report()
 
     def recall(self, ray_id: str) -> None:
@@ -309,7 +309,7 @@ class Ledger:
         if record.verification:
             return
         runs = self._standing.runs(record.configuration)
-        self._proposer.tell(pooled([run for run in runs if not run.verification]))
+        self._adapter.tell(pooled([run for run in runs if not run.verification]))
 
     def report(self, *, periodic: bool = False) -> None:
         """Tell the progress; when `periodic`, only if it is time."""
@@ -321,15 +321,15 @@ class Ledger:
             self._on_progress(self.progress)
 
     def _reason_to_stop(self) -> StoppedBy | None:
-        if not self._proposer.candidates.remaining_count:
+        if not self._adapter.candidates.remaining_count:
             return StoppedBy.EXHAUSTED
         so_far = self._meter.spent(
             trials=self._trial_count, elapsed_s=self.elapsed_s, running=len(self.open)
         )
-        return self._budget.used_up(so_far, expected_gain=self._proposer.expected_gain)
+        return self._budget.used_up(so_far, expected_gain=self._adapter.expected_gain)
 
     @property
-    def _standing(self) -> Standing:
+    def _standing(self) -> Ranking:
         """What the records say, worked out once for each outcome."""
         for record in self._tracker.records[self._stood.count :]:
             self._stood.add(record)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tuner.space.encoder_terms import ALWAYS, ENCODER
-from tuner.space.terms import Term, Vocabulary
+from tuner.space.encoder_knobs import ALWAYS, ENCODER
+from tuner.space.knob_schema import KnobSchema, WorkloadSchema
 
 _OWN = (
-    Term(
+    KnobSchema(
         "lora_rank",
         "int",
         "rank of the LoRA set of each generation task",
@@ -14,7 +14,7 @@ _OWN = (
         minimum=1,
         capacity=True,
     ),
-    Term(
+    KnobSchema(
         "lora_alpha",
         "int",
         "scale of the LoRA sets: no effect on memory or time",
@@ -22,27 +22,27 @@ _OWN = (
         default_rule="2 * lora_rank",
         minimum=1,
     ),
-    Term(
+    KnobSchema(
         "classification_rank",
         "int",
         "rank of the LoRA set of each classification task",
         default=16,
         minimum=1,
     ),
-    Term(
+    KnobSchema(
         "extraction_rank",
         "int",
         "rank of the LoRA set of each extraction task",
         default=16,
         minimum=1,
     ),
-    Term(
+    KnobSchema(
         "lora_targets",
         "names",
         "modules that get an adapter in each set",
         default=("query", "key", "value", "dense"),
     ),
-    Term(
+    KnobSchema(
         "backbone",
         "word",
         "frozen: it runs under no_grad and the LoRA sets beside it get no gradient; adapted: each "
@@ -50,7 +50,7 @@ _OWN = (
         default="adapted",
         allowed=("adapted", "frozen"),
     ),
-    Term(
+    KnobSchema(
         "phase",
         "word",
         "what is trained: the adapters and heads of trained_tasks; the router, on all tasks with "
@@ -58,38 +58,40 @@ _OWN = (
         default="adapters",
         allowed=("adapters", "router", "joint"),
     ),
-    Term(
+    KnobSchema(
         "trained_tasks",
         "names",
         "tasks that a step of phase adapters trains; all for every task",
         default=("all",),
     ),
-    Term(
+    KnobSchema(
         "classification_tasks",
         "names",
         "tasks with one of two classes a sample; none for no task",
         default=("classification",),
     ),
-    Term(
+    KnobSchema(
         "extraction_tasks",
         "names",
         "tasks with a start and an end position in the sample; none for no task",
         default=("none",),
     ),
-    Term(
+    KnobSchema(
         "generation_tasks",
         "names",
         "tasks with logits over the vocabulary at each target position; none for no task",
         default=("none",),
     ),
-    Term("target_length", "int", "target positions of generation tasks", default=128, minimum=1),
-    Term(
+    KnobSchema(
+        "target_length", "int", "target positions of generation tasks", default=128, minimum=1
+    ),
+    KnobSchema(
         "short_target_tasks",
         "names",
         "generation tasks with short_target_length positions instead; none for no task",
         default=("none",),
     ),
-    Term(
+    KnobSchema(
         "short_target_length",
         "int",
         "target positions of the short generation tasks",
@@ -98,4 +100,6 @@ _OWN = (
     ),
 )
 
-MULTITASK = Vocabulary("multitask", {term.name: term for term in (*ENCODER, *_OWN)}, always=ALWAYS)
+MULTITASK = WorkloadSchema(
+    "multitask", {term.name: term for term in (*ENCODER, *_OWN)}, always=ALWAYS
+)

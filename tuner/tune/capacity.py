@@ -40,7 +40,7 @@ GROWING_CLUSTER = Waiting(at_first_s=1800.0, later_s=1800.0)
 """A machine with a GPU, its image and the libraries may take a quarter of an hour to come."""
 
 
-class Rooms:
+class Capacity:
     """The room for trials, by what they need.
 
     `nodes` gives the resources of each node that is alive; it is asked once in `REFRESH_S`.

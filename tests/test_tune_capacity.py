@@ -8,12 +8,12 @@ from tune_fakes import SMALL_SPACE, FakeFactory, outcome_of
 from tuner.errors import UnavailableError
 from tuner.gpus import get_gpu
 from tuner.tune.candidates import Candidates
-from tuner.tune.ledger import LOSSES_THAT_END_A_SEARCH, Ledger
-from tuner.tune.proposer import Proposer
+from tuner.tune.capacity import FIXED_CLUSTER, OWN_CLUSTER, REFRESH_S, Capacity, fits_on
+from tuner.tune.concurrent import TURN, ConcurrentSearches
 from tuner.tune.request import SearchRequest, StoppedBy
 from tuner.tune.reuse import IDLE_S, RequestedResources, WorkerCache
-from tuner.tune.rooms import FIXED_CLUSTER, OWN_CLUSTER, REFRESH_S, Rooms, fits_on
-from tuner.tune.searches import TURN, Searches
+from tuner.tune.sampler_adapter import SamplerAdapter
+from tuner.tune.state import LOSSES_THAT_END_A_SEARCH, SearchState
 
 A6000 = {"GPU": 1.0, "a6000": 1.0, "CPU": 1.0}
 L4 = {"GPU": 1.0, "l4": 1.0, "CPU": 1.0}
@@ -25,7 +25,7 @@ class World:
     def __init__(self, *nodes: dict[str, float]) -> None:
         self.nodes = list(nodes)
         self.now_s = 0.0
-        self.rooms = Rooms(lambda: tuple(self.nodes), clock=lambda: self.now_s)
+        self.rooms = Capacity(lambda: tuple(self.nodes), clock=lambda: self.now_s)
         self.shown: dict[int, int] = {}
 
     def pass_s(self, seconds: float) -> None:
@@ -34,7 +34,9 @@ class World:
     def show(self, key: int, resources: dict[str, float], count: int) -> None:
         self.shown[key] = count
 
-    def searches(self, *needed: dict[str, float], waiting=FIXED_CLUSTER, **changes) -> Searches:
+    def searches(
+        self, *needed: dict[str, float], waiting=FIXED_CLUSTER, **changes
+    ) -> ConcurrentSearches:
         requests = [
             SearchRequest(
                 space=SMALL_SPACE, gpu=get_gpu("a6000"), runner_factory=FakeFactory(),
@@ -42,10 +44,10 @@ class World:
             )
             for resources in needed
         ]  # fmt: skip
-        ledgers = [
-            Ledger(
+        states = [
+            SearchState(
                 request,
-                Proposer(
+                SamplerAdapter(
                     Candidates(list(SMALL_SPACE.configurations()), tuple(SMALL_SPACE.knobs)),
                     sampler="random", seed=0, trials=40,
                 ),
@@ -53,12 +55,12 @@ class World:
             )
             for request in requests
         ]  # fmt: skip
-        return Searches(
-            requests, ledgers, self.rooms, waiting=waiting, demand=self, clock=lambda: self.now_s
+        return ConcurrentSearches(
+            requests, states, self.rooms, waiting=waiting, demand=self, clock=lambda: self.now_s
         )
 
 
-def proposed(searches: Searches, name: str) -> list[int]:
+def proposed(searches: ConcurrentSearches, name: str) -> list[int]:
     """The searches of all runs for which there is room now."""
     found = []
     while (proposal := searches.propose(f"{name}{len(found)}")) is not None:
@@ -66,11 +68,11 @@ def proposed(searches: Searches, name: str) -> list[int]:
     return found
 
 
-def finish(searches: Searches, run: str) -> None:
-    ledger = searches.ledger_of(run)
-    configuration = ledger.open[run].configuration
-    ledger.start(run)
-    ledger.end(run, outcome_of(configuration))
+def finish(searches: ConcurrentSearches, run: str) -> None:
+    state = searches.state_of(run)
+    configuration = state.open[run].configuration
+    state.start(run)
+    state.end(run, outcome_of(configuration))
 
 
 @pytest.mark.parametrize(
@@ -129,9 +131,9 @@ def test_idle_workers_leave_to_another_search_that_waits():
     searches = world.searches({"CPU": 1.0}, {"CPU": 1.0})
     assert proposed(searches, "a") == [0]
     assert searches.keeps_worker(0)
-    searches.ledger_of("a0").start("a0")
+    searches.state_of("a0").start("a0")
     assert (searches.keeps_worker(0), searches.keeps_worker(1)) == (True, True)
-    searches.ledgers[1].propose("b")
+    searches.states[1].propose("b")
     assert (searches.keeps_worker(0), searches.keeps_worker(1)) == (False, True)
 
 
@@ -148,7 +150,7 @@ def test_run_whose_node_went_is_recalled_and_its_trial_comes_again():
     world.nodes.append({"GPU": 1, "a6000": 1, "CPU": 1})
     world.pass_s(REFRESH_S)
     again = searches.propose("d")
-    assert (again.configuration, searches.ledgers[0].open["d"].number) == (wanted.configuration, 1)
+    assert (again.configuration, searches.states[0].open["d"].number) == (wanted.configuration, 1)
     world.nodes.clear()
     world.pass_s(REFRESH_S)
     assert searches.propose("e") is None
@@ -157,7 +159,7 @@ def test_run_whose_node_went_is_recalled_and_its_trial_comes_again():
     world.pass_s(FIXED_CLUSTER.later_s)
     searches.propose("g")
     assert "no node of the cluster is left that has 1 GPU, 1 a6000, 1 CPU, after 300 s" in str(
-        searches.ledgers[0].failure
+        searches.states[0].failure
     )
 
 
@@ -165,12 +167,12 @@ def test_type_without_a_node_fails_at_once_unless_it_is_to_wait():
     world = World({"GPU": 1, "l4": 1, "CPU": 8})
     searches = world.searches(A6000, L4)
     assert proposed(searches, "a") == [1]
-    failure = searches.ledgers[0].failure
+    failure = searches.states[0].failure
     assert isinstance(failure, UnavailableError)
     assert "has 1 a6000" in failure.message
     assert "its nodes offer CPU, GPU, l4" in failure.message
     assert "tuner node-resources" in failure.hint
-    assert searches.ledgers[0].result().stopped_by is StoppedBy.FAILED
+    assert searches.states[0].result().stopped_by is StoppedBy.FAILED
     searches = world.searches(A6000, node_wait_s=60.0)
     for _ in range(2):
         assert proposed(searches, "b") == []
@@ -184,18 +186,18 @@ def test_search_fails_where_every_worker_is_unfit_and_no_other_may_come():
     world = World({"GPU": 1, "a6000": 1, "CPU": 1})
     searches = world.searches(A6000, waiting=OWN_CLUSTER)
     searches.propose("a")
-    ledger = searches.ledgers[0]
-    ledger.start("a")
-    ledger.refuse("a", wrong := UnavailableError("it is an L4"))
+    state = searches.states[0]
+    state.start("a")
+    state.refuse("a", wrong := UnavailableError("it is an L4"))
     assert searches.propose("b") is None
-    assert ledger.failure is wrong
+    assert state.failure is wrong
 
 
 @pytest.mark.parametrize("trials", [0, 1, 4])
 def test_lone_gpu_that_is_lost_ends_its_search_alone_however_many_trials_there_were(trials):
     world = World({"GPU": 1, "a6000": 1, "CPU": 1}, {"GPU": 1, "l4": 1, "CPU": 1})
     searches = world.searches(A6000, L4, waiting=OWN_CLUSTER)
-    lost, other = searches.ledgers
+    lost, other = searches.states
     for number in range(trials + 1):
         runs = [f"{number}a", f"{number}b"]
         assert sorted(searches.propose(run).index for run in runs) == [0, 1]
@@ -214,15 +216,15 @@ def test_workers_that_end_on_a_lost_gpu_do_not_come_again_for_ever():
     searches = world.searches(A6000)
     assert searches.propose("good") is not None
     finish(searches, "good")
-    ledger, error = searches.ledgers[0], UnavailableError("GPU 0 is lost")
+    state, error = searches.states[0], UnavailableError("GPU 0 is lost")
     for number in range(LOSSES_THAT_END_A_SEARCH):
-        assert ledger.failure is None
+        assert state.failure is None
         run = str(number)
         assert searches.propose(run) is not None
-        ledger.start(run)
-        ledger.refuse(run, error)
-        ledger.lose(run, "the worker process was lost")
-    assert (ledger.failure, len(ledger.records)) == (error, 1)
+        state.start(run)
+        state.refuse(run, error)
+        state.lose(run, "the worker process was lost")
+    assert (state.failure, len(state.records)) == (error, 1)
 
 
 def test_workers_are_kept_apart_and_not_kept_for_long():

@@ -38,7 +38,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class World:
+class Scenario:
     """The truth about every entry of a table, and how trials scatter around it."""
 
     name: str
@@ -92,12 +92,12 @@ Maker = Callable[[Table, np.random.Generator], tuple[Floats, Floats, Mapping[str
 """Makes log(true / predicted) of speed and of memory, and the noise that differs."""
 
 
-def make_world(name: str, table: Table, seed: int) -> World:
+def make_world(name: str, table: Table, seed: int) -> Scenario:
     """One draw of a kind of world, in which at least a few configurations fit."""
     for attempt in itertools.count():
         rng = np.random.default_rng([seed, attempt, *name.encode()])
         speed, memory, noise = WORLDS[name](table, rng)
-        world = World(
+        world = Scenario(
             name=name,
             table=table,
             samples_per_s=table.arrays[SAMPLES_PER_S] * np.exp(speed),

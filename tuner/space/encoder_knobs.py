@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from tuner.space.machine_terms import MACHINE
+from tuner.space.knob_schema import KnobSchema
+from tuner.space.machine_knobs import MACHINE
 from tuner.space.optimizers import OPTIMIZERS
-from tuner.space.terms import Term
 
 _LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
-ENCODER: tuple[Term, ...] = (
-    Term(
+ENCODER: tuple[KnobSchema, ...] = (
+    KnobSchema(
         "micro_batch",
         "int",
         "samples in one forward and backward pass on one GPU",
         default=1,
         minimum=1,
     ),
-    Term(
+    KnobSchema(
         "effective_batch",
         "int",
         "samples in one optimizer step: micro_batch * grad_accum",
         default=16,
         minimum=1,
     ),
-    Term(
+    KnobSchema(
         "grad_accum",
         "int",
         "micro-steps whose gradients are added up before an optimizer step",
@@ -31,8 +31,10 @@ ENCODER: tuple[Term, ...] = (
         default_rule="effective_batch // micro_batch",
         minimum=1,
     ),
-    Term("lora_dropout", "float", "dropout before each adapter", default=0.0, minimum=0, below=1),
-    Term(
+    KnobSchema(
+        "lora_dropout", "float", "dropout before each adapter", default=0.0, minimum=0, below=1
+    ),
+    KnobSchema(
         "max_length",
         "int",
         "longest sequence in tokens; longer texts are cut",
@@ -40,42 +42,42 @@ ENCODER: tuple[Term, ...] = (
         minimum=1,
         capacity=True,
     ),
-    Term(
+    KnobSchema(
         "padding",
         "word",
         "max_length: sequences are padded, so attention gets a mask; none: every sequence is full",
         default="max_length",
         allowed=("max_length", "none"),
     ),
-    Term(
+    KnobSchema(
         "precision",
         "word",
         "how the weights are kept: tf32 is fp32 weights with TF32 matrix products",
         default="fp32",
         allowed=("fp32", "tf32"),
     ),
-    Term(
+    KnobSchema(
         "mixed_precision",
         "word",
         "autocast of the forward pass; fp16 scales the loss (GradScaler)",
         default="fp16",
         allowed=("no", "bf16", "fp16"),
     ),
-    Term(
+    KnobSchema(
         "optimizer",
         "word",
         "optimizer by its name in transformers' TrainingArguments",
         default="adamw_torch",
         allowed=tuple(OPTIMIZERS),
     ),
-    Term(
+    KnobSchema(
         "attention",
         "word",
         "attn_implementation of transformers",
         default="sdpa",
         allowed=("eager", "sdpa"),
     ),
-    Term(
+    KnobSchema(
         "max_grad_norm",
         "float",
         "gradients are clipped to this norm; 0 does not clip",

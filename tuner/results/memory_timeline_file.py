@@ -11,26 +11,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.results.best import Recommendation
+from tuner.results.best import BestTrial
 
 if TYPE_CHECKING:
-    from tuner.estimators.course import MemoryCourse
+    from tuner.estimators.memory_timeline import MemoryTimeline
 
-CourseOf = Callable[["Recommendation"], "MemoryCourse | None"]
+TimelineOf = Callable[["BestTrial"], "MemoryTimeline | None"]
 """Works a course out; None where nothing is known of the code that trains."""
 
 
-def load_or_trace(path: Path, best: Recommendation, trace: CourseOf) -> MemoryCourse | None:
+def load_or_trace(path: Path, best: BestTrial, trace: TimelineOf) -> MemoryTimeline | None:
     """The course in `path` where it is of `best`, else a new one. Writes nothing."""
     return _stored(path, best) or trace(best)
 
 
-def course_json(course: MemoryCourse, best: Recommendation) -> str:
+def course_json(course: MemoryTimeline, best: BestTrial) -> str:
     """The text of the file."""
     return json.dumps({"of": _subject(best), "course": course.to_dict()}, separators=(",", ":"))
 
 
-def _subject(best: Recommendation) -> dict[str, Any]:
+def _subject(best: BestTrial) -> dict[str, Any]:
     return {
         "configuration": best.configuration.to_dict(),
         "gpu": best.gpu.id,
@@ -39,13 +39,13 @@ def _subject(best: Recommendation) -> dict[str, Any]:
     }
 
 
-def _stored(path: Path, best: Recommendation) -> MemoryCourse | None:
+def _stored(path: Path, best: BestTrial) -> MemoryTimeline | None:
     """What `path` holds, if it is of `best` and whole; None to trace it again."""
-    from tuner.estimators.course import MemoryCourse
+    from tuner.estimators.memory_timeline import MemoryTimeline
 
     try:
         found = json.loads(path.read_text("utf-8"))
-        return MemoryCourse.from_dict(found["course"]) if found["of"] == _subject(best) else None
+        return MemoryTimeline.from_dict(found["course"]) if found["of"] == _subject(best) else None
     # None yet, edited, or of another version.
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None

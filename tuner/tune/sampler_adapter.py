@@ -105,7 +105,7 @@ class Knowledge:
 NOTHING = Knowledge()
 
 
-class Proposer:
+class SamplerAdapter:
     """Proposes configurations of a finite set, each at most once, and learns from records.
 
     `initial` comes first. `sampler` is "guided", "tpe", "nsga2", "gp", "random" or "grid";

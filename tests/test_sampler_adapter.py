@@ -15,8 +15,8 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 
 from tuner.records import Configuration, Outcome, Status
 from tuner.tune.candidates import Candidates
-from tuner.tune.proposer import Knowledge, Proposer, open_mirror, score
 from tuner.tune.request import SEARCHERS
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror, score
 from tuner.workloads.memory_order import MemoryOrder
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -26,18 +26,18 @@ ALL = list(SPACE.configurations())
 THOROUGH = [name for name in SEARCHERS if name not in ("guided", "gp")]
 
 
-def make(sampler="tpe", *, seed=0, trials=48, configurations=ALL, **options) -> Proposer:
+def make(sampler="tpe", *, seed=0, trials=48, configurations=ALL, **options) -> SamplerAdapter:
     candidates = Candidates(configurations, tuple(SPACE.knobs))
     if sampler == "guided":
         predictions = [outcome_of(c).prediction for c in configurations]
         options["knowledge"] = Knowledge(predictions)
-    return Proposer(candidates, sampler=sampler, seed=seed, trials=trials, **options)
+    return SamplerAdapter(candidates, sampler=sampler, seed=seed, trials=trials, **options)
 
 
-def run(proposer: Proposer, trials: int) -> list[Configuration]:
+def run(adapter: SamplerAdapter, trials: int) -> list[Configuration]:
     done = []
-    while len(done) < trials and (configuration := proposer.propose()) is not None:
-        proposer.tell(record_of(configuration))
+    while len(done) < trials and (configuration := adapter.propose()) is not None:
+        adapter.tell(record_of(configuration))
         done.append(configuration)
     return done
 
@@ -67,25 +67,25 @@ def test_seed_decides_the_proposals(sampler):
 )
 def test_proposals_of_any_subset_are_valid_and_distinct(keep, seed, sampler):
     subset = [ALL[i] for i in sorted(keep)]
-    proposer = make(sampler, seed=seed, configurations=subset)
+    adapter = make(sampler, seed=seed, configurations=subset)
     # None of them has ended yet: parallel workers must not get the same one either.
-    proposed = [proposer.propose() for _ in subset]
+    proposed = [adapter.propose() for _ in subset]
     assert {c.key for c in proposed} == {c.key for c in subset}
-    assert proposer.propose() is None
+    assert adapter.propose() is None
 
 
 def test_initial_comes_first_without_duplicates_or_strangers():
     stranger = ALL[0].replace(micro_batch=999)
-    proposer = make(initial=[ALL[5], stranger, ALL[5], ALL[9]])
-    assert run(proposer, 2) == [ALL[5], ALL[9]]
-    assert proposer.propose() not in (None, ALL[5], ALL[9], stranger)
+    adapter = make(initial=[ALL[5], stranger, ALL[5], ALL[9]])
+    assert run(adapter, 2) == [ALL[5], ALL[9]]
+    assert adapter.propose() not in (None, ALL[5], ALL[9], stranger)
 
 
 def test_known_records_are_taught_and_not_proposed():
-    proposer = make("random")
+    adapter = make("random")
     for configuration in ALL[:-3]:
-        proposer.tell(record_of(configuration))
-    assert {c.key for c in run(proposer, 10)} == {c.key for c in ALL[-3:]}
+        adapter.tell(record_of(configuration))
+    assert {c.key for c in run(adapter, 10)} == {c.key for c in ALL[-3:]}
 
 
 def test_nearest_candidate_keeps_what_was_valid():
@@ -175,9 +175,9 @@ def test_tpe_learns_to_stay_inside_memory():
 def test_mirror_holds_what_ended_as_a_study_that_optuna_reads(tmp_path):
     path = tmp_path / "study.log"
     for seed in range(2):  # the study of the second search replaces that of the first
-        proposer = make(seed=seed, mirror=open_mirror(path, "fake-a6000"))
-        proposer.tell(record_of(ALL[0], Outcome(Status.CRASHED)))
-        done = run(proposer, 12)
+        adapter = make(seed=seed, mirror=open_mirror(path, "fake-a6000"))
+        adapter.tell(record_of(ALL[0], Outcome(Status.CRASHED)))
+        done = run(adapter, 12)
     study = optuna.load_study(
         study_name="fake-a6000", storage=JournalStorage(JournalFileBackend(str(path)))
     )
@@ -198,10 +198,10 @@ def test_guided_proposes_what_may_fit_and_then_ends():
 
 def test_guided_without_predictions_can_be_told_but_not_asked():
     candidates = Candidates(ALL, tuple(SPACE.knobs))
-    proposer = Proposer(candidates, sampler="guided", seed=0, trials=5, initial=[ALL[1]])
-    assert run(proposer, 1) == [ALL[1]]
+    adapter = SamplerAdapter(candidates, sampler="guided", seed=0, trials=5, initial=[ALL[1]])
+    assert run(adapter, 1) == [ALL[1]]
     with pytest.raises(ValueError, match="prediction of each"):
-        proposer.propose()
+        adapter.propose()
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "guided"])
@@ -210,18 +210,18 @@ def test_what_cannot_fit_is_held_back_with_the_reason_and_revived_when_that_was_
     predictions = [outcome_of(c).prediction for c in ALL]
     candidates = Candidates(ALL, tuple(SPACE.knobs))
     knowledge = Knowledge(predictions, order)
-    proposer = Proposer(candidates, sampler=sampler, seed=0, trials=9, knowledge=knowledge)
+    adapter = SamplerAdapter(candidates, sampler=sampler, seed=0, trials=9, knowledge=knowledge)
     small, middle, large = (
         next(c for c in ALL if c["micro_batch"] == b and c["precision"] == "nf4") for b in (2, 4, 8)
     )
-    proposer.tell(record_of(small, Outcome(Status.OOM, requested_bytes=1)))
-    assert "micro_batch=2" in proposer.held_back()[large.key]
-    proposed = [proposer.propose() for _ in range(8)]
-    larger = {key for key, reason in proposer.held_back().items() if "micro_batch=2" in reason}
+    adapter.tell(record_of(small, Outcome(Status.OOM, requested_bytes=1)))
+    assert "micro_batch=2" in adapter.held_back()[large.key]
+    proposed = [adapter.propose() for _ in range(8)]
+    larger = {key for key, reason in adapter.held_back().items() if "micro_batch=2" in reason}
     assert larger
     assert not larger & {c.key for c in proposed if c}
-    proposer.tell(record_of(middle))  # something else took the memory of the small one
-    assert "micro_batch=2" not in proposer.held_back().get(large.key, "")
+    adapter.tell(record_of(middle))  # something else took the memory of the small one
+    assert "micro_batch=2" not in adapter.held_back().get(large.key, "")
 
 
 @pytest.mark.parametrize("sampler", [*THOROUGH, "guided"])

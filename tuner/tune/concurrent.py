@@ -9,9 +9,9 @@ from typing import Protocol
 
 from tuner.errors import TunerError
 from tuner.records import Configuration
-from tuner.tune.ledger import Ledger
+from tuner.tune.capacity import Capacity, Waiting
 from tuner.tune.request import SearchRequest
-from tuner.tune.rooms import Rooms, Waiting
+from tuner.tune.state import SearchState
 
 TURN = 10
 """Trials that one search runs before another gets the same workers: changing takes seconds, in
@@ -34,19 +34,19 @@ class Proposal:
     configuration: Configuration
 
 
-def first_broken(ledgers: Iterable[Ledger]) -> Exception | None:
+def first_broken(states: Iterable[SearchState]) -> Exception | None:
     """What a callback of any of the searches raised."""
-    return next((ledger.broken for ledger in ledgers if ledger.broken is not None), None)
+    return next((state.broken for state in states if state.broken is not None), None)
 
 
-class Searches:
-    """The ledgers of searches that run side by side, in the order of their requests."""
+class ConcurrentSearches:
+    """The states of searches that run side by side, in the order of their requests."""
 
     def __init__(
         self,
         requests: Sequence[SearchRequest],
-        ledgers: Sequence[Ledger],
-        rooms: Rooms,
+        states: Sequence[SearchState],
+        rooms: Capacity,
         *,
         waiting: Waiting,
         demand: Demand | None = None,
@@ -54,7 +54,7 @@ class Searches:
         on_decision: Callable[[int, float], None] = lambda index, seconds: None,
     ) -> None:
         """`on_decision` gets the index of a search, and how long it took to decide on a trial."""
-        self.ledgers = tuple(ledgers)
+        self.states = tuple(states)
         self._requests = tuple(requests)
         self._resources = [dict(request.resources_per_trial) for request in requests]
         self._rooms = rooms
@@ -76,36 +76,36 @@ class Searches:
     @property
     def over(self) -> bool:
         """Whether nothing is to come of any search."""
-        return self.broken is not None or all(ledger.over for ledger in self.ledgers)
+        return self.broken is not None or all(state.over for state in self.states)
 
     @property
     def broken(self) -> Exception | None:
         """What a callback of any search raised."""
-        return first_broken(self.ledgers)
+        return first_broken(self.states)
 
     def index_of(self, run: str) -> int:
         """Which search a run belongs to."""
         return self._owners[run]
 
-    def ledger_of(self, run: str) -> Ledger:
-        """The ledger of a run."""
-        return self.ledgers[self._owners[run]]
+    def state_of(self, run: str) -> SearchState:
+        """The state of a run."""
+        return self.states[self._owners[run]]
 
     def report(self) -> None:
         """Tell the progress, if it is time."""
-        if self.ledgers:
-            self.ledgers[0].report(periodic=True)
+        if self.states:
+            self.states[0].report(periodic=True)
 
     def propose(self, run: str) -> Proposal | None:
         """A run of a trial for which there is room now; None where there is none, or no trial."""
         if self.broken is not None:
             return None
-        for index in sorted(range(len(self.ledgers)), key=self._turn):
-            ledger = self.ledgers[index]
-            if ledger.over or not self._has_room(index):
+        for index in sorted(range(len(self.states)), key=self._turn):
+            state = self.states[index]
+            if state.over or not self._has_room(index):
                 continue
             started_s = time.perf_counter()
-            configuration = ledger.propose(run)
+            configuration = state.propose(run)
             if configuration is not None:
                 self._on_decision(index, time.perf_counter() - started_s)
                 self._owners[run] = index
@@ -114,15 +114,15 @@ class Searches:
 
     def keeps_worker(self, index: int) -> bool:
         """Whether an idle worker of this search is to be kept for its next trial."""
-        if self.ledgers[index].over or self.broken is not None:
+        if self.states[index].over or self.broken is not None:
             return False
-        others = (self.ledgers[i] for i in self._sharing[index] if i != index)
-        return self.ledgers[index].open.are_waiting or not any(
-            ledger.open.are_waiting for ledger in others
+        others = (self.states[i] for i in self._sharing[index] if i != index)
+        return self.states[index].open.are_waiting or not any(
+            state.open.are_waiting for state in others
         )
 
     def _turn(self, index: int) -> tuple[int, int]:
-        return self.ledgers[index].open.handed_out // TURN, index
+        return self.states[index].open.handed_out // TURN, index
 
     def recalled(self) -> list[str]:
         """Runs that wait for a worker that will not come, or not for them; to be stopped by Ray.
@@ -130,19 +130,19 @@ class Searches:
         Their trials are handed out again once there is room, unless their search is over.
         """
         runs: list[str] = []
-        for index, ledger in enumerate(self.ledgers):
-            if not ledger.open.are_waiting:
+        for index, state in enumerate(self.states):
+            if not state.open.are_waiting:
                 continue
-            waiting = ledger.open.waiting
-            if not ledger.over:
+            waiting = state.open.waiting
+            if not state.over:
                 waiting = waiting[: max(0, -self._free(index))]
             for run in waiting:
-                ledger.recall(run)
+                state.recall(run)
             runs += waiting
         return runs
 
     def _has_room(self, index: int) -> bool:
-        request, ledger = self._requests[index], self.ledgers[index]
+        request, state = self._requests[index], self.states[index]
         capacity = self._rooms.capacity(self._resources[index])
         self._show_demand(index, capacity)
         usable = capacity - len(self._unfit(index))
@@ -152,32 +152,32 @@ class Searches:
         self._without_since.pop(index, None)
         self._had.add(index)
         at_most = request.max_concurrent
-        return self._free(index) > 0 and (at_most is None or ledger.open.on_workers < at_most)
+        return self._free(index) > 0 and (at_most is None or state.open.on_workers < at_most)
 
     def _free(self, index: int) -> int:
         """Workers that could take a trial now; negative where more trials wait than may begin."""
-        taken = sum(self.ledgers[i].open.on_workers for i in self._sharing[index])
+        taken = sum(self.states[i].open.on_workers for i in self._sharing[index])
         capacity = self._rooms.capacity(self._resources[index])
         return capacity - len(self._unfit(index)) - taken
 
     def _unfit(self, index: int) -> list[TunerError]:
         """Why workers that hold these resources can run no trial."""
-        ledgers = [self.ledgers[i] for i in self._sharing[index]]
-        return [e for each in ledgers if not each.over for e in each.unfit_workers.values()]
+        states = [self.states[i] for i in self._sharing[index]]
+        return [e for each in states if not each.over for e in each.unfit_workers.values()]
 
     def _wait_or_fail(self, index: int) -> None:
         """No worker is left that could run a trial: the search fails, unless one may come."""
-        ledger, unfit = self.ledgers[index], self._unfit(index)
-        if ledger.open.on_workers:
+        state, unfit = self.states[index], self._unfit(index)
+        if state.open.on_workers:
             return
         now_s = self._clock()
         waits_s = now_s - self._without_since.setdefault(index, now_s)
         # A worker that refused its first trial was none.
-        was_there = ledger.has_outcomes or (index in self._had and not unfit)
+        was_there = state.has_outcomes or (index in self._had and not unfit)
         waiting = self._waiting[index]
         limit_s = waiting.later_s if was_there else waiting.at_first_s
         if waits_s >= limit_s:
-            ledger.fail(
+            state.fail(
                 unfit[0] if unfit else self._rooms.missing(
                     self._resources[index], waited_s=limit_s, was_there=was_there
                 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from tuner.space.document import Entry, Problems
-from tuner.space.terms import Kind, Term
+from tuner.space.knob_schema import Kind, KnobSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TAG = "tag:yaml.org,2002:"
@@ -18,7 +18,7 @@ _EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 _MEANING = "a setting of the user's own code"
 
 
-def own_terms(entries: Mapping[str, Entry], problems: Problems) -> dict[str, Term]:
+def own_terms(entries: Mapping[str, Entry], problems: Problems) -> dict[str, KnobSchema]:
     """A term for each name under `knobs`, `fixed` and `derived`; bad names are noted.
 
     Whole numbers, numbers, booleans and lists are what YAML reads them as; everything else is
@@ -37,7 +37,7 @@ def own_terms(entries: Mapping[str, Entry], problems: Problems) -> dict[str, Ter
     terms = {name: _term(name, nodes) for name, nodes in found.items()}
     for key, _ in _pairs(entries, "derived"):
         _check_name(key, problems, "derived")
-        terms.setdefault(key.value, Term(key.value, "any", _MEANING, default=""))
+        terms.setdefault(key.value, KnobSchema(key.value, "any", _MEANING, default=""))
     return terms
 
 
@@ -76,17 +76,17 @@ def _values(knob: Node) -> Iterator[Node]:
         yield knob
 
 
-def _term(name: str, nodes: list[Node]) -> Term:
+def _term(name: str, nodes: list[Node]) -> KnobSchema:
     kinds = {_kind(node) for node in nodes}
     if kinds <= {"int", "float"} and kinds:
         kind: Kind = "float" if "float" in kinds else "int"
-        return Term(name, kind, _MEANING, default=0)
+        return KnobSchema(name, kind, _MEANING, default=0)
     if kinds == {"bool"}:
-        return Term(name, "bool", _MEANING, default=False)
+        return KnobSchema(name, "bool", _MEANING, default=False)
     words = [node.value.strip() for node in nodes if isinstance(node, ScalarNode)]
     if "names" in kinds:
-        return Term(name, "names", _MEANING, default=())
-    return Term(name, "word", _MEANING, default="", allowed=tuple(dict.fromkeys(words)))
+        return KnobSchema(name, "names", _MEANING, default=())
+    return KnobSchema(name, "word", _MEANING, default="", allowed=tuple(dict.fromkeys(words)))
 
 
 def _kind(node: Node) -> Kind:

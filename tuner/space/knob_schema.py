@@ -29,7 +29,7 @@ _MAX_INT = 10**12
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class KnobSchema:
     """One name of a workload's vocabulary.
 
     `default` is the value where neither the space nor the user sets one; a `default_rule` (an
@@ -172,9 +172,9 @@ _READERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class WorkloadSchema:
     """Every name of one workload, and the conditions that hold in each of its spaces."""
 
     workload: str
-    terms: Mapping[str, Term]
+    terms: Mapping[str, KnobSchema]
     always: tuple[str, ...] = ()

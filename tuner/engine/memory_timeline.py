@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.engine.plan import Plan
-from tuner.results.best import Recommendation
+from tuner.engine.plan import SearchPlan
+from tuner.results.best import BestTrial
 
 if TYPE_CHECKING:
-    from tuner.estimators.course import MemoryCourse
+    from tuner.estimators.memory_timeline import MemoryTimeline
 
 
-def course_of(plan: Plan, best: Recommendation) -> MemoryCourse | None:
+def course_of(plan: SearchPlan, best: BestTrial) -> MemoryTimeline | None:
     """The course of `best`, in the stage that limits it; None where no model is known."""
-    from tuner.estimators.course import memory_course
+    from tuner.estimators.memory_timeline import memory_course
     from tuner.estimators.predict import resolve_subject
 
     space = plan.part.space

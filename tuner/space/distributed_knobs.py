@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tuner.errors import InputError, Problem
 from tuner.records import KnobValue
+from tuner.space.knob_schema import KnobSchema
 from tuner.space.optimizers import OPTIMIZERS
-from tuner.space.terms import Term
 
 GPUS_PER_TRIAL = "gpus_per_trial"
 DISTRIBUTED = "distributed"
@@ -22,8 +22,8 @@ BUCKET_CAP_MIB = 25
 MAX_GPUS = 16
 """GPUs of the largest single machines on offer (HGX-2, p2.16xlarge): a trial stays on one."""
 
-DISTRIBUTED_TERMS: tuple[Term, ...] = (
-    Term(
+DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
+    KnobSchema(
         GPUS_PER_TRIAL,
         "int",
         "GPUs of one machine that train one configuration together, one process each",
@@ -32,7 +32,7 @@ DISTRIBUTED_TERMS: tuple[Term, ...] = (
         below=MAX_GPUS + 1,
         optional=True,
     ),
-    Term(
+    KnobSchema(
         DISTRIBUTED,
         "word",
         "with gpus_per_trial above 1: ddp keeps a whole model on each GPU and adds up gradients, "

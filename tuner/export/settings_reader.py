@@ -15,7 +15,7 @@ DTYPES: Mapping[str, str] = {
 """torch's names of the precisions that are not quantised."""
 
 
-class Chosen:
+class SettingsReader:
     """Reads values for a format; whatever is never read is reported as left out.
 
     `left_out` gives for each name why the format does not say its value.

@@ -19,11 +19,11 @@ from tuner.results.journal import latest
 from tuner.results.objectives import objectives_of
 from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.tune.candidates import Candidates
-from tuner.tune.contenders import MOST_RUNS, Standing, give_up_rule, near_tie, to_verify
-from tuner.tune.driver import make_proposer, search
-from tuner.tune.ledger import Ledger
-from tuner.tune.proposer import Knowledge, Proposer
-from tuner.tune.request import Bench, SearchRequest
+from tuner.tune.driver import make_adapter, search
+from tuner.tune.ranking import MOST_RUNS, Ranking, give_up_rule, near_tie, to_verify
+from tuner.tune.request import SearchRequest, TrialDevice
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.tune.state import SearchState
 
 SPACE = FakeSpace()
 NF4 = [c for c in SPACE.configurations() if c["precision"] == "nf4" and c["lora_rank"] == 16]
@@ -46,7 +46,7 @@ def trial(configuration: Configuration, *, width: float = 0.0, name: str = "", *
 class TestRule:
     def test_it_holds_the_front_at_the_slow_end_of_its_intervals(self):
         records = [trial(c, width=0.1) for c in FITTING]
-        rule = give_up_rule(Standing(records), usable_bytes=77)
+        rule = give_up_rule(Ranking(records), usable_bytes=77)
         assert rule.usable_bytes == 77
         for size, rate in rule.front:
             (record,) = (r for r in records if r.outcome.measurement.memory.device_bytes == size)
@@ -54,7 +54,7 @@ class TestRule:
 
     def test_it_would_have_ended_what_is_dominated_and_nothing_on_the_front(self):
         records = [trial(c) for c in FITTING]
-        rule = give_up_rule(Standing(records), usable_bytes=GPU.memory_bytes)
+        rule = give_up_rule(Ranking(records), usable_bytes=GPU.memory_bytes)
         sizes = [size for size, _ in rule.front]
         for record in records:
             memory, speed = (getattr(record.outcome.measurement, n) for n in ("memory", "speed"))
@@ -64,19 +64,19 @@ class TestRule:
             assert rule.is_dominated(memory.device_bytes, rate) is not on_front
 
     def test_predicted_trials_are_no_reason_to_give_up(self):
-        assert give_up_rule(Standing([record_of(c) for c in FITTING]), 5) == GiveUp(5, ())
+        assert give_up_rule(Ranking([record_of(c) for c in FITTING]), 5) == GiveUp(5, ())
 
 
 class TestTies:
     def test_no_tie_where_intervals_are_apart_or_unknown(self):
-        assert near_tie(Standing([trial(c, width=1e-6) for c in FITTING])) is None
-        assert near_tie(Standing([trial(c) for c in FITTING])) is None
-        assert near_tie(Standing([])) is None
+        assert near_tie(Ranking([trial(c, width=1e-6) for c in FITTING])) is None
+        assert near_tie(Ranking([trial(c) for c in FITTING])) is None
+        assert near_tie(Ranking([])) is None
 
     def test_the_fastest_and_who_may_be_as_fast_run_again_until_three_runs(self):
         records = [trial(FITTING[0], width=0.9), trial(FASTEST, width=0.9)]
         again = []
-        while (configuration := near_tie(Standing(records))) is not None:
+        while (configuration := near_tie(Ranking(records))) is not None:
             again.append(configuration)
             records.append(trial(configuration, width=0.9, name=f"again-{len(again)}"))
         assert again == [FASTEST, FITTING[0]] * (MOST_RUNS - 1)
@@ -85,10 +85,10 @@ class TestTies:
 class TestVerification:
     def test_the_fastest_that_fits_is_verified_once(self):
         records = [trial(c) for c in NF4]
-        assert to_verify(Standing(records)) == FASTEST
+        assert to_verify(Ranking(records)) == FASTEST
         passed = trial(FASTEST, name="v", verification=True)
         assert passed.verified
-        assert to_verify(Standing([*records, passed])) is None
+        assert to_verify(Ranking([*records, passed])) is None
         assert next(r for r in latest([*records, passed]) if r.configuration == FASTEST).verified
 
     def test_what_fails_is_not_recommended_and_the_next_one_is_verified(self):
@@ -96,7 +96,7 @@ class TestVerification:
         failed = trial(FASTEST, name="v", verification=True)
         oom = Outcome(Status.OOM, phase="evaluation")
         records.append(dataclasses.replace(failed, outcome=oom))
-        second = to_verify(Standing(records))
+        second = to_verify(Ranking(records))
         assert second not in (None, FASTEST)
         assert second in FITTING
 
@@ -107,10 +107,10 @@ class TestVerification:
         best = next(r for r in latest(records) if r.configuration == FASTEST)
         assert best.fits
         assert not best.verified
-        assert to_verify(Standing(records)) is None
+        assert to_verify(Ranking(records)) is None
 
     def test_a_simulated_search_verifies_nothing(self):
-        assert to_verify(Standing([record_of(c) for c in NF4])) is None
+        assert to_verify(Ranking([record_of(c) for c in NF4])) is None
 
     def test_verification_survives_the_journal(self):
         passed = trial(FASTEST, verification=True)
@@ -122,8 +122,8 @@ class TestVerification:
 
 def request(**changes) -> SearchRequest:
     values = {"space": SPACE, "gpu": GPU, "runner_factory": Verifying(), "run_id": "r",
-              "versions": {"tuner": "1"}, "bench": Bench("Testium 9"), "margin_bytes": 7,
-              "searcher": "random", "trials": 6}  # fmt: skip
+              "versions": {"tuner": "1"}, "trial_device": TrialDevice("Testium 9"),
+              "margin_bytes": 7, "searcher": "random", "trials": 6}  # fmt: skip
     return SearchRequest(**{**values, **changes})
 
 
@@ -152,37 +152,37 @@ class Verifying:
         )
 
 
-def ledger_of(**changes) -> Ledger:
+def state_of(**changes) -> SearchState:
     asked = request(**changes)
     candidates = Candidates(list(SPACE.configurations()), tuple(SPACE.knobs))
-    proposer = Proposer(candidates, sampler="random", seed=0, trials=asked.trials)
-    return Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
+    adapter = SamplerAdapter(candidates, sampler="random", seed=0, trials=asked.trials)
+    return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
 
 
-def drive(ledger: Ledger, runner: Verifying) -> None:
+def drive(state: SearchState, runner: Verifying) -> None:
     number = 0
-    while (configuration := ledger.propose(f"t{number}")) is not None:
-        ledger.start(f"t{number}")
-        ledger.end(f"t{number}", runner.run(configuration, ledger.instructions(f"t{number}")))
+    while (configuration := state.propose(f"t{number}")) is not None:
+        state.start(f"t{number}")
+        state.end(f"t{number}", runner.run(configuration, state.instructions(f"t{number}")))
         number += 1
 
 
 def test_a_search_ends_with_a_verification_and_takes_the_next_best_where_it_fails():
-    plain = ledger_of()
+    plain = state_of()
     drive(plain, Verifying())
     assert len(plain.records) == 6
     fitting = sorted((r for r in plain.records if r.fits), key=lambda r: (
         r.outcome.measurement.speed.samples_per_s))  # fmt: skip
     best, second = fitting[-1].configuration, fitting[-2].configuration
-    ledger = ledger_of(verify=True)
-    drive(ledger, Verifying(fails=best.key))
-    assert [r.configuration for r in ledger.records[:6]] == [r.configuration for r in plain.records]
-    first_try, passed = ledger.records[6:]
+    state = state_of(verify=True)
+    drive(state, Verifying(fails=best.key))
+    assert [r.configuration for r in state.records[:6]] == [r.configuration for r in plain.records]
+    first_try, passed = state.records[6:]
     assert (first_try.configuration, first_try.verified) == (best, False)
     assert (passed.configuration, passed.verified) == (second, True)
-    assert max((r for r in latest(ledger.records) if r.fits), key=lambda r: (
+    assert max((r for r in latest(state.records) if r.fits), key=lambda r: (
         r.outcome.measurement.speed.samples_per_s)).verified  # fmt: skip
-    again = ledger_of(verify=True, resume=ledger.records)
+    again = state_of(verify=True, resume=state.records)
     again.reuse()
     assert again.finished
     assert again.reused == 8
@@ -199,7 +199,7 @@ def test_a_search_verifies_in_its_workers(monkeypatch):
 
 
 def test_near_ties_are_repeated_in_the_last_tenth_of_the_budget():
-    ledger = ledger_of(trials=20)
+    state = state_of(trials=20)
 
     class Noisy(Verifying):
         def run(self, configuration, instructions=PLAIN):
@@ -212,11 +212,11 @@ def test_near_ties_are_repeated_in_the_last_tenth_of_the_budget():
             )
             return dataclasses.replace(found, measurement=wide)
 
-    drive(ledger, Noisy())
-    assert len(ledger.records) == 20
-    first = [r.configuration for r in ledger.records[:18]]
+    drive(state, Noisy())
+    assert len(state.records) == 20
+    first = [r.configuration for r in state.records[:18]]
     assert len(set(first)) == 18
-    assert {r.configuration for r in ledger.records[18:]} <= set(first)
+    assert {r.configuration for r in state.records[18:]} <= set(first)
 
 
 def test_trials_of_other_versions_are_hints_and_are_run_again():
@@ -228,21 +228,21 @@ def test_trials_of_other_versions_are_hints_and_are_run_again():
     assert all(map(asked.is_stale, old))
     other_model = dataclasses.replace(old[0], versions={"tuner": "0", "model": "another"})
     assert not asked.is_stale(other_model)
-    proposer = Proposer(
+    adapter = SamplerAdapter(
         candidates, sampler="guided", seed=0, trials=9, knowledge=Knowledge(predictions)
     )
-    ledger = Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
-    before = proposer.guide.experience.beliefs()[1].sd.copy()
-    ledger.reuse()
-    assert (ledger.stale, ledger.reused, len(ledger.records)) == (6, 0, 0)
+    state = SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
+    before = adapter.guide.experience.beliefs()[1].sd.copy()
+    state.reuse()
+    assert (state.stale, state.reused, len(state.records)) == (6, 0, 0)
     assert candidates.untried_count == len(NF4)
-    fresh = Proposer(
+    fresh = SamplerAdapter(
         candidates, sampler="guided", seed=0, trials=9, knowledge=Knowledge(predictions)
     )
     for record in old:
         fresh.remember(record)
     hinted = fresh.guide.experience.beliefs()[1].sd
-    sure = Proposer(
+    sure = SamplerAdapter(
         Candidates(NF4, tuple(SPACE.knobs)), sampler="guided", seed=0, trials=9,
         knowledge=Knowledge(predictions),
     )  # fmt: skip
@@ -262,28 +262,28 @@ class TestOtherObjectives:
     def test_nothing_is_given_up_for_being_slow(self):
         predictions = {c.key: outcome_of(c).prediction for c in SPACE.configurations()}
         asked = request(searcher="guided", predictions=predictions, objectives=self.OBJECTIVES)
-        proposer = make_proposer(asked)
-        ledger = Ledger(asked, proposer, on_record=lambda r: None, on_progress=lambda p: None)
+        adapter = make_adapter(asked)
+        state = SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
         for number in range(3):
-            assert ledger.propose(str(number)) is not None
-            rule = ledger.instructions(str(number)).give_up
+            assert state.propose(str(number)) is not None
+            rule = state.instructions(str(number)).give_up
             assert rule.usable_bytes == GPU.memory_bytes - 7
             assert not rule.front
-            ledger.start(str(number))
-            ledger.end(str(number), trial(FITTING[number]).outcome)
+            state.start(str(number))
+            state.end(str(number), trial(FITTING[number]).outcome)
 
     def test_the_best_in_the_first_objective_is_verified(self):
         ranks = [c for c in SPACE.configurations() if c["micro_batch"] == 1]
         records = [trial(c) for c in [*ranks, FASTEST] if outcome_of(c).prediction.fits]
-        assert to_verify(Standing(records)) == FASTEST
-        best = to_verify(Standing(records), self.OBJECTIVES[0])
+        assert to_verify(Ranking(records)) == FASTEST
+        best = to_verify(Ranking(records), self.OBJECTIVES[0])
         assert best["lora_rank"] == max(r.configuration["lora_rank"] for r in records)
 
 
 def test_a_standing_that_grows_says_what_one_of_all_records_says():
     records = [trial(c, width=0.05, name=f"a{i}") for i, c in enumerate([*FITTING, *FITTING[::2]])]
     by_key = operator.attrgetter("configuration.key")
-    grown = Standing()
+    grown = Ranking()
     for number, record in enumerate(records, start=1):
         grown.add(record)
         fitting = latest(records[:number])

@@ -59,16 +59,16 @@ class GpuFront:
 
 
 @dataclass(frozen=True, slots=True)
-class Siblings:
+class OtherGpus:
     """The other GPU types of a space, by id; `unreadable` are folders whose files are broken."""
 
     fronts: tuple[GpuFront, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
-def read_siblings(
+def read_other_gpus(
     folder: ResultsFolder, knobs: Sequence[str], written_together: Collection[str] = ()
-) -> Siblings:
+) -> OtherGpus:
     """What the folders beside `folder` hold: the other GPU types that the space was searched on.
 
     `knobs` are the names of the settings that are shown of each configuration. A report is linked
@@ -81,7 +81,7 @@ def read_siblings(
             fronts.append(_read(path, knobs, written_together))
         except (OSError, KeyError, TypeError, ValueError):  # edited, or of another version
             unreadable.append(path.name)
-    return Siblings(tuple(fronts), tuple(unreadable))
+    return OtherGpus(tuple(fronts), tuple(unreadable))
 
 
 def front_of(view: View) -> GpuFront:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.space.terms import Term
+from tuner.space.knob_schema import KnobSchema
 
 ALLOCATOR_OPTIONS = (
     "backend",
@@ -28,22 +28,22 @@ The allocator passes over names that it does not know, so they must be checked h
 
 _MACHINE: dict[str, Any] = {"optional": True, "modelled": False}
 
-MACHINE: tuple[Term, ...] = (
-    Term(
+MACHINE: tuple[KnobSchema, ...] = (
+    KnobSchema(
         "torch_compile",
         "bool",
         "compile the model with torch.compile, as Trainer's torch_compile=True",
         default=False,
         **_MACHINE,
     ),
-    Term(
+    KnobSchema(
         "liger",
         "bool",
         "Liger's Triton kernels, as Trainer's use_liger_kernel=True; needs liger-kernel and a GPU",
         default=False,
         **_MACHINE,
     ),
-    Term(
+    KnobSchema(
         "offload",
         "float",
         "part of the layers, from the last one, whose frozen weights stay in host memory and "
@@ -53,7 +53,7 @@ MACHINE: tuple[Term, ...] = (
         below=1 + 1e-9,
         **_MACHINE,
     ),
-    Term(
+    KnobSchema(
         "allocator",
         "text",
         "PYTORCH_CUDA_ALLOC_CONF; nothing is PyTorch's default",
@@ -61,14 +61,14 @@ MACHINE: tuple[Term, ...] = (
         allowed=ALLOCATOR_OPTIONS,
         **_MACHINE,
     ),
-    Term(
+    KnobSchema(
         "cudnn_benchmark",
         "bool",
         "torch.backends.cudnn.benchmark: acts on convolutions, which most language models lack",
         default=False,
         **_MACHINE,
     ),
-    Term(
+    KnobSchema(
         "num_workers",
         "int",
         "processes of the data loader; 0 loads in the training process",
@@ -77,8 +77,10 @@ MACHINE: tuple[Term, ...] = (
         below=257,
         **_MACHINE,
     ),
-    Term("pin_memory", "bool", "batches in page-locked host memory", default=False, **_MACHINE),
-    Term(
+    KnobSchema(
+        "pin_memory", "bool", "batches in page-locked host memory", default=False, **_MACHINE
+    ),
+    KnobSchema(
         "prefetch_factor",
         "int",
         "batches that each process of the data loader prepares ahead",
@@ -86,7 +88,7 @@ MACHINE: tuple[Term, ...] = (
         minimum=1,
         **_MACHINE,
     ),
-    Term(
+    KnobSchema(
         "persistent_workers",
         "bool",
         "processes of the data loader outlive an epoch",

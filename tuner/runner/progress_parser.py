@@ -23,7 +23,7 @@ class Read(enum.Enum):
     END = enum.auto()
 
 
-class Heard:
+class ProgressParser:
     """Reads the two pipes of a child, and keeps what it said.
 
     - `facts` has the last value of each name that it reported.

@@ -10,7 +10,7 @@ from tuner.engine.target import Target, check_conditions, require_records, with_
 from tuner.errors import NothingFitsError
 from tuner.expressions import all_of
 from tuner.records import MemoryBudget, TrialRecord
-from tuner.results.best import Recommendation, recommend
+from tuner.results.best import BestTrial, recommend
 from tuner.results.front import device_bytes
 from tuner.results.journal import latest
 from tuner.results.objectives import objectives_of, require_known
@@ -25,7 +25,7 @@ def recommended(
     headroom: str | None = None,
     max_memory: int | None = None,
     objectives: tuple[str, ...] = (),
-) -> Recommendation:
+) -> BestTrial:
     """The recommendation from the journal of `target`; see `recommended_of`.
 
     Raises `UnavailableError` where nothing was searched yet.
@@ -49,7 +49,7 @@ def recommended_of(
     headroom: str | None = None,
     max_memory: int | None = None,
     objectives: tuple[str, ...] = (),
-) -> Recommendation:
+) -> BestTrial:
     """The recommendation from `records`, one of each configuration.
 
     `headroom` ("10%") takes the place of the margin of the search, and `max_memory` (bytes) of

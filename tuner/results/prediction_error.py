@@ -46,7 +46,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class PredictionError:
     """Predicted over measured for one quantity, over `count` trials.
 
     `mean_error` is the mean of |ratio - 1|; `covered` the share of measured values inside the
@@ -91,7 +91,7 @@ def pairs(records: Iterable[TrialRecord]) -> list[Pair]:
     ]
 
 
-def agreements(found: Sequence[Pair]) -> list[Agreement]:
+def agreements(found: Sequence[Pair]) -> list[PredictionError]:
     """One for each quantity; empty without trials."""
     return [_agreement(found, quantity) for quantity in QUANTITIES] if found else []
 
@@ -113,10 +113,10 @@ def verdicts(records: Iterable[TrialRecord]) -> Verdicts:
     )
 
 
-def _agreement(found: Sequence[Pair], quantity: Quantity) -> Agreement:
+def _agreement(found: Sequence[Pair], quantity: Quantity) -> PredictionError:
     ratios = [pair.ratio(quantity) for pair in found]
     covered = [c for pair in found if (c := pair.is_covered(quantity)) is not None]
-    return Agreement(
+    return PredictionError(
         quantity=quantity,
         count=len(ratios),
         median_ratio=statistics.median(ratios),
