@@ -125,6 +125,7 @@ class TestSearch:
             "tuner.search('wide.yaml', gpu='a6000', trials=3" in result.report.read_text()
         )
 
+    @pytest.mark.slow
     def test_by_default_leaves_nothing_behind(self, searches, tmp_path):
         result = tuner.search("wide.yaml", gpu="a6000", trials=1, settings=FP16)
         folder = result.folder

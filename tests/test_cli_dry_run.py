@@ -80,6 +80,7 @@ class TestDryRun:
         answer = planned(capsys, "--trials", "6", "--searcher", searcher)
         assert (len(answer["trials"]), answer["stopped_by"]) == (6, "budget")
 
+    @pytest.mark.slow
     def test_after_a_search_nothing_would_run_but_within_other_conditions(self, folder, capsys):
         short = ["--trials", "3", "--where", "max_length < 128"]
         assert run([*SEARCH[:-1], "--quiet", *short]) == 0

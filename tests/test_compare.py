@@ -141,6 +141,7 @@ def as_json(capfd, *arguments: str):
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_without_results_the_best_of_the_predicted_space_is_recommended(self, space, capfd):
         found = as_json(capfd, "--set", "micro_batch=1")
         predictor = SpacePredictor(space, get_gpu("a6000"))

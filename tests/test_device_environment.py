@@ -205,6 +205,7 @@ def allocate_under_limit(sender):
         sender.send((int(small[0]), str(error)))
 
 
+@pytest.mark.slow
 def test_a_limit_makes_real_allocations_fail():
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)

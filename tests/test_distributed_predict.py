@@ -121,6 +121,7 @@ def test_throughput_is_of_the_whole_and_memory_of_a_rank(predictor: Predictor) -
     assert "rank" not in alone.method
 
 
+@pytest.mark.slow
 def test_a_real_session_of_two_ranks_is_near_its_prediction(model: str, subject: Subject) -> None:
     """Real DDP over gloo: each rank's own memory, of which the larger one decides."""
     job = TrialJob("causal_lm", model, A6000)

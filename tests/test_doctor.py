@@ -183,6 +183,7 @@ class TestVersions:
 
 
 class TestProbe:
+    @pytest.mark.slow
     def test_the_libraries_here_work(self):
         found = probing.probe()
         assert found["bitsandbytes"] == ""

@@ -63,6 +63,7 @@ def executed(trace) -> Counter:
 # -- the memo of layouts --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "values"), PAIRS, ids=label_of)
 def test_remembered_layouts_give_the_same_timeline_as_execution(model, values, monkeypatch):
     remembered = traced(model, **values)

@@ -69,6 +69,7 @@ def differing(space, one: Configuration, other: Configuration) -> list[str]:
     return [name for name in space.knobs if one[name] != other[name]]
 
 
+@pytest.mark.slow
 @given(data=st.data(), memory_mib=st.floats(165, 330))
 @settings(max_examples=12)
 def test_each_change_that_is_claimed_to_fit_does_and_no_other_does(space, data, memory_mib):
@@ -257,6 +258,7 @@ class TestCommand:
         monkeypatch.setenv("COLUMNS", "100")
         return tmp_path
 
+    @pytest.mark.slow
     def test_text_has_verdict_allocations_changes_and_reasons(self, capfd):
         assert run([*self.ARGUMENTS, "--gpu-memory", "345MiB"]) == 0
         text = capfd.readouterr().out

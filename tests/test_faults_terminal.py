@@ -172,6 +172,7 @@ class TestHangUp:
         assert child.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -190,6 +191,7 @@ def test_an_encoding_without_the_characters(searched, changes):
         assert b"Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_no_home_and_nobodys_number(searched, monkeypatch, capsys):
     """As in a container that runs under a user id which has no entry."""
 

@@ -46,6 +46,7 @@ def smoke(tmp_path_factory):
     return output, printed, rows
 
 
+@pytest.mark.slow
 def test_every_smoke_case_ends_as_it_must(smoke):
     _, printed, rows = smoke
     assert [row["outcome"] for row in rows] == ["ok", "ok", "ok", "ok", "oom"]
@@ -85,6 +86,7 @@ def test_both_files_hold_the_same_rows(smoke):
     assert cells[4]["step_s"] == ""
 
 
+@pytest.mark.slow
 def test_the_comparison_predicts_every_row(smoke, tmp_path):
     output, _, rows = smoke
     errors = tmp_path / "errors.csv"
@@ -234,6 +236,7 @@ def test_a_dead_process_is_judged_by_the_end_of_its_log(tmp_path, log, outcome, 
     assert "-11" in found["message"]
 
 
+@pytest.mark.slow
 def test_the_warm_parent_touches_no_device():
     """Forked children could not use CUDA otherwise; bitsandbytes must be imported already."""
     code = (

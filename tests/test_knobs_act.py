@@ -157,6 +157,7 @@ def test_a_configuration_accumulates_and_counts():
     assert session.counts.tokens == session.counts.padded_tokens == 12 * 16
 
 
+@pytest.mark.slow
 def test_compiled_models_run_compiled(monkeypatch):
     """With a backend that takes the graph as it is: what a real one makes of it takes a minute."""
     graphs = []

@@ -220,6 +220,7 @@ print(json.dumps([found.to_dict(), sorted({"torch", "transformers", "peft"} & se
 """
 
 
+@pytest.mark.slow
 def test_a_stored_prediction_needs_neither_torch_nor_transformers():
     def run():
         done = subprocess.run(
@@ -311,6 +312,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_arrays_that_do_not_belong_together_are_built_again(job, folder, compiled, damage):
     """Whole files with wrong content, as a bug or another program may write them."""

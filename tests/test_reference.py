@@ -29,6 +29,7 @@ from tuner.workloads import get_workload
 PROFILE = replace(profile_of("CPU Testium 9"), step_factor=None, live_factor=None)
 
 
+@pytest.mark.slow
 def test_a_training_is_run_in_a_process_of_its_own(monkeypatch):
     monkeypatch.setattr(reference, "_WITHIN_S", 600.0)
     (found,) = run_reference([("fp32", 2, 48)])
@@ -45,6 +46,7 @@ def _session():
     )
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained_is_said_with_the_last_words(monkeypatch):
     monkeypatch.setattr(reference, "_WITHIN_S", 600.0)
     with pytest.raises(UnavailableError, match="reference failed"):
@@ -78,6 +80,7 @@ def test_a_busy_processor_is_remembered(monkeypatch, busy, spread):
     assert found.step_spread == spread
 
 
+@pytest.mark.slow
 def test_what_trainings_were_made_of_is_found_again(tmp_path):
     made = replace(
         PROFILE, launch_s=40e-6, step_factor=2.0, context_bytes=50 * MIB, live_factor=1.5

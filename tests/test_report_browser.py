@@ -100,6 +100,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 380])
 def test_everything_is_drawn_without_errors_network_or_overflow(browser, report, scheme, width):
@@ -132,6 +133,7 @@ def test_hover_shows_the_whole_configuration(browser, report):
     page.close()
 
 
+@pytest.mark.slow
 def test_table_filters_sorts_and_turns_pages_from_the_keyboard(browser, report):
     opened = Opened(browser, report)
     page = opened.page
@@ -260,6 +262,7 @@ STRUCTURE = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_text_in_any_field_is_shown_and_adds_nothing_to_the_page(browser, tmp_path):
     structures = []
     for name, text in (("plain", "word"), ("evil", EVIL)):
@@ -296,6 +299,7 @@ def test_text_in_any_field_is_shown_and_adds_nothing_to_the_page(browser, tmp_pa
     assert evil["names"] == plain["names"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_accessibility_checker_finds_nothing(browser, report, tmp_path, scheme):
     from axe_playwright_python.sync_playwright import Axe

@@ -158,6 +158,7 @@ def test_every_fault_has_an_expectation():
     assert ON_CUDA.keys() - EXPECTED.keys() == {"asserted_on_device"}  # needs a device
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", EXPECTED)
 def test_each_fault_has_its_outcome(runner, fault):
     check(fault, run(runner, fault))

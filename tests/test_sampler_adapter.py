@@ -49,6 +49,7 @@ def test_every_candidate_is_proposed_once_and_then_none(sampler):
     assert len(done) == len(ALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SEARCHERS)
 def test_seed_decides_the_proposals(sampler):
     trials = 12 if sampler == "gp" else 16  # the first ten are drawn; the others take seconds each

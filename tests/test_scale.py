@@ -122,12 +122,14 @@ def test_the_rule_of_giving_up_is_one_object_until_the_front_changes():
     )
 
 
+@pytest.mark.slow
 def test_decisions_are_measured_for_each_trial():
     found = decide(request_of(40, "random"), workers=7)
     assert len(found) == 40
     assert all(seconds >= 0 for seconds in found)
 
 
+@pytest.mark.slow
 def test_workers_in_shared_processes_run_every_trial(monkeypatch):
     """Real Ray Tune, with 12 workers in two processes."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))

@@ -218,6 +218,7 @@ class SomeSteps:
         return session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

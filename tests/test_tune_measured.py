@@ -81,6 +81,7 @@ def starts(log: Path, configuration: Configuration) -> int:
     return sum(path.name.startswith(configuration.key) for path in log.iterdir())
 
 
+@pytest.mark.slow
 def test_record_has_device_margin_and_the_prediction_of_before(tmp_path):
     predictions = {c.key: p for c in CONFIGURATIONS if (p := outcome_of(c).prediction)}
     trial_device = TrialDevice("Testium 9", memory_limit_bytes=99)
@@ -98,6 +99,7 @@ def test_record_has_device_margin_and_the_prediction_of_before(tmp_path):
     assert list(tmp_path.glob("closed-*"))
 
 
+@pytest.mark.slow
 def test_killed_worker_leads_to_one_retry_and_out_of_memory_to_none(tmp_path):
     deadly, full = CONFIGURATIONS[:2]
     factory = MeasuredFakes(tmp_path, deadly=deadly.key, full=full.key)

@@ -152,6 +152,7 @@ def value_of(scraped: Scraped, name: str) -> float:
     return sample.value
 
 
+@pytest.mark.slow
 def test_every_metric_is_there_with_its_type_and_its_tags(scraped):
     kinds = {f"ray_{name}": "counter" for name in COUNTERS}
     kinds |= {f"ray_{name}": "gauge" for name in GAUGES}

@@ -79,6 +79,7 @@ def ran(log: Path) -> list[str]:
 
 @pytest.mark.usefixtures("local_ray")
 class TestSearch:
+    @pytest.mark.slow
     def test_gpu_that_is_lost_after_some_trials_ends_the_search(self, tmp_path):
         journal: list[TrialRecord] = []
         asked = request(FakeFactory(log=tmp_path, lost_after=3), trials=20)
@@ -87,6 +88,7 @@ class TestSearch:
         assert len(journal) == 3
         assert len(ran(tmp_path)) <= 5  # each worker was refused once
 
+    @pytest.mark.slow
     def test_budget_is_spent_on_distinct_trials_and_each_is_journalled(self, tmp_path, capfd):
         seen = []
         journal: list[TrialRecord] = []
@@ -113,17 +115,20 @@ class TestSearch:
         )
         assert capfd.readouterr() == ("", "")
 
+    @pytest.mark.slow
     def test_workers_are_reused_and_take_one_thread(self, tmp_path):
         _, journal = run(FakeFactory(log=tmp_path), trials=16)
         workers = {note.name.split("-")[1] for note in tmp_path.iterdir()}
         assert len(workers) <= 2
         assert {record.outcome.message for record in journal} == {"threads=1"}
 
+    @pytest.mark.slow
     def test_small_space_is_exhausted_before_the_budget(self):
         result, _ = run(space=SMALL_SPACE, trials=50)
         assert result.stopped_by is StoppedBy.EXHAUSTED
         assert len(result.records) == result.candidates == 6
 
+    @pytest.mark.slow
     def test_known_trials_are_not_run_again_and_count_for_the_budget(self, tmp_path):
         known = [record_of(c) for c in list(SPACE.configurations())[:60:10]]
         other_version = record_of(list(SPACE.configurations())[1], versions={"tuner": "0"})
@@ -146,6 +151,7 @@ class TestSearch:
         run(FakeFactory(log=tmp_path), initial=chosen, trials=5, max_concurrent=1)
         assert ran(tmp_path)[:3] == [c.key for c in chosen]
 
+    @pytest.mark.slow
     def test_same_seed_begins_alike(self, tmp_path):
         begun = []
         for name in ("first", "second"):
@@ -154,12 +160,14 @@ class TestSearch:
             begun.append(ran(log))
         assert begun[0] == begun[1]
 
+    @pytest.mark.slow
     def test_lost_worker_is_retried_once_and_leaves_no_trace(self, tmp_path):
         result, journal = run(FakeFactory(log=tmp_path, kill_first=True), trials=6)
         assert result.counts[Status.CRASHED] == 0
         assert len(set(keys(journal))) == 6
         assert len(ran(tmp_path)) == 7
 
+    @pytest.mark.slow
     def test_trials_that_end_their_worker_twice_are_crashes_and_the_rest_goes_on(self, tmp_path):
         deadly, broken = list(SMALL_SPACE.configurations())[1:3]
         result, _ = run(
@@ -180,11 +188,13 @@ class TestSearch:
         assert len(result.records) == 6
         assert [ran(tmp_path).count(c.key) for c in (deadly, broken)] == [2, 2]
 
+    @pytest.mark.slow
     def test_runner_that_cannot_be_built_ends_the_search_with_its_reason(self):
         with pytest.raises(UnavailableError, match="no torch on this worker") as error:
             run(FakeFactory(unavailable=True))
         assert error.value.hint == "install it"
 
+    @pytest.mark.slow
     def test_what_the_journal_raises_is_raised(self):
         def full(record):
             raise OSError(28, "No space left on device")
@@ -413,6 +423,7 @@ def lines(journal: Path) -> int:
     return len(journal.read_text().splitlines()) if journal.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sleep_s", [0.5, 600.0])
 def test_ctrl_c_leaves_a_valid_journal_and_no_process(tmp_path, start_search, sleep_s):
     """Between short trials, and in the middle of long ones; the whole group gets the signal."""
@@ -432,6 +443,7 @@ def test_ctrl_c_leaves_a_valid_journal_and_no_process(tmp_path, start_search, sl
     wait_for(lambda: not session_members(child.pid))
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_ends_the_program(tmp_path, start_search):
     child = start_search(tmp_path / "trials.jsonl", 600.0)
     wait_for(lambda: any("raylet" in member for member in session_members(child.pid)))
@@ -444,6 +456,7 @@ def test_second_ctrl_c_ends_the_program(tmp_path, start_search):
     wait_for(lambda: not session_members(child.pid))
 
 
+@pytest.mark.slow
 def test_guided_search_ends_when_nothing_is_left_that_may_fit(local_ray):
     predictions = {c.key: outcome_of(c).prediction for c in SPACE.configurations()}
     fitting = [key for key, prediction in predictions.items() if prediction.fits]

@@ -59,6 +59,7 @@ def tiny(**changes):
     return configuration("multitask", **{**TINY, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["frozen", "adapted"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_loss_falls(phase, backbone):
@@ -192,6 +193,7 @@ def test_what_cannot_be_built_is_refused(changes, text):
         opened(TINY_ROBERTA, tiny(**changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "backbone"), [("router", "frozen"), ("joint", "frozen"), ("adapters", "adapted")]
 )
