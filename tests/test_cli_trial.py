@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,9 +64,7 @@ def machine(tmp_path, monkeypatch):
             asked.closed += 1
 
     monkeypatch.setattr(trial_run, "estimate_configuration", predicted)
-    monkeypatch.setitem(
-        sys.modules, "tuner.runner.isolated", SimpleNamespace(IsolatedRunner=Runner)
-    )
+    monkeypatch.setattr(trial_run, "IsolatedRunner", Runner)
     return asked
 
 

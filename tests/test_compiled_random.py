@@ -42,6 +42,7 @@ def test_there_are_more_than_200_of_them():
     assert sum(FEWER.get(model, STRUCTURES) for model in DEPTHS) * SIZES >= 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", DEPTHS)
 def test_compiled_predictions_are_those_of_full_traces(model, tmp_path):
     folder = shallow_model(tmp_path, model, DEPTHS[model])

@@ -9,7 +9,6 @@ import pytest
 from emulating import TRAINING, needs_emulator
 
 from tuner.cli.main import run
-from tuner.emulator import toolchain
 from tuner.engine import measuring, verifying
 from tuner.engine.measuring import Mode, decide
 from tuner.errors import UnavailableError
@@ -45,12 +44,14 @@ def answer(capsys, *words: str) -> dict:
 
 class TestMode:
     def test_it_needs_what_the_emulator_needs(self, monkeypatch):
-        monkeypatch.setattr(toolchain, "unavailable", lambda: "there is no compiler: install one")
+        monkeypatch.setattr(
+            "tuner.engine.measuring.unavailable", lambda: "there is no compiler: install one"
+        )
         with pytest.raises(UnavailableError, match="cannot run here: there is no compiler"):
             decide(Mode.EMULATE, get_gpu("a6000"))
 
     def test_the_device_is_of_the_asked_type(self, monkeypatch):
-        monkeypatch.setattr(toolchain, "unavailable", lambda: None)
+        monkeypatch.setattr("tuner.engine.measuring.unavailable", lambda: None)
         gpu = get_gpu("a6000", memory_bytes=24 << 30)
         found = decide(Mode.EMULATE, gpu, gpus_per_trial=2)
         assert (found.device, found.names) == ("cuda:0", ("NVIDIA RTX A6000",))
@@ -60,7 +61,7 @@ class TestMode:
         assert found.text(gpu).startswith("emulated 2 x NVIDIA RTX A6000")
 
     def test_few_trials_run_at_once_where_memory_is_short(self, monkeypatch):
-        monkeypatch.setattr(toolchain, "unavailable", lambda: None)
+        monkeypatch.setattr("tuner.engine.measuring.unavailable", lambda: None)
         monkeypatch.setattr("tuner.host.usable_cpus", lambda: 8)
         monkeypatch.setattr("tuner.host.usable_memory_bytes", lambda: 13 << 30)
         assert measuring.emulating(get_gpu("a6000")).resources == {"CPU": 4.0}

@@ -71,7 +71,7 @@ class BestTrial:
         names = self.space.knobs or tuple(self.configuration)
         values = self.configuration
         return (
-            f"<BestTrial for {self.space.name} on {times_text(self.gpus, self.gpu.id)}: "
+            f"<Recommendation for {self.space.name} on {times_text(self.gpus, self.gpu.id)}: "
             f"{' '.join(f'{n}={show(values[n])}' for n in names if n in values)}, "
             f"{format_size(self.evidence.memory.device_bytes)} of "
             f"{format_size(self.memory_bytes)}{' each' * (self.gpus > 1)}, "
