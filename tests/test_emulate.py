@@ -196,12 +196,13 @@ def test_paged_optimizers_are_counted_apart(tmp_path: Path) -> None:
 
 
 @needs_emulator
-def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path, times: int) -> None:
     path = tmp_path / "program.py"
     path.write_text(TRAINING.replace("range(10)", "range(10**6)"))
     before = {p.name for p in Path("/dev/shm").iterdir()}
-    draw = random.Random(0)
-    for _ in range(3):
+    draw = random.Random(times)
+    for _ in range(times):
         process = subprocess.Popen(
             [*TUNER, "--gpu", "a6000", "--steps", "0", "--", sys.executable, str(path)],
             stdout=subprocess.DEVNULL,
