@@ -80,6 +80,12 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "nonzero tuple", lambda: a.nonzero(as_tuple=True)
     yield "where1", lambda: torch.where(mask)
     yield "where3", lambda: torch.where(mask, a, b)
+
+    def inferred() -> Any:
+        with torch.inference_mode():
+            return torch.where(mask), torch.repeat_interleave(ids[:4], ids[4:8]), torch.unique(ids)
+
+    yield "inference mode", inferred
     yield "argwhere", lambda: torch.argwhere(mask)
     yield "masked_select", lambda: torch.masked_select(a, mask)
     yield "masked_select bc", lambda: torch.masked_select(c, rows[:, :, None])

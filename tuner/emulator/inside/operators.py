@@ -115,6 +115,14 @@ LOGIC = REDUCTIONS | frozenset(
 MESSAGES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 
 
+def is_composite(func: Any) -> bool:
+    """Whether this operator is other operators, which have kernels of their own."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    name = func.name()  # type: ignore[no-untyped-call]
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+
+
 class Operator:
     """What is known of one overload before it is called."""
 
