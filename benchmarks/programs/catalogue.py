@@ -101,6 +101,24 @@ PROGRAMS = (
         modules=("unsloth",),
         install="pip install unsloth",
     ),
+    Program(
+        "axolotl",
+        "Axolotl, LoRA r 16, packed",
+        "axolotl_lora.py",
+        "llama",
+        packages=("axolotl", *_TRL),
+        modules=("axolotl",),
+        install="pip install axolotl",
+    ),
+    Program(
+        "llamafactory",
+        "LLaMA-Factory, LoRA r 8",
+        "llamafactory_lora.py",
+        "llama",
+        packages=("llamafactory", *_TRL),
+        modules=("llamafactory",),
+        install="pip install llamafactory",
+    ),
 )
 
 
