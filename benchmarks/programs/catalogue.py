@@ -119,6 +119,18 @@ PROGRAMS = (
         modules=("llamafactory",),
         install="pip install llamafactory",
     ),
+    Program(
+        "titan",
+        "torchtitan on 8 GPUs, llama3 debugmodel",
+        "titan.py",
+        "small",
+        "h100_sxm",
+        gpus=8,
+        size=2048,
+        packages=("torchtitan",),
+        modules=("torchtitan",),
+        install="pip install torchtitan",
+    ),
 )
 
 
