@@ -124,7 +124,7 @@ PROGRAMS = (
         "torchtitan on 8 GPUs, llama3 debugmodel",
         "titan.py",
         "small",
-        "h100_sxm",
+        "a100_80gb",  # on Hopper its attention is a package that PyPI does not have
         gpus=8,
         size=2048,
         packages=("torchtitan",),

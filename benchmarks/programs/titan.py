@@ -23,4 +23,6 @@ made.replace(data / "data.json")  # whole at any time: other ranks read it
 
 sys.argv[1:] = ["--module", "llama3", "--config", "llama3_debugmodel_varlen_attn"]
 sys.argv += ["--hf_assets_path", folder, "--training.seq_len", str(length)]
+# Its default backend needs a PyTorch newer than 2.13.
+sys.argv += ["--parallelism.spmd_backend", "partial_dtensor"]
 main()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.emulator.inside.operators import is_composite
+from tuner.emulator.inside.operators import inner_of, is_composite
 from tuner.emulator.inside.values import Handler, Values
 
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -88,8 +88,13 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Inference mode leaves autograd out, where operators made of others are taken apart."""
-    return func.decompose(*args, **kwargs)
+    """Runs an operator that is made of others: those come to the mode one by one.
+
+    Inference mode leaves autograd out, which takes such operators apart. Operators that take
+    functions come whole from everywhere.
+    """
+    inner = inner_of(func)
+    return func.decompose(*args, **kwargs) if inner is None else inner(*args, **kwargs)
 
 
 @cache
