@@ -91,6 +91,10 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         "operator that takes a function",
         lambda: run_and_save_rng_state(torch.ops.aten.nonzero.default, mask)[1],
     )
+    yield (
+        "draws within bounds",
+        lambda: tuple(torch.nn.init.trunc_normal_(torch.empty(300, 300, device=device)).shape),
+    )
     yield "argwhere", lambda: torch.argwhere(mask)
     yield "masked_select", lambda: torch.masked_select(a, mask)
     yield "masked_select bc", lambda: torch.masked_select(c, rows[:, :, None])
