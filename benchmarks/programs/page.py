@@ -32,6 +32,8 @@ NOTES = """
   that its release allows for them; most of its peak are the weights.
 - **Axolotl** and **LLaMA-Factory** run by their own commands, with the settings of their LoRA
   examples.
+- **torchtitan** 0.3.0 takes its first step on eight GPUs, and then calls a function that PyTorch
+  2.13 does not have.
 """
 _HEAD = (
     "| program | script | versions | GPU | ended | steps | peak allocated | step | took | reason |",
