@@ -1,8 +1,4 @@
-"""Axolotl with its usual LoRA settings, by its own command: python axolotl_lora.py MODEL [LENGTH].
-
-The settings are those of its examples/llama-3/lora-1b.yml, but for what goes out to a network: the
-model and the data are local.
-"""
+"""Axolotl with common LoRA settings, by its own command: python axolotl_lora.py MODEL [LENGTH]."""
 
 import json
 import os

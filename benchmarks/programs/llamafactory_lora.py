@@ -1,8 +1,4 @@
-"""LLaMA-Factory with its usual LoRA settings: python llamafactory_lora.py MODEL [LENGTH].
-
-The settings are those of its examples/train_lora/qwen3_lora_sft.yaml, with a local model and data,
-and four steps.
-"""
+"""LLaMA-Factory with common LoRA settings: python llamafactory_lora.py MODEL [LENGTH]."""
 
 import json
 import os

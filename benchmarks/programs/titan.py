@@ -1,7 +1,7 @@
 """torchtitan's own debugging model, FSDP2: torchrun --nproc-per-node 8 titan.py MODEL [LENGTH].
 
-What its run_train.sh does with this configuration; the data that lies in its repository, and in no
-package of it, is made here, and of MODEL the tokenizer is used.
+The data that lies in its repository, and in no package of it, is made here; of MODEL only the
+tokenizer is used.
 """
 
 import json
