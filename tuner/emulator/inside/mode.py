@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tuner.emulator.inside.operators import inner_of, is_composite
 from tuner.emulator.inside.values import Handler, Values
 
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -62,9 +63,13 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in handlers:
             handler = handlers[func]
         else:
-            handler = handlers[func] = self.values.handler(func)
+            handler = _decomposed if is_composite(func) else self.values.handler(func)
+            handlers[func] = handler
         if kwargs is None:
             kwargs = {}
+        if handler is _decomposed:
+            with self:
+                return handler(func, args, kwargs)
         if self.before is not None:
             self.before()
         out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
@@ -80,6 +85,16 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _enter_in_new_threads(self)
         _enter_when_printing(self)
         self.values.install()
+
+
+def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator that is made of others: those come to the mode one by one.
+
+    Inference mode leaves autograd out, which takes such operators apart. Operators that take
+    functions come whole from everywhere.
+    """
+    inner = inner_of(func)
+    return func.decompose(*args, **kwargs) if inner is None else inner(*args, **kwargs)
 
 
 @cache
