@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +20,15 @@ _fake_mode = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
+class _Known(NamedTuple):
+    """What the mode does with one operator, which stays alive with it."""
+
+    func: Any
+    handler: Handler | None
+    is_nothing: bool
+    """It shares memory: it has no values of its own, and launches nothing."""
+
+
 class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives operators on CUDA tensors their values, and shows each to an observer."""
 
@@ -30,7 +39,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called with (func, args, kwargs, out) after each operator; for pricing."""
         self.before: Callable[[], None] | None = None
         """Called before each operator."""
-        self._handlers: dict[Any, Handler | None] = {}
+        self._known: dict[int, _Known] = {}
+        """By the address of an operator: its hash is a function of Python's, and slow."""
 
     supports_higher_order_operators = True
 
@@ -52,25 +62,30 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls `func`, and gives its outputs values."""
+        if kwargs is None:
+            kwargs = {}
         if _fake_mode(_FAKE) is not None:  # shapes are being worked out: nothing has values
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if types and not all(map(_is_plain, types)):
             return (
                 NotImplemented  # tensors with a dispatch of their own: their inner ones come back
             )
-        handlers = self._handlers
-        if func in handlers:
-            handler = handlers[func]
-        else:
-            handler = handlers[func] = self.values.handler(func)
-        if kwargs is None:
-            kwargs = {}
+        known = self._known.get(id(func)) or self._learn(func)
+        if known.is_nothing:
+            return func(*args, **kwargs)
+        handler = known.handler
         if self.before is not None:
             self.before()
         out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
         if self.observer is not None:
             self.observer(func, args, kwargs, out)
         return out
+
+    def _learn(self, func: Any) -> _Known:
+        handler = self.values.handler(func)
+        is_nothing = handler is None and func.is_view and not _is_composite(func)
+        known = self._known[id(func)] = _Known(func, handler, is_nothing)
+        return known
 
     def install(self) -> None:
         """Puts the mode below all else in this thread and in those that the program starts."""
@@ -86,6 +101,12 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _is_plain(kind: type) -> bool:
     """Whether tensors of this class, a parameter's for example, have no dispatch of their own."""
     return kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+
+
+def _is_composite(func: Any) -> bool:
+    """Whether it comes down to others: `contiguous` is a view by its schema, and may copy."""
+    kind = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), kind))
 
 
 def _enter_in_new_threads(mode: EmulatorMode) -> None:
