@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,6 +21,15 @@ _fake_mode = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
+class _Known(NamedTuple):
+    """What the mode does with one operator, which stays alive with it."""
+
+    func: Any
+    handler: Handler | None
+    is_nothing: bool
+    """It shares memory: it has no values of its own, and launches nothing."""
+
+
 class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives operators on CUDA tensors their values, and shows each to an observer."""
 
@@ -31,7 +40,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called with (func, args, kwargs, out) after each operator; for pricing."""
         self.before: Callable[[], None] | None = None
         """Called before each operator."""
-        self._handlers: dict[Any, Handler | None] = {}
+        self._known: dict[int, _Known] = {}
+        """By the address of an operator: its hash is a function of Python's, and slow."""
 
     supports_higher_order_operators = True
 
@@ -53,20 +63,18 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls `func`, and gives its outputs values."""
+        if kwargs is None:
+            kwargs = {}
         if _fake_mode(_FAKE) is not None:  # shapes are being worked out: nothing has values
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if types and not all(map(_is_plain, types)):
             return (
                 NotImplemented  # tensors with a dispatch of their own: their inner ones come back
             )
-        handlers = self._handlers
-        if func in handlers:
-            handler = handlers[func]
-        else:
-            handler = _decomposed if is_composite(func) else self.values.handler(func)
-            handlers[func] = handler
-        if kwargs is None:
-            kwargs = {}
+        known = self._known.get(id(func)) or self._learn(func)
+        if known.is_nothing:
+            return func(*args, **kwargs)
+        handler = known.handler
         if handler is _decomposed:
             with self:
                 return handler(func, args, kwargs)
@@ -76,6 +84,12 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.observer is not None:
             self.observer(func, args, kwargs, out)
         return out
+
+    def _learn(self, func: Any) -> _Known:
+        handler = _decomposed if is_composite(func) else self.values.handler(func)
+        is_nothing = handler is None and getattr(func, "is_view", False)
+        known = self._known[id(func)] = _Known(func, handler, is_nothing)
+        return known
 
     def install(self) -> None:
         """Puts the mode below all else in this thread and in those that the program starts."""
