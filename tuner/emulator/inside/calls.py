@@ -31,7 +31,7 @@ class Function:
     def of(cls, func: Any) -> Function:
         """Of an operator, from its schema and its tags."""
         if not hasattr(func, "_schema"):  # it takes functions, and does nothing itself
-            return cls(is_free=True, integers_matter=False, sides_matter=False, is_dynamic=False)
+            return cls(func, True, False, False, False)
         name = func._schema.name
         dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
         # What works in place takes its sizes from tensors: other numbers are steps and indices.
