@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from tests.emulating import TRAINING, needs_emulator
 from tuner.cli.main import cli
+from tuner.emulator.inside.lines import places
 from tuner.emulator.session import Session
 from tuner.emulator.toolchain import OLDEST_TORCH, find_compiler, find_torch
 from tuner.engine.emulating import EmulateOptions, emulate, interpreter_of
@@ -196,12 +197,13 @@ def test_paged_optimizers_are_counted_apart(tmp_path: Path) -> None:
 
 
 @needs_emulator
-def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path, times: int) -> None:
     path = tmp_path / "program.py"
     path.write_text(TRAINING.replace("range(10)", "range(10**6)"))
     before = {p.name for p in Path("/dev/shm").iterdir()}
-    draw = random.Random(0)
-    for _ in range(3):
+    draw = random.Random(times)
+    for _ in range(times):
         process = subprocess.Popen(
             [*TUNER, "--gpu", "a6000", "--steps", "0", "--", sys.executable, str(path)],
             stdout=subprocess.DEVNULL,
@@ -317,3 +319,9 @@ def test_the_interpreter_of_a_script_is_that_of_its_first_line(tmp_path: Path) -
     assert interpreter_of("/opt/env/bin/python") == "/opt/env/bin/python"
     script.write_bytes(b"\x7fELF")
     assert interpreter_of(str(script)) == sys.executable
+
+
+def test_what_torch_compile_generates_is_not_the_programs_own_code() -> None:
+    generated = f"/tmp/cache/f3/cf3{'x' * 48}.py"
+    frames = [(generated, 365, "call"), ("/p/lib/site-packages/torch/a.py", 1, "f")]
+    assert places([*frames, ("/home/me/train.py", 7, "<module>")]) == ("me/train.py:7",) * 2

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tuner.cli.export import FORMAT_NAMES
 from tuner.cli.main import run
 from tuner.export import FORMATS, ExportInput, export
 from tuner.records import Configuration
@@ -306,10 +305,6 @@ def test_command_line_is_quoted_for_a_shell():
     )
 
 
-def test_formats_of_the_command_line_are_those_there_are():
-    assert tuple(FORMATS) == FORMAT_NAMES
-
-
 def test_a_tool_for_language_models_refuses_other_workloads():
     from tuner.errors import InputError
 
@@ -323,7 +318,7 @@ def committed(monkeypatch):
     return load_space("qlora27b")
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", list(FORMATS))
 def test_committed_result_exports(name, committed, capsys, tmp_path):
     assert run(["export", *TARGET, "--format", name]) == 0
     printed = capsys.readouterr()

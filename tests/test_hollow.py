@@ -250,6 +250,17 @@ def test_a_made_tokenizer_stays_in_the_vocabulary_and_knows_the_ids_of_the_confi
     assert "made: byte-level" in found.tokenizer
 
 
+def test_a_made_tokenizer_without_padding_has_a_special_token_to_spare(tmp_path):
+    tokenizer = tokenizer_of(written(tmp_path))
+    spare = tokenizer.convert_tokens_to_ids("<|reserved_special_token_0|>")
+    assert tokenizer.pad_token is None
+    assert tokenizer("<|reserved_special_token_0|>", add_special_tokens=False)["input_ids"] == [
+        spare
+    ]
+    tokenizer.pad_token = "<|reserved_special_token_0|>"
+    assert tokenizer.pad_token_id == spare == len(tokenizer) - 1
+
+
 def test_encoders_frame_their_texts(tmp_path):
     roberta = tokenizer_of(written(tmp_path, "roberta"))
     assert roberta("a")["input_ids"][:: len(roberta("a")["input_ids"]) - 1] == [0, 2]

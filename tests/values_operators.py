@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._prims.rng_prims import run_and_save_rng_state
 from torch.nn import functional
 
 NONSENSE = -0x123456789ABCDEF
@@ -80,6 +81,20 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "nonzero tuple", lambda: a.nonzero(as_tuple=True)
     yield "where1", lambda: torch.where(mask)
     yield "where3", lambda: torch.where(mask, a, b)
+
+    def inferred() -> Any:
+        with torch.inference_mode():
+            return torch.where(mask), torch.repeat_interleave(ids[:4], ids[4:8]), torch.unique(ids)
+
+    yield "inference mode", inferred
+    yield (
+        "operator that takes a function",
+        lambda: run_and_save_rng_state(torch.ops.aten.nonzero.default, mask)[1],
+    )
+    yield (
+        "draws within bounds",
+        lambda: tuple(torch.nn.init.trunc_normal_(torch.empty(300, 300, device=device)).shape),
+    )
     yield "argwhere", lambda: torch.argwhere(mask)
     yield "masked_select", lambda: torch.masked_select(a, mask)
     yield "masked_select bc", lambda: torch.masked_select(c, rows[:, :, None])

@@ -101,6 +101,36 @@ PROGRAMS = (
         modules=("unsloth",),
         install="pip install unsloth",
     ),
+    Program(
+        "axolotl",
+        "Axolotl, LoRA r 16, packed",
+        "axolotl_lora.py",
+        "llama",
+        packages=("axolotl", *_TRL),
+        modules=("axolotl",),
+        install="pip install axolotl",
+    ),
+    Program(
+        "llamafactory",
+        "LLaMA-Factory, LoRA r 8",
+        "llamafactory_lora.py",
+        "llama",
+        packages=("llamafactory", *_TRL),
+        modules=("llamafactory",),
+        install="pip install llamafactory",
+    ),
+    Program(
+        "titan",
+        "torchtitan on 8 GPUs, llama3 debugmodel",
+        "titan.py",
+        "small",
+        "a100_80gb",  # on Hopper its attention is a package that PyPI does not have
+        gpus=8,
+        size=2048,
+        packages=("torchtitan",),
+        modules=("torchtitan",),
+        install="pip install torchtitan",
+    ),
 )
 
 

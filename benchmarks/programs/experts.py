@@ -17,6 +17,7 @@ model.enable_input_require_grads()
 model = get_peft_model(
     model, LoraConfig(r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
 )
+model.train()
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 most = model.config.num_experts_per_tok
 for step in range(4):

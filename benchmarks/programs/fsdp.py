@@ -16,6 +16,7 @@ torch.cuda.set_device(rank)
 dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 model.gradient_checkpointing_enable()
+model.train()
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 for layer in model.model.layers:
     fully_shard(layer, mp_policy=policy)

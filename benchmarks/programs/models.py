@@ -98,13 +98,6 @@ _GPT_OSS_20B: dict[str, Any] = {
     "pad_token_id": 199999,
     "dtype": "bfloat16",
 }
-REAL: dict[str, str | Mapping[str, Any]] = {
-    "llama": "llama-3.2-1b",
-    "qwen_vl": _QWEN_VL_3B,
-    "gemma": "medgemma-4b",
-    "qwen_moe": _QWEN_30B_A3B,
-    "gpt_oss": _GPT_OSS_20B,
-}
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -131,8 +124,19 @@ _SMALL_EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
 }
+_SMALL_LLAMA: dict[str, Any] = {**_SMALL, "model_type": "llama", "dtype": "bfloat16"}
+
+REAL: dict[str, str | Mapping[str, Any]] = {
+    "llama": "llama-3.2-1b",
+    "qwen_vl": _QWEN_VL_3B,
+    "gemma": "medgemma-4b",
+    "qwen_moe": _QWEN_30B_A3B,
+    "gpt_oss": _GPT_OSS_20B,
+    "small": _SMALL_LLAMA,
+}
 TINY: dict[str, str | Mapping[str, Any]] = {
-    "llama": {**_SMALL, "model_type": "llama", "dtype": "bfloat16"},
+    "llama": _SMALL_LLAMA,
+    "small": _SMALL_LLAMA,
     "qwen_vl": {
         **_QWEN_VL_3B,
         "text_config": {

@@ -46,6 +46,7 @@ model.print_trainable_parameters()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
 schedule = get_linear_schedule_with_warmup(optimizer, 0, len(batches))
 model, batches, optimizer, schedule = accelerator.prepare(model, batches, optimizer, schedule)
+model.train()
 total = 0.0
 for batch in batches:
     loss = model(**batch).loss

@@ -11,6 +11,7 @@ length = int(sys.argv[2]) if len(sys.argv) > 2 else 1024
 
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda()
 model.gradient_checkpointing_enable()
+model.train()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 scaler = torch.amp.GradScaler()
 best = math.inf

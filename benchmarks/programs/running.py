@@ -64,12 +64,13 @@ def run(program: Program, model: Path, *, python: str, tiny: bool, timeout_s: fl
             found = _emulated(command, program, output, timeout_s)
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:]
     use = max(found.devices, key=lambda one: one.peak_allocated_bytes, default=None)
+    in_time = found.steps >= STEPS or found.duration_s < timeout_s
     return Row(
         *first,
-        ended=found.ended,
+        ended=found.ended if in_time else "timeout",
         steps=found.steps,
         versions={"torch": found.torch, **versions},
-        reason=_reason(found),
+        reason=_reason(found) if in_time else f"not {STEPS} steps within {timeout_s:.0f} s",
         peak_allocated_bytes=use.peak_allocated_bytes if use else 0,
         peak_reserved_bytes=use.peak_reserved_bytes if use else 0,
         step_s=found.time.step_s if found.time else None,

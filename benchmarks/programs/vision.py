@@ -17,6 +17,7 @@ model.enable_input_require_grads()
 model = get_peft_model(
     model, LoraConfig(r=16, target_modules=r".*language_model.*\.(q|k|v|o)_proj")
 )
+model.train()
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 image_token = model.config.image_token_id
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -22,22 +21,6 @@ from tuner.errors import InputError, unknown
 from tuner.export import FORMATS
 from tuner.results.store import write_atomically
 
-if TYPE_CHECKING:
-    pass
-
-# `tuner.export.FORMATS` has them with what builds them; a test keeps the two equal.
-FORMAT_NAMES = (
-    "trl",
-    "trainer",
-    "axolotl",
-    "llamafactory",
-    "torchtune",
-    "lightning",
-    "accelerate",
-    "deepspeed",
-    "command",
-)
-
 
 @click.command(
     "export",
@@ -55,7 +38,7 @@ FORMAT_NAMES = (
     "name",
     required=True,
     metavar="NAME",
-    help=f"One of {', '.join(FORMAT_NAMES)}.",
+    help=f"One of {', '.join(FORMATS)}.",
 )
 @click.option(
     "--output",

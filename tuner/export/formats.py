@@ -2,73 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Callable, Mapping
+import pkgutil
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from tuner.errors import InputError, unknown
-from tuner.export import huggingface, others
+from tuner.export import tools
+from tuner.export.format import Format
 from tuner.export.settings_reader import SettingsReader
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue
 
-Build = Callable[[SettingsReader, str | None], dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One tool's settings. `suffix` is that of its files; `use` says what takes them."""
-
-    build: Build
-    suffix: str
-    use: str
-    workloads: tuple[str, ...] = ()
-    """The workloads that the tool can train; all when empty."""
-
-
-_LANGUAGE_MODELS = ("causal_lm",)
 FORMATS: Mapping[str, Format] = {
-    "trl": Format(
-        huggingface.trl,
-        ".yaml",
-        "trl sft --config FILE, with data set and schedule added",
-        _LANGUAGE_MODELS,
-    ),
-    "trainer": Format(
-        huggingface.trainer,
-        ".py",
-        "from_pretrained(**MODEL, quantization_config=BitsAndBytesConfig(**QUANTIZATION)), "
-        "LoraConfig(**LORA), tokenizer(texts, **TOKENIZER), TrainingArguments(**TRAINING)",
-        _LANGUAGE_MODELS,
-    ),
-    "axolotl": Format(
-        huggingface.axolotl,
-        ".yaml",
-        "axolotl train FILE, with data sets and schedule added",
-        _LANGUAGE_MODELS,
-    ),
-    "llamafactory": Format(
-        huggingface.llamafactory,
-        ".yaml",
-        "llamafactory-cli train FILE, with data set, template and schedule added",
-        _LANGUAGE_MODELS,
-    ),
-    "torchtune": Format(
-        others.torchtune,
-        ".yaml",
-        "changes to the configuration of tune run lora_finetune_single_device",
-        _LANGUAGE_MODELS,
-    ),
-    "lightning": Format(
-        others.lightning, ".yaml", "LightningCLI: python train.py fit --config FILE"
-    ),
-    "accelerate": Format(others.accelerate, ".yaml", "accelerate launch --config_file FILE"),
-    "deepspeed": Format(others.deepspeed, ".json", "deepspeed train.py --deepspeed_config FILE"),
-    "command": Format(lambda chosen, model: {}, ".txt", "the arguments of a training script"),
+    found.name: importlib.import_module(f"{tools.__name__}.{found.name}").FORMAT
+    for found in pkgutil.iter_modules(tools.__path__)
 }
+"""By name: each module of `tuner.export.tools`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +62,7 @@ def export(name: str, subject: ExportInput) -> Exported:
         )
     if name == "command":
         reasons: Mapping[str, str] = subject.unflagged
-        body = others.command_line(subject.flags) + "\n"
+        body = command_line(subject.flags) + "\n"
     else:
         chosen = SettingsReader(subject.configuration)
         body = _body(found, found.build(chosen, subject.model))
@@ -150,3 +105,12 @@ def _with_header(found: Format, body: str, title: str, left_out: tuple[str, ...]
     if left_out:
         lines += ["Not said here:", *(f"  {line}" for line in left_out)]
     return "".join(f"# {' '.join(line.split(chr(10)))}\n" for line in lines) + "\n" + body
+
+
+def command_line(flags: Mapping[str, KnobValue]) -> str:
+    """`--name value` for each flag, quoted for a shell; a list as several words."""
+    words: list[str] = []
+    for name, value in flags.items():
+        words.append(f"--{name}")
+        words += list(value) if isinstance(value, tuple) else [show(value)]
+    return shlex.join(words)

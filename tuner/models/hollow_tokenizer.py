@@ -35,6 +35,10 @@ _FILES = (
     "*processor_config.json",
 )
 
+# Most decoders that name no padding have special tokens without a use; some trainers pad with one,
+# and stop where there is none. The name is Llama 3's.
+_RESERVED = "<|reserved_special_token_0|>"
+
 _WORDPIECE = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 
 # Conversations, with the marks of what an assistant says, which some losses need. An image stands
@@ -189,6 +193,8 @@ def make_tokenizer(config: PreTrainedConfig, own: Sequence[str] = ()) -> Any:
     more = {} if images is None else images.at(config)
     at = {id_: name for name, id_ in (*special.values(), *more.values()) if id_ < rows}
     at |= dict(zip((id_ for id_ in range(rows) if id_ not in at), own, strict=False))
+    if "pad_token" not in special and "unk_token" not in special and rows - 1 not in at:
+        at[rows - 1] = _RESERVED
     vocabulary = _vocabulary(rows, at)
     unknown_token = special["unk_token"][0] if "unk_token" in special else None
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=unknown_token))

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution
 
 from tuner.estimators.calibration.calibrate import prior_of
 from tuner.estimators.calibration.correction import DEVICE, STEP, uncorrected
-from tuner.estimators.speed.profile import METHOD as PROFILE_METHOD
+from tuner.estimators.speed.profile import uses_profile
 from tuner.records import Prediction
 from tuner.runner.base import MeasureOptions
 from tuner.runner.step_plan import StepPlan
@@ -116,7 +116,7 @@ class Pool:
                 kind: np.array([p.speed.breakdown_s.get(kind, 0.0) for p in raw]) / step_s
                 for kind in kinds
             },
-            has_profile=PROFILE_METHOD in raw[0].method,
+            has_profile=uses_profile(raw[0].method),
         )
 
 

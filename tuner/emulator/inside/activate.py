@@ -12,11 +12,14 @@ ACTIVE: dict[str, Any] = {}
 
 def activate() -> None:
     """Push the mode that computes values, price what runs, and follow the program's steps."""
+    import torch
+
     from tuner.emulator.inside.guard import end_with_owner
     from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.mode import EmulatorMode
     from tuner.emulator.inside.priced import price_operators
     from tuner.emulator.inside.python_kernels import follow_python_kernels
+    from tuner.emulator.inside.rejection import draw_once
 
     end_with_owner()
     settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
@@ -24,6 +27,7 @@ def activate() -> None:
     mode.install()
     follow_python_kernels(mode)
     read_hollow_files(mode.values)
+    draw_once(torch.nn.init)
     if "rates" in settings:
         ACTIVE["pricer"] = price_operators(mode, settings["rates"])
     if "steps" in settings:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -11,24 +13,31 @@ from tuner.estimators.tracing.operators import launches_nothing, tensors_in
 from tuner.estimators.tracing.timeline import Work
 
 _Tensor = torch.Tensor
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-class Function(NamedTuple):
-    """What of an operator's arguments decides its work."""
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What of an operator's arguments decides its work, and the prices of its calls by that."""
 
+    func: Any
     is_free: bool
     integers_matter: bool
     sides_matter: bool
     is_dynamic: bool
+    prices: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, func: Any) -> Function:
         """Of an operator, from its schema and its tags."""
+        if not hasattr(func, "_schema"):  # it takes functions, and does nothing itself
+            return cls(func, True, False, False, False)
         name = func._schema.name
         dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
         # What works in place takes its sizes from tensors: other numbers are steps and indices.
         in_place = func._schema.is_mutable and "att" not in name and "flash" not in name
         return cls(
+            func,
             is_free=launches_nothing(func),
             integers_matter=not in_place,
             sides_matter=name.partition("::")[2] in COPIES,
@@ -37,16 +46,16 @@ class Function(NamedTuple):
 
 
 def key_of(value: Any, kind: Function) -> Any:
-    """What of an argument that is no tensor decides the work. Numbers of a step do not."""
+    """What of an argument decides the work. Numbers of a step do not."""
     its = type(value)
-    if value is None or its is bool:
-        return value
+    if its in _TENSORS:
+        return value.shape, value.stride(), value.dtype
+    if its is list or its is tuple:
+        return tuple([_key_of_item(item) for item in value])
     if its is int:
         return value if kind.integers_matter else None
     if its is float:
         return None
-    if its is list or its is tuple:
-        return tuple([_key_of_item(item) for item in value])
     return _layout(value) if isinstance(value, _Tensor) else value
 
 
@@ -60,6 +69,17 @@ def _key_of_item(item: Any) -> Any:
 
 def _layout(tensor: torch.Tensor) -> Any:
     return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def any_on_device(values: Iterable[Any]) -> bool:
+    """Whether one of these arguments or results is on the device, or in a list that is."""
+    for value in values:
+        if isinstance(value, _Tensor):
+            if value.is_cuda:
+                return True
+        elif isinstance(value, (list, tuple)) and any_on_device(value):
+            return True
+    return False
 
 
 def shapes_of(out: Any) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -188,19 +188,22 @@ def moving(func: Any, handler: Handler | None) -> Handler | None:
         return handler
 
     def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = _moved(func, args, kwargs)
-        if out is not None:
-            return out
+        sources = args[0] if isinstance(args[0], list | tuple) else args[:1]
+        if sources and sources[0].is_cpu:
+            out = _moved(func, args, kwargs, sources)
+            if out is not None:
+                return out
         return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
 
     return call
 
 
-def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+def _moved(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sources: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
     """The result of an operator that reads holes only, as a hole; None for any other call."""
-    sources = args[0] if isinstance(args[0], list | tuple) else [args[0]]
     device = kwargs.get("device")
-    if not sources or not all(source.is_cpu and is_hole(source) for source in sources):
+    if not all(source.is_cpu and is_hole(source) for source in sources):
         return None
     if (device is not None and device.type != "cpu") or kwargs.get("pin_memory"):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 from collections.abc import Iterable
 from functools import cache
@@ -14,6 +15,8 @@ _OURS = str(Path(__file__).resolve().parents[1])
 _STANDARD = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
 _PACKAGES = ("site-packages", "dist-packages")
 _TORCH = "torch"
+# What torch.compile generates lies in a cache anywhere: a hash, below the hash's first letters.
+_INDUCTOR = re.compile(r"/(?P<start>[a-z0-9]{2})/c(?P=start)[a-z2-7]{40,}\.py$")
 
 
 @cache
@@ -24,6 +27,8 @@ def package_of(filename: str) -> str | None:
     """
     if not filename or filename.startswith("<"):
         return "python"
+    if _INDUCTOR.search(filename):
+        return _TORCH
     parts = Path(filename).parts
     for folder in _PACKAGES:
         if folder in parts:

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tuner.emulator.inside.operators import inner_of, is_composite
 from tuner.emulator.inside.values import Handler, Values
 
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -18,6 +19,15 @@ Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 _fake_mode = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+class _Known(NamedTuple):
+    """What the mode does with one operator, which stays alive with it."""
+
+    func: Any
+    handler: Handler | None
+    is_nothing: bool
+    """It shares memory: it has no values of its own, and launches nothing."""
 
 
 class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -30,7 +40,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called with (func, args, kwargs, out) after each operator; for pricing."""
         self.before: Callable[[], None] | None = None
         """Called before each operator."""
-        self._handlers: dict[Any, Handler | None] = {}
+        self._known: dict[int, _Known] = {}
+        """By the address of an operator: its hash is a function of Python's, and slow."""
 
     supports_higher_order_operators = True
 
@@ -52,25 +63,33 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls `func`, and gives its outputs values."""
+        if kwargs is None:
+            kwargs = {}
         if _fake_mode(_FAKE) is not None:  # shapes are being worked out: nothing has values
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if types and not all(map(_is_plain, types)):
             return (
                 NotImplemented  # tensors with a dispatch of their own: their inner ones come back
             )
-        handlers = self._handlers
-        if func in handlers:
-            handler = handlers[func]
-        else:
-            handler = handlers[func] = self.values.handler(func)
-        if kwargs is None:
-            kwargs = {}
+        known = self._known.get(id(func)) or self._learn(func)
+        if known.is_nothing:
+            return func(*args, **kwargs)
+        handler = known.handler
+        if handler is _decomposed:
+            with self:
+                return handler(func, args, kwargs)
         if self.before is not None:
             self.before()
         out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
         if self.observer is not None:
             self.observer(func, args, kwargs, out)
         return out
+
+    def _learn(self, func: Any) -> _Known:
+        handler = _decomposed if is_composite(func) else self.values.handler(func)
+        is_nothing = handler is None and getattr(func, "is_view", False)
+        known = self._known[id(func)] = _Known(func, handler, is_nothing)
+        return known
 
     def install(self) -> None:
         """Puts the mode below all else in this thread and in those that the program starts."""
@@ -80,6 +99,16 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _enter_in_new_threads(self)
         _enter_when_printing(self)
         self.values.install()
+
+
+def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator that is made of others: those come to the mode one by one.
+
+    Inference mode leaves autograd out, which takes such operators apart. Operators that take
+    functions come whole from everywhere.
+    """
+    inner = inner_of(func)
+    return func.decompose(*args, **kwargs) if inner is None else inner(*args, **kwargs)
 
 
 @cache

@@ -115,6 +115,26 @@ LOGIC = REDUCTIONS | frozenset(
 MESSAGES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 
 
+# Where an operator that takes functions has its own code, the first that decides.
+_INNER = ("BackendSelect", "CompositeExplicitAutograd", "CUDA")
+
+
+def inner_of(func: Any) -> Any:
+    """The code of an operator that takes functions (a higher-order one), or None."""
+    if not isinstance(func, torch._ops.HigherOrderOperator):
+        return None
+    keys = [getattr(torch._C.DispatchKey, name) for name in _INNER]
+    return next((func.py_kernels[key] for key in keys if key in func.py_kernels), None)
+
+
+def is_composite(func: Any) -> bool:
+    """Whether this operator is other operators, which have kernels of their own."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return inner_of(func) is not None
+    name = func.name()  # type: ignore[no-untyped-call]
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+
+
 class Operator:
     """What is known of one overload before it is called."""
 

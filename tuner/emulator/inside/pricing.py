@@ -19,6 +19,7 @@ import torch
 
 from tuner.emulator.inside.calls import (
     Function,
+    any_on_device,
     key_of,
     label_of_call,
     label_of_work,
@@ -27,12 +28,11 @@ from tuner.emulator.inside.calls import (
 )
 from tuner.emulator.inside.core import MOST_KEPT, Core, Launch, readable
 from tuner.emulator.inside.works import Describer, Prices, has_own_rules
-from tuner.estimators.tracing.operators import tensors_in
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpu_entry import Gpu
 
-_Tensor = torch.Tensor
 _NS = 1e9
+_UNSEEN: Any = object()
 
 OPTIMIZER, BACKWARD = "optimizer", "backward"
 
@@ -69,8 +69,10 @@ class Pricer:
         self._core = core
         self._prices = Prices(gpu, allow_tf32=_allows_tf32())
         self._describer = Describer()
-        self._functions: dict[Any, Function] = {}
-        self._known: dict[Any, _Price | None] = {}
+        self._functions: dict[int, Function] = {}
+        """By the address of an operator: its hash is a function of Python's, and slow."""
+        self._known: dict[Any, _Price] = {}
+        """What is launched between operators."""
         self.described: list[Described] = []
         self.counts: dict[tuple[int, str, bool], Counts] = {}
         """By step, phase, and whether it repeats a checkpointed forward."""
@@ -114,30 +116,25 @@ class Pricer:
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """An operator ran: count it, and let the clock go on."""
-        kind = self._functions.get(func)
+        kind = self._functions.get(id(func))
         if kind is None:
-            kind = self._functions[func] = Function.of(func)
-        if not kind.is_free:
-            parts: list[Any] = [func]
-            on_device = False
-            for value in args:
-                if isinstance(value, _Tensor):
-                    on_device = on_device or value.is_cuda
-                    parts += (value.shape, value.stride(), value.dtype)
-                else:
-                    parts.append(key_of(value, kind))
+            kind = self._functions[id(func)] = Function.of(func)
+        if not kind.is_free and (
+            any_on_device(args) or any_on_device((out,)) or any_on_device(kwargs.values())
+        ):
+            parts = [key_of(value, kind) for value in args]
             for name, value in kwargs.items():
                 parts += (name, key_of(value, kind))
             if kind.is_dynamic:
                 parts.append(shapes_of(out))
             if kind.sides_matter:
                 parts += (sides_of(args), sides_of(out))
-            if on_device or any(t.is_cuda for t in tensors_in((args, tuple(kwargs.values()), out))):
-                key = tuple(parts)
-                known = self._known
-                price = known[key] if key in known else self._learn(key, func, args, kwargs, out)
-                if price is not None:
-                    self._count(price)
+            key = tuple(parts)
+            price = kind.prices.get(key, _UNSEEN)
+            if price is _UNSEEN:
+                price = kind.prices[key] = self._learn(func, args, kwargs, out)
+            if price is not None:
+                self._count(price)
         self._running = False
         self._seen = self._launch_count()
 
@@ -155,7 +152,10 @@ class Pricer:
             if self._launch_count() != self._seen:
                 self._look_at_launches()
             self._seen += 1
-        self._count(self._known.get(key) or self._add(key, describe()))
+        price = self._known.get(key)
+        if price is None:
+            price = self._known[key] = self._add(describe())
+        self._count(price)
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
@@ -237,21 +237,20 @@ class Pricer:
         self._work(price.host_ns if self._host else 0.0, price.device_ns)
 
     def _learn(
-        self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> _Price | None:
         works = self._describer.works_of(func, args, kwargs, out)
         if works and not has_own_rules(func) and all(work.flops == 0 for work in works):
             works = self._inside() or works
         if not works:
-            self._known[key] = None
             return None
         label = label_of_call(func, args, kwargs)
-        return self._add(key, Described(label, "operator", works, len(works)))
+        return self._add(Described(label, "operator", works, len(works)))
 
-    def _add(self, key: Any, described: Described) -> _Price:
+    def _add(self, described: Described) -> _Price:
         device_ns = self._prices.total(described.works) * _NS
         host_ns = described.host_launches * self._prices.launch_s * _NS
-        price = self._known[key] = _Price(len(self.described), host_ns, device_ns)
+        price = _Price(len(self.described), host_ns, device_ns)
         self.described.append(described)
         return price
 
@@ -273,7 +272,8 @@ class Pricer:
             if found is None:
                 work = product_work(launch) if launch.product else _unpriced(launch.name)
                 source = "operator" if launch.product else "launch"
-                found = self._add(key, Described(label_of_work(work), source, (work,), 1))
+                described = Described(label_of_work(work), source, (work,), 1)
+                found = self._known[key] = self._add(described)
             self._count(found)
 
     def _new_launches(self, first: int) -> list[Launch]:

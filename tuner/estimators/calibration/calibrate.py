@@ -28,7 +28,7 @@ from tuner.estimators.calibration.correction import (
     uncorrected,
 )
 from tuner.estimators.calibration.interval import Calibration, ErrorPrior, Floats, Observation
-from tuner.estimators.speed.profile import METHOD as PROFILE_METHOD
+from tuner.estimators.speed.profile import uses_profile
 from tuner.records import Memory, Outcome, Prediction, Speed, Status, TrialRecord
 
 _Ends = tuple[float, float]
@@ -92,7 +92,7 @@ def prior_intervals(memory: Memory, speed: Speed, method: str) -> dict[str, _End
     `method` is that of the prediction: it says whether a device profile was used.
     """
     # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
-    device, reserved, allocated, step = _prior_ends(PROFILE_METHOD in method)
+    device, reserved, allocated, step = _prior_ends(uses_profile(method))
     if memory.peak_allocated_bytes == memory.device_bytes:
         # On a processor all three are resident bytes, which no allocator counts exactly.
         reserved = allocated = device
@@ -154,7 +154,7 @@ class Calibrations:
         """How measured values of `quantity` scatter around predictions made like this one."""
         key = _key(quantity, prediction, space)
         return self.learned.get(key) or _prior_calibration(
-            prior_of(quantity, has_profile=PROFILE_METHOD in prediction.method)
+            prior_of(quantity, has_profile=uses_profile(prediction.method))
         )
 
     def probability_of_fitting(
@@ -206,7 +206,7 @@ def _micro_steps(speed: Speed) -> float:
 
 
 def _key(quantity: str, prediction: Prediction, space: str) -> _Key:
-    has_profile = quantity == STEP and PROFILE_METHOD in prediction.method
+    has_profile = quantity == STEP and uses_profile(prediction.method)
     return quantity, prediction.gpu, space, has_profile
 
 

@@ -32,6 +32,12 @@ FOLDER_VARIABLE = "TUNER_PROFILES"
 METHOD = "device profile"
 """What a prediction's method says in place of "roofline from the GPU catalogue"."""
 
+
+def uses_profile(method: str) -> bool:
+    """Whether a prediction of this method rests on rates that were measured."""
+    return METHOD in method
+
+
 REFERENCE = "reference trainings"
 """How `DeviceProfile.skipped` calls what `step_factor` comes from."""
 

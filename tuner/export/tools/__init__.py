@@ -1,0 +1,1 @@
+"""The formats: a file each, with its `FORMAT`."""

@@ -1,0 +1,81 @@
+"""Keyword arguments for a script around transformers' Trainer, peft and bitsandbytes."""
+
+from __future__ import annotations
+
+from tuner.export.arguments import (
+    Settings,
+    machine_arguments,
+    trainer_arguments,
+    without_none,
+)
+from tuner.export.format import Format
+from tuner.export.settings_reader import SettingsReader
+
+
+def trainer(chosen: SettingsReader, model: str | None) -> Settings:
+    """Dictionaries for a script around transformers' Trainer, peft and bitsandbytes."""
+    training = trainer_arguments(chosen) | machine_arguments(chosen)
+    chosen.leave(
+        "kbit_preparation",
+        {
+            "peft": "call peft.prepare_model_for_kbit_training before get_peft_model",
+            "none": "do not call peft.prepare_model_for_kbit_training",
+        }.get(chosen.text("kbit_preparation"), "widen the norms to fp32 as TRL's SFTTrainer does"),
+    )
+    if not chosen.is_quantized:
+        chosen.implies("kbit_preparation", chosen.text("kbit_preparation"))
+    settings: Settings = {
+        "MODEL": without_none(
+            {
+                "pretrained_model_name_or_path": model,
+                "dtype": chosen.dtype,
+                "attn_implementation": chosen.get("attention"),
+            }
+        ),
+        "QUANTIZATION": _quantization(chosen),
+        "LORA": without_none(
+            {
+                "r": chosen.get("lora_rank"),
+                "lora_alpha": chosen.get("lora_alpha"),
+                "lora_dropout": chosen.get("lora_dropout"),
+                "target_modules": chosen.targets,
+                "modules_to_save": chosen.saved_modules,
+                "task_type": "CAUSAL_LM",
+            }
+        ),
+        "TOKENIZER": without_none(
+            {
+                "truncation": True,
+                "max_length": chosen.get("max_length"),
+                "padding": "max_length" if chosen.text("padding") == "max_length" else None,
+            }
+        ),
+        "TRAINING": training,
+    }
+    return {name: part for name, part in settings.items() if part}
+
+
+def _quantization(chosen: SettingsReader) -> Settings:
+    """Keyword arguments of `transformers.BitsAndBytesConfig`; empty without quantisation."""
+    double = chosen.get("double_quant")
+    if chosen.text("precision") == "int8":
+        return {"load_in_8bit": True}
+    if chosen.text("precision") != "nf4":
+        return {}
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": double,
+        "bnb_4bit_compute_dtype": chosen.dtype,
+    }
+
+
+FORMAT = Format(
+    trainer,
+    suffix=".py",
+    use=(
+        "from_pretrained(**MODEL, quantization_config=BitsAndBytesConfig(**QUANTIZATION)), "
+        "LoraConfig(**LORA), tokenizer(texts, **TOKENIZER), TrainingArguments(**TRAINING)"
+    ),
+    workloads=("causal_lm",),
+)

@@ -1,0 +1,53 @@
+"""The file of `trl sft --config`."""
+
+from __future__ import annotations
+
+from tuner.export.arguments import (
+    Settings,
+    machine_arguments,
+    trainer_arguments,
+    without_none,
+)
+from tuner.export.format import Format
+from tuner.export.settings_reader import SettingsReader
+
+
+def trl(chosen: SettingsReader, model: str | None) -> Settings:
+    """The file of `trl sft --config`: fields of SFTConfig and ModelConfig (TRL 1.16)."""
+    precision = chosen.text("precision")
+    double = chosen.get("double_quant")
+    targets = chosen.targets
+    chosen.implies("padding", "none")
+    settings = {
+        "model_name_or_path": model,
+        "dtype": chosen.dtype,
+        "attn_implementation": chosen.get("attention"),
+        **trainer_arguments(chosen),
+        **machine_arguments(chosen),
+        "max_length": chosen.get("max_length"),
+        "use_peft": True,
+        "lora_r": chosen.get("lora_rank"),
+        "lora_alpha": chosen.get("lora_alpha"),
+        "lora_dropout": chosen.get("lora_dropout"),
+        "lora_target_modules": [targets] if isinstance(targets, str) else targets,
+        "lora_modules_to_save": chosen.saved_modules,
+        "load_in_4bit": True if precision == "nf4" else None,
+        "bnb_4bit_quant_type": "nf4" if precision == "nf4" else None,
+        "use_bnb_nested_quant": double if precision == "nf4" else None,
+        "load_in_8bit": True if precision == "int8" else None,
+    }
+    if chosen.is_quantized:
+        chosen.implies("kbit_preparation", "trl")
+        if "kbit_preparation" in chosen.left_out:
+            chosen.leave("kbit_preparation", "SFTTrainer widens only the norms to fp32 (trl)")
+    else:
+        chosen.get("kbit_preparation")
+    return without_none(settings)
+
+
+FORMAT = Format(
+    trl,
+    suffix=".yaml",
+    use="trl sft --config FILE, with data set and schedule added",
+    workloads=("causal_lm",),
+)
