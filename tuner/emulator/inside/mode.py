@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from types import CodeType
@@ -19,6 +21,11 @@ Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 _fake_mode = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+THREADS_END_S = 0.1
+"""At its end the program waits: a thread of autograd that still holds something of Python's when
+there is no Python any more ends the process with an abort. With the mode they run Python."""
 
 
 class _Known(NamedTuple):
@@ -99,6 +106,7 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _enter_in_new_threads(self)
         _enter_when_printing(self)
         self.values.install()
+        atexit.register(time.sleep, THREADS_END_S)
 
 
 def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
