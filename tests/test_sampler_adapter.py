@@ -13,9 +13,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from tune_fakes import FakeSpace, outcome_of, record_of
 
+from tuner.errors import InputError
 from tuner.records import Configuration, Outcome, Status
 from tuner.tune.candidates import Candidates
-from tuner.tune.request import SEARCHERS
+from tuner.tune.request import SEARCHERS, check_searcher
 from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror, score
 from tuner.workloads.memory_order import MemoryOrder
 
@@ -47,6 +48,44 @@ def test_every_candidate_is_proposed_once_and_then_none(sampler):
     done = run(make(sampler), trials=len(ALL) + 10)
     assert {c.key for c in done} == {c.key for c in ALL}
     assert len(done) == len(ALL)
+
+
+class LastFirst(optuna.samplers.BaseSampler):
+    """A strategy of one's own: the last choice of each knob, and chance for the rest."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = optuna.samplers.RandomSampler(seed=seed)
+
+    def infer_relative_search_space(self, study, trial):
+        return {}
+
+    def sample_relative(self, study, trial, search_space):
+        return {}
+
+    def sample_independent(self, study, trial, name, distribution):
+        if isinstance(distribution, optuna.distributions.CategoricalDistribution):
+            return distribution.choices[-1]
+        return self._chance.sample_independent(study, trial, name, distribution)
+
+
+@pytest.mark.parametrize("name", ["test_sampler_adapter:LastFirst", "optuna.samplers:QMCSampler"])
+def test_a_class_of_samplers_proposes_every_candidate(name):
+    done = run(make(name), trials=len(ALL) + 10)
+    assert {c.key for c in done} == {c.key for c in ALL}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("optuna.samplers:No", "cannot be found"), ("no.such:Sampler", "cannot be found"),
+     ("random:Random", "no sampler of Optuna's"), ("tpee", "tpe")],
+)  # fmt: skip
+def test_what_is_no_sampler_is_said_before_a_trial(name, said):
+    def begin() -> None:
+        check_searcher(name)
+        make(name)
+
+    with pytest.raises(InputError, match=said):
+        begin()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from tuner.cli.options import (
     AmountType,
@@ -30,9 +31,26 @@ from tuner.engine.measuring import Mode
 from tuner.engine.plan import SearchOptions
 from tuner.engine.targets import gpu_names, load_targets
 from tuner.space import parse_settings
-from tuner.tune.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS
+from tuner.tune.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS, check_searcher
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+class SearcherType(click.ParamType[str]):
+    """The name of a searcher, or of a class of samplers."""
+
+    name = "searcher"
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> str:
+        """The name itself. Raises `InputError` for one that is unknown."""
+        check_searcher(value)
+        return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The searchers that have a name of their own."""
+        return [CompletionItem(name) for name in SEARCHERS if name.startswith(incomplete)]
 
 
 def _search_options(function: _Decorated) -> _Decorated:
@@ -62,9 +80,9 @@ def _search_options(function: _Decorated) -> _Decorated:
             help="Trials at once. [default: GPUs, or CPUs]",
         ),
         click.option(
-            "--searcher", cls=RareOption, type=click.Choice(SEARCHERS),
+            "--searcher", cls=RareOption, type=SearcherType(), metavar="NAME",
             default=DEFAULT_SEARCHER, show_default=True,
-            help="Who proposes: predictions and trials, a sampler of Optuna, or a grid.",
+            help=f"Who proposes: {', '.join(SEARCHERS)}, or package.module:Class of Optuna's kind.",
         ),
         click.option(
             "--study", cls=RareOption, metavar="FILE",

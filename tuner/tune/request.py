@@ -19,9 +19,16 @@ from tuner.tune.budget import Budget, StoppedBy
 from tuner.tune.watch import Watch
 
 SEARCHERS = ("guided", "tpe", "nsga2", "gp", "random", "grid")
+"""By name; "package.module:Class" is any sampler of Optuna's kind."""
 DEFAULT_SEARCHER = "guided"
 """It needs predictions; a request without them has to name another one."""
 DEFAULT_TRIALS = 40
+
+
+def check_searcher(name: str) -> None:
+    """Raise `InputError` unless a search can be made with the searcher of this name."""
+    if name not in SEARCHERS and ":" not in name:
+        raise unknown("searcher", name, SEARCHERS)
 
 
 class Space(Protocol):
@@ -130,8 +137,7 @@ class SearchRequest:
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a value that no search can be made of."""
-        if self.searcher not in SEARCHERS:
-            raise unknown("searcher", self.searcher, SEARCHERS)
+        check_searcher(self.searcher)
         if self.max_concurrent is not None and self.max_concurrent < 1:
             raise InputError(f"max_concurrent is {self.max_concurrent}, and must be at least 1")
         check_min_gain(self.min_gain, self.searcher)

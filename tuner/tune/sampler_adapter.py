@@ -108,7 +108,7 @@ NOTHING = Knowledge()
 class SamplerAdapter:
     """Proposes configurations of a finite set, each at most once, and learns from records.
 
-    `initial` comes first. `sampler` is "guided", "tpe", "nsga2", "gp", "random" or "grid";
+    `initial` comes first. `sampler` is one of `SEARCHERS`, or "package.module:Class";
     `trials`, the budget, is what the population of nsga2 and the spacing of the grid are chosen
     by. "guided" needs predictions, and ends when nothing is left that may fit; it can be told
     without them, but not propose. What is proposed depends on the seed and on the records told,
@@ -148,7 +148,10 @@ class SamplerAdapter:
         # them, their generation; for the others that would be time spent on nothing.
         self._box = candidates.distributions
         self._bookkeeper = sampler_of(
-            sampler if sampler == "nsga2" else "", seed=0, trials=trials, box=self._box
+            sampler if sampler == "nsga2" or ":" in sampler else "",
+            seed=0,
+            trials=trials,
+            box=self._box,
         )
         self._pruning = PruningLog(candidates, self._frontier)
         self._risk: CalibratedRisk | None = None

@@ -15,15 +15,24 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from tuner.errors import InputError
+from tuner.workloads import load_object
+
 Box = Mapping[str, BaseDistribution]
 
 
 def sampler_of(name: str, *, seed: int, trials: int, box: Box) -> BaseSampler:
-    """The sampler "tpe", "gp" or "nsga2"; a random one for any other name.
+    """The sampler "tpe", "gp" or "nsga2"; a random one for any other plain name.
 
     `trials` is the budget, by which the population of nsga2 is chosen; `box` has the parameters
-    of every trial.
+    of every trial. "package.module:Class" is a class of samplers, made with `seed=`. Raises
+    `InputError` where there is none.
     """
+    if ":" in name:
+        found = load_object(name, "searcher")
+        if not (isinstance(found, type) and issubclass(found, BaseSampler)):
+            raise InputError(f"searcher {name!r} is no sampler of Optuna's (a BaseSampler)")
+        return found(seed=seed)
     if name == "tpe":
         return _Tpe(box, seed)
     if name == "gp":

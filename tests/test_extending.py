@@ -1,0 +1,83 @@
+"""`docs/extending.md`: each of its blocks, put into the one file that it names, is at work."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documents import ROOT, blocks
+
+PAGE = "docs/extending.md"
+OPTIMIZER, FORMAT, STRATEGY, GPU, MODEL = (block.text for block in blocks(PAGE))
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with all that the page adds to it."""
+    folder = tmp_path_factory.mktemp("clone")
+    unread = shutil.ignore_patterns("__pycache__", "*.html", "*.png", "device")
+    for name in ("tuner", "search_spaces"):
+        shutil.copytree(ROOT / name, folder / name, ignore=unread)
+    shutil.copytree(ROOT / "results/qlora27b", folder / "results/qlora27b", ignore=unread)
+    package = folder / "tuner"
+    table = package / "space/optimizers.py"
+    table.write_text(table.read_text().rstrip().removesuffix("}") + OPTIMIZER + "}\n")
+    (package / "export/tools/notes.py").write_text(FORMAT)
+    (folder / "strategy.py").write_text(STRATEGY)
+    catalogue = package / "gpus.yaml"
+    head, gpus, rest = catalogue.read_text().partition("\ngpus:\n")
+    assert gpus
+    catalogue.write_text(head + gpus + GPU + "\n" + rest)
+    (package / "models/configs/house-llama.json").write_text(MODEL)
+    return folder
+
+
+def tuner(clone: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner", *arguments],
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": str(clone)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_optimizer_is_traced(clone: Path) -> None:
+    """And the model and the GPU of the page, in the same run."""
+    found = {}
+    for name in ("adagrad", "sgd"):
+        settings = ("--set", f"optimizer={name}", "--set", "max_length=64")
+        text = tuner(
+            clone, "estimate", "--model", "house-llama", "--gpu", "a16", *settings, "--json"
+        )
+        found[name] = json.loads(text)
+    states = [one["memory"]["breakdown"].get("optimizer_state", 0) for one in found.values()]
+    assert states[0] > states[1] == 0
+
+
+def test_a_format_is_listed_and_written(clone: Path) -> None:
+    text = tuner(clone, "export", "--space", "qlora27b", "--gpu", "a6000", "--format", "notes")
+    assert "# For: to be pasted into the lab book" in text
+    assert "rank: " in text
+    assert "grad_accum" in text.partition("Not said here")[2]
+
+
+def test_a_strategy_proposes(clone: Path) -> None:
+    plan = tuner(
+        clone, "search", "--space", "tiny_cpu", "--gpu", "a6000", "--mode", "predict",
+        "--searcher", "strategy:LargestFirst", "--trials", "3", "--dry-run", "--json",
+    )  # fmt: skip
+    assert json.loads(plan)["dry_run"]
+
+
+def test_a_gpu_and_a_model_are_known(clone: Path) -> None:
+    assert "data sheet, one of four GPUs" in tuner(clone, "gpus", "a16")
+    assert "210,240" in tuner(clone, "models", "house-llama")
