@@ -163,7 +163,7 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
     Where trials ran and none fits, the result has an empty front.
     """
     if mode not in tuple(Mode):
-        raise InputError(f"mode {mode!r} is none", hint=f"allowed: {', '.join(Mode)}")
+        raise InputError(f"unknown mode {mode!r}", hint=f"allowed: {', '.join(Mode)}")
     names, several = _gpu_names(gpu)
     folder, kept = _folder(results)
     targets = load_targets(

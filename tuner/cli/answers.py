@@ -146,8 +146,8 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = ()) -> None:
             (
                 "memory",
                 f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
-                f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, of which "
-                f"{format_size(margin)} are the margin",
+                f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, "
+                f"{format_size(margin)} of it margin",
             ),
             ("ranks", ranks_text(best.evidence)),
             (

@@ -127,7 +127,7 @@ def _search_options(function: _Decorated) -> _Decorated:
         ),
         click.option(
             "--seed", cls=RareOption, type=click.IntRange(0), default=0, show_default=True,
-            metavar="N", help="Of all that is drawn.",
+            metavar="N", help="Random seed of the search and its trials.",
         ),
         click.option(
             "--trials", type=click.IntRange(1), default=DEFAULT_TRIALS,
