@@ -13,7 +13,16 @@ from benchmarks.search.replay import Asked
 from benchmarks.search.scenarios import BATCH, Trial
 from benchmarks.search.tables import DEVICE, SAMPLES_PER_S, Table
 from tuner.estimators.shortlist import shortlist
-from tuner.records import Configuration, Measurement, Memory, Outcome, Speed, Status, TrialRecord
+from tuner.records import (
+    Configuration,
+    Measurement,
+    Memory,
+    MemoryBudget,
+    Outcome,
+    Speed,
+    Status,
+    TrialRecord,
+)
 from tuner.tune.candidates import Candidates
 from tuner.tune.sampler_adapter import SamplerAdapter
 
@@ -166,13 +175,13 @@ def shortlisted_searcher(name: str, table: Table, *, seed: int, trials: int) -> 
     It knows the predictions but does not learn how far they are off.
     """
     arrays = table.arrays
+    budget = MemoryBudget(table.limit_bytes, table.margin_bytes)
     predictions = [
         SimpleNamespace(
             speed=SimpleNamespace(samples_per_s=speed),
             memory=SimpleNamespace(device_bytes=size),
-            limit_bytes=table.limit_bytes,
-            margin_bytes=table.margin_bytes,
-            fits=size + table.margin_bytes <= table.limit_bytes,
+            budget=budget,
+            fits=budget.fits(size),
         )
         for speed, size in zip(arrays[SAMPLES_PER_S], arrays[DEVICE], strict=True)
     ]

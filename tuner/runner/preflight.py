@@ -38,7 +38,8 @@ def wait_for_device(options: MeasureOptions, given_up_within: Waiting) -> bool:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise UnavailableError(
-                text, hint="end them, wait for them, or take another device: tuner stops no other process"
+                text,
+                hint="end them, wait for them, or take another device: tuner ends no other process",
             )
         if given_up_within(min(left_s, _LOOK_EVERY_S)):
             return False

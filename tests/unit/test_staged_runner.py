@@ -20,7 +20,7 @@ from tuner.space import configure, load_space
 from tuner.tune.sampler_adapter import score
 
 GIB = 2**30
-SPACE = load_space(str(Path(__file__).parents[1] / "search_spaces" / "naics_embedder.yaml"))
+SPACE = load_space(str(Path(__file__).parents[2] / "search_spaces" / "naics_embedder.yaml"))
 
 
 class Recorded:

@@ -15,7 +15,7 @@ from cli_samples import make_trial, write_samples
 from tuner.cli.main import COMMANDS, run
 from tuner.results.store import ResultsFolder
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tuner.results.store import ResultsFolder
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 APPLY = ["apply", "--space", "tiny.yaml", "--gpu", "a6000"]
 MAPPING = """\
 apply:

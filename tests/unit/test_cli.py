@@ -21,7 +21,7 @@ from tuner.results.store import ResultsFolder
 from tuner.tune.progress import Progress
 from tuner.units import significant
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
 
 

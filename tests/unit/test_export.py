@@ -15,7 +15,7 @@ from tuner.export import FORMATS, ExportInput, export
 from tuner.records import Configuration
 from tuner.space import configure, default_space, load_space
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TARGET = ["--space", "qlora27b", "--gpu", "a6000"]
 
 QLORA = {

@@ -17,7 +17,7 @@ from cli_samples import make_trial, write_samples
 from tuner.cli.main import run
 from tuner.results.store import ResultsFolder
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SHOWS = """
 from tuner.cli.progress import compiling, reporting
 from tuner.tune.progress import Progress

@@ -28,7 +28,7 @@ from tuner.space import (
 )
 from tuner.space.format import read_space
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QLORA27B = ROOT / "search_spaces" / "qlora27b.yaml"
 TERMS = SCHEMAS["causal_lm"].terms
 ALWAYS_SET = {name for name, term in TERMS.items() if not term.optional}

@@ -11,7 +11,7 @@ from tuner.apply.plan import make_plan
 from tuner.apply.write import replace_files
 from tuner.space import configure, load_space
 
-SPACES = Path(__file__).parents[1] / "search_spaces"
+SPACES = Path(__file__).parents[2] / "search_spaces"
 
 CONFIG = """\
 # @package _global_

@@ -75,7 +75,7 @@ class TestRecord:
             assert not any("emulated" in key for key in record.to_dict())
 
     @pytest.mark.parametrize(
-        "path", sorted((Path(__file__).parents[1] / "results").glob("*/*/trials.jsonl")), ids=str
+        "path", sorted((Path(__file__).parents[2] / "results").glob("*/*/trials.jsonl")), ids=str
     )
     def test_committed_journals_read_as_before(self, path):
         for line in path.read_bytes().splitlines()[:20]:
