@@ -28,9 +28,9 @@ LAYERS = (
     {"emulator"},
     {"runner", "results", "apply", "export"},
     {"tune", "advice", "integrations", "testing"},
-    {"engine"},
-    {"cli"},
-    {"api", "__main__"},
+    {"engine", "terminal"},
+    {"cli", "api"},
+    {"__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

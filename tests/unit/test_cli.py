@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.cli.main import COMMANDS, run
-from tuner.cli.progress import PlainLines, drawn, progress_line
 from tuner.gpus import get_gpu
 from tuner.results.store import ResultsFolder
+from tuner.terminal.progress import PlainLines, drawn, progress_line
 from tuner.tune.progress import Progress
 from tuner.units import significant
 

@@ -19,7 +19,7 @@ from tuner.results.store import ResultsFolder
 
 ROOT = Path(__file__).parents[2]
 SHOWS = """
-from tuner.cli.progress import compiling, reporting
+from tuner.terminal.progress import compiling, reporting
 from tuner.tune.progress import Progress
 with compiling(err=False, quiet=False) as report:
     for done in range(4):

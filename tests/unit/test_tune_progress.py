@@ -6,8 +6,8 @@ import dataclasses
 
 from tune_fakes import FakeSpace, outcome_of, record_of, samples_per_s, tokens_per_s
 
-from tuner.cli.progress import progress_line
 from tuner.records import Outcome, Status
+from tuner.terminal.progress import progress_line
 from tuner.tune.progress import ProgressTracker
 
 ALL = list(FakeSpace().configurations())

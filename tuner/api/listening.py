@@ -8,34 +8,33 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import Console
 
-from tuner.cli.listening import Printer
-from tuner.engine.listener import SILENT, Compiling, Listener, Searching
+from tuner.engine.listener import Compiling, Listener, Searching
 from tuner.engine.plan import SkippedGpu
+from tuner.terminal.progress import compiling, reporting
+from tuner.terminal.render import print_fields
 from tuner.tune.progress import Progress
 
 OnProgress = Callable[[Mapping[str, "Progress"]], None]
 
 
-@contextlib.contextmanager
-def listener_of(shown: bool | None, on_progress: OnProgress | None) -> Iterator[Listener]:
+def listener_of(shown: bool | None, on_progress: OnProgress | None) -> Listener:
     """What shows progress where that is wanted, and calls `on_progress`.
 
     None shows it where somebody looks: in a notebook and in a terminal.
     """
-    printer = SILENT
     err = Console(stderr=True)
-    if shown or (shown is None and (err.is_jupyter or err.is_terminal)):
-        # A notebook paints stderr as if something were wrong.
-        printer = Printer(err=not err.is_jupyter)
-    yield _Told(printer, on_progress)
+    is_shown = bool(shown or (shown is None and (err.is_jupyter or err.is_terminal)))
+    # A notebook paints stderr as if something were wrong.
+    return _ProgramListener(on_progress, is_shown=is_shown, err=not err.is_jupyter)
 
 
-class _Told(Listener):
+class _ProgramListener(Listener):
     """Passes on how far a search is; what was planned is in the result already."""
 
-    def __init__(self, printer: Listener, on_progress: OnProgress | None) -> None:
-        self._printer = printer
+    def __init__(self, on_progress: OnProgress | None, *, is_shown: bool, err: bool) -> None:
         self._on_progress = on_progress
+        self._is_shown = is_shown
+        self._err = err
 
     def warn(self, text: str) -> None:
         """As a warning of Python."""
@@ -43,18 +42,19 @@ class _Told(Listener):
 
     def refused(self, refused: SkippedGpu) -> None:
         """Shown, where progress is."""
-        self._printer.refused(refused)
+        if self._is_shown:
+            print_fields([refused.field], err=self._err)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[Compiling]:
         """Shown, where progress is."""
-        with self._printer.compiling() as report:
+        with compiling(err=self._err, quiet=not self._is_shown) as report:
             yield report
 
     @contextlib.contextmanager
     def searching(self) -> Iterator[Searching]:
         """Shown, where progress is, and told."""
-        with self._printer.searching() as show:
+        with reporting(err=self._err, quiet=not self._is_shown) as show:
 
             def report(states: Mapping[str, Progress]) -> None:
                 show(states)

@@ -205,7 +205,8 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
         dashboard=dashboard,
         objectives=as_texts(objectives),
     )
-    with quiet_libraries(), listener_of(progress, on_progress) as listener:
+    listener = listener_of(progress, on_progress)
+    with quiet_libraries():
         plans = make_plans(targets, options, listener)
         found = run_plans(plans, command=_call(space, names, options), listener=listener)
     if several:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tuner.cli.front_plot import print_plot
-from tuner.cli.render import count, echo, print_fields, settings_text, size_text
 from tuner.cli.stages import print_stages
-from tuner.cli.tables import console, print_rows, print_wider, table
 from tuner.engine.target import Target
 from tuner.expressions import all_of, show
 from tuner.records import KnobValue, Source, Status, TrialRecord
@@ -19,6 +17,8 @@ from tuner.results.levels import levels
 from tuner.results.prediction_error import agreement_rows, pairs, verdict_text, verdicts
 from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
 from tuner.results.view import View
+from tuner.terminal.render import count, echo, print_fields, settings_text, size_text
+from tuner.terminal.tables import console, print_rows, print_wider, table
 from tuner.units import format_duration, format_size, significant
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")

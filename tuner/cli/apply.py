@@ -15,10 +15,10 @@ from tuner.cli.options import (
     results_option,
     space_option,
 )
-from tuner.cli.render import echo
 from tuner.engine.applying import Applying, applying
 from tuner.engine.recommendation import recommended
 from tuner.engine.target import load_target
+from tuner.terminal.render import echo
 from tuner.units import format_size
 
 

@@ -18,10 +18,10 @@ from tuner.cli.options import (
     results_option,
     space_option,
 )
-from tuner.cli.render import echo, print_json
 from tuner.engine.gpus_compared import answers
 from tuner.engine.recommendation import recommended
 from tuner.engine.targets import ALL, named_targets
+from tuner.terminal.render import echo, print_json
 
 
 @click.command(

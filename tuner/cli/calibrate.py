@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from tuner.cli.options import DurationType, examples, json_option
-from tuner.cli.render import echo, print_fields, print_json
 from tuner.engine.quiet import quiet_libraries
 from tuner.estimators.speed.profile import DeviceProfile, profile_path, profiles_folder
+from tuner.terminal.render import echo, print_fields, print_json
 from tuner.units import format_duration, format_gib, significant
 
 DEFAULT_BUDGET_S = 90.0

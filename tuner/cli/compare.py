@@ -20,8 +20,6 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
-from tuner.cli.render import echo, print_json
-from tuner.cli.tables import print_rows
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
 from tuner.engine.recommendation import recommended
@@ -30,6 +28,8 @@ from tuner.errors import NothingFitsError, UnavailableError
 from tuner.records import Configuration
 from tuner.results.best import BestTrial
 from tuner.space import parse_settings
+from tuner.terminal.render import echo, print_json
+from tuner.terminal.tables import print_rows
 
 if TYPE_CHECKING:
     from tuner.advice.compare import Comparison, Row

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tuner.cli.render import count
-from tuner.cli.tables import print_rows
 from tuner.records import Measurement, Prediction, Source
+from tuner.terminal.render import count
+from tuner.terminal.tables import print_rows
 from tuner.units import format_duration, format_size, significant
 
 Evidence = Prediction | Measurement

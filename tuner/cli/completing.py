@@ -14,12 +14,12 @@ from pathlib import Path
 import click
 from click.shell_completion import BashComplete, CompletionItem, split_arg_string
 
-from tuner.cli.render import settings_text
 from tuner.errors import TunerError
 from tuner.gpus import load_catalogue
 from tuner.models.catalogue import load_catalogue as load_models
 from tuner.results.objectives import NAMES, SHORT
 from tuner.space import list_spaces, load_space
+from tuner.terminal.render import settings_text
 
 _TRIAL_ID = re.compile(rb'"trial_id":\s*"([^"\\]{1,80})"')
 SEARCHES = frozenset({"search", "submit", "estimate", "trial", "calibrate"})

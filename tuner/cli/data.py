@@ -8,10 +8,10 @@ import click
 
 from tuner.cli.data_file import DataFile, data_options
 from tuner.cli.options import examples, json_option, set_option, space_option
-from tuner.cli.render import count, echo, print_fields, print_json
-from tuner.cli.tables import print_rows
 from tuner.errors import InputError
 from tuner.space import SearchSpace, configure, load_space, parse_settings, pin
+from tuner.terminal.render import count, echo, print_fields, print_json
+from tuner.terminal.tables import print_rows
 
 if TYPE_CHECKING:
     from tuner.data import LengthDistribution

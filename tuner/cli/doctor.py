@@ -14,9 +14,9 @@ from tuner.advice.doctor import DeviceFacts, MachineFacts, Severity, examine
 from tuner.advice.own_settings import own_settings
 from tuner.advice.probe import probe
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import echo, print_fields, print_json
 from tuner.engine.device import LocalGpu, local_gpus, lost_gpus
 from tuner.errors import EXIT_FOUND, EXIT_UNAVAILABLE
+from tuner.terminal.render import echo, print_fields, print_json
 
 _DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.render import echo, print_fields, print_json, settings_text
 from tuner.cli.search_text import stopped_text
-from tuner.cli.tables import console, table
 from tuner.engine.listener import Listener
 from tuner.engine.measuring import Measuring, Simulating
 from tuner.engine.plan import SearchPlan, SkippedGpu
@@ -15,6 +13,8 @@ from tuner.engine.prepare import Predictors, Prepared, measure_options, prepare
 from tuner.engine.target import comparable, with_margin
 from tuner.errors import EXIT_FOUND, InputError
 from tuner.runner.deadline import LONGEST_S
+from tuner.terminal.render import echo, print_fields, print_json, settings_text
+from tuner.terminal.tables import console, table
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:

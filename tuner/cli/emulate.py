@@ -9,10 +9,10 @@ import click
 
 from tuner.cli import completing
 from tuner.cli.options import DurationType, RareOption, SizeType, examples, json_option
-from tuner.cli.render import print_json
 from tuner.engine.margin import parse_margin
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
+from tuner.terminal.render import print_json
 
 
 @click.command(

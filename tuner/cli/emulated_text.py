@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from tuner.cli.render import count, echo, print_fields
-from tuner.cli.tables import print_rows
 from tuner.engine.emulating import EmulatedAllocation, EmulatedDeviceUse, Emulation
 from tuner.errors import (
     EXIT_BAD_INPUT,
@@ -13,6 +11,8 @@ from tuner.errors import (
     EXIT_NOTHING_FITS,
     EXIT_UNAVAILABLE,
 )
+from tuner.terminal.render import count, echo, print_fields
+from tuner.terminal.tables import print_rows
 from tuner.units import format_duration, format_size
 
 _ROWS = 12

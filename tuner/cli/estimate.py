@@ -14,7 +14,6 @@ from tuner.cli.options import (
     set_option,
     space_option,
 )
-from tuner.cli.render import print_fields, print_json, settings_text
 from tuner.cli.stages import print_staged
 from tuner.engine.device import find_gpu, with_profile
 from tuner.engine.estimate import estimate_configuration, one_configuration
@@ -23,6 +22,7 @@ from tuner.engine.quiet import quiet_libraries
 from tuner.results.facts import SpaceFacts
 from tuner.results.ranks import gpus_text
 from tuner.space import parse_settings
+from tuner.terminal.render import print_fields, print_json, settings_text
 
 
 @click.command(

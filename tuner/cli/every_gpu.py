@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.cli.render import echo, print_fields, print_json, settings_text
-from tuner.cli.tables import print_wider, table
 from tuner.engine.gpus_compared import Answer, require_an_answer
 from tuner.records import Source
 from tuner.results.ranks import OF_ONE, times_text
+from tuner.terminal.render import echo, print_fields, print_json, settings_text
+from tuner.terminal.tables import print_wider, table
 from tuner.units import GIB, format_duration, significant
 
 

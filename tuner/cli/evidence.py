@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tuner.cli.render import count, echo, print_fields
-from tuner.cli.tables import print_rows
 from tuner.records import Measurement, Prediction
 from tuner.results.ranks import ranks_text
+from tuner.terminal.render import count, echo, print_fields
+from tuner.terminal.tables import print_rows
 from tuner.units import format_duration, format_size, significant
 
 

@@ -21,9 +21,6 @@ from tuner.cli.options import (
     set_option,
     space_option,
 )
-from tuner.cli.progress import compiling
-from tuner.cli.render import echo, print_fields, print_json, settings_text
-from tuner.cli.tables import print_rows
 from tuner.engine.device import with_profile
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
@@ -31,6 +28,9 @@ from tuner.engine.target import Target, comparable, load_target
 from tuner.errors import UnavailableError
 from tuner.records import Configuration, Measurement
 from tuner.space import configure, parse_settings
+from tuner.terminal.progress import compiling
+from tuner.terminal.render import echo, print_fields, print_json, settings_text
+from tuner.terminal.tables import print_rows
 from tuner.units import format_size, significant
 
 if TYPE_CHECKING:

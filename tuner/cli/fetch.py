@@ -11,13 +11,13 @@ import click
 
 from tuner.cli.job_options import address_option, job_argument, last_lines, plain, state_text
 from tuner.cli.options import examples, json_option, results_option
-from tuner.cli.render import echo, print_json
 from tuner.cli.search import command as search
 from tuner.engine.fetching import Choice, Fetched, take_home
 from tuner.engine.job_files import JobFiles, JobRequest, check_id, unpack
 from tuner.engine.quiet import quiet_libraries
 from tuner.errors import InputError, UnavailableError
 from tuner.space import parse_settings
+from tuner.terminal.render import echo, print_json
 
 if TYPE_CHECKING:
     from tuner.tune.jobs import JobServer, RayJob

@@ -6,10 +6,10 @@ import sys
 import textwrap
 from collections.abc import Mapping
 
-from tuner.cli.render import echo, width
 from tuner.results.objective_plot import axes_of, points_of
 from tuner.results.plot import memory_range_gib
 from tuner.results.view import Kind, View
+from tuner.terminal.render import echo, width
 from tuner.text import printable
 from tuner.units import GIB
 

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import echo, print_fields, print_json
-from tuner.cli.tables import print_rows
 from tuner.engine.device import find_gpu
 from tuner.gpus import Gpu, load_catalogue
+from tuner.terminal.render import echo, print_fields, print_json
+from tuner.terminal.tables import print_rows
 from tuner.units import format_gib
 
 

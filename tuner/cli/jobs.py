@@ -8,8 +8,8 @@ import click
 
 from tuner.cli.job_options import address_option, plain, state_text, to_dict
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import echo, print_json
-from tuner.cli.tables import print_rows
+from tuner.terminal.render import echo, print_json
+from tuner.terminal.tables import print_rows
 from tuner.units import format_duration
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tuner.cli.progress import compiling, reporting
-from tuner.cli.render import echo, print_fields
 from tuner.cli.search_text import print_plan
 from tuner.engine.listener import Compiling, Listener, Searching
 from tuner.engine.plan import SearchPlan, SkippedGpu
 from tuner.records import TrialRecord
+from tuner.terminal.progress import compiling, reporting
+from tuner.terminal.render import echo, print_fields
 
 
 class Printer(Listener):
@@ -44,8 +44,7 @@ class Printer(Listener):
     def refused(self, refused: SkippedGpu) -> None:
         """A field named after the GPU type."""
         if not self._quiet:
-            text = f"not searched: {refused.reason}"
-            print_fields([(refused.target.gpu.id, text)], err=self._err)
+            print_fields([refused.field], err=self._err)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[Compiling]:

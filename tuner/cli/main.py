@@ -19,8 +19,8 @@ from click.shell_completion import CompletionItem, add_completion_class
 from tuner import __version__
 from tuner.cli import completing
 from tuner.cli.options import examples, with_help_all
-from tuner.cli.render import echo
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, TunerError, unknown
+from tuner.terminal.render import echo
 from tuner.text import printable
 
 COMMANDS = {

@@ -10,12 +10,12 @@ import click
 
 from tuner.cli import completing
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import count, print_fields, print_json
-from tuner.cli.tables import print_rows
 from tuner.engine.quiet import quiet_libraries
 from tuner.errors import unknown
 from tuner.models.catalogue import ModelEntry, get_entry, load_catalogue
 from tuner.models.hollow import HollowCheckpoint, write_hollow
+from tuner.terminal.render import count, print_fields, print_json
+from tuner.terminal.tables import print_rows
 from tuner.units import format_gib
 
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from tuner.advice.watch import DeviceReading, HostReading, MachineReading, Watcher, advice
 from tuner.cli.options import DurationType, examples, json_option
-from tuner.cli.render import echo
-from tuner.cli.tables import console, table
 from tuner.engine.device import local_gpus, lost_gpus
+from tuner.terminal.render import echo
+from tuner.terminal.tables import console, table
 from tuner.units import format_gib
 
 REMEMBERED = 30

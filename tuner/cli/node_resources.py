@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import click
 
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import print_json
 from tuner.engine.device import LocalGpu, local_gpus, lost_gpus
+from tuner.terminal.render import print_json
 from tuner.units import format_gib
 
 

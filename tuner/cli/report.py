@@ -15,10 +15,10 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
-from tuner.cli.render import print_fields, print_json
 from tuner.engine.report import redraw
 from tuner.engine.targets import named_targets
 from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS
+from tuner.terminal.render import print_fields, print_json
 
 
 @click.command(

@@ -16,13 +16,13 @@ from tuner.cli.answers import (
     use_commands,
 )
 from tuner.cli.every_gpu import print_comparison_of
-from tuner.cli.render import count, echo, print_fields, print_json
 from tuner.engine.gpus_compared import answers_found
 from tuner.engine.measuring import Simulating
 from tuner.engine.plan import SearchOptions, SearchPlan, SkippedGpu
 from tuner.engine.recommendation import nothing_fits
 from tuner.engine.search import SearchedGpu
 from tuner.records import TrialRecord
+from tuner.terminal.render import count, echo, print_fields, print_json
 from tuner.units import format_duration, format_gib
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from tuner.cli.options import (
     space_option,
     where_option,
 )
-from tuner.cli.render import echo, print_fields, print_json, settings_text
 from tuner.cli.stages import print_stages
 from tuner.engine.recommendation import nothing_fits_error
 from tuner.engine.target import (
@@ -41,6 +40,7 @@ from tuner.results.levels import levels
 from tuner.results.objectives import require_known
 from tuner.results.ranks import gpus_text
 from tuner.results.view import View, build_view
+from tuner.terminal.render import echo, print_fields, print_json, settings_text
 
 
 @click.command(

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import count, echo, print_fields, print_json
-from tuner.cli.tables import print_rows
 from tuner.expressions import all_of, show
 from tuner.space import SearchSpace, SpaceInfo, list_spaces, load_space
+from tuner.terminal.render import count, echo, print_fields, print_json
+from tuner.terminal.tables import print_rows
 
 
 @click.command(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.cli.render import echo, print_fields
-from tuner.cli.tables import console, table
 from tuner.estimators.stages import StagedPrediction
 from tuner.records import Configuration, TrialRecord
 from tuner.results.facts import SpaceFacts
 from tuner.results.stages import StageRow, rows_of, stage_rows
+from tuner.terminal.render import echo, print_fields
+from tuner.terminal.tables import console, table
 from tuner.units import format_duration, format_size, significant
 
 _NUMBERS = ("memory", "samples/s", "step", "time")

@@ -6,9 +6,9 @@ import click
 
 from tuner.cli.job_options import address_option, job_argument, state_text
 from tuner.cli.options import examples
-from tuner.cli.render import echo
 from tuner.engine.job_files import check_id
 from tuner.errors import UnavailableError
+from tuner.terminal.render import echo
 
 
 @click.command(

@@ -12,7 +12,6 @@ import click
 
 from tuner.cli.job_options import address_option
 from tuner.cli.options import examples, json_option
-from tuner.cli.render import echo, print_json
 from tuner.cli.search import command as search
 from tuner.engine.job_files import check_id, user_name
 from tuner.engine.measuring import Mode
@@ -28,6 +27,7 @@ from tuner.engine.submission import (
 from tuner.engine.target import Target
 from tuner.engine.targets import gpu_names
 from tuner.space import load_space, parse_settings
+from tuner.terminal.render import echo, print_json
 
 NOT_SENT = {
     "results",

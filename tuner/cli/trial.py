@@ -17,10 +17,10 @@ from tuner.cli.options import (
     set_option,
     space_option,
 )
-from tuner.cli.render import print_json
 from tuner.cli.trial_run import Trial, TrialOptions, print_trial, run_trial, to_dict
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
+from tuner.terminal.render import print_json
 
 
 @click.command(

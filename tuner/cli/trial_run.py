@@ -12,7 +12,6 @@ from tuner.cli.comparison import more_text, params_text, print_comparison, print
 from tuner.cli.data_file import DataFile
 from tuner.cli.evidence import fits_text
 from tuner.cli.listening import Printer
-from tuner.cli.render import echo, print_fields, settings_text
 from tuner.cli.stages import print_stages
 from tuner.emulator.here import is_emulated
 from tuner.engine.custom_workload import require_lengths, trial_job
@@ -47,6 +46,7 @@ from tuner.runner.staged import StagedRunner
 from tuner.space import SearchSpace, parse_settings
 from tuner.space.data import DataFacts
 from tuner.space.distributed_knobs import gpus_per_trial
+from tuner.terminal.render import echo, print_fields, settings_text
 from tuner.units import format_duration, format_size
 
 if TYPE_CHECKING:

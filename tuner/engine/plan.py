@@ -136,6 +136,11 @@ class SkippedGpu:
         listed = "; ".join(str(problem) for problem in problems)
         return f"{self.error.message}: {listed}" if listed else self.error.message
 
+    @property
+    def field(self) -> tuple[str, str]:
+        """The type, and that it is not searched: a field for people."""
+        return self.target.gpu.id, f"not searched: {self.reason}"
+
 
 def make_plans(
     targets: Sequence[Target], options: SearchOptions, notices: Notices = UNHEARD

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from tuner.cli.render import PIPE_WIDTH, echo, is_interactive, settings_text
-from tuner.cli.tables import console
+from tuner.terminal.render import PIPE_WIDTH, echo, is_interactive, settings_text
+from tuner.terminal.tables import console
 from tuner.tune.progress import Progress
 from tuner.units import format_duration, format_size, significant
 

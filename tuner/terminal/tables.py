@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tuner.cli.render import PIPE_WIDTH, is_interactive
+from tuner.terminal.render import PIPE_WIDTH, is_interactive
 from tuner.text import printable
 
 
