@@ -243,11 +243,12 @@ def test_a_hundred_trials_in_random_order_leave_nothing(runner, folder):
 def check_same(after, before):
     """Peak memory within noise: pages of shared libraries that one touched more."""
     assert after.status is before.status is Status.OK
-    now, then = after.measurement.memory, before.measurement.memory
+    # What ran, on a device or on an emulated one.
+    now, then = after.ran.memory, before.ran.memory
     assert now.peak_allocated_bytes == pytest.approx(then.peak_allocated_bytes, rel=0.05)
     assert now.loaded_bytes == pytest.approx(then.loaded_bytes, rel=0.05)
-    assert after.measurement.trainable_params == before.measurement.trainable_params
-    assert after.measurement.device == before.measurement.device
+    assert after.ran.trainable_params == before.ran.trainable_params
+    assert after.ran.device == before.ran.device
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
