@@ -33,7 +33,9 @@ from tuner.terminal.render import print_fields, print_json, settings_text
     ),
 )
 @space_option(required=False)
-@model_option("Model in place of the space's; without --space, with defaults for all settings.")
+@model_option(
+    "Model to use instead of the space's; without --space, all settings have their defaults."
+)
 @gpu_options
 @set_option
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")

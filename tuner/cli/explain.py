@@ -53,7 +53,7 @@ _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
 )
 @space_option()
 @gpu_options
-@model_option("Model in place of the space's.")
+@model_option("Model to use instead of the space's.")
 @set_option
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
 @results_option

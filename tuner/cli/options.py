@@ -249,7 +249,7 @@ def measure_options(function: _Decorated) -> _Decorated:
             "--timeout",
             type=DurationType(),
             metavar="TIME",
-            help="When a real trial ends. [default: 10min, then by its pace]",
+            help="Stop a real trial after this time. [default: 10min, then by its pace]",
         ),
         click.option(
             "--budget",
@@ -272,7 +272,7 @@ where_option = click.option(
     "--where",
     multiple=True,
     metavar="CONDITION",
-    help="Such as 'lora_rank >= 64', in place of the space's floors on these knobs; repeatable.",
+    help="Keep configurations such as 'lora_rank >= 64'; replaces the space's floors on them.",
 )
 
 objective_option = click.option(

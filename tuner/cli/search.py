@@ -69,7 +69,9 @@ def _search_options(function: _Decorated) -> _Decorated:
             help="Run trials, on a GPU or on an emulated one, simulate them, or run them where "
             "there is such a GPU.",
         ),
-        click.option("--address", metavar="ADDRESS", help="Ray cluster to use; default: own one."),
+        click.option(
+            "--address", metavar="ADDRESS", help="Ray cluster to use. [default: one of its own]"
+        ),
         click.option("--quiet", is_flag=True, help="Print the result only."),
         click.option(
             "--fresh", cls=RareOption, is_flag=True,
@@ -116,14 +118,15 @@ def _search_options(function: _Decorated) -> _Decorated:
         ),
         click.option(
             "--max-cost", type=AmountType(), metavar="USD",
-            help="What the GPU time of trials may cost.",
+            help="Limit on the cost of the trials' GPU time.",
         ),
         click.option(
             "--gpu-hours", type=AmountType(), metavar="HOURS",
-            help="GPU time of trials, in hours, known ones too.",
+            help="Limit on the trials' GPU time, known trials included.",
         ),
         click.option(
-            "--time-limit", type=DurationType(), metavar="TIME", help="Such as 90s, 5min or 1h."
+            "--time-limit", type=DurationType(), metavar="TIME",
+            help="Limit on the search, such as 90s, 5min or 1h.",
         ),
         click.option(
             "--seed", cls=RareOption, type=click.IntRange(0), default=0, show_default=True,
@@ -132,7 +135,7 @@ def _search_options(function: _Decorated) -> _Decorated:
         click.option(
             "--trials", type=click.IntRange(1), default=DEFAULT_TRIALS,
             metavar="N",
-            help=f"Configurations to try, known ones too.  [default: {DEFAULT_TRIALS}]",
+            help=f"Trials to run, known ones included.  [default: {DEFAULT_TRIALS}]",
         ),
     ):  # fmt: skip
         function = option(function)
@@ -151,7 +154,7 @@ def _search_options(function: _Decorated) -> _Decorated:
 )
 @space_option()
 @gpu_options
-@model_option("Model in place of the space's.")
+@model_option("Model to use instead of the space's.")
 @_search_options
 @measure_options
 @where_option

@@ -33,7 +33,9 @@ from tuner.terminal.render import print_json
     ),
 )
 @space_option(required=False)
-@model_option("Model in place of the space's; without --space, with defaults for all settings.")
+@model_option(
+    "Model to use instead of the space's; without --space, all settings have their defaults."
+)
 @click.option(
     "--mode",
     type=click.Choice(["measure", "emulate"]),
