@@ -25,6 +25,7 @@ from tuner.gpu_file import YamlFile
 from tuner.units import format_gib
 
 __all__ = [
+    "LIMIT_OF_TYPE",
     "NATIVE_PRECISIONS",
     "PRECISIONS",
     "Gpu",
@@ -39,6 +40,9 @@ MEMORY_TOLERANCE = 0.05
 USER_FILE_VARIABLE = "TUNER_GPUS"
 
 _SHIPPED = Path(__file__).with_name("gpus.yaml")
+
+LIMIT_OF_TYPE = -1
+"""A memory limit of as much as the type asked for has (`--memory-limit auto`)."""
 
 
 @dataclass(frozen=True, slots=True)

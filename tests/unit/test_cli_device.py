@@ -12,10 +12,10 @@ from tuner import host
 from tuner.cli.listening import Printer
 from tuner.cli.main import run
 from tuner.engine.device import cpu_label, find_gpu, local_gpus, with_profile
-from tuner.engine.measuring import LIMIT_OF_TYPE, Measuring, Mode, Simulating, decide
+from tuner.engine.measuring import Measuring, Mode, Simulating, decide
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.speed.profile import profile_path
-from tuner.gpus import get_gpu
+from tuner.gpus import LIMIT_OF_TYPE, get_gpu
 from tuner.units import GIB
 
 

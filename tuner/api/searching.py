@@ -14,12 +14,13 @@ from tuner.api.values import as_bytes, as_share, as_texts
 from tuner.engine.device import find_gpu, with_profile
 from tuner.engine.estimate import Estimate, estimate_configuration, one_configuration
 from tuner.engine.margin import parse_margin
-from tuner.engine.measuring import LIMIT_OF_TYPE, Mode
+from tuner.engine.measuring import Mode
 from tuner.engine.plan import SearchOptions, make_plans
 from tuner.engine.quiet import quiet_libraries
 from tuner.engine.search import run_plans
 from tuner.engine.targets import ALL, gpu_names, load_targets, searched_targets
 from tuner.errors import InputError
+from tuner.gpus import LIMIT_OF_TYPE
 from tuner.records import KnobValue
 from tuner.space import SearchSpace
 from tuner.tune.progress import Progress

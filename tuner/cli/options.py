@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from tuner.cli import completing
-from tuner.engine.measuring import LIMIT_OF_TYPE
 from tuner.errors import InputError, unknown
+from tuner.gpus import LIMIT_OF_TYPE
 from tuner.results.objectives import NAMES, SHORT
 from tuner.units import parse_bytes
 

@@ -12,7 +12,7 @@ from tuner.emulator.here import is_emulated
 from tuner.emulator.toolchain import unavailable
 from tuner.engine.device import CPU, LocalGpu, is_cpu, local_gpus
 from tuner.errors import InputError, UnavailableError
-from tuner.gpus import Gpu
+from tuner.gpus import LIMIT_OF_TYPE, Gpu
 from tuner.runner.base import MeasureOptions, RunnerFactory, TrialJob
 from tuner.runner.factories import EmulatedFactory, MeasuredFactory
 from tuner.space import SearchSpace
@@ -20,9 +20,6 @@ from tuner.space.distributed_knobs import most_gpus_per_trial
 from tuner.tune.request import TrialDevice
 from tuner.tune.verified import VerifiedFactory
 from tuner.units import GIB, format_gib
-
-LIMIT_OF_TYPE = -1
-"""A memory limit of as much as the type asked for has (`--memory-limit auto`)."""
 
 SMALLER = 0.95
 """A memory below this share of the device's is another amount, not another driver."""
