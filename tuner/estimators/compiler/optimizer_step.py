@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from tuner.estimators.compiler.work_arrays import WorkArrays, optimizer_executions_of
 from tuner.estimators.replay.allocator import replay, settled_size
-from tuner.estimators.tracing.trace import trace_optimizer
 from tuner.records import MemoryCategory
 
 if TYPE_CHECKING:  # tracing imports torch, which a cached result does without
@@ -124,6 +123,8 @@ def _quantities(
     scaled: bool,
 ) -> _Quantities:
     """What the optimizer takes and does for these parameters, from a trace."""
+    from tuner.estimators.tracing.trace import trace_optimizer
+
     parameters = [kind for kind, count in trainable.items() for _ in range(count)]
     timeline = trace_optimizer(name, parameters, max_grad_norm=max_grad_norm, scaled=scaled)
     given = (MemoryCategory.ADAPTERS, MemoryCategory.GRADIENTS)
