@@ -11,7 +11,7 @@ from tuner.records import TrialRecord
 from tuner.results.facts import SpaceFacts
 from tuner.results.memory_timeline_file import TimelineOf
 from tuner.results.view import View, build_view
-from tuner.results.writing import write_all, write_tables
+from tuner.results.writing import write_tables, write_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,12 @@ def write_results(contents: Sequence[Contents]) -> list[View]:
 
     The tables of all come first: each report shows the fronts of the other GPU types beside it.
     """
+    views = [build_view(one.records, one.facts, one.target.gpu, **one.how) for one in contents]
+    folders = [one.target.folder for one in contents]
     if len(contents) > 1:
-        for one in contents:
-            view = build_view(one.records, one.facts, one.target.gpu, **one.how)
-            write_tables(one.target.folder, view)
-    return [
-        write_all(
-            one.target.folder,
-            one.records,
-            one.facts,
-            one.target.gpu,
-            course_of=one.course_of,
-            written_together=[other.target.folder.path.name for other in contents],
-            **one.how,
-        )
-        for one in contents
-    ]
+        for folder, view in zip(folders, views, strict=True):
+            write_tables(folder, view)
+    together = [folder.path.name for folder in folders]
+    for one, folder, view in zip(contents, folders, views, strict=True):
+        write_view(folder, view, course_of=one.course_of, written_together=together)
+    return views

@@ -28,17 +28,8 @@ def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
     command: str = "",
     notes: Sequence[str] = (),
     course_of: TimelineOf | None = None,
-    written_together: Collection[str] = (),
 ) -> View:
-    """Write table, best, picture and report of `records`; returns what they show.
-
-    `course_of` works out the memory over a step of what is recommended. `written_together`
-    are the GPU types whose reports are written with this one, and which it links to.
-
-    The small files come first. Each replaces its predecessor in one step, so whoever
-    reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
-    disk refuses one.
-    """
+    """Write the files of `records`, and return what they show; see `write_view`."""
     view = build_view(
         records,
         space,
@@ -48,6 +39,26 @@ def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
         command=command,
         notes=notes,
     )
+    write_view(folder, view, course_of=course_of)
+    return view
+
+
+def write_view(
+    folder: ResultsFolder,
+    view: View,
+    *,
+    course_of: TimelineOf | None = None,
+    written_together: Collection[str] = (),
+) -> None:
+    """Write table, best, picture and report of what `view` shows.
+
+    `course_of` works out the memory over a step of what is recommended. `written_together`
+    are the GPU types whose reports are written with this one, and which it links to.
+
+    The small files come first. Each replaces its predecessor in one step, so whoever
+    reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
+    disk refuses one.
+    """
     write_tables(folder, view)
     draw = pareto_png if view.is_default else objective_png
     write_atomically(folder.pareto_png, draw(view))
@@ -58,7 +69,6 @@ def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
             write_atomically(folder.memory_course, utf8(course_json(course, view.best)))
     others = read_other_gpus(folder, view.knobs, written_together)
     write_atomically(folder.report_html, utf8(report_html(view, course=course, other_gpus=others)))
-    return view
 
 
 def write_tables(folder: ResultsFolder, view: View) -> None:

@@ -144,8 +144,9 @@ class SamplerAdapter:
             )
         self.study = optuna.create_study(directions=DIRECTIONS)
         self._sampler, self._seed, self._trials = sampler, seed, trials
-        # Optuna asks a sampler also for trials that are settled. Only nsga2 notes something of
-        # them, their generation; for the others that would be time spent on nothing.
+        # Optuna asks a sampler also for trials that are settled. nsga2 notes something of
+        # them, their generation, and so may a class of the user's; for the others that would be
+        # time spent on nothing.
         self._box = candidates.distributions
         self._bookkeeper = sampler_of(
             sampler if sampler == "nsga2" or ":" in sampler else "",
