@@ -109,6 +109,9 @@ def compare(case: Case, layers: int | None, folder: Path) -> Answer:
         emulated = _emulated(space, configuration, gpu)
     except TunerError as error:
         return Answer(case, failure=str(error), seconds=time.monotonic() - started)
+    except Exception as error:  # noqa: BLE001 - a fault of ours: the other cases are still compared
+        text = f"{type(error).__name__}: {error}"
+        return Answer(case, failure=text, seconds=time.monotonic() - started)
     if isinstance(emulated, str):
         return Answer(case, failure=emulated, seconds=time.monotonic() - started)
     return Answer(case, pairs_of(traced, emulated), seconds=time.monotonic() - started)

@@ -22,7 +22,7 @@ FILES = sorted((ROOT / "tuner").rglob("*.py"))
 LAYERS = (
     {"__init__", "errors"},
     {"records", "text", "units", "nvml", "host", "meanwhile"},
-    {"expressions", "space", "gpus", "gpu_entry", "gpu_file", "models", "data"},
+    {"expressions", "space", "gpu", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
     {"estimators"},
     {"emulator"},
@@ -169,6 +169,7 @@ def test_light_modules_load_no_heavy_library():
         "apply",
         "export",
         "space",
+        "gpu",
         "gpus",
         "models",
         "results",

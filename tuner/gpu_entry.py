@@ -4,90 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
 from yaml import Node
 
 from tuner.errors import unknown
+from tuner.gpu import NATIVE_PRECISIONS, Gpu
 from tuner.gpu_file import YamlFile
 from tuner.units import GIB, MIB
 
-NATIVE_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
-"""Precisions that hardware has a rate for: the keys of `Gpu.flops`."""
-
-PRECISIONS = (*NATIVE_PRECISIONS, "nf4")
-"""Values of the knob `precision`."""
-
 _SOURCE_GROUPS = ("device", "memory", "tflops", "bandwidth", "link", "power", "context", "price")
-_ARCHITECTURES = {
-    (7, 0): "Volta",
-    (7, 5): "Turing",
-    (8, 0): "Ampere",
-    (8, 6): "Ampere",
-    (8, 9): "Ada Lovelace",
-    (9, 0): "Hopper",
-    (10, 0): "Blackwell",
-    (10, 3): "Blackwell",
-    (12, 0): "Blackwell",
-    (12, 1): "Blackwell",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU type.
-
-    `memory_bytes` is what torch reports as `total_memory`. `flops` has the dense peak per
-    precision in operations per second; a precision it lacks has its reason in `unsupported`.
-    `context_bytes` is what a process holds on the device beyond what torch has reserved.
-    `power_w` is the board's default power limit in watts, None where it is not known or differs
-    between boards of the type. `link_bytes_per_s` is what one GPU sends to another of its machine,
-    in one direction; None where that is not known. `sources` says where the numbers come from, by
-    group (device, memory, tflops, bandwidth, link, power, context, price).
-    """
-
-    id: str
-    name: str
-    device_names: tuple[str, ...]
-    aliases: tuple[str, ...]
-    memory_bytes: int
-    flops: Mapping[str, float] = field(hash=False)
-    bandwidth_bytes_per_s: float
-    compute_capability: tuple[int, int]
-    sm_count: int
-    unsupported: Mapping[str, str] = field(hash=False)
-    price_usd_per_hour: float | None
-    price_date: str | None
-    sources: Mapping[str, str] = field(hash=False)
-    context_bytes: int
-    ecc_memory_bytes: int | None = None
-    power_w: float | None = None
-    link_bytes_per_s: float | None = None
-
-    @property
-    def architecture(self) -> str:
-        """The generation's name ("Turing"), or the compute capability where it has none here."""
-        major, minor = self.compute_capability
-        return _ARCHITECTURES.get((major, minor), f"compute capability {major}.{minor}")
-
-    @property
-    def price_source(self) -> str | None:
-        """Where the price comes from; None where there is no price."""
-        return self.sources.get("price") if self.price_usd_per_hour is not None else None
-
-    def unsupported_reason(self, precision: str) -> str | None:
-        """Why a configuration of this `precision` cannot run here, or None when it can.
-
-        NF4 is a storage format that is computed in fp16 or bf16, so one of them suffices.
-        """
-        if precision not in PRECISIONS:
-            raise unknown("precision", precision, PRECISIONS)
-        if precision == "nf4":
-            runs = "fp16" in self.flops or "bf16" in self.flops
-            return None if runs else f"NF4 computes in fp16 or bf16: {self.unsupported['fp16']}"
-        return self.unsupported.get(precision)
-
 
 _OPTIONAL_KEYS: dict[str, Any] = {
     "aliases": (),

@@ -372,7 +372,7 @@ def gpu_inputs() -> st.SearchStrategy[bytes]:
 
 
 def read_gpus(path: Path) -> None:
-    from tuner.gpu_entry import PRECISIONS
+    from tuner.gpu import PRECISIONS
     from tuner.gpus import get_gpu, load_catalogue, match_device
 
     found = load_catalogue(path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.estimators.replay.memory import category_of, live_at_peak
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration
 from tuner.workloads import get_workload

@@ -10,7 +10,7 @@ from tuner.advice.predicting import Predicted, SpacePredictor
 from tuner.data import LengthDistribution
 from tuner.estimators.predict import check_supported
 from tuner.expressions import show
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration, KnobValue, Measurement, Prediction
 from tuner.results.cost import cost_of
 from tuner.results.facts import SpaceFacts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.advice.versions import Versions, differs, is_older
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.nvml import DeviceProcess
 from tuner.space.machine_knobs import ALLOCATOR_OPTIONS
 from tuner.units import GIB, format_gib, format_size

@@ -9,7 +9,7 @@ from tuner.estimators.predict import predict, resolve_subject
 from tuner.estimators.predictor import OnProgress, PredictionJob, Predictor
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.stages import Predict, predict_stages
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Prediction
 from tuner.space import SearchSpace
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tuner.advice.changes import Suggestion
 from tuner.data import LengthDistribution
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Measurement, Prediction
 from tuner.space import SearchSpace
 from tuner.units import format_size, significant

@@ -18,7 +18,7 @@ from tuner.engine.plan import SkippedGpu
 from tuner.engine.recommendation import recommended_of
 from tuner.engine.search import SearchedGpu
 from tuner.engine.target import Target, check_conditions, require_records
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import TrialRecord
 from tuner.results.view import View, build_view
 

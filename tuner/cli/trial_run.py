@@ -27,7 +27,7 @@ from tuner.errors import (
     UnavailableError,
 )
 from tuner.estimators.stages import hardest_first
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import (
     Configuration,
     Measurement,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.errors import InputError
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.units import KIB
 
 

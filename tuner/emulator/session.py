@@ -28,7 +28,7 @@ from tuner.emulator.properties import (
 from tuner.emulator.rates import gpu_to_dict
 from tuner.emulator.toolchain import TorchBuild, find_torch
 from tuner.errors import InputError
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 
 INSIDE = Path(__file__).with_name("inside")
 

@@ -21,7 +21,7 @@ from tuner.estimators.speed.kernel_times import on_measured_device
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.speed.roofline import matmul_peak
 from tuner.estimators.tracing.timeline import Work
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Phase
 
 MOST_EXPENSIVE = 5

@@ -9,7 +9,7 @@ from pathlib import Path
 from tuner.engine.measuring import Measuring, Simulating
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.speed.profile import DeviceProfile
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.models.catalogue import architecture
 from tuner.runner.base import TrialJob
 from tuner.space import SearchSpace

@@ -20,7 +20,7 @@ from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
 from tuner.errors import InputError
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import MemoryBudget
 from tuner.runner.outcome import is_out_of_memory
 from tuner.runner.processes import end_marked

@@ -10,7 +10,7 @@ from tuner.engine.target import with_model
 from tuner.errors import InputError
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.stages import StagedPrediction, predict_stages
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Memory, Prediction, Speed
 from tuner.runner.base import outcome_versions
 from tuner.space import SearchSpace, configure, default_space, load_space

@@ -11,7 +11,7 @@ from tuner.engine.recommendation import nothing_fits
 from tuner.engine.search import SearchedGpu
 from tuner.engine.target import Target
 from tuner.errors import NothingFitsError, UnavailableError
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.results.best import BestTrial
 
 

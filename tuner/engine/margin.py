@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tuner.errors import InputError
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.units import parse_bytes
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")

@@ -12,7 +12,7 @@ from typing import Any
 from tuner.engine.target import CannotRunError
 from tuner.errors import InputError, Problem
 from tuner.estimators.predict import check_supported
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration
 from tuner.space import SearchSpace
 from tuner.space.distributed_knobs import gpus_per_trial

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner.engine.device import find_gpu
 from tuner.errors import InputError, TunerError, UnavailableError
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.models.catalogue import get_entry
 from tuner.records import MemoryBudget, Source, TrialRecord
 from tuner.results.facts import SpaceFacts

@@ -30,7 +30,7 @@ from tuner.estimators.speed.roofline import (
     whole_step,
 )
 from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Memory, MemoryCategory, Phase
 
 

@@ -16,7 +16,7 @@ from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.speed.roofline import Roofline, pass_times
 from tuner.estimators.tracing.timeline import Mark, Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration, MemoryCategory, Phase
 
 if TYPE_CHECKING:  # tracing imports torch

@@ -21,7 +21,7 @@ from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.speed.roofline import Efficiency, StepTimes
 from tuner.estimators.tracing.timeline import Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Memory, MemoryCategory, Phase
 from tuner.space.distributed_knobs import BUCKET_CAP_MIB, Parallelism
 from tuner.units import MIB, format_gib

@@ -23,7 +23,7 @@ from tuner.estimators.speed.processor import on_its_device
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.speed.roofline import StepTimes, StepWork, matmul_peak, step_times
 from tuner.estimators.tracing.workspace import PROCESSOR
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, Memory, MemoryBudget, Prediction, Speed
 from tuner.space.distributed_knobs import GPUS_PER_TRIAL, Parallelism, gpus_per_trial

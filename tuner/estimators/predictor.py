@@ -36,7 +36,7 @@ from tuner.estimators.speed.kernel_times import on_measured_device
 from tuner.estimators.speed.processor import on_its_device
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.stored import build_optimizer, read_optimizer, read_passes, read_replays
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.models.catalogue import architecture
 from tuner.records import Configuration, Prediction
 from tuner.space.distributed_knobs import Parallelism

@@ -23,7 +23,7 @@ from tuner.estimators.speed.reference import WORKLOAD, ReferenceRun, model_confi
 from tuner.estimators.speed.roofline import StepWork, step_times
 from tuner.estimators.tracing.trace import trace
 from tuner.estimators.tracing.workspace import PROCESSOR
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.workloads import get_workload
 
 _LEAST_FACTOR = 0.1

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Literal, Protocol
 
 from tuner.estimators.speed.profile import DeviceProfile
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Outcome, Source
 from tuner.space.command import Command
 from tuner.space.data import DataFacts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.estimators.speed.roofline import matmul_peak
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import (
     Configuration,
     Memory,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tuner.errors import InputError, TunerError, unknown
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Prediction, Source, Status, TrialRecord
 from tuner.results.front import DEFAULT_OBJECTIVES, Objective
 from tuner.results.pruned import Pruned

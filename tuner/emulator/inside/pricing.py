@@ -29,7 +29,7 @@ from tuner.emulator.inside.calls import (
 from tuner.emulator.inside.core import MOST_KEPT, Core, Launch, readable
 from tuner.emulator.inside.works import Describer, Prices, has_own_rules
 from tuner.estimators.tracing.timeline import Work
-from tuner.gpu_entry import Gpu
+from tuner.gpu import Gpu
 
 _NS = 1e9
 _UNSEEN: Any = object()

@@ -16,7 +16,7 @@ from tuner.estimators.tracing.bnb_kernels import bnb_kernels
 from tuner.estimators.tracing.leaf_kernels import Kernels
 from tuner.estimators.tracing.operators import launches_nothing, tensors_in, work_of
 from tuner.estimators.tracing.timeline import Work
-from tuner.gpu_entry import Gpu
+from tuner.gpu import Gpu
 
 COPIES = frozenset({"_to_copy", "copy_", "_copy_from", "_foreach_copy_"})
 """Operators that may copy between host and device."""

@@ -15,7 +15,7 @@ from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.speed.profile import METHOD, AttentionRate, DeviceProfile
 from tuner.estimators.speed.roofline import KernelTimes, Roofline
 from tuner.estimators.tracing.workspace import PROCESSOR
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 
 CATALOGUE = "roofline from the GPU catalogue"
 """What a prediction's method says where kernel times come from the data sheet's peaks."""

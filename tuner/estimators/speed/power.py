@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 
 _PJ = 1e-12
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.tracing.workspace import PROCESSOR
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Memory, MemoryCategory
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from tuner.errors import InputError, Problem, UnavailableError
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 
 SCHEMA = 1
 MAX_BYTES = 4 * 2**20

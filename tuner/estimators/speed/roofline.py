@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tuner.estimators.compiler.compiled import SEGMENTS, Floats
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.speed.power import sustained_flops
-from tuner.gpus import Gpu
+from tuner.gpu import Gpu
 from tuner.records import Phase
 
 _PRECISION_OF_DTYPE = {
