@@ -26,7 +26,7 @@ LAYERS = (
     {"workloads"},
     {"estimators"},
     {"emulator"},
-    {"runner", "results", "apply", "export"},
+    {"runner", "results", "apply", "export", "program"},
     {"tune", "advice", "integrations", "testing"},
     {"engine", "terminal"},
     {"cli", "api"},

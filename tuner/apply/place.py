@@ -51,6 +51,12 @@ class Location:
     """The value is taken over from elsewhere: `${batch}`, `config["batch"]`."""
     is_alias: bool = False
     """What stands below cannot be seen from here."""
+    in_json: bool = False
+    """The text stands inside a string of JSON: a cell of a notebook."""
+
+    def written(self, text: str) -> str:
+        """`text` as the characters of the file."""
+        return json.dumps(text, ensure_ascii=False)[1:-1] if self.in_json else text
 
     def same(self, value: KnobValue) -> bool:
         """Whether the file already says `value`."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.apply.notebook import read_notebook
 from tuner.apply.place import Location
 from tuner.apply.python_file import read_python
 from tuner.apply.toml_file import read_toml
@@ -21,6 +22,7 @@ READERS = {
     ".json": read_json,
     ".toml": read_toml,
     ".py": read_python,
+    ".ipynb": read_notebook,
 }
 
 
@@ -60,7 +62,8 @@ class SourceFile:
         """The bytes of the file with `changes`, which are in the order of their places."""
         text = self.data.decode("utf-8")
         for change in reversed(changes):
-            text = text[: change.place.start] + change.text + text[change.place.end :]
+            written = change.place.written(change.text)
+            text = text[: change.place.start] + written + text[change.place.end :]
         return text.encode("utf-8")
 
     def reads_as_wanted(self, after: bytes, changes: Sequence[Edit]) -> bool:

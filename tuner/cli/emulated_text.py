@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 
 from tuner.engine.emulating import EmulatedAllocation, EmulatedDeviceUse, Emulation
 from tuner.errors import (
@@ -11,9 +12,10 @@ from tuner.errors import (
     EXIT_NOTHING_FITS,
     EXIT_UNAVAILABLE,
 )
+from tuner.expressions import show
 from tuner.terminal.render import count, echo, print_fields
 from tuner.terminal.tables import print_rows
-from tuner.units import format_duration, format_size
+from tuner.units import format_duration, format_size, significant
 
 _ROWS = 12
 """Lines of code that are shown; `--json` has more."""
@@ -45,6 +47,7 @@ def print_emulation(found: Emulation) -> None:
             ("memory", _memory_text(use) if use else ""),
             ("phases", _phases_text(use) if use else ""),
             ("ranks", _ranks_text(found)),
+            ("training", training_text(found)),
             ("speed", _speed_text(found)),
             ("limited by", _limit_text(found)),
             ("trainable", _trainable_text(use)),
@@ -110,15 +113,39 @@ def _phases_text(use: EmulatedDeviceUse) -> str:
     return ", ".join(f"{name} {format_size(size)}" for name, size in use.phase_peak_bytes.items())
 
 
+def training_text(found: Emulation) -> str:
+    """What the program trains with, as it reached the trainer: shapes first, then settings."""
+    shapes = Counter(found.inputs)
+    texts = [
+        f"{number} x " * (number > 1) + f"{rows} x {count(tokens)} tokens"
+        for (rows, tokens), number in shapes.most_common(3)
+    ]
+    more = f" and {len(shapes) - 3} other shapes" if len(shapes) > 3 else ""
+    off = [name for name, value in found.settings.items() if value is False]
+    if not found.settings.get("gradient_checkpointing"):
+        off.append("use_reentrant")  # a way to do what is not done
+    else:
+        off = [name for name in off if name != "use_reentrant"]
+    settings = ", ".join(
+        f"{name}={show(tuple(value) if isinstance(value, list) else value)}"
+        for name, value in found.settings.items()
+        if name not in off or name == "gradient_checkpointing"
+    )
+    inputs = f"{', '.join(texts)}{more} a step" if texts else ""
+    return "; ".join(filter(None, (inputs, settings)))
+
+
 def _speed_text(found: Emulation) -> str:
     time = found.time
     if time is None:
         return ""
     low, high = time.interval_s
     mfu = f", MFU {time.mfu:.0%}" if time.mfu is not None else ""
+    rate = found.sequences_per_s
+    each = f", {significant(rate)} sequences/s" if rate is not None else ""
     text = (
         f"{format_duration(time.step_s)} an optimizer step (90 %: {format_duration(low)} to"
-        f" {format_duration(high)}){mfu}"
+        f" {format_duration(high)}){each}{mfu}"
     )
     return "; ".join((text, *time.notes))
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "export": "Print the recommendation as another tool's settings.",
     "estimate": "Predict memory and speed of one configuration.",
     "trial": "Run one configuration for real.",
+    "check": "Check your own program, and find a change that fits.",
     "emulate": "Run your own program on a GPU that is not there.",
     "calibrate": "Measure this machine's GPU for its predictions.",
     "submit": "Send a search to a Ray cluster.",

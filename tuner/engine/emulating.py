@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from tuner.emulator.here import DEVICE_VARIABLE
 from tuner.emulator.session import Account, Session
@@ -104,6 +104,11 @@ class Emulation:
     duration_s: float
     time: EmulatedStepTime | None
     """The time of an optimizer step; None where none ended, or nothing could be priced."""
+    settings: Mapping[str, Any]
+    """The settings of the training as they reached the trainer and the model, by knob."""
+    inputs: tuple[tuple[int, int], ...]
+    """Of the step that `time` is of, on one rank: (sequences, tokens of each), padding included,
+    of each forward pass; empty where the model has no table of embeddings."""
 
     @property
     def limiting(self) -> EmulatedDeviceUse | None:
@@ -118,10 +123,16 @@ class Emulation:
         limiting = self.limiting
         if limiting is None or self.steps == 0:
             return None
-        return MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self._used_bytes)
+        return MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
 
     @property
-    def _used_bytes(self) -> int:
+    def sequences_per_s(self) -> float | None:
+        """Sequences of one rank per second, in the step that `time` is of."""
+        rows = sum(rows for rows, _ in self.inputs)
+        return rows / self.time.step_s if rows and self.time is not None else None
+
+    @property
+    def used_bytes(self) -> int:
         """Of the device that holds most, by all processes on it."""
         used: Counter[int] = Counter()
         for use in self.devices:
@@ -154,13 +165,18 @@ class EmulateOptions:
 
 
 def emulate(
-    command: Sequence[str], gpu: Gpu, options: EmulateOptions, *, output: TextIO | None = None
+    command: Sequence[str],
+    gpu: Gpu,
+    options: EmulateOptions,
+    *,
+    output: IO[Any] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Emulation:
     """Run `command` on emulated GPUs until it ends, or has taken enough optimizer steps.
 
-    What the program prints goes to `output`, by default where this process prints. Nothing of it is
-    left when this returns or raises. Raises `InputError` for a command that does not exist,
-    `UnavailableError` where nothing can be emulated.
+    What the program prints goes to `output`, by default where this process prints; once `stopped`
+    says so, it is ended. Nothing of it is left when this returns or raises. Raises `InputError` for
+    a command that does not exist, `UnavailableError` where nothing can be emulated.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -173,11 +189,12 @@ def emulate(
     with Session(
         gpu, count=options.gpus, torch=torch, seed=options.seed, settings=settings
     ) as session:
-        status = _run([program, *command[1:]], session, options, output)
+        status = _run([program, *command[1:]], session, options, output, stopped)
         events = list(session.events())
         accounts = session.accounts()
         unknown = session.unknown_calls()
     results = [event for event in events if event["event"] == "result"]
+    time_of_step = _slowest(results, gpu)
     error = next((ProgramError(**r["error"]) for r in results if r["error"]), None)
     return Emulation(
         command=tuple(command),
@@ -195,7 +212,9 @@ def emulate(
         unknown_calls=unknown,
         unknown_values=_sum(r["values_unknown"] for r in results),
         duration_s=time.monotonic() - started,
-        time=_slowest(results, gpu),
+        time=time_of_step,
+        settings=results[0]["settings"] if results else {},
+        inputs=_inputs(results, time_of_step),
     )
 
 
@@ -215,7 +234,11 @@ def interpreter_of(program: str) -> str:
 
 
 def _run(
-    command: list[str], session: Session, options: EmulateOptions, output: TextIO | None
+    command: list[str],
+    session: Session,
+    options: EmulateOptions,
+    output: IO[Any] | None,
+    stopped: Callable[[], bool],
 ) -> int:
     """The exit status of the program, as in `subprocess`. Nothing that it started is left."""
     environment = session.environment(os.environ)
@@ -225,7 +248,7 @@ def _run(
     until = None if options.timeout_s is None else time.monotonic() + options.timeout_s
     try:
         while process.poll() is None:
-            if until is not None and time.monotonic() > until:
+            if stopped() or (until is not None and time.monotonic() > until):
                 break
             time.sleep(_POLL_S)
     finally:
@@ -250,6 +273,16 @@ def _slowest(results: list[dict[str, Any]], gpu: Gpu) -> EmulatedStepTime | None
     """The step time of the rank that takes longest: the others wait for it."""
     times = [step_time(r["work"], gpu) for r in results if r["work"]]
     return max(filter(None, times), key=lambda time: time.step_s, default=None)
+
+
+def _inputs(
+    results: list[dict[str, Any]], time_of_step: EmulatedStepTime | None
+) -> tuple[tuple[int, int], ...]:
+    """What the model got in the step that is timed; JSON has made text of the step's number."""
+    if not results or time_of_step is None:
+        return ()
+    shapes = results[0]["inputs"].get(str(time_of_step.step), [])
+    return tuple((int(rows), int(tokens)) for rows, tokens in shapes)
 
 
 def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[EmulatedDeviceUse]:

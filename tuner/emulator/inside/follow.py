@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.events import send
 from tuner.emulator.inside.lines import program_line
 from tuner.emulator.inside.memory import MemoryWatch
@@ -40,6 +41,7 @@ class Follower:
         self._pricer = pricer
         self._values = values
         self._memory = MemoryWatch()
+        self._arrived = Arrived()
         self._done = 0
         self._updated: set[int] = set()
         self._optimizers: dict[int, Any] = {}
@@ -65,6 +67,7 @@ class Follower:
             self._before_module
         )
         self._memory.install()
+        self._arrived.install(lambda: self._done)
         sys.excepthook = self._around_hook(sys.excepthook)
         # Not where the program ends by itself in a forked helper: those have other ids.
         owner = os.getpid()
@@ -87,6 +90,7 @@ class Follower:
             return
         if any(p.is_cuda for p in module.parameters()):
             self._forward_hook.remove()
+            self._arrived.note_model(module)
             self._enter(FORWARD)
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,6 +175,8 @@ class Follower:
                 "devices": self._memory.result(list(self._optimizers.values())),
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
                 "values_unknown": dict(self._values.unknown) if self._values is not None else {},
+                "settings": self._arrived.settings,
+                "inputs": self._arrived.inputs,
             }
         )
 

@@ -1,0 +1,106 @@
+"""`tuner check`: whether somebody's program fits a GPU, and which change would be better."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tuner.cli import completing
+from tuner.cli.checked_text import checked_to_dict, print_checked
+from tuner.cli.emulated_text import exit_code
+from tuner.cli.options import RareOption, SizeType, examples, json_option
+from tuner.engine.checking import ProgramCheck
+from tuner.engine.margin import parse_margin
+from tuner.errors import InputError
+from tuner.gpus import get_gpu
+from tuner.program.program import read_program
+from tuner.terminal.render import echo, print_json
+
+
+@click.command(
+    "check",
+    epilog=examples(
+        "tuner check train.py --gpu rtx4090",
+        "tuner check --gpu rtx4090 -- train.py --batch-size 4",
+        "tuner check axolotl.yml --gpu a6000",
+        "tuner check --gpu h100_sxm --gpus 2 -- torchrun --nproc-per-node 2 train.py",
+    ),
+)
+@click.option(
+    "--gpu",
+    "gpu_name",
+    metavar="GPU",
+    required=True,
+    shell_complete=completing.gpus,
+    help="GPU type (`tuner gpus` lists them).",
+)
+@click.option(
+    "--gpu-memory",
+    cls=RareOption,
+    type=SizeType(),
+    metavar="SIZE",
+    help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
+)
+@click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
+@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@click.option(
+    "--no-changes",
+    "improve",
+    is_flag=True,
+    default=True,
+    flag_value=False,
+    help="Look at the program as it is only: one run.",
+)
+@click.option("--seed", default=0, metavar="N", cls=RareOption, help="Of values that are made up.")
+@click.option("--quiet", is_flag=True, help="Print the answer only.")
+@json_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    gpu_name: str,
+    gpu_memory: int | None,
+    gpus: int,
+    margin: str | None,
+    improve: bool,
+    seed: int,
+    quiet: bool,
+    as_json: bool,
+    program: tuple[str, ...],
+) -> None:
+    """Check whether PROGRAM fits a GPU, and find a faster change of it that does.
+
+    PROGRAM is a script with its arguments, a notebook, a file of Axolotl, LLaMA-Factory, TRL or
+    torchtune, or after -- any command. It runs unchanged on an emulated GPU, some steps long.
+    Then its micro-batch, accumulation and checkpointing are varied; effective batch, adapters and
+    lengths stay. The change is shown as a diff; no file is written.
+
+    Exit code 0 when it fits, 1 when it does not, 2 when the program itself failed, 3 when it
+    cannot be emulated.
+    """
+    if gpus < 1:
+        raise InputError("--gpus is 1 or more")
+    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
+    check = ProgramCheck(
+        read_program(program),
+        gpu,
+        gpus=gpus,
+        margin_fraction=parse_margin(margin, gpu),
+        seed=seed,
+        report=_nothing if quiet else _say,
+    )
+    checked = check.check(improve=improve)
+    if as_json:
+        print_json(checked_to_dict(checked))
+    else:
+        print_checked(checked)
+    raise click.exceptions.Exit(exit_code(checked.found))
+
+
+def _say(text: str) -> None:
+    echo(f"{text} ...", err=True)
+    sys.stderr.flush()
+
+
+def _nothing(text: str) -> None:
+    """Where only the answer is wanted."""

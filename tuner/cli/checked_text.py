@@ -1,0 +1,130 @@
+"""How `tuner check` prints its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.cli.emulated_text import print_emulation
+from tuner.engine.checking import CheckedProgram, Suggestion
+from tuner.expressions import show
+from tuner.gpus import load_catalogue
+from tuner.terminal.render import echo, print_fields
+from tuner.units import format_duration, format_size
+
+_LOG_LINES = 15
+
+
+def print_checked(checked: CheckedProgram) -> None:
+    """The answer of the program as it is, and below it the change."""
+    print_emulation(checked.found)
+    if checked.needed is not None:
+        _print_need(checked)
+    if checked.found.ended in ("error", "crash"):
+        echo()
+        echo("the program's last lines:")
+        for line in checked.log_tail.splitlines()[-_LOG_LINES:]:
+            echo(f"  {line}")
+    echo()
+    for knob, written, arrived in checked.ignored:
+        setting = checked.settings[knob]
+        echo(
+            f"{setting.where}: {setting.name} is {show(written)}, and {show(arrived)} is what the "
+            "training has"
+        )
+    if checked.suggestion is not None:
+        _print_suggestion(checked, checked.suggestion)
+    elif checked.found.fits is False or checked.needed is not None:
+        _print_nothing_fits(checked)
+    elif checked.runs > 1:
+        echo("Nothing faster was found with the same effective batch, adapters and lengths.")
+    for note in checked.notes:
+        echo(f"note: {note}")
+    echo(f"emulated in {checked.runs} run{'s' * (checked.runs != 1)}; nothing was written")
+
+
+def _print_need(checked: CheckedProgram) -> None:
+    needed = checked.needed
+    assert needed is not None
+    if needed.fits is None:
+        return
+    limit = needed.gpu.memory_bytes
+    over = needed.used_bytes + needed.margin_bytes - limit
+    echo()
+    print_fields(
+        [
+            (
+                "needs",
+                f"{format_size(needed.used_bytes)} and the margin, "
+                f"{format_size(over)} more than there is (run on a larger GPU)",
+            )
+        ]
+    )
+
+
+def _print_suggestion(checked: CheckedProgram, found: Suggestion) -> None:
+    fits = bool(checked.found.fits)
+    values = " ".join(f"{name}={show(value)}" for name, value in found.change.values.items())
+    title = "Faster, and it fits" if fits else "This change fits"
+    echo(f"{title}, with the same effective batch, adapters and lengths: {values}")
+    limit = found.found.gpu.memory_bytes
+    text = f"{format_size(found.found.used_bytes)} of {format_size(limit)}"
+    speed = "" if found.step_s is None else f"{format_duration(found.step_s)} an optimizer step"
+    if found.step_s is not None and found.speedup is not None:
+        faster = found.speedup >= 1
+        factor = found.speedup if faster else 1 / found.speedup
+        speed += f", {factor:.2f} times as {'fast' if faster else 'long'} as now"
+    print_fields([("memory", f"{text}, emulated"), ("speed", speed)], indent=2)
+    echo()
+    echo(found.change.difference, nl=False)
+    echo()
+
+
+def _print_nothing_fits(checked: CheckedProgram) -> None:
+    echo("No change with the same effective batch, adapters and lengths was seen to fit.")
+    if checked.least_bytes is None:
+        return
+    margin = checked.found.margin_bytes / checked.found.gpu.memory_bytes
+    larger = sorted(
+        (
+            gpu
+            for gpu in load_catalogue().values()
+            if gpu.memory_bytes * (1 - margin) >= checked.least_bytes
+        ),
+        key=lambda gpu: gpu.memory_bytes,
+    )
+    names = ", ".join(gpu.id for gpu in larger[:3])
+    where = f": {names} would have room" if names else ""
+    echo(f"The smallest takes {format_size(checked.least_bytes)}{where}.")
+
+
+def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
+    """The answer as JSON types; every number in it is emulated."""
+    found = checked.suggestion
+    return {
+        "source": "emulated",
+        "fits": checked.found.fits,
+        "program": checked.found.to_dict(),
+        "needed": checked.needed.to_dict() if checked.needed is not None else None,
+        "settings": {
+            knob: {
+                "name": setting.name,
+                "value": setting.value,
+                "where": setting.where,
+                "problem": setting.problem,
+                "arrived": checked.found.settings.get(knob),
+            }
+            for knob, setting in checked.settings.items()
+        },
+        "suggestion": None
+        if found is None
+        else {
+            "values": dict(found.change.values),
+            "difference": found.change.difference,
+            "step_s": found.step_s,
+            "speedup": found.speedup,
+            "found": found.found.to_dict(),
+        },
+        "least_bytes": checked.least_bytes,
+        "runs": checked.runs,
+        "notes": list(checked.notes),
+    }

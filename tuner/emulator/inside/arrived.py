@@ -1,0 +1,143 @@
+"""The settings of a training as they arrived: read from the model and the trainer that run.
+
+A value in a file or on a command line may never reach the trainer; these did. Names are those of
+`tuner.space.schemas` (micro_batch, lora_rank, ...), values are JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from tuner.emulator.inside.later import when_imported
+
+_ARGUMENTS = {
+    "micro_batch": "per_device_train_batch_size",
+    "grad_accum": "gradient_accumulation_steps",
+    "optimizer": "optim",
+    "max_length": "max_length",
+    "packing": "packing",
+    "padding_free": "padding_free",
+    "fused_kernels": "use_liger_kernel",
+    "torch_compile": "torch_compile",
+    "max_grad_norm": "max_grad_norm",
+    "loss": "loss_type",
+}
+"""Knobs, and the arguments of transformers' and TRL's trainers that have their values."""
+
+
+class Arrived:
+    """Collects, over the life of a process, what training it does."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.inputs: dict[int, list[tuple[int, int]]] = {}
+        """By step: (sequences, tokens of each) of every forward pass of it that is trained."""
+        self._largest_table = 0
+
+    def install(self, step: Any) -> None:
+        """Listen; `step()` is the number of the step that runs."""
+        import torch
+
+        functional: Any = torch.nn.functional
+        look_up = functional.embedding
+
+        @functools.wraps(look_up)
+        def embedding(indices: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled():
+                self._note_input(step(), indices, weight)
+            return look_up(indices, weight, *args, **kwargs)
+
+        functional.embedding = embedding
+        when_imported("transformers.trainer", self._follow_trainer)
+
+    def note_model(self, model: Any) -> None:
+        """Read what the model that is trained says of itself."""
+        self.settings.update(_of_model(model))
+
+    def _note_input(self, step: int, indices: Any, weight: Any) -> None:
+        """An input of the model is what its largest table of embeddings is asked for."""
+        if weight.numel() < self._largest_table or not weight.is_cuda:
+            return
+        if weight.numel() > self._largest_table:
+            self._largest_table = weight.numel()
+            self.inputs.clear()
+        rows = indices.shape[0] if indices.dim() > 1 else 1
+        self.inputs.setdefault(step, []).append((rows, indices.numel() // max(1, rows)))
+
+    def _follow_trainer(self, module: Any) -> None:
+        run = module.Trainer.train
+
+        @functools.wraps(run)
+        def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            self.settings.update(_of_arguments(trainer.args))
+            return run(trainer, *args, **kwargs)
+
+        module.Trainer.train = train
+
+
+def _of_arguments(arguments: Any) -> dict[str, Any]:
+    found = {knob: getattr(arguments, name, None) for knob, name in _ARGUMENTS.items()}
+    found["optimizer"] = str(getattr(found["optimizer"], "value", found["optimizer"]))
+    found["mixed_precision"] = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no"
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_model(model: Any) -> dict[str, Any]:
+    config = getattr(model, "config", None)
+    found: dict[str, Any] = dict(_checkpointing(model))
+    attention = getattr(config, "_attn_implementation", None)
+    if isinstance(attention, str):
+        found["attention"] = attention
+    adapters = getattr(model, "peft_config", None) or {}
+    for adapter in list(adapters.values())[:1]:
+        found.update(_of_adapter(adapter))
+    found["precision"] = _precision(model, config)
+    return found
+
+
+def _of_adapter(adapter: Any) -> Iterator[tuple[str, Any]]:
+    for knob, name in (("lora_rank", "r"), ("lora_alpha", "lora_alpha")):
+        value = getattr(adapter, name, None)
+        if value is not None:
+            yield knob, value
+    dropout = getattr(adapter, "lora_dropout", None)
+    if dropout is not None:
+        yield "lora_dropout", dropout
+    targets = getattr(adapter, "target_modules", None)
+    if targets:
+        yield "lora_targets", targets if isinstance(targets, str) else sorted(targets)
+
+
+def _checkpointing(model: Any) -> Iterator[tuple[str, Any]]:
+    """Whether layers are recomputed, and how: the switch is an attribute of modules."""
+    switches = [
+        m for m in model.modules() if isinstance(m.__dict__.get("gradient_checkpointing"), bool)
+    ]
+    if not switches:
+        return
+    on = [m for m in switches if m.gradient_checkpointing]
+    yield "gradient_checkpointing", bool(on) and bool(model.training)
+    for module in on[:1]:
+        keywords = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
+        # PyTorch's own default, where nothing is passed, is reentrant.
+        yield "use_reentrant", bool(keywords.get("use_reentrant", True))
+
+
+def _precision(model: Any, config: Any) -> str:
+    """How the weights are kept: quantised, or the type that most of them have."""
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        get = quantization.get if isinstance(quantization, dict) else vars(quantization).get
+        if get("load_in_4bit") or get("_load_in_4bit"):
+            return str(get("bnb_4bit_quant_type") or "nf4")
+        if get("load_in_8bit") or get("_load_in_8bit"):
+            return "int8"
+        return str(get("quant_method"))
+    sizes: dict[str, int] = {}
+    for parameter in model.parameters():
+        name = str(parameter.dtype).removeprefix("torch.")
+        sizes[name] = sizes.get(name, 0) + parameter.numel()
+    most = max(sizes, key=lambda name: sizes[name], default="")
+    return {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(most, most)

@@ -1,0 +1,449 @@
+"""Whether somebody's program fits a GPU type, and which change of it fits or is faster.
+
+Everything is found by running the program on the emulated GPU, as it is and with changes of its
+settings that keep the result of the training: its effective batch, its adapters and lengths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.errors import InputError
+from tuner.expressions import show
+from tuner.gpu import Gpu
+from tuner.program.changes import Change, can_change, change
+from tuner.program.program import Program
+from tuner.program.running import runnable
+from tuner.program.settings import Setting, find_settings
+from tuner.records import KnobValue, MemoryBudget
+
+STEPS = 3
+"""Optimizer steps of each run: the first makes the optimizer's state, the third shows that nothing
+grows any more."""
+
+ROOM = 8
+"""So many times the memory has the GPU on which the need of what does not fit is found out."""
+
+LEAST_GAIN = 0.02
+"""A change that is faster by less is not worth a word."""
+
+FAR = 4
+"""Beyond so many times the micro-batch a straight line is not drawn from it."""
+
+FEW = 2
+"""Micro-batches a step from which on the gradients of one are there while the next runs."""
+
+AT_ONCE = 2
+"""Programs that run side by side; each keeps about one processor busy."""
+
+Report = Callable[[str], None]
+"""Called with what is done next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the program. `accumulation` is how many micro-batches a step of it had."""
+
+    micro_batch: int
+    checkpointing: bool | None
+    accumulation: int
+    found: Emulation
+
+    def step_s(self, accumulation: int) -> float | None:
+        """The step time with this many micro-batches a step; None where it is not known."""
+        time = self.found.time
+        if time is None:
+            return None
+        updating_s = time.phases_s.get("optimizer", 0.0)
+        return (time.step_s - updating_s) * accumulation / self.accumulation + updating_s
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A change that fits. `step_s` is the emulated time of an optimizer step with it."""
+
+    change: Change
+    found: Emulation
+    step_s: float | None
+    base_step_s: float | None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the program as it is; None where one of them is not known."""
+        if self.step_s is None or self.base_step_s is None:
+            return None
+        return self.base_step_s / self.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedProgram:
+    """What was found of a program; every number is *emulated*.
+
+    - `found` is the program as it is. `needed` is the same on a GPU with more memory, where it ran
+      out: what it would take.
+    - `settings` are those that its files and its command set, `ignored` those whose value did not
+      arrive: (knob, as written, as it arrived).
+    - `suggestion` keeps the training's result and fits, and is faster or the program does not fit.
+    - `least_bytes` is the device memory of the smallest that was tried, where nothing fits.
+    - `notes` say why no better change was looked for.
+    """
+
+    program: Program
+    found: Emulation
+    needed: Emulation | None
+    settings: Mapping[str, Setting]
+    ignored: tuple[tuple[str, KnobValue, KnobValue], ...]
+    suggestion: Suggestion | None
+    least_bytes: int | None
+    runs: int
+    notes: tuple[str, ...]
+    log_tail: str
+
+
+class ProgramCheck:
+    """One check of one program; runs are ended, and gone, when it ends."""
+
+    def __init__(
+        self,
+        program: Program,
+        gpu: Gpu,
+        *,
+        gpus: int = 1,
+        margin_fraction: float | None = None,
+        seed: int = 0,
+        report: Report = lambda text: None,
+    ) -> None:
+        self._program, self._gpu, self._report = program, gpu, report
+        self._options = EmulateOptions(
+            gpus=gpus, steps=STEPS, seed=seed, margin_fraction=margin_fraction
+        )
+        self._stop = threading.Event()
+        self._count = 0
+        self._settings = find_settings(program)
+        self._log_tail = ""
+
+    def check(self, *, improve: bool = True) -> CheckedProgram:
+        """Run the program as it is, and look for a better change unless `improve` is false.
+
+        Raises `UnavailableError` where nothing can be emulated.
+        """
+        try:
+            return self._check(improve=improve)
+        finally:
+            self._stop.set()
+
+    def _check(self, *, improve: bool) -> CheckedProgram:
+        self._report("running the program as it is")
+        found = self._emulate(self._program, self._gpu)
+        log_tail = self._log_tail
+        needed = None
+        if found.ended == "oom":
+            self._report("out of memory: running it on a larger GPU, to see what it needs")
+            needed = self._judged(self._emulate(self._program, self._roomy))
+        base = needed or found
+        notes: list[str] = []
+        suggestion, least_bytes = None, None
+        if improve and base.fits is not None:
+            search = _Search(self, base, notes)
+            if search.is_possible:
+                suggestion = search.best(fits=bool(found.fits))
+                least_bytes = search.least_bytes
+        return CheckedProgram(
+            program=self._program,
+            found=found,
+            needed=needed,
+            settings=self._settings,
+            ignored=tuple(ignored(self._settings, base)),
+            suggestion=suggestion,
+            least_bytes=least_bytes,
+            runs=self._count,
+            notes=tuple(notes),
+            log_tail=log_tail,
+        )
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """The settings of the program as it is."""
+        return self._settings
+
+    @property
+    def program(self) -> Program:
+        """The program as it is."""
+        return self._program
+
+    @property
+    def _roomy(self) -> Gpu:
+        return dataclasses.replace(self._gpu, memory_bytes=ROOM * self._gpu.memory_bytes)
+
+    def say(self, text: str) -> None:
+        """Tell what is done next."""
+        self._report(text)
+
+    def run_all(
+        self, wanted: Sequence[Mapping[str, KnobValue]], *, roomy: bool
+    ) -> list[Emulation | InputError]:
+        """The program with each of these changes, side by side.
+
+        `roomy` gives them a GPU with more memory. In place of a run that cannot be made stands
+        the reason.
+        """
+
+        def run(values: Mapping[str, KnobValue]) -> Emulation | InputError:
+            try:
+                changed = change(self._program, self._settings, values).after
+            except InputError as error:
+                return error
+            return self._judged(self._emulate(changed, self._roomy if roomy else self._gpu))
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            futures = [pool.submit(run, values) for values in wanted]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                self._stop.set()
+                raise
+
+    def _judged(self, found: Emulation) -> Emulation:
+        """The same, beside the memory that the GPU really has."""
+        budget = MemoryBudget.of(self._gpu.memory_bytes, self._options.margin_fraction)
+        return dataclasses.replace(found, gpu=self._gpu, margin_bytes=budget.margin_bytes)
+
+    def _emulate(self, program: Program, gpu: Gpu) -> Emulation:
+        self._count += 1
+        with tempfile.TemporaryFile() as log, runnable(program, self._program) as command:
+            found = emulate(command, gpu, self._options, output=log, stopped=self._stop.is_set)
+            log.seek(max(0, log.tell() - 4000))
+            self._log_tail = log.read().decode(errors="replace")
+        return dataclasses.replace(found, command=tuple(program.command))
+
+
+def ignored(
+    settings: Mapping[str, Setting], found: Emulation
+) -> list[tuple[str, KnobValue, KnobValue]]:
+    """The settings whose value is not the one that reached the trainer."""
+    return [
+        (knob, setting.value, found.settings[knob])
+        for knob, setting in settings.items()
+        if setting.value is not None
+        and setting.problem is None
+        and knob in found.settings
+        and not _same(setting.value, found.settings[knob])
+    ]
+
+
+def _same(written: object, arrived: object) -> bool:
+    if isinstance(written, bool) or isinstance(arrived, bool):
+        # "unsloth" and the like are ways to checkpoint.
+        return bool(written) == bool(arrived)
+    if isinstance(written, str) and isinstance(arrived, str):
+        return written.removesuffix("_torch") == arrived or written in arrived or arrived in written
+    return written == arrived
+
+
+@dataclass(slots=True)
+class _Search:
+    """Looks for the fastest change that fits, by a few runs for each way of checkpointing.
+
+    Device memory and the time of a micro-step are straight lines over the micro-batch: two runs,
+    on a GPU with room for them, give each. What the lines promise is then run on the real one.
+    """
+
+    check: ProgramCheck
+    base: Emulation
+    notes: list[str]
+    micro_batch: int = 0
+    accumulation: int = 0
+    checkpointing: bool | None = None
+    least_bytes: int | None = None
+    _lines: dict[bool | None, list[Run]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.micro_batch = self._number("micro_batch") or 0
+        self.accumulation = self._number("grad_accum") or 1
+        found = self.base.settings.get("gradient_checkpointing")
+        self.checkpointing = found if isinstance(found, bool) else None
+
+    def _number(self, knob: str) -> int | None:
+        setting = self.check.settings.get(knob)
+        for value in (self.base.settings.get(knob), setting.value if setting else None):
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+        return None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the program has settings to change; notes say which are missing."""
+        program, settings = self.check.program, self.check.settings
+        for knob in ("micro_batch", "grad_accum"):
+            if can_change(program, settings, knob):
+                continue
+            setting = settings.get(knob)
+            why = f"{setting.name} {setting.problem}" if setting else "the program does not set it"
+            self.notes.append(f"no other {knob} was tried: {why}")
+        if self.micro_batch == 0:
+            self.notes.append("no change was tried: the micro-batch is not known")
+            return False
+        return bool(self._sizes) or len(self._ways) > 1
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The micro-batches that keep the effective batch, from small to large."""
+        program, settings = self.check.program, self.check.settings
+        if not all(can_change(program, settings, knob) for knob in ("micro_batch", "grad_accum")):
+            return [self.micro_batch] if self.micro_batch else []
+        batch = self.micro_batch * self.accumulation
+        return [size for size in range(1, batch + 1) if batch % size == 0]
+
+    @property
+    def _ways(self) -> list[bool | None]:
+        """The ways of checkpointing to try, the program's own first."""
+        own = self.checkpointing
+        can = can_change(self.check.program, self.check.settings, "gradient_checkpointing")
+        return [own] if own is None or not can else [own, not own]
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def best(self, *, fits: bool) -> Suggestion | None:
+        """The fastest change that was seen to fit; None where there is none worth a word."""
+        base = Run(self.micro_batch, self.checkpointing, self.accumulation, self.base)
+        self._lines = {way: [] for way in self._ways}
+        self._lines[self.checkpointing].append(base)
+        self._look(fits=fits)
+        base_step_s = base.step_s(self.accumulation)
+        for size, way, promised_s in self._promising():
+            if fits and base_step_s and promised_s and promised_s > base_step_s * (1 - LEAST_GAIN):
+                return None
+            if (size, way) == (self.micro_batch, self.checkpointing):
+                return None
+            run = self._verified(size, way)
+            if run is None:
+                continue
+            step_s = run.step_s(self._rounds(size))
+            if fits and base_step_s and step_s and step_s > base_step_s * (1 - LEAST_GAIN):
+                continue
+            made = change(self.check.program, self.check.settings, self._values(size, way))
+            return Suggestion(made, run.found, step_s, base_step_s)
+        return None
+
+    def _verified(self, size: int, way: bool | None) -> Run | None:
+        """A run with these values that fits; None where they do not, or do not arrive.
+
+        What ran on the larger GPU and stayed below the memory of the real one is the same there.
+        """
+        for run in self._lines[way]:
+            if run.micro_batch == size:
+                return run if run.found.fits else None
+        ran = self._run_all([(size, way)], roomy=False)
+        return next((run for run in ran if run.found.fits), None)
+
+    def _look(self, *, fits: bool) -> None:
+        """Two runs for each way of checkpointing; the program itself is one of them."""
+        wanted = []
+        for way, runs in self._lines.items():
+            picked = {self._other_size(larger=fits)}
+            if not runs:
+                # Itself, and one that needs less where that may be too much.
+                picked = {self.micro_batch, self._other_size(larger=fits and bool(way))}
+            wanted += [(size, way) for size in sorted(picked - {r.micro_batch for r in runs})]
+        for run in self._run_all(wanted, roomy=True):
+            self._lines[run.checkpointing].append(run)
+        used = [run.found.used_bytes for runs in self._lines.values() for run in runs]
+        self.least_bytes = min(used, default=None)
+
+    def _other_size(self, *, larger: bool) -> int:
+        """A micro-batch not too far from the program's own; that one where there is no other."""
+        near = [s for s in self._sizes if self.micro_batch < s <= FAR * self.micro_batch]
+        below = [s for s in self._sizes if s <= self.micro_batch / 2]
+        if larger and near:
+            return near[-1]
+        return below[-1] if below else near[0] if near else self.micro_batch
+
+    def _run_all(self, wanted: Sequence[tuple[int, bool | None]], *, roomy: bool) -> list[Run]:
+        """The runs that came far enough, with the values that they were given."""
+        values = [self._values(size, way, few=True) for size, way in wanted]
+        if not wanted:
+            return []
+        shown = "; ".join(" ".join(f"{n}={show(v)}" for n, v in one.items()) for one in values)
+        self.check.say(f"running it with {shown}")
+        runs = []
+        for (size, way), answer in zip(
+            wanted, self.check.run_all(values, roomy=roomy), strict=True
+        ):
+            if isinstance(answer, InputError):
+                self.notes.append(str(answer))
+            elif answer.fits is not None:
+                problem = self._not_arrived(answer, size, way)
+                if problem is None:
+                    runs.append(Run(size, way, min(self._rounds(size), FEW), answer))
+                elif problem not in self.notes:
+                    self.notes.append(problem)
+        return runs
+
+    def _promising(self) -> list[tuple[int, bool | None, float | None]]:
+        """What fits by the lines, the fastest first: micro-batch, checkpointing, step time."""
+        found = []
+        budget = self.base.gpu.memory_bytes - self.base.margin_bytes
+        for way, runs in self._lines.items():
+            for size in self._sizes:
+                used = _on_line([(r.micro_batch, float(r.found.used_bytes)) for r in runs], size)
+                if used is None or used > budget:
+                    continue
+                times = [(r.micro_batch, s) for r in runs if (s := r.step_s(1)) is not None]
+                micro_s = _on_line(times, size)
+                found.append((size, way, None if micro_s is None else micro_s * self._rounds(size)))
+        fastest = min((s for _, _, s in found if s is not None), default=0.0)
+
+        def order(one: tuple[int, bool | None, float | None]) -> tuple[Any, ...]:
+            size, way, step_s = one
+            # Of those that are about as fast, the smallest change.
+            rank = math.inf if step_s is None else max(step_s, fastest * (1 + LEAST_GAIN))
+            return rank, len(self._values(size, way)), -size
+
+        return sorted(found, key=order)
+
+    def _rounds(self, size: int) -> int:
+        return self.micro_batch * self.accumulation // size
+
+    def _values(self, size: int, way: bool | None, *, few: bool = False) -> dict[str, KnobValue]:
+        """The settings to change; with `few` no more micro-batches a step than memory needs."""
+        values: dict[str, KnobValue] = {}
+        rounds = self._rounds(size)
+        if few and can_change(self.check.program, self.check.settings, "grad_accum"):
+            rounds = min(rounds, FEW)
+        if size != self.micro_batch:
+            values["micro_batch"] = size
+        if rounds != self.accumulation:
+            values["grad_accum"] = rounds
+        if way is not None and way != self.checkpointing:
+            values["gradient_checkpointing"] = way
+        return values
+
+    def _not_arrived(self, found: Emulation, size: int, way: bool | None) -> str | None:
+        """What of the values did not reach the training; None where all did."""
+        checkpointing = found.settings.get("gradient_checkpointing")
+        if way is not None and checkpointing is not None and checkpointing != way:
+            return (
+                f"gradient_checkpointing={show(way)} does nothing in this program: the training "
+                f"has {show(checkpointing)} all the same"
+            )
+        if found.settings.get("micro_batch", size) != size:
+            return f"micro_batch={size} does not reach the training"
+        return None
+
+
+def _on_line(points: Sequence[tuple[int, float]], at: int) -> float | None:
+    """The value at `at` of the line through the outermost of `points`; None where there is none."""
+    if not points:
+        return None
+    (x0, y0), (x1, y1) = min(points), max(points)
+    if x0 == x1:
+        return y0 if at == x0 else None
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)

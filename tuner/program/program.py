@@ -1,0 +1,155 @@
+"""What is behind the words `train.py --epochs 3`, `config.yml`, `run.ipynb` or `torchrun ...`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tuner.apply.place import Location
+from tuner.apply.source import READERS, SourceFile, open_source
+from tuner.errors import InputError, UnavailableError
+
+NOTEBOOK = ".ipynb"
+_SETTINGS_FILES = tuple(suffix for suffix in READERS if suffix != ".py")
+
+_PLACEHOLDER = "{file}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """A program that takes all its settings from one file.
+
+    `command` has "{file}" where the file goes. A file is for it when it has one of the keys of
+    each group in `keys`, anywhere below its root.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    keys: tuple[tuple[str, ...], ...]
+
+
+# In this order: the keys of a later one may also be in the files of an earlier.
+TRAINERS = (
+    Trainer(
+        "Axolotl",
+        ("axolotl", "train", _PLACEHOLDER),
+        (("base_model",), ("micro_batch_size", "sequence_len", "datasets")),
+    ),
+    Trainer(
+        "LLaMA-Factory",
+        ("llamafactory-cli", "train", _PLACEHOLDER),
+        (("model_name_or_path",), ("finetuning_type", "cutoff_len", "stage")),
+    ),
+    Trainer(
+        "torchtune",
+        ("tune", "run", "lora_finetune_single_device", "--config", _PLACEHOLDER),
+        (("_component_",), ("batch_size",)),
+    ),
+    Trainer(
+        "TRL",
+        ("trl", "sft", "--config", _PLACEHOLDER),
+        (("model_name_or_path",), ("dataset_name", "datasets", "max_length", "packing")),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A training program.
+
+    `command` starts it. `files` are those among its words that settings can be read from and
+    written to, by the words that name them; of a notebook it is the notebook. `trainer` is the
+    name of the tool whose file it is, "" for a program of its own.
+    """
+
+    command: tuple[str, ...]
+    files: Mapping[str, SourceFile] = field(default_factory=dict)
+    trainer: str = ""
+
+    @property
+    def sources(self) -> list[SourceFile]:
+        """The files, in the order of the words."""
+        return list(self.files.values())
+
+
+def read_program(words: Sequence[str]) -> Program:
+    """The program that `words` start: a script with arguments, a tool's file, or a command.
+
+    Raises `InputError` for what is none of them, `UnavailableError` for a tool that is not
+    installed.
+    """
+    if not words:
+        raise InputError(
+            "no program was named",
+            hint="name a script with its arguments, a file of Axolotl, LLaMA-Factory, TRL or "
+            "torchtune, or after -- any command",
+        )
+    first = Path(words[0])
+    if first.suffix in (".py", NOTEBOOK):
+        return _script(first, words)
+    if first.suffix in _SETTINGS_FILES:
+        return _tool(first, words)
+    if shutil.which(words[0]) is None:
+        raise InputError(
+            f"there is no program {words[0]!r}",
+            hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
+        )
+    files = {word: source for word in words[1:] if (source := _settings_in(word)) is not None}
+    return Program(tuple(words), files)
+
+
+def _script(path: Path, words: Sequence[str]) -> Program:
+    _require_file(path)
+    source = open_source(path)
+    others = {word: s for word in words[1:] if (s := _settings_in(word)) is not None}
+    return Program((sys.executable, *words), {words[0]: source, **others})
+
+
+def _tool(path: Path, words: Sequence[str]) -> Program:
+    _require_file(path)
+    source = open_source(path)
+    trainer = trainer_of(source.places)
+    if trainer is None:
+        names = ", ".join(trainer.name for trainer in TRAINERS)
+        raise InputError(
+            f"{path} is not known as the file of a trainer ({names})",
+            hint=f"name the command that reads it: tuner check --gpu GPU -- python train.py {path}",
+        )
+    command = [part.replace(_PLACEHOLDER, words[0]) for part in trainer.command]
+    if shutil.which(command[0]) is None:
+        beside = Path(sys.executable).with_name(command[0])
+        if not beside.exists():
+            raise UnavailableError(
+                f"{path} is a file of {trainer.name}, and {command[0]!r} is not installed",
+                hint="run tuner in the environment of the trainer, or name the command after --",
+            )
+        command[0] = str(beside)
+    return Program((*command, *words[1:]), {words[0]: source}, trainer.name)
+
+
+def trainer_of(places: Sequence[Location]) -> Trainer | None:
+    """The trainer whose file has these values; None for one that is not known."""
+    keys = {str(step) for place in places for step in place.path}
+    for trainer in TRAINERS:
+        if all(any(key in keys for key in group) for group in trainer.keys):
+            return trainer
+    return None
+
+
+def _settings_in(word: str) -> SourceFile | None:
+    """The file that a word of a command names, if settings can be read from it."""
+    path = Path(word)
+    if path.suffix not in (*READERS, NOTEBOOK):
+        return None
+    try:
+        return open_source(path) if path.is_file() else None
+    except (OSError, InputError):  # an argument that is no path; a file that nobody could change
+        return None
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise InputError(f"there is no file {str(path)!r}")

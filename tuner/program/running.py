@@ -1,0 +1,70 @@
+"""Starts a program with the changes that were made to its files, which stay as they are.
+
+A changed script is compiled from a copy under the script's own name: its folder, its arguments and
+the lines of its errors are those of the original. Of a file of settings the command gets a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner.apply.notebook import code_cells
+from tuner.apply.source import SourceFile
+from tuner.program.program import NOTEBOOK, Program
+
+_START = """\
+import sys as _sys
+_sys.argv[0], _sys.path[0] = {name!r}, {folder!r}
+__file__ = {path!r}
+with open({copy!r}, encoding="utf-8") as _file:
+    _parts = __import__("json").load(_file)
+for _name, _text in _parts:
+    exec(compile(_text, _name, "exec", dont_inherit=True))
+"""
+"""What Python is given in place of a script."""
+
+
+@contextlib.contextmanager
+def runnable(program: Program, original: Program | None = None) -> Iterator[list[str]]:
+    """The command that starts `program`; files that differ from those of `original` are copied.
+
+    The copies are gone when the block ends.
+    """
+    with tempfile.TemporaryDirectory(prefix="tuner-program-") as folder:
+        copied = {
+            word: _copy(source, word, Path(folder, str(number)))
+            for number, (word, source) in enumerate(program.files.items())
+            if source.path.suffix == NOTEBOOK
+            or (original is not None and source.data != original.files[word].data)
+        }
+        yield [copied.get(word, word) for word in program.command]
+
+
+def _copy(source: SourceFile, word: str, folder: Path) -> str:
+    folder.mkdir()
+    if source.path.suffix not in (".py", NOTEBOOK):
+        copy = folder / source.path.name
+        copy.write_bytes(source.data)
+        return str(copy)
+    parts = folder / "parts.json"
+    parts.write_text(json.dumps(_parts(source, word)), encoding="utf-8")
+    start = folder / f"{source.path.stem}.py"
+    path = source.path.resolve()
+    start.write_text(
+        _START.format(name=word, folder=str(path.parent), path=str(path), copy=str(parts)),
+        encoding="utf-8",
+    )
+    return str(start)
+
+
+def _parts(source: SourceFile, word: str) -> list[tuple[str, str]]:
+    """(file name, text) of what is run, one after the other: the script, or each code cell."""
+    text = source.data.decode("utf-8-sig")
+    path = str(source.path.resolve())
+    if source.path.suffix != NOTEBOOK:
+        return [(path, text)]
+    return [(f"{path}[{cell.number}]", cell.text) for cell in code_cells(text, word)]
