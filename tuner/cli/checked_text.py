@@ -16,9 +16,10 @@ _LOG_LINES = 15
 
 def print_checked(checked: CheckedProgram) -> None:
     """The answer of the program as it is, and below it the change."""
-    print_emulation(checked.found)
-    if checked.needed is not None:
-        _print_need(checked)
+    if checked.needed is not None and checked.needed.fits is not None:
+        print_emulation(checked.needed, refused=checked.found)
+    else:
+        print_emulation(checked.found)
     if checked.found.ended in ("error", "crash"):
         echo()
         echo("the program's last lines:")
@@ -42,25 +43,6 @@ def print_checked(checked: CheckedProgram) -> None:
     echo(f"emulated in {checked.runs} run{'s' * (checked.runs != 1)}; nothing was written")
 
 
-def _print_need(checked: CheckedProgram) -> None:
-    needed = checked.needed
-    assert needed is not None
-    if needed.fits is None:
-        return
-    limit = needed.gpu.memory_bytes
-    over = needed.used_bytes + needed.margin_bytes - limit
-    echo()
-    print_fields(
-        [
-            (
-                "needs",
-                f"{format_size(needed.used_bytes)} and the margin, "
-                f"{format_size(over)} more than there is (run on a larger GPU)",
-            )
-        ]
-    )
-
-
 def _print_suggestion(checked: CheckedProgram, found: Suggestion) -> None:
     fits = bool(checked.found.fits)
     values = " ".join(f"{name}={show(value)}" for name, value in found.change.values.items())
@@ -69,10 +51,8 @@ def _print_suggestion(checked: CheckedProgram, found: Suggestion) -> None:
     limit = found.found.gpu.memory_bytes
     text = f"{format_size(found.found.used_bytes)} of {format_size(limit)}"
     speed = "" if found.step_s is None else f"{format_duration(found.step_s)} an optimizer step"
-    if found.step_s is not None and found.speedup is not None:
-        faster = found.speedup >= 1
-        factor = found.speedup if faster else 1 / found.speedup
-        speed += f", {factor:.2f} times as {'fast' if faster else 'long'} as now"
+    if found.step_s is not None and found.speedup is not None and fits:
+        speed += f", {found.speedup:.2f} times as fast as now"
     print_fields([("memory", f"{text}, emulated"), ("speed", speed)], indent=2)
     echo()
     echo(found.change.difference, nl=False)

@@ -33,8 +33,11 @@ def exit_code(found: Emulation) -> int:
     return EXIT_BAD_INPUT if found.ended == "error" else EXIT_FOUND
 
 
-def print_emulation(found: Emulation) -> None:
-    """The answer: whether it fits, what takes the memory, and how long a step takes."""
+def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> None:
+    """The answer: whether it fits, what takes the memory, and how long a step takes.
+
+    `refused` is the run that ran out of memory, where `found` is of a GPU with more.
+    """
     use = found.limiting
     echo()
     print_fields(
@@ -42,7 +45,7 @@ def print_emulation(found: Emulation) -> None:
             ("program", shlex.join(found.command)),
             ("GPU", _gpu_text(found)),
             ("source", f"emulated: torch {found.torch}, after {_steps_text(found)}"),
-            ("ended", _ended_text(found)),
+            ("ended", _ended_text(refused or found)),
             ("fits", _fits_text(found)),
             ("memory", _memory_text(use) if use else ""),
             ("phases", _phases_text(use) if use else ""),
@@ -90,10 +93,12 @@ def _fits_text(found: Emulation) -> str:
     use = found.limiting
     if found.fits is None or use is None:
         return "not known"
-    free = limit - use.device_bytes
-    numbers = f"{format_size(use.device_bytes)} of {format_size(limit)}, {format_size(free)} free"
-    answer = "yes" if found.fits else "no"
-    return f"{answer}: {numbers}, the margin is {format_size(found.margin_bytes)}"
+    margin = f"the margin is {format_size(found.margin_bytes)}"
+    needs = f"{format_size(use.device_bytes)} of {format_size(limit)}"
+    if found.fits:
+        return f"yes: {needs}, {format_size(limit - use.device_bytes)} free, {margin}"
+    over = use.device_bytes + found.margin_bytes - limit
+    return f"no: {needs}, {format_size(over)} too much; {margin}"
 
 
 def _memory_text(use: EmulatedDeviceUse) -> str:

@@ -350,6 +350,8 @@ class _Search:
         for way, runs in self._lines.items():
             picked = {self._other_size(larger=fits)}
             if not runs:
+                if not fits and not way:
+                    continue  # without checkpointing it takes more still
                 # Itself, and one that needs less where that may be too much.
                 picked = {self.micro_batch, self._other_size(larger=fits and bool(way))}
             wanted += [(size, way) for size in sorted(picked - {r.micro_batch for r in runs})]

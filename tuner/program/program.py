@@ -75,11 +75,11 @@ class Program:
         return list(self.files.values())
 
 
-def read_program(words: Sequence[str]) -> Program:
+def read_program(words: Sequence[str], folder: Path = Path()) -> Program:
     """The program that `words` start: a script with arguments, a tool's file, or a command.
 
-    Raises `InputError` for what is none of them, `UnavailableError` for a tool that is not
-    installed.
+    Relative files are those below `folder`. Raises `InputError` for what is none of them,
+    `UnavailableError` for a tool that is not installed.
     """
     if not words:
         raise InputError(
@@ -89,26 +89,26 @@ def read_program(words: Sequence[str]) -> Program:
         )
     first = Path(words[0])
     if first.suffix in (".py", NOTEBOOK):
-        return _script(first, words)
+        return _script(folder, words)
     if first.suffix in _SETTINGS_FILES:
-        return _tool(first, words)
+        return _tool(folder, words)
     if shutil.which(words[0]) is None:
         raise InputError(
             f"there is no program {words[0]!r}",
             hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
         )
-    files = {word: source for word in words[1:] if (source := _settings_in(word)) is not None}
-    return Program(tuple(words), files)
+    return Program(tuple(words), _files(folder, words[1:]))
 
 
-def _script(path: Path, words: Sequence[str]) -> Program:
+def _script(folder: Path, words: Sequence[str]) -> Program:
+    path = folder / words[0]
     _require_file(path)
     source = open_source(path)
-    others = {word: s for word in words[1:] if (s := _settings_in(word)) is not None}
-    return Program((sys.executable, *words), {words[0]: source, **others})
+    return Program((sys.executable, *words), {words[0]: source, **_files(folder, words[1:])})
 
 
-def _tool(path: Path, words: Sequence[str]) -> Program:
+def _tool(folder: Path, words: Sequence[str]) -> Program:
+    path = folder / words[0]
     _require_file(path)
     source = open_source(path)
     trainer = trainer_of(source.places)
@@ -139,9 +139,14 @@ def trainer_of(places: Sequence[Location]) -> Trainer | None:
     return None
 
 
-def _settings_in(word: str) -> SourceFile | None:
+def _files(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
+    found = ((word, _settings_in(folder, word)) for word in words)
+    return {word: source for word, source in found if source is not None}
+
+
+def _settings_in(folder: Path, word: str) -> SourceFile | None:
     """The file that a word of a command names, if settings can be read from it."""
-    path = Path(word)
+    path = folder / word
     if path.suffix not in (*READERS, NOTEBOOK):
         return None
     try:

@@ -24,6 +24,10 @@ from typing import NoReturn
 from tuner import nvml
 from tuner.errors import InputError, UnavailableError
 from tuner.host import cpu_name
+from tuner.program.changes import change
+from tuner.program.program import read_program
+from tuner.program.running import runnable
+from tuner.program.settings import NAMES, find_settings
 from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.command_progress import CommandProgress
@@ -58,7 +62,9 @@ class CommandTrial:
         if not Path(command.cwd).is_dir():
             raise UnavailableError(f"there is no folder {command.cwd!r} to run the command in")
         program = command.argv[0]
-        if "{" not in program and _program(program, command.cwd) is None:
+        if command.is_program:
+            read_program(command.argv, Path(command.cwd))
+        elif "{" not in program and _program(program, command.cwd) is None:
             raise UnavailableError(
                 f"there is no program {program!r} to run",
                 hint="name one on the PATH, or by its path from the folder of the space file",
@@ -193,26 +199,42 @@ def started(
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (options.memory_limit_bytes, hard))
 
-    arguments = command.arguments(configuration)
-    try:
-        process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
-            arguments,
-            cwd=command.cwd,
-            env=_environment(command, configuration, options),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=settle,  # noqa: PLW1509 - this process has one thread
-        )
-    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-        raise UnavailableError(f"{arguments[0]!r} cannot be run: {error.strerror}") from error
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with _words(command, configuration) as arguments:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+                arguments,
+                cwd=command.cwd,
+                env=_environment(command, configuration, options),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=settle,  # noqa: PLW1509 - this process has one thread
+            )
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+            raise UnavailableError(f"{arguments[0]!r} cannot be run: {error.strerror}") from error
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@contextlib.contextmanager
+def _words(command: Command, configuration: Configuration) -> Iterator[list[str]]:
+    """The words that start the command with the values of `configuration`.
+
+    A program gets them in copies of its own settings, which are gone when the block ends.
+    """
+    if not command.is_program:
+        yield command.arguments(configuration)
+        return
+    program = read_program(command.argv, Path(command.cwd))
+    settings = find_settings(program)
+    values = {name: value for name, value in configuration.items() if name in NAMES}
+    with runnable(change(program, settings, values).after, program) as words:
+        yield words
 
 
 def _environment(

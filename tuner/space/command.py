@@ -17,6 +17,9 @@ from tuner.records import Configuration, KnobValue
 COMMAND = "command"
 """The workload of a space that has a command."""
 
+PROGRAM = "program"
+"""The key of a space whose command is a program with settings of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -28,6 +31,8 @@ class Command:
     - `samples_per_step` is an expression over the names of the configuration: how many samples a
       step of its progress bar trains. None where it says so itself.
     - `progress` is what the line of the right progress bar begins with, where it has several.
+    - With `is_program` the words name a program as `tuner check` takes it, without placeholders:
+      the values of knobs are written into copies of its own settings.
     """
 
     argv: tuple[str, ...]
@@ -35,6 +40,7 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     samples_per_step: str | None = None
     progress: str | None = None
+    is_program: bool = False
 
     def arguments(self, configuration: Mapping[str, KnobValue]) -> list[str]:
         """Program and arguments with the values of `configuration`.
@@ -75,7 +81,7 @@ class Command:
         sha = hashlib.sha256(json.dumps(told).encode())
         for word in self.argv:
             path = Path(self.cwd, word)
-            if word and "{" not in word and _is_file(path):
+            if word and (self.is_program or "{" not in word) and _is_file(path):
                 sha.update(path.read_bytes())
         return sha.hexdigest()[:12]
 

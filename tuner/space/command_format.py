@@ -8,7 +8,7 @@ from pathlib import Path
 from yaml.nodes import Node, SequenceNode
 
 from tuner.errors import InputError
-from tuner.space.command import COMMAND, Command, check_placeholders, split
+from tuner.space.command import COMMAND, PROGRAM, Command, check_placeholders, split
 from tuner.space.document import Entry, Problems, mapping, scalar, sequence
 
 _BESIDE = ("cwd", "env", "samples_per_step", "progress")
@@ -21,12 +21,16 @@ def read_command(
 
     Relative folders start from the folder of the file. An expression is checked with the others.
     """
-    if COMMAND not in entries:
+    kind = PROGRAM if PROGRAM in entries else COMMAND
+    if kind not in entries:
         for name in _BESIDE:
             if name in entries:
                 problems.add(entries[name].key, f"{name} is about a command, and there is none")
         return None
-    argv = _argv(entries[COMMAND].value, names, problems)
+    if kind == PROGRAM and COMMAND in entries:
+        problems.add(entries[COMMAND].key, "there is a program too", at=COMMAND, hint="keep one")
+    # The settings of a program take the values: braces among its words mean nothing.
+    argv = _argv(entries[kind].value, names if kind == COMMAND else None, problems, kind)
     folder = path.parent if path is not None else Path()
     texts = {name: _text(entries.get(name), problems) for name in _BESIDE if name != "env"}
     cwd = _folder(folder, texts["cwd"] or ".")
@@ -37,9 +41,15 @@ def read_command(
         argv,
         str(cwd or folder),
         env=_environment(entries.get("env"), names, problems),
-        samples_per_step=texts["samples_per_step"],
+        samples_per_step=texts["samples_per_step"] or (_batch(names) if kind == PROGRAM else None),
         progress=texts["progress"],
+        is_program=kind == PROGRAM,
     )
+
+
+def _batch(names: frozenset[str]) -> str | None:
+    """The samples of an optimizer step, by the names that they have in programs."""
+    return " * ".join(name for name in ("micro_batch", "grad_accum") if name in names) or None
 
 
 def _folder(base: Path, text: str) -> Path | None:
@@ -55,22 +65,23 @@ def _text(entry: Entry | None, problems: Problems) -> str | None:
     return scalar(entry.value, problems, entry.at) if entry else None
 
 
-def _argv(node: Node, names: frozenset[str], problems: Problems) -> tuple[str, ...]:
+def _argv(node: Node, names: frozenset[str] | None, problems: Problems, at: str) -> tuple[str, ...]:
+    """The words; `names` may be placeholders in them, and None means that there are none."""
     if isinstance(node, SequenceNode):
-        items = sequence(node, problems, COMMAND) or []
-        words = [(item, scalar(item, problems, COMMAND)) for item in items]
+        items = sequence(node, problems, at) or []
+        words = [(item, scalar(item, problems, at)) for item in items]
         found = [(item, text) for item, text in words if text is not None]
     else:
-        line = scalar(node, problems, COMMAND)
+        line = scalar(node, problems, at)
         try:
             found = [(node, word) for word in split(line or "")]
         except InputError as error:
-            problems.add_error(node, error, at=COMMAND)
+            problems.add_error(node, error, at=at)
             return ()
     if not found:
-        problems.add(node, "the command is empty", at=COMMAND)
-    for item, text in found:
-        _check(item, text, names, problems, COMMAND)
+        problems.add(node, f"the {at} is empty", at=at)
+    for item, text in found if names is not None else ():
+        _check(item, text, names or frozenset(), problems, at)
     return tuple(text for _, text in found)
 
 

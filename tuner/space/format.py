@@ -12,7 +12,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from tuner.records import KnobValue
 from tuner.space.apply import ApplyTarget, read_apply
 from tuner.space.check import check_expressions, check_meaning
-from tuner.space.command import COMMAND
+from tuner.space.command import COMMAND, PROGRAM
 from tuner.space.command_format import read_command
 from tuner.space.data import DataFacts, read_data
 from tuner.space.document import (
@@ -53,6 +53,7 @@ KEYS = (
     "baseline",
     "apply",
     "command",
+    "program",
     "cwd",
     "env",
     "samples_per_step",
@@ -141,7 +142,7 @@ class _Reader:
         """The workload's name; that of a space with a command need not be written."""
         entry = self.entries.get("workload")
         text = entry.value.value if entry and isinstance(entry.value, ScalarNode) else ""
-        if "command" in self.entries:
+        if COMMAND in self.entries or PROGRAM in self.entries:
             if entry and text != COMMAND:
                 hint = f"leave one of them out, or write workload: {COMMAND}"
                 self.problems.add(entry.value, "there is a command too", at="workload", hint=hint)

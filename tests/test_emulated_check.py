@@ -1,0 +1,177 @@
+"""`tuner check` on real programs: it runs them on an emulated GPU, and changes nothing of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.emulating import needs_emulator
+
+MIB = 1 << 20
+
+LOOP = """\
+import argparse
+import torch
+from torch import nn
+
+ACCUMULATION = 1
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=64)
+    return parser.parse_args()
+
+args = parse()
+model = nn.Sequential(nn.Embedding(1000, 1024), nn.Linear(1024, 1024), nn.ReLU()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+grad_accum = ACCUMULATION
+while True:
+    for _ in range(grad_accum):
+        tokens = torch.randint(0, 1000, (args.batch_size, 1024)).cuda()
+        outputs = model(tokens)
+        (outputs.mean() / grad_accum).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def check(folder: Path, *words: str, gpu_memory: str | None = None) -> Any:
+    """What `tuner check --json` answers; its exit code is "exit"."""
+    memory = ["--gpu-memory", gpu_memory] if gpu_memory else []
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", "check", "--gpu", "t4", "--json", *memory, "--", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+    assert ran.stdout, ran.stderr
+    return {**json.loads(ran.stdout), "exit": ran.returncode, "stderr": ran.stderr}
+
+
+@needs_emulator
+def test_a_program_that_does_not_fit_gets_a_change_that_does(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(LOOP)
+    found = check(tmp_path, "train.py", gpu_memory="1GiB")
+
+    assert (found["exit"], found["fits"], found["source"]) == (1, False, "emulated")
+    assert found["needed"]["fits"] is False
+    assert found["needed"]["devices"][0]["peak_allocated_bytes"] > 700 * MIB
+    suggestion = found["suggestion"]
+    assert suggestion["found"]["fits"] is True
+    size, rounds = suggestion["values"]["micro_batch"], suggestion["values"]["grad_accum"]
+    assert size * rounds == 64
+    assert size < 64
+    assert "-    parser.add_argument(\"--batch-size\", type=int, default=64)" in suggestion[
+        "difference"
+    ].splitlines()  # fmt: skip
+    assert f"+ACCUMULATION = {rounds}" in suggestion["difference"].splitlines()
+    assert program.read_text() == LOOP
+    assert {path.name for path in tmp_path.iterdir()} <= {"train.py", "__pycache__"}
+
+
+@needs_emulator
+def test_the_command_line_is_changed_where_it_sets_the_value(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    found = check(tmp_path, "train.py", "--batch-size", "128", gpu_memory="1GiB")
+
+    [size] = [found["suggestion"]["values"]["micro_batch"]]
+    assert f"+$ {sys.executable} train.py --batch-size {size}" in found["suggestion"]["difference"]
+    assert found["suggestion"]["found"]["inputs"][0] == [size, 1024]
+
+
+@needs_emulator
+def test_a_notebook_runs_and_its_lines_are_those_of_its_cells(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": ["# Training"]},
+        {"cell_type": "code", "source": ["!pip install something\n", "BATCH = 8"]},
+        {
+            "cell_type": "code",
+            "source": LOOP.replace("args.batch_size", "BATCH").replace("args = parse()\n", ""),
+        },
+    ]
+    path = tmp_path / "run.ipynb"
+    path.write_text(json.dumps({"cells": cells, "nbformat": 4, "metadata": {}}))
+    found = check(tmp_path, "run.ipynb")
+
+    assert (found["exit"], found["fits"]) == (0, True)
+    lines = {row["line"] for row in found["program"]["devices"][0]["allocations"]}
+    assert "run.ipynb[3]:12" in lines, lines  # the model
+    assert found["program"]["inputs"] == [[8, 1024]]
+
+
+TRAINER = """\
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+{before}
+class Data(Dataset):
+    def __len__(self):
+        return 4096
+    def __getitem__(self, index):
+        row = torch.full((128,), index % 100)
+        return {{"input_ids": row, "labels": row}}
+
+config = LlamaConfig(
+    hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=4, vocab_size=1000, use_cache=False,
+)
+model = LlamaForCausalLM(config)
+arguments = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=8,
+    gradient_accumulation_steps=4,
+    gradient_checkpointing={checkpointing},
+    max_steps=50,
+    report_to="none",
+    save_strategy="no",
+)
+{after}
+Trainer(model=model, args=arguments, train_dataset=Data()).train()
+"""
+
+
+@needs_emulator
+def test_settings_are_told_as_they_reach_the_trainer(tmp_path: Path) -> None:
+    after = "arguments.gradient_accumulation_steps = 2"
+    (tmp_path / "train.py").write_text(TRAINER.format(before="", after=after, checkpointing=True))
+    found = check(tmp_path, "train.py")
+
+    settings = found["settings"]
+    assert settings["micro_batch"]["arrived"] == settings["micro_batch"]["value"] == 8
+    assert (settings["grad_accum"]["value"], settings["grad_accum"]["arrived"]) == (4, 2)
+    assert found["program"]["settings"]["use_reentrant"] is False
+    assert found["program"]["inputs"] == [[8, 128], [8, 128]]
+
+
+@needs_emulator
+def test_a_change_that_does_not_arrive_is_never_suggested(tmp_path: Path) -> None:
+    after = "model.gradient_checkpointing_enable()\narguments.gradient_checkpointing = True"
+    (tmp_path / "train.py").write_text(TRAINER.format(before="", after=after, checkpointing=True))
+    found = check(tmp_path, "train.py")
+
+    assert any("gradient_checkpointing=false does nothing" in note for note in found["notes"])
+    values = (found["suggestion"] or {"values": {}})["values"]
+    assert "gradient_checkpointing" not in values
+
+
+@needs_emulator
+@pytest.mark.parametrize("answer", ["text", "json"])
+def test_an_error_of_the_program_is_shown(tmp_path: Path, answer: str) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\ntorch.ones(1).cuda()\nraise OSError('no data')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", "check", "--gpu", "t4", "train.py"]
+        + (["--json"] if answer == "json" else []),
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert "no data" in ran.stdout
