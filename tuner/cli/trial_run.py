@@ -67,10 +67,10 @@ class TrialOptions:
     gpu_name: str | None
     gpu_memory: int | None
     memory_limit: int | None
-    budget: float | None
-    timeout: float | None
+    budget_s: float | None
+    timeout_s: float | None
     weights: str | None
-    wait: float | None
+    wait_s: float | None
     whole_steps: bool
     lengths: str | None
     data: DataFile
@@ -201,10 +201,10 @@ def run_trial(
         ).prediction
     job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     options = trials_on.options(
-        budget_s=question.budget,
-        timeout_s=question.timeout,
+        budget_s=question.budget_s,
+        timeout_s=question.timeout_s,
         weights=question.weights,
-        wait_for_device_s=question.wait,
+        wait_for_device_s=question.wait_s,
         whole_steps=question.whole_steps,
         lengths=question.lengths,
     )
