@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from tune_fakes import FakeSpace, outcome_of, record_of
 
 from tuner.errors import InputError
-from tuner.records import Configuration, Outcome, Status
+from tuner.records import Configuration, Outcome, Status, TrialRecord
 from tuner.tune.candidates import Candidates
 from tuner.tune.request import SEARCHERS, check_searcher
 from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror, score
@@ -125,6 +125,13 @@ def test_known_records_are_taught_and_not_proposed():
     for configuration in ALL[:-3]:
         adapter.tell(record_of(configuration))
     assert {c.key for c in run(adapter, 10)} == {c.key for c in ALL[-3:]}
+
+
+def test_records_of_a_searcher_that_has_no_name_any_more_are_taught():
+    adapter = make("tpe")
+    written = {**record_of(ALL[0]).to_dict(), "searcher": "nsga2"}
+    adapter.tell(TrialRecord.from_dict(written))
+    assert ALL[0] not in run(adapter, len(ALL))
 
 
 def test_nearest_candidate_keeps_what_was_valid():
