@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner import host
 from tuner.cli.comparison import more_text, params_text, print_comparison, print_ran
@@ -48,9 +48,6 @@ from tuner.space.data import DataFacts
 from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.terminal.render import echo, print_fields, settings_text
 from tuner.units import format_duration, format_size
-
-if TYPE_CHECKING:
-    from tuner.runner.emulated import EmulatedRunner
 
 Evidence = Prediction | Measurement
 
@@ -220,9 +217,7 @@ def _gpus(space: SearchSpace, configuration: Configuration) -> int:
     return gpus_per_trial(configuration) if space.predictable else 1
 
 
-def _runner(
-    job: TrialJob, options: MeasureOptions, trials_on: Measuring
-) -> IsolatedRunner | EmulatedRunner:
+def _runner(job: TrialJob, options: MeasureOptions, trials_on: Measuring) -> IsolatedRunner:
     environment = trial_environment(trials_on.threads)
     if trials_on.emulated and not is_emulated():
         from tuner.runner.emulated import EmulatedRunner
