@@ -35,7 +35,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "double_quant": (True, False),
     "compute_dtype": ("auto", "auto", "fp32", "fp16"),
     "kbit_preparation": ("peft", "trl", "none"),
-    "loss": ("transformers", "transformers", "transformers_4_46", "transformers_4_45", "unwidened"),
+    "loss": ("transformers",) * 2 + ("transformers_4_46",) * 3,
     "fused_loss": (False, False, False, True),
     "training_loop": ("trainer", "trainer", "function", "loop"),
 }

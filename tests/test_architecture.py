@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tuner.cli.main import COMMANDS, module_of
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tuner").rglob("*.py"))
+TUNE = ROOT / "tuner" / "tune"
 
 # From the bottom up; a layer imports from itself and from what stands above it in this list.
 LAYERS = (
@@ -151,6 +153,14 @@ def test_ray_and_optuna_stay_in_tune():
         if name.split(".")[0] in {"ray", "optuna"} and package_of(module_name(path)) != "tune"
     ]
     assert not wrong
+
+
+def test_private_parts_of_ray_are_named_in_one_module():
+    private = re.compile(r"\bray\._|\b_actor_cache\b|\b_internal_kv|\b_global_node\b")
+    named = {path.name for path in FILES if private.search(path.read_text())}
+    assert named == {"ray_private.py"}
+    tested = re.search(r"Tested with Ray ([0-9.]+)\. ", (TUNE / "ray_private.py").read_text())
+    assert f"\nray=={tested[1]}." in (ROOT / "constraints.txt").read_text()
 
 
 def test_heavy_libraries_are_imported_where_they_are_used():

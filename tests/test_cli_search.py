@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def options(**changes) -> SearchOptions:
-    values = {"trials": 4, "seed": 0, "time_limit": None, "margin": None, "searcher": "tpe",
+    values = {"trials": 4, "seed": 0, "time_limit_s": None, "margin": None, "searcher": "tpe",
               "workers": None, "fresh": False, "address": None, "where": (),
               "settings": {}}  # fmt: skip
     return SearchOptions(**{**values, **changes})

@@ -175,6 +175,7 @@ class TestVersions:
             ("2.13.0+cpu", "2.13.0", False, False),
             ("2.13.4", "2.13.0", False, False),
             ("10.0", "9.9", False, True),
+            ("2.13.0a0+nv26.1", "2.13", False, False),
         ],
     )
     def test_numbers_are_compared_as_numbers(self, one, other, older, differs):

@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from faulty_training import COUNTER, FAULTS, PIDS, TOO_MUCH_BYTES
@@ -228,7 +229,7 @@ def test_a_hundred_trials_in_random_order_leave_nothing(runner, folder):
         check(fault, outcome)
     assert len(outcomes) == TRIALS
     assert runner.warm_pid == warm
-    assert processes.children_of(warm) == []
+    assert psutil.Process(warm).children() == []
     assert processes.marked(mark_of(warm)) == [warm]
     pids = [int(pid) for pid in (folder / "pids").read_text().split()]
     assert len(pids) >= 8

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from runner_bodies import CLOCK, JumpingClock
 
@@ -157,7 +158,7 @@ def test_a_hanging_trial_dies_with_all_its_helpers(runner, time_is_up):
     assert f"{LONG_S:g} s" in outcome.message
     assert len(notes["pids"]) == 4
     assert not any(map(alive, notes["pids"]))
-    assert processes.children_of(runner.warm_pid) == []
+    assert psutil.Process(runner.warm_pid).children() == []
 
 
 def test_helpers_of_a_trial_that_ended_well_die_too(runner):

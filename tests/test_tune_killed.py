@@ -181,6 +181,6 @@ def test_a_search_whose_process_is_killed_ends_or_runs_again_to_the_same_front(
 @pytest.mark.skipif(
     "TUNER_KILL_TEN_TIMES" not in os.environ, reason="two minutes: set TUNER_KILL_TEN_TIMES=1"
 )
-@pytest.mark.parametrize("searcher", ["guided", "tpe", "nsga2"])
+@pytest.mark.parametrize("searcher", ["guided", "tpe", "optuna.samplers:NSGAIISampler"])
 def test_killed_ten_times_it_ends_as_if_undisturbed(tmp_path_factory, searcher):
     check(tmp_path_factory.mktemp("k"), kills=10, searcher=searcher)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from estimate_samples import BASE, configuration, tiny_config
 
+from benchmarks.accuracy import losses
 from tuner.errors import InputError
 from tuner.records import Configuration
 from tuner.space.optimizers import OPTIMIZERS
@@ -156,6 +157,7 @@ def test_odd_numbers_of_weights_fill_their_last_byte():
 
 @pytest.mark.parametrize("name", ["transformers_4_46", "transformers_4_45", "unwidened"])
 def test_every_way_to_the_loss_comes_to_the_same_loss(name):
+    losses.register()
     torch.manual_seed(0)
     model = build().train()
     tokens = torch.randint(0, 320, (2, 24))

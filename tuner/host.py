@@ -1,4 +1,8 @@
-"""What the operating system says of this machine: its processor, and what a process may use."""
+"""What the operating system says of this machine: its processor, and what a process may use.
+
+Read from the kernel's files: the commands that only read results load this module, and psutil would
+be a good part of their time. It has no processor's name, no container's limit and no peak either.
+"""
 
 from __future__ import annotations
 
@@ -114,6 +118,11 @@ def resident_bytes() -> int:
 def peak_resident_bytes() -> int:
     """The most that was resident since the process began, or since the peak was set back."""
     return _own_fact("VmHWM:")
+
+
+def data_bytes() -> int:
+    """What this process has asked for of its own (VmData), which RLIMIT_DATA limits."""
+    return _own_fact("VmData:")
 
 
 def _own_fact(name: str) -> int:

@@ -64,7 +64,7 @@ def _task(case: Case) -> _Task:
 
 def _predict(task: _Task) -> Predicted:
     # torch and transformers are loaded in the worker processes only.
-    from benchmarks.accuracy.attention import register
+    from benchmarks.accuracy import attention, losses
     from benchmarks.accuracy.caching import CachingWorkload
     from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload
     from tuner.estimators.predict import resolve_subject
@@ -72,7 +72,8 @@ def _predict(task: _Task) -> Predicted:
     from tuner.estimators.replay.memory import peak_memory
     from tuner.estimators.tracing.trace import trace
 
-    register()
+    attention.register()
+    losses.register()
     gpu = get_gpu(task.gpu, extra=GPUS)
     subject = resolve_subject("causal_lm", task.model)
     workload: Any = subject.workload

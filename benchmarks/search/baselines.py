@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from benchmarks.search.replay import Asked
+from benchmarks.search.samplers import CLASSES
 from benchmarks.search.scenarios import BATCH, Trial
 from benchmarks.search.tables import DEVICE, SAMPLES_PER_S, Table
 from tuner.estimators.shortlist import shortlist
@@ -160,9 +161,10 @@ class BatchFinder(Measured):
 
 
 def optuna_searcher(name: str, table: Table, *, seed: int, trials: int) -> Proposed:
-    """One of Optuna's samplers, by the name that `tuner search --searcher` has for it."""
+    """One of Optuna's samplers, by its name in the tables."""
     candidates = Candidates(table.configurations, table.knobs)
-    return Proposed(table, SamplerAdapter(candidates, sampler=name, seed=seed, trials=trials))
+    sampler = CLASSES.get(name, name)
+    return Proposed(table, SamplerAdapter(candidates, sampler=sampler, seed=seed, trials=trials))
 
 
 SHORTLIST_SHARE = 0.75

@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import optuna
 
+from benchmarks.search.samplers import CLASSES
 from tuner.gpus import Gpu, get_gpu
 from tuner.records import Configuration, Measurement, Memory, Outcome, Prediction, Speed, Status
 from tuner.runner.base import TrialRunner
@@ -32,6 +33,7 @@ from tuner.workloads.memory_order import memory_order
 
 DECISIONS = 30
 SAMPLERS = ("guided", "tpe", "nsga2", "random", "grid")
+"""By the names that the tables have for them."""
 
 
 def main() -> None:
@@ -64,14 +66,14 @@ def decisions_s(space: SearchSpace, gpu: Gpu, sampler: str, trials: int) -> list
         gpu=gpu,
         runner_factory=no_runner,
         trials=trials + 2 * DECISIONS,
-        searcher=sampler,
+        searcher=CLASSES.get(sampler, sampler),
         trial_device=TrialDevice(gpu.name),
         predictions=predictions,
         run_id="r",
     )
     adapter = SamplerAdapter(
         Candidates(configurations, tuple(space.knobs)),
-        sampler=sampler,
+        sampler=request.searcher,
         seed=0,
         trials=request.trials,
         knowledge=Knowledge(list(predictions.values()), memory_order(space.workload)),

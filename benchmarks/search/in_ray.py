@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.search.decisions import SAMPLERS, predicted
+from benchmarks.search.samplers import CLASSES
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Outcome, Prediction, Source, Status
 from tuner.runner.base import PLAIN, Instructions
@@ -87,7 +88,7 @@ def timed(
                 gpu=gpu,
                 runner_factory=Echo(gpu_id),
                 trials=trials,
-                searcher=sampler,
+                searcher=CLASSES.get(sampler, sampler),
                 predictions={c.key: predicted(c, gpu) for c in space.configurations()},
                 workload=space.workload,
                 max_concurrent=1,

@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.search.scenarios import Scenario, Trial
 from benchmarks.search.tables import Floats
+from tuner.tune.guided_gain import staircase
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,7 @@ def fewest(speed: Floats, size: Floats, limit: float, share: float) -> int:
     By dynamic programming over the front from its large end: the most that a number of points,
     of which a given one is the smallest, cover (Auger, Bader, Brockhoff and Zitzler 2009).
     """
-    order = np.lexsort((-speed, size))
-    speed, size = speed[order], size[order]
-    kept = np.flatnonzero(np.diff(np.maximum.accumulate(speed), prepend=-np.inf) > 0)
+    kept = staircase(speed, size)
     speed, size = speed[kept], size[kept]
     covered = speed * (limit - size)
     whole = hypervolume(speed, size, limit)

@@ -294,7 +294,10 @@ BAD_INPUT = {
     "unknown command": (["serach"], ["'serach'", "'search'"]),
     "unknown option": (["search", "--spcae", "x"], ["'--spcae'", "'--space'"]),
     "missing option": (["search", "--space", "tiny.yaml"], ["--gpu"]),
-    "unknown searcher": (["search", *TARGET, "--searcher", "tpee"], ["tpee", "nsga2"]),
+    "unknown searcher": (
+        ["search", *TARGET, "--searcher", "tpee"],
+        ["tpee", "grid", "package.module:Class"],
+    ),
     "no trials": (["search", *TARGET, "--trials", "0"], ["0", "x>=1"]),
     "unknown space": (
         ["search", "--space", "qlora27", "--gpu", "a6000"],

@@ -281,12 +281,14 @@ def test_a_value_is_written_or_named_as_left_out(name):
 
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_what_is_left_out_is_said_in_the_file_too(name):
-    exported = export(name, subject(optimizer="sgd", loss="unwidened", kbit_preparation="none"))
+    exported = export(
+        name, subject(optimizer="sgd", loss="transformers_4_46", kbit_preparation="none")
+    )
     has_comments = FORMATS[name].suffix in (".yaml", ".py")
     for line in exported.left_out if has_comments else ():
         assert f"#   {line}" in exported.text
     if name != "command":
-        assert any(line.startswith("loss = unwidened") for line in exported.left_out)
+        assert any(line.startswith("loss = transformers_4_46") for line in exported.left_out)
 
 
 def test_every_name_of_the_vocabulary_is_accounted_for():

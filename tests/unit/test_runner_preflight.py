@@ -156,8 +156,3 @@ def test_on_the_cpu_the_limit_must_be_free(install):
     assert wait("cpu", memory_limit_bytes=2**20)
     with pytest.raises(UnavailableError, match="memory are free on this machine"):
         wait("cpu", memory_limit_bytes=2**60)
-
-
-def test_without_facts_about_memory_nothing_is_refused(install, tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "_MEMORY_FACTS", tmp_path / "none")
-    assert wait("cpu", memory_limit_bytes=2**60)

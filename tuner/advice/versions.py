@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "ray", "optuna", "nvidia-ml-py")
 """Those on which a trial, a prediction or a search depends."""
@@ -14,7 +16,6 @@ _PLACES = (
     Path(__file__).parents[1] / "constraints.txt",  # in an installed package
     Path(__file__).parents[2] / "constraints.txt",  # in the source tree
 )
-_LEAST = re.compile(r"^([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?>=([0-9.]+)")
 
 
 def installed() -> dict[str, str | None]:
@@ -42,20 +43,21 @@ def least() -> dict[str, str]:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Whether `version` comes before `other`, by their numbers ("2.9" before "2.13")."""
-    return _numbers(version) < _numbers(other)
+    """Whether `version` comes before `other`, by their numbers: "2.13.0a0" is as old as "2.13"."""
+    return Version(Version(version).base_version) < Version(Version(other).base_version)
 
 
 def differs(version: str, other: str) -> bool:
     """Whether major or minor number differ: the third changes no results."""
-    return _numbers(version)[:2] != _numbers(other)[:2]
+    one, two = Version(version), Version(other)
+    return (one.major, one.minor) != (two.major, two.minor)
 
 
 def _bounds(requirements: list[str]) -> Iterator[tuple[str, str]]:
-    for text in requirements:
-        match = _LEAST.match(text)
-        if match and "extra ==" not in text:
-            yield match.group(1).lower(), match.group(2)
+    for needed in map(Requirement, requirements):
+        for bound in needed.specifier if needed.marker is None else ():
+            if bound.operator == ">=":
+                yield needed.name.lower(), bound.version
 
 
 def _version(name: str) -> str | None:
@@ -63,10 +65,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(text) for text in re.findall(r"\d+", version.partition("+")[0]))
 
 
 Versions = Mapping[str, str | None]

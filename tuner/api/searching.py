@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,16 +9,15 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from tuner.api.listening import listener_of
 from tuner.api.result import SearchResult, SearchResults
-from tuner.api.values import as_bytes, as_share, as_texts
+from tuner.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.engine.device import find_gpu, with_profile
 from tuner.engine.estimate import Estimate, estimate_configuration, one_configuration
 from tuner.engine.margin import parse_margin
-from tuner.engine.measuring import Mode
 from tuner.engine.plan import SearchOptions, make_plans
 from tuner.engine.quiet import quiet_libraries
 from tuner.engine.search import run_plans
 from tuner.engine.targets import ALL, gpu_names, load_targets, searched_targets
-from tuner.errors import InputError
+from tuner.errors import InputError, nearest
 from tuner.gpus import LIMIT_OF_TYPE
 from tuner.records import KnobValue
 from tuner.space import SearchSpace
@@ -85,43 +83,12 @@ def search(
 ) -> SearchResults: ...
 
 
-def search(  # noqa: PLR0913 - one argument for each option of the command
+def search(
     space: str | Path | SearchSpace,
     *,
     gpu: str | list[str] | tuple[str, ...],
     results: str | Path | None = None,
-    model: str | None = None,
-    trials: int = 40,
-    where: str | Sequence[str] = (),
-    settings: Mapping[str, KnobValue] | None = None,
-    objectives: str | Sequence[str] = (),
-    margin: float | str | None = None,
-    mode: Literal["auto", "measure", "emulate", "predict"] = "auto",
-    address: str | None = None,
-    workers: int | None = None,
-    seed: int = 0,
-    searcher: str = "guided",
-    time_limit_s: float | None = None,
-    gpu_hours: float | None = None,
-    max_cost_usd: float | None = None,
-    min_gain: float | None = None,
-    fresh: bool = False,
-    study: str | Path | None = None,
-    track: str | Sequence[str] = (),
-    metrics_port: int | None = None,
-    dashboard: bool = False,
-    gpu_memory: int | str | None = None,
-    price: float | None = None,
-    memory_limit: int | str | None = None,
-    budget_s: float | None = None,
-    timeout_s: float | None = None,
-    wait_s: float | None = None,
-    weights: str | None = None,
-    lengths: Literal["full", "data"] | None = None,
-    whole_steps: bool = False,
-    verify: bool = True,
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
+    **arguments: Unpack[SearchArguments],
 ) -> SearchResult | SearchResults:
     """Search a space for the fastest configuration that fits a GPU: `tuner search`.
 
@@ -145,9 +112,11 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
       same knobs; `settings` hold knobs at values; `objectives` are what the front is over.
     - `margin` is the memory that is to stay free: a fraction, or text such as "3%" or "2GiB".
     - `mode` "measure" insists on real trials, "emulate" runs them on emulated GPUs, "predict" runs
-      none. `workers` trials run at once. `verify=False` leaves out the verification.
-    - The budget: `trials` configurations of each type, known ones included; `time_limit_s` for
-      all types together; `gpu_hours`, `max_cost_usd` and `min_gain` (a fraction) for each.
+      none, and "auto", the default, measures where there is such a GPU. `workers` trials run at
+      once. `verify=False` leaves out the verification.
+    - The budget: `trials` configurations of each type, by default 40, known ones included;
+      `time_limit_s` for all types together; `gpu_hours`, `max_cost_usd` and `min_gain` (a
+      fraction) for each. `searcher` proposes them, by default "guided", with the random `seed` 0.
     - `fresh` begins a new journal and keeps the old one; `study` is a file for optuna-dashboard;
       `track`, `metrics_port` and `dashboard` let others watch, as the options of the same names do.
     - `gpu_memory` and `price` (USD an hour) replace the catalogue's, of one type; `memory_limit`
@@ -160,56 +129,29 @@ def search(  # noqa: PLR0913 - one argument for each option of the command
     Ctrl-C ends the search; what was done until then is returned, and `interrupted` is true.
 
     Raises `InputError` for what is wrong with the arguments, `UnavailableError` for what is
-    missing here, and `NothingFitsError` where no type can run or is predicted to fit anything.
+    missing here, and `NothingFitsError` where no type can run or is predicted to fit anything;
+    `TypeError` for the name of an argument that there is none of.
     Where trials ran and none fits, the result has an empty front.
     """
-    if mode not in tuple(Mode):
-        raise InputError(f"unknown mode {mode!r}", hint=f"allowed: {', '.join(Mode)}")
+    given: dict[str, Any] = dict(arguments)
+    _check_names(given)
+    listener = listener_of(given.pop("progress", None), given.pop("on_progress", None))
+    call = _call(space, gpu, given)
     names, several = _gpu_names(gpu)
     folder, kept = _folder(results)
     targets = load_targets(
         _named(space),
         names,
-        model=model,
+        model=given.pop("model", None),
         results=folder,
-        gpu_memory=as_bytes(gpu_memory, "gpu_memory"),
-        price=price,
-        address=address,
+        gpu_memory=as_bytes(given.pop("gpu_memory", None), "gpu_memory"),
+        price=given.pop("price", None),
+        address=given.get("address"),
     )
-    limit = LIMIT_OF_TYPE if memory_limit == "auto" else as_bytes(memory_limit, "memory_limit")
-    options = SearchOptions(
-        trials=trials,
-        seed=seed,
-        time_limit=time_limit_s,
-        margin=as_share(margin, "margin"),
-        searcher=searcher,
-        workers=workers,
-        fresh=fresh,
-        address=address,
-        where=as_texts(where),
-        settings=dict(settings or {}),
-        mode=Mode(mode),
-        memory_limit=limit,
-        budget=budget_s,
-        timeout=timeout_s,
-        weights=weights,
-        wait=wait_s,
-        lengths=lengths,
-        whole_steps=whole_steps,
-        verify=verify,
-        gpu_hours=gpu_hours,
-        max_cost=max_cost_usd,
-        min_gain=min_gain,
-        study=Path(study) if study is not None else None,
-        track=as_texts(track),
-        metrics_port=metrics_port,
-        dashboard=dashboard,
-        objectives=as_texts(objectives),
-    )
-    listener = listener_of(progress, on_progress)
+    options = SearchOptions(**{name: _as_option(name, value) for name, value in given.items()})
     with quiet_libraries():
         plans = make_plans(targets, options, listener)
-        found = run_plans(plans, command=_call(space, names, options), listener=listener)
+        found = run_plans(plans, command=call, listener=listener)
     if several:
         return SearchResults.of(found, kept=kept)
     return SearchResult.of(found[0], kept=kept)
@@ -324,17 +266,39 @@ def _folder(results: str | Path | None) -> tuple[Path, tempfile.TemporaryDirecto
     return Path(kept.name), kept
 
 
-def _call(space: str | Path | SearchSpace, names: Sequence[str], options: SearchOptions) -> str:
-    """The call that repeats this search, for the report: what differs from the defaults."""
-    given = space if isinstance(space, str) else str(getattr(space, "path", None) or space)
-    renamed = {
-        "time_limit": "time_limit_s", "max_cost": "max_cost_usd", "budget": "budget_s",
-        "timeout": "timeout_s", "wait": "wait_s",
-    }  # fmt: skip
-    parts = [repr(given), f"gpu={names[0]!r}" if len(names) == 1 else f"gpu={list(names)!r}"]
-    for field in dataclasses.fields(SearchOptions):
-        value = getattr(options, field.name)
-        if value not in (getattr(SearchOptions(), field.name), ()):
-            plain: Any = str(value) if isinstance(value, Path) else value
-            parts.append(f"{renamed.get(field.name, field.name)}={plain!r}")
+def _check_names(given: Mapping[str, object]) -> None:
+    """Raise `TypeError` for an argument that there is none of, as Python does."""
+    for name in given:
+        if name not in SearchArguments.__annotations__:
+            close = nearest(name, SearchArguments.__annotations__)
+            meant = f"did you mean {close!r}?" if close else "help(tuner.search) lists them"
+            raise TypeError(f"search() got an unexpected keyword argument {name!r}; {meant}")
+
+
+def _as_option(name: str, value: Any) -> Any:
+    """The value of an argument as `SearchOptions` has it. Raises `InputError` for what is none."""
+    match name:
+        case "where" | "track" | "objectives":
+            value = as_texts(value)
+        case "settings":
+            value = dict(value or {})
+        case "mode":
+            value = as_mode(value)
+        case "margin":
+            value = as_share(value, name)
+        case "memory_limit":
+            value = LIMIT_OF_TYPE if value == "auto" else as_bytes(value, name)
+        case "study":
+            value = None if value is None else Path(value)
+    return value
+
+
+def _call(
+    space: str | Path | SearchSpace, gpu: str | Sequence[str], given: Mapping[str, object]
+) -> str:
+    """The call that repeats this search, for the report."""
+    path = space if isinstance(space, str) else str(getattr(space, "path", None) or space)
+    parts = [repr(path), f"gpu={gpu!r}"]
+    for name, value in given.items():
+        parts.append(f"{name}={(str(value) if isinstance(value, Path) else value)!r}")
     return f"tuner.search({', '.join(parts)})"

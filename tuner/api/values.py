@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tuner.engine.measuring import Mode
 from tuner.errors import InputError
 from tuner.units import parse_bytes
 
@@ -36,3 +37,10 @@ def as_share(value: float | str | None, name: str) -> str | None:
 def as_texts(value: str | Iterable[str]) -> tuple[str, ...]:
     """One text or several as a tuple."""
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def as_mode(value: str) -> Mode:
+    """How trials run. Raises `InputError` for a word that says no such thing."""
+    if value not in tuple(Mode):
+        raise InputError(f"unknown mode {value!r}", hint=f"allowed: {', '.join(Mode)}")
+    return Mode(value)

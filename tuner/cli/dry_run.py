@@ -125,7 +125,7 @@ def _total_text(plan: SearchPlan, found: Preview) -> str:
 
 def _too_long_text(plan: SearchPlan, found: Preview) -> str:
     """Trials that a device would be at when their time is over."""
-    timeout_s = plan.options.timeout or LONGEST_S
+    timeout_s = plan.options.timeout_s or LONGEST_S
     long = sum(trial.device_s > timeout_s for trial in found.trials)
     if not long:
         return ""

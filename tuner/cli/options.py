@@ -233,6 +233,7 @@ def measure_options(function: _Decorated) -> _Decorated:
         ),
         click.option(
             "--wait",
+            "wait_s",
             cls=RareOption,
             type=DurationType(),
             metavar="TIME",
@@ -247,12 +248,14 @@ def measure_options(function: _Decorated) -> _Decorated:
         ),
         click.option(
             "--timeout",
+            "timeout_s",
             type=DurationType(),
             metavar="TIME",
             help="Stop a real trial after this time. [default: 10min, then by its pace]",
         ),
         click.option(
             "--budget",
+            "budget_s",
             type=DurationType(),
             metavar="TIME",
             help="Time for the timed steps of a real trial; less where the rate is certain "

@@ -55,8 +55,6 @@ class SearcherType(click.ParamType[str]):
 
 def _search_options(function: _Decorated) -> _Decorated:
     """How to search; the options that no other command has."""
-    # Plain data, without Ray.
-
     for option in (
         click.option(
             "--memory-limit", cls=RareOption, type=MemoryLimitType(), metavar="SIZE",
@@ -117,7 +115,7 @@ def _search_options(function: _Decorated) -> _Decorated:
             help="Stop when no trial is expected to gain this, as 1%.",
         ),
         click.option(
-            "--max-cost", type=AmountType(), metavar="USD",
+            "--max-cost", "max_cost_usd", type=AmountType(), metavar="USD",
             help="Limit on the cost of the trials' GPU time.",
         ),
         click.option(
@@ -125,7 +123,7 @@ def _search_options(function: _Decorated) -> _Decorated:
             help="Limit on the trials' GPU time, known trials included.",
         ),
         click.option(
-            "--time-limit", type=DurationType(), metavar="TIME",
+            "--time-limit", "time_limit_s", type=DurationType(), metavar="TIME",
             help="Limit on the search, such as 90s, 5min or 1h.",
         ),
         click.option(

@@ -71,7 +71,7 @@ def _limits_text(plan: SearchPlan) -> str:
     options = plan.options
     limits = {
         "{:g} GPU hours": options.gpu_hours,
-        "{:g} USD": options.max_cost,
+        "{:g} USD": options.max_cost_usd,
     }
     texts = [text.format(value) for text, value in limits.items() if value is not None]
     if texts and (plan.trial_device is None or plan.trial_device.emulated):
@@ -119,7 +119,7 @@ def stopped_text(options: SearchOptions, stopped_by: str) -> str:
     """Why a search ended, where that is not the number of trials."""
     limits = {
         "gpu_hours": options.gpu_hours,
-        "max_cost": options.max_cost,
+        "max_cost": options.max_cost_usd,
         "min_gain": options.min_gain and 100 * options.min_gain,
     }
     text = {

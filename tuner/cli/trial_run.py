@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner import host
 from tuner.cli.comparison import more_text, params_text, print_comparison, print_ran
@@ -49,9 +49,6 @@ from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.terminal.render import echo, print_fields, settings_text
 from tuner.units import format_duration, format_size
 
-if TYPE_CHECKING:
-    from tuner.runner.emulated import EmulatedRunner
-
 Evidence = Prediction | Measurement
 
 
@@ -67,10 +64,10 @@ class TrialOptions:
     gpu_name: str | None
     gpu_memory: int | None
     memory_limit: int | None
-    budget: float | None
-    timeout: float | None
+    budget_s: float | None
+    timeout_s: float | None
     weights: str | None
-    wait: float | None
+    wait_s: float | None
     whole_steps: bool
     lengths: str | None
     data: DataFile
@@ -201,10 +198,10 @@ def run_trial(
         ).prediction
     job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     options = trials_on.options(
-        budget_s=question.budget,
-        timeout_s=question.timeout,
+        budget_s=question.budget_s,
+        timeout_s=question.timeout_s,
         weights=question.weights,
-        wait_for_device_s=question.wait,
+        wait_for_device_s=question.wait_s,
         whole_steps=question.whole_steps,
         lengths=question.lengths,
     )
@@ -220,9 +217,7 @@ def _gpus(space: SearchSpace, configuration: Configuration) -> int:
     return gpus_per_trial(configuration) if space.predictable else 1
 
 
-def _runner(
-    job: TrialJob, options: MeasureOptions, trials_on: Measuring
-) -> IsolatedRunner | EmulatedRunner:
+def _runner(job: TrialJob, options: MeasureOptions, trials_on: Measuring) -> IsolatedRunner:
     environment = trial_environment(trials_on.threads)
     if trials_on.emulated and not is_emulated():
         from tuner.runner.emulated import EmulatedRunner

@@ -19,8 +19,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from tuner.emulator.toolchain import TorchBuild, find_compiler
 from tuner.errors import UnavailableError
+from tuner.estimators.cache import user_cache
 
 SOURCES = Path(__file__).with_name("device")
 CORE = "libtuner_device.so"
@@ -111,11 +114,10 @@ def _cache_folder() -> Path:
     named = os.environ.get("TUNER_CACHE")
     if named and named != "off":
         return Path(named) / "emulator"
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "tuner" / "emulator"
-    except RuntimeError:  # no home directory, as in some containers
+    folder = user_cache()
+    if folder is None:
         return Path(tempfile.gettempdir()) / f"tuner-emulator-{os.getuid()}"
+    return folder / "emulator"
 
 
 def _real_libraries(torch: TorchBuild) -> list[_Real]:
@@ -287,9 +289,8 @@ def _version_flags(torch: TorchBuild) -> list[str]:
         for name in (f"{package}-cu{major}", package):
             found = next(iter(metadata.distributions(name=name, path=[str(torch.site)])), None)
             if found is not None:
-                numbers = [int(n) for n in re.findall(r"\d+", found.version)[:3]]
-                numbers += [0] * (3 - len(numbers))
-                value = numbers[0] * scale + numbers[1] * 100 + numbers[2]
+                there = Version(found.version)
+                value = there.major * scale + there.minor * 100 + there.micro
                 flags.append(f"-DEMU_{library}_VERSION={value}")
                 break
     return flags

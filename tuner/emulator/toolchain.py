@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from packaging.version import Version
+
 from tuner.errors import UnavailableError
 
 OLDEST_TORCH = (2, 8)
@@ -49,7 +51,7 @@ def find_torch(python: str = sys.executable) -> TorchBuild:
             hint="install the CUDA build: pip install 'torch===2.13.0'",
         )
     text = (folder / "version.py").read_text(encoding="utf-8")
-    version = _value(text, "__version__") or "unknown"
+    version = _value(text, "__version__") or "0"
     cuda = _value(text, "cuda")
     if cuda is None:
         plain = version.partition("+")[0]
@@ -58,8 +60,7 @@ def find_torch(python: str = sys.executable) -> TorchBuild:
             hint=f"install it over this one: pip install --force-reinstall --no-deps"
             f" 'torch==={plain}' && pip install 'torch==={plain}'",
         )
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST_TORCH:
+    if Version(version).release < OLDEST_TORCH:
         raise UnavailableError(
             f"the emulator needs torch {'.'.join(map(str, OLDEST_TORCH))} or newer, and this is"
             f" torch {version}",

@@ -46,7 +46,7 @@ class SearchOptions:
 
     trials: int = DEFAULT_TRIALS
     seed: int = 0
-    time_limit: float | None = None
+    time_limit_s: float | None = None
     margin: str | None = None
     searcher: str = DEFAULT_SEARCHER
     workers: int | None = None
@@ -56,14 +56,14 @@ class SearchOptions:
     settings: Mapping[str, KnobValue] = field(default_factory=dict)
     mode: Mode = Mode.AUTO
     memory_limit: int | None = None
-    budget: float | None = None
-    timeout: float | None = None
+    budget_s: float | None = None
+    timeout_s: float | None = None
     weights: str | None = None
-    wait: float | None = None
+    wait_s: float | None = None
     lengths: str | None = None
     whole_steps: bool = False
     gpu_hours: float | None = None
-    max_cost: float | None = None
+    max_cost_usd: float | None = None
     min_gain: float | None = None
     study: Path | None = None
     metrics_port: int | None = None
@@ -250,9 +250,9 @@ def _check_budget(options: SearchOptions, target: Target) -> None:
     check_min_gain(options.min_gain, options.searcher)
     Budget(
         trials=options.trials,
-        time_limit_s=options.time_limit,
+        time_limit_s=options.time_limit_s,
         gpu_hours=options.gpu_hours,
-        max_cost_usd=options.max_cost,
+        max_cost_usd=options.max_cost_usd,
         usd_per_hour=target.gpu.price_usd_per_hour,
         min_gain=options.min_gain,
     )

@@ -103,9 +103,9 @@ def prepare(
         gpu=gpu,
         trials=options.trials,
         seed=options.seed,
-        time_limit_s=options.time_limit,
+        time_limit_s=options.time_limit_s,
         gpu_hours=options.gpu_hours,
-        max_cost_usd=options.max_cost,
+        max_cost_usd=options.max_cost_usd,
         min_gain=options.min_gain,
         study_path=options.study,
         watch=_watch(options, listener),
@@ -164,14 +164,14 @@ PROCESSOR_BUDGET_S = 0.5
 
 def measure_options(trials_on: Measuring, options: SearchOptions) -> MeasureOptions:
     """How each real trial of a search runs."""
-    budget = options.budget
+    budget = options.budget_s
     if budget is None and trials_on.device == CPU:
         budget = PROCESSOR_BUDGET_S
     return trials_on.options(
         budget_s=budget,
-        timeout_s=options.timeout,
+        timeout_s=options.timeout_s,
         weights=options.weights,
-        wait_for_device_s=options.wait,
+        wait_for_device_s=options.wait_s,
         lengths=options.lengths,
         whole_steps=options.whole_steps,
     )

@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 FOLDER_VARIABLE = "TUNER_CACHE"
 """Environment variable that names the folder; "off" switches the cache off."""
 
@@ -35,10 +37,15 @@ def cache_folder() -> Path | None:
         return None
     if named:
         return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
+    folder = user_cache()
+    return folder and folder / "timelines"
+
+
+def user_cache() -> Path | None:
+    """The user's folder for caches of this program; None without a home directory."""
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "tuner" / "timelines"
-    except RuntimeError:  # no home directory, as in some containers
+        return platformdirs.user_cache_path("tuner", appauthor=False)
+    except RuntimeError:  # as in some containers
         return None
 
 

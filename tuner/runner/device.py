@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import torch
 
 from tuner.emulator.here import begin_phase, is_emulated
-from tuner.errors import InputError, UnavailableError
+from tuner.errors import InputError
+from tuner.host import data_bytes, peak_resident_bytes, resident_bytes
 from tuner.records import Configuration, Phase
 from tuner.runner.rank import Rank
 from tuner.runner.synthetic import fill
 from tuner.space.data import DataFacts
-from tuner.units import KIB
 from tuner.workloads.base import TrainingSession, Workload
 
 
@@ -69,28 +69,20 @@ class HostMeter:
     """
 
     def __init__(self) -> None:
-        self._before_bytes = _status_bytes("VmRSS")
+        self._before_bytes = resident_bytes()
 
     def allocated_bytes(self) -> int:
         """Resident bytes now."""
-        return max(0, _status_bytes("VmRSS") - self._before_bytes)
+        return max(0, resident_bytes() - self._before_bytes)
 
     def peaks(self) -> tuple[int, int]:
         """Peak resident bytes, twice: the host has no allocator that reserves."""
-        peak = max(0, _status_bytes("VmHWM") - self._before_bytes)
+        peak = max(0, peak_resident_bytes() - self._before_bytes)
         return peak, peak
 
     def reset(self) -> None:
         """The kernel's peak starts again."""
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status_bytes(name: str) -> int:
-    text = Path("/proc/self/status").read_text()
-    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
-    if found is None:
-        raise UnavailableError(f"the kernel does not report {name} of a process")
-    return int(found[1]) * KIB
 
 
 class RealEnvironment:
@@ -223,4 +215,4 @@ def limit_memory(device: str, limit_bytes: int) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), parsed)
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + limit_bytes, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + limit_bytes, hard))

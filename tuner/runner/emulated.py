@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 
 from tuner.emulator.rates import gpu_to_dict
 from tuner.emulator.session import Account, Session
@@ -27,8 +26,8 @@ MOST_NAMED = 5
 """Functions that a note names."""
 
 
-class EmulatedRunner:
-    """Runs trials of one job on an emulated machine of its own; see `IsolatedRunner`.
+class EmulatedRunner(IsolatedRunner):
+    """An `IsolatedRunner` whose processes have an emulated machine of their own.
 
     `gpus` is how many GPUs the machine has: those of the largest trial. `environment` has
     variables that its processes have beside those of this one. Raises `UnavailableError` where
@@ -51,7 +50,7 @@ class EmulatedRunner:
         settings = {"rates": gpu_to_dict(job.gpu), **({"steps": STEPS} if job.command else {})}
         self._session = Session(job.gpu, count=gpus, settings=settings)
         base = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))), **(environment or {})}
-        self._runner = IsolatedRunner(
+        super().__init__(
             job,
             options,
             body="tuner.runner.emulated_command:EMULATED_COMMAND" if job.command else None,
@@ -61,33 +60,9 @@ class EmulatedRunner:
         )
         self._counted: Counter[str] = Counter()
 
-    def __enter__(self) -> EmulatedRunner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @property
-    def last_log(self) -> str:
-        """See `IsolatedRunner.last_log`."""
-        return self._runner.last_log
-
-    def start(self) -> None:
-        """See `IsolatedRunner.start`."""
-        self._runner.start()
-
-    def interrupt(self) -> None:
-        """See `IsolatedRunner.interrupt`."""
-        self._runner.interrupt()
-
     def close(self) -> None:
         """End the warm process and all that it started, and then their machine."""
-        self._runner.close()
+        super().close()
         self._session.close()
 
     def run(
@@ -99,7 +74,7 @@ class EmulatedRunner:
     ) -> Outcome:
         """See `IsolatedRunner.run`. What the emulator does not know, and was called, is noted."""
         before = {account.pid for account in self._session.accounts()}
-        outcome = self._runner.run(configuration, instructions, on_progress=on_progress)
+        outcome = super().run(configuration, instructions, on_progress=on_progress)
         unknown = self._unknown_calls()
         if outcome.emulation is not None:
             own = [a for a in self._session.accounts() if a.pid not in before]

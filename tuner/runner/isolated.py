@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Source, Status
@@ -83,7 +83,7 @@ class IsolatedRunner:
         self.last_log = ""
         """The last 64 KiB that the latest trial and its helpers wrote to stdout and stderr."""
 
-    def __enter__(self) -> IsolatedRunner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

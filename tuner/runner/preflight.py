@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+import psutil
 
 from tuner import nvml
 from tuner.errors import UnavailableError
 from tuner.runner.base import MeasureOptions
-from tuner.units import GIB, KIB, format_gib
+from tuner.units import GIB, format_gib
 
 IDLE_BYTES = 1 * GIB
 """Device memory that may be in use although nobody computes: driver, firmware, a desktop. A GPU
@@ -21,7 +22,6 @@ SETTLE_S = 3.0
 a process that was ended a moment after it."""
 
 _LOOK_EVERY_S = 0.5
-_MEMORY_FACTS = Path("/proc/meminfo")
 
 Waiting = Callable[[float], bool]
 """Waits so many seconds; returns early, and True, when the trial is given up."""
@@ -100,20 +100,10 @@ def _named(process: nvml.DeviceProcess) -> str:
 
 
 def _host_obstacle(limit_bytes: int | None) -> str | None:
-    available = _available_bytes()
-    if limit_bytes is None or available is None or available >= limit_bytes:
+    available = psutil.virtual_memory().available
+    if limit_bytes is None or available >= limit_bytes:
         return None
     return (
         f"{format_gib(available)} of memory are free on this machine, and a trial may use "
         f"{format_gib(limit_bytes)}"
     )
-
-
-def _available_bytes() -> int | None:
-    """Memory that the kernel can give without swapping (proc(5), MemAvailable)."""
-    if not _MEMORY_FACTS.is_file():
-        return None
-    for line in _MEMORY_FACTS.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * KIB
-    return None

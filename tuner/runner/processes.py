@@ -1,4 +1,4 @@
-"""Processes on Linux: who ends whom, and what is left. Standard library only.
+"""Processes on Linux: who ends whom, and what is left.
 
 A signal is sent only to a process whose id cannot mean another one by then: a child that was
 not reaped yet, or a process that is held by a file descriptor (pidfd) and carries the mark of
@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 _PR_SET_PDEATHSIG = 1  # prctl(2), sys/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -23,7 +25,6 @@ GRACE_S = 0.25
 """What helpers of a process that has ended get to clean up, before they are killed."""
 
 _PAUSE_S = 0.002
-_PROC = Path("/proc")
 
 _UNIFIED = Path("/sys/fs/cgroup")
 _VERSION_1 = Path("/sys/fs/cgroup/memory")
@@ -107,37 +108,12 @@ def _reap() -> bool:
 def own_children() -> list[int]:
     """Children of this process, which has one thread."""
     try:
-        # Quicker, and not in every kernel (proc(5), CONFIG_PROC_CHILDREN).
-        listed = (_PROC / "self/task" / str(os.getpid()) / "children").read_text()
+        # Quicker than psutil, which reads every process, and not in every kernel (proc(5),
+        # CONFIG_PROC_CHILDREN).
+        listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
     except FileNotFoundError:
-        return children_of(os.getpid())
+        return [child.pid for child in psutil.Process().children()]
     return [int(pid) for pid in listed.split()]
-
-
-def children_of(parent: int) -> list[int]:
-    """Ids of the processes whose parent is `parent`, ended but unreaped ones included."""
-    return [pid for pid in _processes() if _parent_of(pid) == parent]
-
-
-def parents() -> Iterator[tuple[int, int]]:
-    """Every process of this machine, with the id of its parent."""
-    for pid in _processes():
-        parent = _parent_of(pid)
-        if parent is not None:
-            yield pid, parent
-
-
-def _processes() -> Iterator[int]:
-    return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
-
-
-def _parent_of(pid: int) -> int | None:
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The name, in parentheses, may hold anything; state and parent follow it (proc(5)).
-    return int(text.rpartition(")")[2].split()[1])
 
 
 def end_marked(mark: str, *, deadline_s: float) -> tuple[int, ...]:
@@ -158,7 +134,7 @@ def end_marked(mark: str, *, deadline_s: float) -> tuple[int, ...]:
 
 def marked(mark: str) -> list[int]:
     """Ids of living processes of this user that were started with `mark` in their environment."""
-    return [pid for pid in _processes() if pid != os.getpid() and _has_mark(pid, mark)]
+    return [pid for pid in psutil.pids() if pid != os.getpid() and _has_mark(pid, mark)]
 
 
 def _end_if_marked(pid: int, mark: str) -> None:
@@ -167,7 +143,8 @@ def _end_if_marked(pid: int, mark: str) -> None:
     except ProcessLookupError:
         return
     try:
-        # Looked at again, because the id may have passed on before it was held.
+        # Looked at again, because the id may have passed on before it was held. psutil only
+        # compares when processes began, and does not hold them.
         if _has_mark(pid, mark):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:
@@ -178,11 +155,11 @@ def _end_if_marked(pid: int, mark: str) -> None:
 
 def _has_mark(pid: int, mark: str) -> bool:
     """False for a process that has ended: it has no environment left."""
+    name, _, value = mark.partition("=")
     try:
-        environment = (_PROC / str(pid) / "environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return bool(psutil.Process(pid).environ().get(name) == value)
+    except psutil.Error:  # of another user's, too
         return False
-    return mark.encode() in environment.split(b"\0")
 
 
 def oom_kills() -> int | None:

@@ -1,4 +1,4 @@
-"""Memory of a process and all its descendants: on the host by /proc, on a GPU by the driver."""
+"""Memory of a process and all its descendants, by the kernel, or on a GPU by the driver."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
+
 from tuner import nvml
-from tuner.runner.processes import parents
 from tuner.units import KIB
 
-_PROC = Path("/proc")
 _EVERY_S = 0.1
 _COST_SHARE = 0.05
 """Looking may take this share of the time: it would disturb what is timed."""
@@ -64,33 +64,31 @@ class TreeMemory:
 
 def descendants(root: int) -> list[int]:
     """Ids of all processes that descend from `root`, itself left out."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents():
-        children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    pending = [root]
-    while pending:
-        below = children.get(pending.pop(), [])
-        found += below
-        pending += below
-    return found
+    try:
+        return [child.pid for child in psutil.Process(root).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _host_bytes(pids: Iterable[int]) -> int:
-    known = [(_field(pid, "status", "VmHWM"), pid) for pid in pids]
+    known = [(_peak_bytes(pid), pid) for pid in pids]
     living = [(peak, pid) for peak, pid in known if peak is not None]
     highest = max((peak for peak, _ in living), default=0)
-    if len(living) < 2:
-        return highest
-    shares = (_field(pid, "smaps_rollup", "Pss") for _, pid in living)
-    return max(highest, sum(share for share in shares if share is not None))
+    return highest if len(living) < 2 else max(highest, sum(_share_bytes(p) for _, p in living))
 
 
-def _field(pid: int, file: str, name: str) -> int | None:
-    """A field of a file under /proc in bytes; None for a process that has ended."""
+def _peak_bytes(pid: int) -> int | None:
+    """VmHWM, which psutil does not have on Linux; None for a process that has ended."""
     try:
-        text = (_PROC / str(pid) / file).read_text()
+        text = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
+    found = re.search(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)
     return int(found[1]) * KIB if found else None
+
+
+def _share_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_full_info().pss)
+    except psutil.Error:  # it has ended
+        return 0

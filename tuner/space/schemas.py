@@ -129,10 +129,10 @@ _CAUSAL_LM = (
     KnobSchema(
         "loss",
         "word",
-        "how the loss treats the logits: as the installed transformers does, as versions 4.46 to "
-        "4.48 or up to 4.45 did, or in the precision of the logits",
+        "how the loss treats the logits: as the installed transformers does, or as versions 4.46 "
+        "to 4.48 did, with a copy",
         default="transformers",
-        allowed=("transformers", "transformers_4_46", "transformers_4_45", "unwidened"),
+        allowed=("transformers", "transformers_4_46"),
     ),
     KnobSchema(
         "fused_loss",

@@ -16,7 +16,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import ray
-from ray._private import ray_constants, worker
 from ray.exceptions import AuthenticationError
 
 from tuner.errors import InputError, UnavailableError
@@ -24,6 +23,7 @@ from tuner.meanwhile import environment, log_level
 from tuner.runner.environment import DEVICE_ORDER
 from tuner.tune.growth import grows
 from tuner.tune.local_ray import started
+from tuner.tune.ray_private import nodes_not_printed, on_localhost
 from tuner.tune.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -40,10 +40,6 @@ METRICS_PERIOD_MS = 2000
 
 SOCKET_ROOM = 60
 """Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""
-
-PRINT_OF_NODES = "print_to_stdstream"
-"""Ray prints on this process's stdout what befalls its nodes and workers, with whole pages of their
-logs, and `log_to_driver` does not keep it from that. A search says in its answer what matters."""
 
 QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -70,15 +66,12 @@ QUIET_ENVIRONMENT = {
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Ray and Ray Tune print and count nothing inside; everything is as before afterwards."""
-    printed = getattr(worker, PRINT_OF_NODES, None)
-    if printed is not None:
-        setattr(worker, PRINT_OF_NODES, lambda *args, **named: None)
-    try:
-        with environment(QUIET_ENVIRONMENT), log_level(logging.CRITICAL, ["ray.tune"]):
-            yield
-    finally:
-        if printed is not None:
-            setattr(worker, PRINT_OF_NODES, printed)
+    with (
+        nodes_not_printed(),
+        environment(QUIET_ENVIRONMENT),
+        log_level(logging.CRITICAL, ["ray.tune"]),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -172,7 +165,7 @@ def offered(address: str) -> Mapping[str, float]:
 
 def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
     """Start a cluster on this machine; returns the address of its dashboard, if it has one."""
-    with _visible(gpus), _on_localhost():
+    with _visible(gpus), on_localhost():
         context = ray.init(
             address="local",
             num_cpus=cpus,
@@ -191,21 +184,6 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
             },
         )
     return str(context.dashboard_url or "")
-
-
-@contextlib.contextmanager
-def _on_localhost() -> Iterator[None]:
-    """The processes of a cluster that is started inside listen on the loopback address alone.
-
-    So Ray does by itself on macOS and Windows. It asks a constant of its own for that, and has no
-    argument for it: an address of localhost is replaced by the one that other machines see.
-    """
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _tell(watch: Watch, dashboard: str) -> None:

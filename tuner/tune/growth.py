@@ -7,10 +7,8 @@ import re
 
 import ray
 from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.experimental.internal_kv import _internal_kv_get
 
-AUTOSCALER_STATUS = "__autoscaling_status"
-"""Key under which the monitor of Ray's first autoscaler reports; the second has a service."""
+from tuner.tune.ray_private import autoscaler_status
 
 NODE_AS_TYPE = re.compile("node_[0-9a-f]{20,}")
 
@@ -21,7 +19,7 @@ def grows() -> bool:
     Ray's monitor reports the types of the nodes that it runs. Where nobody starts any, each node
     is a type of its own, named after its id.
     """
-    status = _internal_kv_get(AUTOSCALER_STATUS)
+    status = autoscaler_status()
     if status is not None:
         report = json.loads(status).get("autoscaler_report") or {}
         types = {*(report.get("active_nodes") or ()), *(report.get("idle_nodes") or ())}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.tune.guided_gain import LogNormal
+from tuner.tune.guided_gain import LogNormal, staircase
 from tuner.tune.guided_model import DEGREES, Belief, Floats, ResidualModel, features
 from tuner.tune.guided_pool import Pool
 
@@ -182,9 +182,7 @@ class Experience:
         belief, _ = self.beliefs()
         if self._kept[0] is not belief:
             seen, speed, size = self.estimates()
-            order = np.lexsort((-speed, size))
-            rising = np.diff(np.maximum.accumulate(speed[order]), prepend=-np.inf) > 0
-            self._kept, self._since = (belief, seen[order[rising]]), []
+            self._kept, self._since = (belief, seen[staircase(speed, size)]), []
         return self._estimates_at(np.concatenate([self._kept[1], self._since]).astype(np.intp))
 
     def _estimates_at(self, seen: NDArray[np.intp]) -> tuple[Floats, Floats]:

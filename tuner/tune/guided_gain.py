@@ -44,6 +44,16 @@ class LogNormal:
         return value * _below(-d) - self.expected * _below(-(d + self.sd))
 
 
+def staircase(speed: Floats, size: Floats) -> NDArray[np.intp]:
+    """Places of those that no other is at least as fast as with no more memory, smallest first.
+
+    Of equal ones the first stands for all.
+    """
+    order = np.lexsort((-speed, size))
+    rising = np.diff(np.maximum.accumulate(speed[order]), prepend=-np.inf) > 0
+    return np.asarray(order[rising])
+
+
 @dataclass(frozen=True, slots=True)
 class Front:
     """The staircase of what is known to fit: throughput rises with the memory it takes.
@@ -64,9 +74,7 @@ class Front:
         """The non-dominated ones of those that fit, smallest first."""
         fits = size <= usable_bytes
         speed, size = speed[fits], size[fits]
-        order = np.lexsort((-speed, size))
-        speed, size = speed[order], size[order]
-        kept = np.flatnonzero(np.diff(np.maximum.accumulate(speed), prepend=-np.inf) > 0)
+        kept = staircase(speed, size)
         return cls(speed[kept], size[kept], usable_bytes, reference_bytes)
 
     @property

@@ -22,6 +22,7 @@ from ray.job_submission import JobSubmissionClient
 
 from tuner.errors import InputError, UnavailableError
 from tuner.meanwhile import environment, log_level
+from tuner.tune.ray_private import PACKAGING_LOGGER
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 """Where `ray start --head` puts its dashboard, and where a tunnel to one usually ends."""
@@ -33,7 +34,7 @@ CONNECT_TIMEOUT_S = 5.0
 _LOGGERS = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
-    "ray._private.runtime_env.packaging",
+    PACKAGING_LOGGER,
 )
 
 

@@ -12,16 +12,14 @@ import re
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import ray
-from ray._private import ray_constants, worker
-from ray._private.node import Node
 from ray.exceptions import RayError
 
 from tuner.errors import TunerError, UnavailableError
+from tuner.tune.ray_private import GCS_SERVER, RAYLET, node_here, nodes_in
 
 STARTS = 2
 """A machine that was too busy once is often not so a minute later."""
@@ -34,8 +32,6 @@ LAST_WORD_S = 8.0
 _TOO_SLOW = re.compile(r"timed out|failed to connect to gcs", re.IGNORECASE)
 """In what `ray.init` raises where a process of its cluster does not answer in time: exceptions of
 no class of their own (ray/_private/node.py, and the core worker's `RaySystemError`)."""
-
-_VITAL = (ray_constants.PROCESS_TYPE_RAYLET, ray_constants.PROCESS_TYPE_GCS_SERVER)
 
 Started = TypeVar("Started")
 
@@ -65,15 +61,15 @@ def lost_process() -> str | None:
 
     Of a cluster of this process, raylet and GCS; of one that was joined, the raylet of this node.
     """
-    node = worker._global_node
+    node = node_here()
     if node is None:
         return None
-    for kind in _VITAL:
+    for kind in (RAYLET, GCS_SERVER):
         for entry in node.all_processes.get(kind, ()):
             if entry.process.poll() is not None:
                 return str(kind)
     joined = not node.all_processes
-    return str(_VITAL[0]) if joined and _refuses(node.raylet_socket_name) else None
+    return str(RAYLET) if joined and _refuses(node.raylet_socket_name) else None
 
 
 class RayLostError(BaseException):
@@ -157,9 +153,7 @@ def _refuses(path: str) -> bool:
 
 
 def _end_rest(error: Exception) -> None:
-    """End the processes of a node that did not come up: Ray keeps it nowhere but in the error."""
+    """End the processes of a node that did not come up."""
     ray.shutdown()
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        node = frame.f_locals.get("self")
-        if isinstance(node, Node):
-            node.kill_all_processes(check_alive=False, wait=True)
+    for node in nodes_in(error):
+        node.kill_all_processes(check_alive=False, wait=True)

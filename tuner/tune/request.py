@@ -18,7 +18,7 @@ from tuner.runner.base import RunnerFactory, outcome_versions
 from tuner.tune.budget import Budget, StoppedBy
 from tuner.tune.watch import Watch
 
-SEARCHERS = ("guided", "tpe", "nsga2", "gp", "random", "grid")
+SEARCHERS = ("guided", "tpe", "random", "grid")
 """By name; "package.module:Class" is any sampler of Optuna's kind."""
 DEFAULT_SEARCHER = "guided"
 """It needs predictions; a request without them has to name another one."""
@@ -28,7 +28,7 @@ DEFAULT_TRIALS = 40
 def check_searcher(name: str) -> None:
     """Raise `InputError` unless a search can be made with the searcher of this name."""
     if name not in SEARCHERS and ":" not in name:
-        raise unknown("searcher", name, SEARCHERS)
+        raise unknown("searcher", name, (*SEARCHERS, "package.module:Class"))
 
 
 class Space(Protocol):

@@ -108,12 +108,11 @@ NOTHING = Knowledge()
 class SamplerAdapter:
     """Proposes configurations of a finite set, each at most once, and learns from records.
 
-    `initial` comes first. `sampler` is one of `SEARCHERS`, or "package.module:Class";
-    `trials`, the budget, is what the population of nsga2 and the spacing of the grid are chosen
-    by. "guided" needs predictions, and ends when nothing is left that may fit; it can be told
-    without them, but not propose. What is proposed depends on the seed and on the records told,
-    in their order, and on nothing else: who is told the records of a search that was broken off
-    goes on as it would have done.
+    `initial` comes first. `sampler` is one of `SEARCHERS`, or "package.module:Class"; `trials`,
+    the budget, is what the spacing of the grid is chosen by. "guided" needs predictions, and ends
+    when nothing is left that may fit; it can be told without them, but not propose. What is
+    proposed depends on the seed and on the records told, in their order, and on nothing else: who
+    is told the records of a search that was broken off goes on as it would have done.
 
     What cannot fit is held back: by the order of memory after the trials that ran out of memory,
     and by predictions, corrected by all trials, where there are any. `held_back` says what and
@@ -144,16 +143,11 @@ class SamplerAdapter:
             )
         self.study = optuna.create_study(directions=DIRECTIONS)
         self._sampler, self._seed, self._trials = sampler, seed, trials
-        # Optuna asks a sampler also for trials that are settled. nsga2 notes something of
-        # them, their generation, and so may a class of the user's; for the others that would be
-        # time spent on nothing.
+        # Optuna asks a sampler also for trials that are settled. A class may note something of
+        # them, as NSGA-II does their generation; for those with a name here that would be time
+        # spent on nothing.
         self._box = candidates.distributions
-        self._bookkeeper = sampler_of(
-            sampler if sampler == "nsga2" or ":" in sampler else "",
-            seed=0,
-            trials=trials,
-            box=self._box,
-        )
+        self._bookkeeper = sampler_of(sampler if ":" in sampler else "", seed=0, box=self._box)
         self._pruning = PruningLog(candidates, self._frontier)
         self._risk: CalibratedRisk | None = None
         if self.guide is None and sampler != "guided" and knowledge.predictions:
@@ -280,7 +274,7 @@ class SamplerAdapter:
         number = self._told + len(self._pending)
         self._rng.seed(f"{self._seed} {number}")
         self.study.sampler = self.guide or sampler_of(
-            self._sampler, seed=self._rng.getrandbits(32), trials=self._trials, box=self._box
+            self._sampler, seed=self._rng.getrandbits(32), box=self._box
         )
 
     def _next_initial(self) -> Configuration | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
@@ -21,12 +21,11 @@ from tuner.workloads import load_object
 Box = Mapping[str, BaseDistribution]
 
 
-def sampler_of(name: str, *, seed: int, trials: int, box: Box) -> BaseSampler:
-    """The sampler "tpe", "gp" or "nsga2"; a random one for any other plain name.
+def sampler_of(name: str, *, seed: int, box: Box) -> BaseSampler:
+    """The sampler "tpe"; a random one for any other plain name.
 
-    `trials` is the budget, by which the population of nsga2 is chosen; `box` has the parameters
-    of every trial. "package.module:Class" is a class of samplers, made with `seed=`. Raises
-    `InputError` where there is none.
+    `box` has the parameters of every trial. "package.module:Class" is a class of samplers, made
+    with `seed=`. Raises `InputError` where there is none.
     """
     if ":" in name:
         found = load_object(name, "searcher")
@@ -35,11 +34,6 @@ def sampler_of(name: str, *, seed: int, trials: int, box: Box) -> BaseSampler:
         return found(seed=seed)
     if name == "tpe":
         return _Tpe(box, seed)
-    if name == "gp":
-        return GPSampler(seed=seed)
-    if name == "nsga2":
-        # Optuna's default of 50 would leave a budget of 40 without a second generation.
-        return _Nsga2(box, seed, population_size=max(6, trials // 4))
     return RandomSampler(seed=seed)
 
 
@@ -48,17 +42,6 @@ class _Tpe(TPESampler):  # type: ignore[misc]
 
     def __init__(self, box: Box, seed: int) -> None:
         super().__init__(seed=seed, constant_liar=True, multivariate=True)
-        self._box = dict(box)
-
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        return self._box
-
-
-class _Nsga2(NSGAIISampler):  # type: ignore[misc]
-    def __init__(self, box: Box, seed: int, *, population_size: int) -> None:
-        super().__init__(seed=seed, population_size=population_size)
         self._box = dict(box)
 
     def infer_relative_search_space(

@@ -19,6 +19,7 @@ from ray.tune.search import Searcher
 from tuner.records import Outcome
 from tuner.tune.concurrent import ConcurrentSearches
 from tuner.tune.local_ray import LOOK_PERIOD_S, require_alive
+from tuner.tune.ray_private import use_actor_cache
 from tuner.tune.reuse import WorkerCache
 from tuner.tune.trainable import CONFIGURATION, INSTRUCTIONS, OUTCOME, REQUEST, UNFIT
 
@@ -89,9 +90,7 @@ class StateScheduler(FIFOScheduler):  # type: ignore[misc]
         """None: see above. Stops what waits for a worker that will not come."""
         if not self._has_cache:
             self._has_cache = True
-            controller = getattr(tune_controller, "_tune_controller", tune_controller)
-            if hasattr(controller, "_actor_cache"):  # else Ray's own will do
-                controller._actor_cache = WorkerCache(self._searches.keeps_worker)
+            use_actor_cache(tune_controller, WorkerCache(self._searches.keeps_worker))
         for run in self._searches.recalled():
             if run in self._waiting:
                 tune_controller.stop_trial(self._waiting.pop(run))

@@ -6,7 +6,6 @@ The logits are the largest tensors of a training step, so a copy more or less de
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,63 +13,57 @@ from torch import nn
 
 from tuner.errors import unknown
 
-NAMES = ("transformers", "transformers_4_46", "transformers_4_45", "unwidened")
-
 _IGNORE_INDEX = -100
-
 
 CrossEntropy = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A mean loss over (tokens, vocabulary) logits and (tokens,) labels."""
 
 
 def use_loss(model: Any, name: str, *, fused: bool, kernel: CrossEntropy | None = None) -> None:
-    """Make a transformers model compute its loss as `name` says.
-
-    * `transformers`: as the installed version does; since 4.49 in fp32 without a copy.
-    * `transformers_4_46`: up to 4.48, a shifted copy of the fp32 logits.
-    * `transformers_4_45`: up to 4.45 the model also widened the logits that it returns.
-    * `unwidened`: up to 4.48, models such as GPT-BigCode that left the logits in their precision.
+    """Make a transformers model compute its loss as `name`, one of `LOSSES`, says.
 
     With `fused` one kernel takes the place of log-softmax and its gradient: it keeps a number a
     token and turns its input into the gradient in place, as the Triton kernels of unsloth and
     fms-acceleration do: `kernel`, or without it one that has the memory and the traffic of such
     a kernel and no values, for traces. Raises `InputError` for other names.
     """
-    if name not in NAMES:
-        raise unknown("loss", name, NAMES)
+    if name not in LOSSES:
+        raise unknown("loss", name, LOSSES)
     if name == "transformers" and not fused:
         return
-    model.loss_function = partial(
-        _loss,
-        widen=name != "unwidened",
-        copy=name != "transformers",
-        cross_entropy=(kernel or _fused_shapes) if fused else _cross_entropy,
-    )
-    if name == "transformers_4_45":
-        model.get_output_embeddings().register_forward_hook(_widen)
+    LOSSES[name](model, (kernel or _fused_shapes) if fused else _cross_entropy)
 
 
-def _widen(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-    return output.float()
+def use_padded(model: Any, cross_entropy: CrossEntropy) -> None:
+    """The labels are shifted, and the fp32 logits are used as they are."""
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any) -> torch.Tensor:
+        logits = logits.float()
+        targets = nn.functional.pad(labels, (0, 1), value=_IGNORE_INDEX)[..., 1:]
+        return cross_entropy(logits.view(-1, vocab_size), targets.reshape(-1))
+
+    model.loss_function = loss
 
 
-def _loss(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    vocab_size: int,
-    *,
-    widen: bool,
-    copy: bool,
-    cross_entropy: CrossEntropy,
-    **_: Any,
-) -> torch.Tensor:
-    logits = logits.float() if widen else logits
-    if copy:
-        shifted, targets = logits[..., :-1, :].contiguous(), labels[..., 1:]
-    else:
-        shifted, targets = logits, nn.functional.pad(labels, (0, 1), value=_IGNORE_INDEX)[..., 1:]
-    shifted, targets = shifted.view(-1, vocab_size), targets.reshape(-1)
-    return cross_entropy(shifted, targets)
+def use_shifted(model: Any, cross_entropy: CrossEntropy, *, widen: bool = True) -> None:
+    """The logits are shifted, which copies them: in fp32, or unless `widen` in their precision."""
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any) -> torch.Tensor:
+        logits = logits.float() if widen else logits
+        shifted = logits[..., :-1, :].contiguous().view(-1, vocab_size)
+        return cross_entropy(shifted, labels[..., 1:].reshape(-1))
+
+    model.loss_function = loss
+
+
+LOSSES: dict[str, Callable[[Any, CrossEntropy], None]] = {
+    "transformers": use_padded,
+    "transformers_4_46": use_shifted,
+}
+"""As the installed version does, since 4.49 without a copy, and as 4.46 to 4.48 did.
+
+What reproduces runs of still older versions may add to it.
+"""
 
 
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
