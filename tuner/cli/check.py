@@ -10,8 +10,9 @@ from tuner.cli import completing
 from tuner.cli.checked_text import checked_to_dict, print_checked
 from tuner.cli.emulated_text import exit_code
 from tuner.cli.options import RareOption, SizeType, examples, json_option
-from tuner.engine.checking import ProgramCheck
+from tuner.engine.checking import check_program
 from tuner.engine.margin import parse_margin
+from tuner.engine.program_runs import ProgramRuns
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
 from tuner.program.program import read_program
@@ -81,15 +82,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     if gpus < 1:
         raise InputError("--gpus is 1 or more")
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
-    check = ProgramCheck(
-        read_program(program),
-        gpu,
-        gpus=gpus,
-        margin_fraction=parse_margin(margin, gpu),
-        seed=seed,
-        report=_nothing if quiet else _say,
-    )
-    checked = check.check(improve=improve)
+    margin_fraction = parse_margin(margin, gpu)
+    with ProgramRuns(read_program(program), gpu, gpus, margin_fraction, seed) as runs:
+        checked = check_program(runs, improve=improve, report=_nothing if quiet else _say)
     if as_json:
         print_json(checked_to_dict(checked))
     else:

@@ -35,6 +35,7 @@ COMMANDS = {
     "estimate": "Predict memory and speed of one configuration.",
     "trial": "Run one configuration for real.",
     "check": "Check your own program, and find a change that fits.",
+    "tune": "Search the settings of your own program.",
     "emulate": "Run your own program on a GPU that is not there.",
     "calibrate": "Measure this machine's GPU for its predictions.",
     "submit": "Send a search to a Ray cluster.",

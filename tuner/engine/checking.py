@@ -6,43 +6,25 @@ settings that keep the result of the training: its effective batch, its adapters
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.engine.emulating import Emulation
+from tuner.engine.program_runs import FEW, ProgramRuns
 from tuner.errors import InputError
 from tuner.expressions import show
-from tuner.gpu import Gpu
 from tuner.program.changes import Change, can_change, change
 from tuner.program.program import Program
-from tuner.program.running import runnable
-from tuner.program.settings import Setting, find_settings
-from tuner.records import KnobValue, MemoryBudget
-
-STEPS = 3
-"""Optimizer steps of each run: the first makes the optimizer's state, the third shows that nothing
-grows any more."""
-
-ROOM = 8
-"""So many times the memory has the GPU on which the need of what does not fit is found out."""
+from tuner.program.settings import Setting
+from tuner.records import KnobValue
 
 LEAST_GAIN = 0.02
 """A change that is faster by less is not worth a word."""
 
 FAR = 4
 """Beyond so many times the micro-batch a straight line is not drawn from it."""
-
-FEW = 2
-"""Micro-batches a step from which on the gradients of one are there while the next runs."""
-
-AT_ONCE = 2
-"""Programs that run side by side; each keeps about one processor busy."""
 
 Report = Callable[[str], None]
 """Called with what is done next."""
@@ -108,121 +90,40 @@ class CheckedProgram:
     log_tail: str
 
 
-class ProgramCheck:
-    """One check of one program; runs are ended, and gone, when it ends."""
+def check_program(
+    runs: ProgramRuns, *, improve: bool = True, report: Report = lambda text: None
+) -> CheckedProgram:
+    """Run the program as it is, and look for a better change unless `improve` is false.
 
-    def __init__(
-        self,
-        program: Program,
-        gpu: Gpu,
-        *,
-        gpus: int = 1,
-        margin_fraction: float | None = None,
-        seed: int = 0,
-        report: Report = lambda text: None,
-    ) -> None:
-        self._program, self._gpu, self._report = program, gpu, report
-        self._options = EmulateOptions(
-            gpus=gpus, steps=STEPS, seed=seed, margin_fraction=margin_fraction
-        )
-        self._stop = threading.Event()
-        self._count = 0
-        self._settings = find_settings(program)
-        self._log_tail = ""
-
-    def check(self, *, improve: bool = True) -> CheckedProgram:
-        """Run the program as it is, and look for a better change unless `improve` is false.
-
-        Raises `UnavailableError` where nothing can be emulated.
-        """
-        try:
-            return self._check(improve=improve)
-        finally:
-            self._stop.set()
-
-    def _check(self, *, improve: bool) -> CheckedProgram:
-        self._report("running the program as it is")
-        found = self._emulate(self._program, self._gpu)
-        log_tail = self._log_tail
-        needed = None
-        if found.ended == "oom":
-            self._report("out of memory: running it on a larger GPU, to see what it needs")
-            needed = self._judged(self._emulate(self._program, self._roomy))
-        base = needed or found
-        notes: list[str] = []
-        suggestion, least_bytes = None, None
-        if improve and base.fits is not None:
-            search = _Search(self, base, notes)
-            if search.is_possible:
-                suggestion = search.best(fits=bool(found.fits))
-                least_bytes = search.least_bytes
-        return CheckedProgram(
-            program=self._program,
-            found=found,
-            needed=needed,
-            settings=self._settings,
-            ignored=tuple(ignored(self._settings, base)),
-            suggestion=suggestion,
-            least_bytes=least_bytes,
-            runs=self._count,
-            notes=tuple(notes),
-            log_tail=log_tail,
-        )
-
-    @property
-    def settings(self) -> Mapping[str, Setting]:
-        """The settings of the program as it is."""
-        return self._settings
-
-    @property
-    def program(self) -> Program:
-        """The program as it is."""
-        return self._program
-
-    @property
-    def _roomy(self) -> Gpu:
-        return dataclasses.replace(self._gpu, memory_bytes=ROOM * self._gpu.memory_bytes)
-
-    def say(self, text: str) -> None:
-        """Tell what is done next."""
-        self._report(text)
-
-    def run_all(
-        self, wanted: Sequence[Mapping[str, KnobValue]], *, roomy: bool
-    ) -> list[Emulation | InputError]:
-        """The program with each of these changes, side by side.
-
-        `roomy` gives them a GPU with more memory. In place of a run that cannot be made stands
-        the reason.
-        """
-
-        def run(values: Mapping[str, KnobValue]) -> Emulation | InputError:
-            try:
-                changed = change(self._program, self._settings, values).after
-            except InputError as error:
-                return error
-            return self._judged(self._emulate(changed, self._roomy if roomy else self._gpu))
-
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            futures = [pool.submit(run, values) for values in wanted]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                self._stop.set()
-                raise
-
-    def _judged(self, found: Emulation) -> Emulation:
-        """The same, beside the memory that the GPU really has."""
-        budget = MemoryBudget.of(self._gpu.memory_bytes, self._options.margin_fraction)
-        return dataclasses.replace(found, gpu=self._gpu, margin_bytes=budget.margin_bytes)
-
-    def _emulate(self, program: Program, gpu: Gpu) -> Emulation:
-        self._count += 1
-        with tempfile.TemporaryFile() as log, runnable(program, self._program) as command:
-            found = emulate(command, gpu, self._options, output=log, stopped=self._stop.is_set)
-            log.seek(max(0, log.tell() - 4000))
-            self._log_tail = log.read().decode(errors="replace")
-        return dataclasses.replace(found, command=tuple(program.command))
+    Raises `UnavailableError` where nothing can be emulated.
+    """
+    report("running the program as it is")
+    found = runs.as_it_is()
+    log_tail = runs.log_tail
+    needed = None
+    if found.ended == "oom":
+        report("out of memory: running it on a larger GPU, to see what it needs")
+        needed = runs.as_it_is(roomy=True)
+    base = needed or found
+    notes: list[str] = []
+    suggestion, least_bytes = None, None
+    if improve and base.fits is not None:
+        search = _Search(runs, base, notes, report)
+        if search.is_possible:
+            suggestion = search.best(fits=bool(found.fits))
+            least_bytes = search.least_bytes
+    return CheckedProgram(
+        program=runs.program,
+        found=found,
+        needed=needed,
+        settings=runs.settings,
+        ignored=tuple(ignored(runs.settings, base)),
+        suggestion=suggestion,
+        least_bytes=least_bytes,
+        runs=runs.count,
+        notes=tuple(notes),
+        log_tail=log_tail,
+    )
 
 
 def ignored(
@@ -256,9 +157,10 @@ class _Search:
     on a GPU with room for them, give each. What the lines promise is then run on the real one.
     """
 
-    check: ProgramCheck
+    runs: ProgramRuns
     base: Emulation
     notes: list[str]
+    report: Report
     micro_batch: int = 0
     accumulation: int = 0
     checkpointing: bool | None = None
@@ -272,7 +174,7 @@ class _Search:
         self.checkpointing = found if isinstance(found, bool) else None
 
     def _number(self, knob: str) -> int | None:
-        setting = self.check.settings.get(knob)
+        setting = self.runs.settings.get(knob)
         for value in (self.base.settings.get(knob), setting.value if setting else None):
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
@@ -281,7 +183,7 @@ class _Search:
     @property
     def is_possible(self) -> bool:
         """Whether the program has settings to change; notes say which are missing."""
-        program, settings = self.check.program, self.check.settings
+        program, settings = self.runs.program, self.runs.settings
         for knob in ("micro_batch", "grad_accum"):
             if can_change(program, settings, knob):
                 continue
@@ -296,7 +198,7 @@ class _Search:
     @property
     def _sizes(self) -> list[int]:
         """The micro-batches that keep the effective batch, from small to large."""
-        program, settings = self.check.program, self.check.settings
+        program, settings = self.runs.program, self.runs.settings
         if not all(can_change(program, settings, knob) for knob in ("micro_batch", "grad_accum")):
             return [self.micro_batch] if self.micro_batch else []
         batch = self.micro_batch * self.accumulation
@@ -306,7 +208,7 @@ class _Search:
     def _ways(self) -> list[bool | None]:
         """The ways of checkpointing to try, the program's own first."""
         own = self.checkpointing
-        can = can_change(self.check.program, self.check.settings, "gradient_checkpointing")
+        can = can_change(self.runs.program, self.runs.settings, "gradient_checkpointing")
         return [own] if own is None or not can else [own, not own]
 
     # -- runs -----------------------------------------------------------------------------------
@@ -329,7 +231,7 @@ class _Search:
             step_s = run.step_s(self._rounds(size))
             if fits and base_step_s and step_s and step_s > base_step_s * (1 - LEAST_GAIN):
                 continue
-            made = change(self.check.program, self.check.settings, self._values(size, way))
+            made = change(self.runs.program, self.runs.settings, self._values(size, way))
             return Suggestion(made, run.found, step_s, base_step_s)
         return None
 
@@ -374,10 +276,10 @@ class _Search:
         if not wanted:
             return []
         shown = "; ".join(" ".join(f"{n}={show(v)}" for n, v in one.items()) for one in values)
-        self.check.say(f"running it with {shown}")
+        self.report(f"running it with {shown}")
         runs = []
         for (size, way), answer in zip(
-            wanted, self.check.run_all(values, roomy=roomy), strict=True
+            wanted, self.runs.with_values(values, roomy=roomy), strict=True
         ):
             if isinstance(answer, InputError):
                 self.notes.append(str(answer))
@@ -418,7 +320,7 @@ class _Search:
         """The settings to change; with `few` no more micro-batches a step than memory needs."""
         values: dict[str, KnobValue] = {}
         rounds = self._rounds(size)
-        if few and can_change(self.check.program, self.check.settings, "grad_accum"):
+        if few and can_change(self.runs.program, self.runs.settings, "grad_accum"):
             rounds = min(rounds, FEW)
         if size != self.micro_batch:
             values["micro_batch"] = size

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from pathlib import Path
 
+from tuner.emulator.toolchain import unavailable
 from tuner.engine.measuring import Measuring, Simulating
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.speed.profile import DeviceProfile
@@ -19,7 +20,14 @@ GUIDED, MEASURED_ONLY = "guided", "tpe"
 
 def searcher_of(space: SearchSpace, asked: str) -> str:
     """The searcher that can search `space`: guided needs predictions."""
-    return MEASURED_ONLY if asked == GUIDED and not space.predictable else asked
+    if asked == GUIDED and not space.predictable and not has_program_prior(space):
+        return MEASURED_ONLY
+    return asked
+
+
+def has_program_prior(space: SearchSpace) -> bool:
+    """Whether a few emulated runs of the space's program say what all of it would take."""
+    return space.command is not None and space.command.is_program and unavailable() is None
 
 
 def require_trials(space: SearchSpace, trials_on: Measuring | Simulating) -> None:

@@ -171,6 +171,7 @@ def emulate(
     *,
     output: IO[Any] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    cwd: Path | None = None,
 ) -> Emulation:
     """Run `command` on emulated GPUs until it ends, or has taken enough optimizer steps.
 
@@ -189,7 +190,7 @@ def emulate(
     with Session(
         gpu, count=options.gpus, torch=torch, seed=options.seed, settings=settings
     ) as session:
-        status = _run([program, *command[1:]], session, options, output, stopped)
+        status = _run([program, *command[1:]], session, options, output, stopped, cwd)
         events = list(session.events())
         accounts = session.accounts()
         unknown = session.unknown_calls()
@@ -239,11 +240,12 @@ def _run(
     options: EmulateOptions,
     output: IO[Any] | None,
     stopped: Callable[[], bool],
+    cwd: Path | None,
 ) -> int:
     """The exit status of the program, as in `subprocess`. Nothing that it started is left."""
     environment = session.environment(os.environ)
     process = subprocess.Popen(  # noqa: S603 - the user's own program
-        command, env=environment, stdout=output, stderr=output, process_group=0
+        command, env=environment, stdout=output, stderr=output, process_group=0, cwd=cwd
     )
     until = None if options.timeout_s is None else time.monotonic() + options.timeout_s
     try:

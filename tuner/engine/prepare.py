@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.engine.custom_workload import trial_job
+from tuner.engine.custom_workload import GUIDED, has_program_prior, trial_job
 from tuner.engine.device import CPU
 from tuner.engine.listener import SILENT, Listener
 from tuner.engine.measuring import Measuring
 from tuner.engine.plan import SearchOptions, SearchPlan
+from tuner.engine.program_prior import program_predictions
+from tuner.engine.program_runs import ProgramRuns
 from tuner.engine.target import stale
 from tuner.estimators.shortlist import shortlist
 from tuner.estimators.stages import hardest_first, predict_overall
+from tuner.program.program import read_program
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.runner.base import MeasureOptions, RunnerFactory
 from tuner.runner.factories import SimulatedFactory
@@ -88,11 +92,15 @@ def prepare(
         }
     initial: list[Configuration] = []
     predictions: list[Prediction] = []
+    spent = _known_number(plan, known) >= options.trials
     if not space.predictable:
         initial = _baseline(space)
-    elif _known_number(plan, known) < options.trials:
+        if has_program_prior(space) and options.searcher == GUIDED and not spent:
+            predictions = _program_predictions(plan, listener)
+    elif not spent:
         predictions = _predictions(plan, predictors or Predictors(), listener)
         initial = _initial(plan, predictions)
+    if predictions:
         how["predictions"] = {
             configuration.key: prediction
             for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
@@ -218,6 +226,23 @@ def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -
         f"predicted all {len(predictions):,} configurations{stages} for {plan.target.gpu.id} in "
         f"{format_duration(time.monotonic() - started)}: {fitting:,} fit"
     )
+    return predictions
+
+
+def _program_predictions(plan: SearchPlan, listener: Listener) -> list[Prediction]:
+    """A prediction of every configuration of a program, after a few emulated runs of it."""
+    command = plan.part.space.command
+    assert command is not None
+    started = time.monotonic()
+    listener.say("running the program with some values, to predict all of them")
+    program = read_program(command.argv, Path(command.cwd))
+    with ProgramRuns(program, plan.target.gpu, margin_fraction=plan.margin_fraction) as runs:
+        predictions = program_predictions(plan.part.space, plan.part.supported, runs)
+        listener.say(
+            f"predicted all {len(predictions):,} configurations from {runs.count} emulated runs in "
+            f"{format_duration(time.monotonic() - started)}: "
+            f"{sum(prediction.fits for prediction in predictions):,} fit"
+        )
     return predictions
 
 

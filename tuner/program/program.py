@@ -68,6 +68,8 @@ class Program:
     command: tuple[str, ...]
     files: Mapping[str, SourceFile] = field(default_factory=dict)
     trainer: str = ""
+    folder: Path = Path()
+    """The folder that it runs in, from which relative files are meant."""
 
     @property
     def sources(self) -> list[SourceFile]:
@@ -97,14 +99,15 @@ def read_program(words: Sequence[str], folder: Path = Path()) -> Program:
             f"there is no program {words[0]!r}",
             hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
         )
-    return Program(tuple(words), _files(folder, words[1:]))
+    return Program(tuple(words), _files(folder, words[1:]), folder=folder)
 
 
 def _script(folder: Path, words: Sequence[str]) -> Program:
     path = folder / words[0]
     _require_file(path)
     source = open_source(path)
-    return Program((sys.executable, *words), {words[0]: source, **_files(folder, words[1:])})
+    files = {words[0]: source, **_files(folder, words[1:])}
+    return Program((sys.executable, *words), files, folder=folder)
 
 
 def _tool(folder: Path, words: Sequence[str]) -> Program:
@@ -127,7 +130,7 @@ def _tool(folder: Path, words: Sequence[str]) -> Program:
                 hint="run tuner in the environment of the trainer, or name the command after --",
             )
         command[0] = str(beside)
-    return Program((*command, *words[1:]), {words[0]: source}, trainer.name)
+    return Program((*command, *words[1:]), {words[0]: source}, trainer.name, folder)
 
 
 def trainer_of(places: Sequence[Location]) -> Trainer | None:

@@ -302,14 +302,15 @@ def _word_of(command: Sequence[str], name: str) -> int | None:
 def _of_word(command: Sequence[str], number: int, knob: str, name: str) -> Setting:
     word = command[number]
     text = word.partition("=")[2] if _names_itself(word) else word
-    return Setting(knob, name, _typed(text), word=number)
+    return Setting(knob, name, typed(text), word=number)
 
 
 def _names_itself(word: str) -> bool:
     return bool(re.match(r"[-+]*[A-Za-z_][\w.-]*=", word))
 
 
-def _typed(text: str) -> Value:
+def typed(text: str) -> Value:
+    """The value that a word of a command line stands for: a number, a boolean, else itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -1,0 +1,136 @@
+"""`tuner tune`: the fastest settings of somebody's own program that fit a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from tuner.cli import completing
+from tuner.cli.options import RareOption, SizeType, examples, json_option, results_option
+from tuner.cli.searching import run_search
+from tuner.engine.margin import parse_margin
+from tuner.engine.measuring import Mode
+from tuner.engine.plan import SearchOptions
+from tuner.engine.program_runs import ProgramRuns
+from tuner.engine.targets import load_targets
+from tuner.errors import InputError
+from tuner.gpus import get_gpu
+from tuner.program.program import read_program
+from tuner.program.space_text import knobs_of, space_text
+from tuner.terminal.render import echo
+
+DEFAULT_TRIALS = 12
+
+
+@click.command(
+    "tune",
+    epilog=examples(
+        "tuner tune train.py --gpu rtx4090",
+        "tuner tune train.py --gpu a6000 --knob micro_batch --knob lora_rank=16,32,64",
+        "tuner tune --gpu h100_sxm -- train.py --epochs 3",
+    ),
+)
+@click.option(
+    "--gpu",
+    "gpu_name",
+    metavar="GPU",
+    required=True,
+    shell_complete=completing.gpus,
+    help="GPU type (`tuner gpus` lists them).",
+)
+@click.option(
+    "--gpu-memory",
+    cls=RareOption,
+    type=SizeType(),
+    metavar="SIZE",
+    help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
+)
+@click.option(
+    "--knob",
+    "knobs",
+    multiple=True,
+    metavar="NAME[=A,B]",
+    help="Setting to vary, and its values; repeatable. [default: micro_batch and "
+    "gradient_checkpointing, which keep the training's result]",
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(1),
+    default=DEFAULT_TRIALS,
+    show_default=True,
+    metavar="N",
+    help="Trials to run, known ones included.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice([str(Mode.EMULATE), str(Mode.MEASURE)]),
+    default=str(Mode.EMULATE),
+    show_default=True,
+    help="Run trials on an emulated GPU or on a real one.",
+)
+@click.option(
+    "--space",
+    "space_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write the search space. [default: tune-PROGRAM.yaml]",
+)
+@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@click.option("--quiet", is_flag=True, help="Print the result only.")
+@results_option
+@json_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    gpu_name: str,
+    gpu_memory: int | None,
+    knobs: tuple[str, ...],
+    trials: int,
+    mode: str,
+    space_path: Path | None,
+    margin: str | None,
+    quiet: bool,
+    results: Path,
+    as_json: bool,
+    program: tuple[str, ...],
+) -> int:
+    """Search the settings of PROGRAM for the fastest that fit a GPU.
+
+    PROGRAM is what `tuner check` takes. Its settings are found in its files and on its command
+    line, and varied in copies of them; a few emulated runs predict the whole space, and trials
+    verify the front. The space is written to a file: edit it, and go on with `tuner search`.
+    Exit code 1 when nothing fits.
+    """
+    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
+    read = read_program(program)
+    path = space_path or Path(f"tune-{Path(program[0]).stem}.yaml")
+    if path.suffix not in (".yaml", ".yml"):
+        raise InputError(f"--space {str(path)!r} is no .yaml file")
+    if not quiet:
+        echo("running the program as it is ...", err=True)
+        sys.stderr.flush()
+    with ProgramRuns(read, gpu, margin_fraction=parse_margin(margin, gpu)) as runs:
+        base = runs.as_it_is(roomy=True)
+        if base.steps == 0:
+            raise InputError(
+                f"the program came to no optimizer step: {base.error.message if base.error else ''}",
+                hint=f"`tuner check` shows why; its last lines: {runs.log_tail[-600:].strip()}",
+            )
+        found = knobs_of(read, runs.settings, base.settings, knobs)
+        text = space_text(path.stem, read, program, runs.settings, base.settings, found)
+    _write(path, text)
+    targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
+    options = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
+    return run_search(targets, options, as_json=as_json, quiet=quiet, dry=False)
+
+
+def _write(path: Path, text: str) -> None:
+    """The space at `path`. Raises `InputError` where another one is there."""
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise InputError(
+            f"{path} is there, and says something else than what was asked for",
+            hint=f"search it with `tuner search --space {path}`, or name another with --space",
+        )
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,109 @@
+"""Runs a program on an emulated GPU with other values of its settings, several side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.errors import InputError
+from tuner.gpu import Gpu
+from tuner.program.changes import change
+from tuner.program.program import Program
+from tuner.program.running import runnable
+from tuner.program.settings import Setting, find_settings
+from tuner.records import KnobValue, MemoryBudget
+
+STEPS = 3
+"""Optimizer steps of each run: the first makes the optimizer's state, the third shows that nothing
+grows any more."""
+
+ROOM = 8
+"""So many times the memory has the GPU on which the need of what does not fit is found out."""
+
+FEW = 2
+"""Micro-batches a step from which on the gradients of one are there while the next runs."""
+
+AT_ONCE = 2
+"""Programs that run side by side; each keeps about one processor busy."""
+
+
+@dataclass(slots=True)
+class ProgramRuns:
+    """Runs of one program on one GPU type; a context manager that ends what still runs.
+
+    `count` is how many there were, `log_tail` what the last one printed at its end.
+    """
+
+    program: Program
+    gpu: Gpu
+    gpus: int = 1
+    margin_fraction: float | None = None
+    seed: int = 0
+    count: int = 0
+    log_tail: str = ""
+    settings: Mapping[str, Setting] = dataclasses.field(init=False)
+    _stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.settings = find_settings(self.program)
+
+    def __enter__(self) -> ProgramRuns:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+
+    def as_it_is(self, *, roomy: bool = False) -> Emulation:
+        """The program as it is; `roomy` gives it a GPU with more memory."""
+        return self._emulate(self.program, roomy=roomy)
+
+    def with_values(
+        self, wanted: Sequence[Mapping[str, KnobValue]], *, roomy: bool
+    ) -> list[Emulation | InputError]:
+        """The program with each of these changes of its settings, side by side.
+
+        In place of a run that cannot be made stands the reason.
+        """
+
+        def run(values: Mapping[str, KnobValue]) -> Emulation | InputError:
+            try:
+                changed = change(self.program, self.settings, values).after
+            except InputError as error:
+                return error
+            return self._emulate(changed, roomy=roomy)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            futures = [pool.submit(run, values) for values in wanted]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                self._stop.set()
+                raise
+
+    def _emulate(self, program: Program, *, roomy: bool) -> Emulation:
+        """One run, judged beside the memory that the GPU really has."""
+        self.count += 1
+        gpu = self.gpu
+        if roomy:
+            gpu = dataclasses.replace(gpu, memory_bytes=ROOM * gpu.memory_bytes)
+        options = EmulateOptions(
+            gpus=self.gpus, steps=STEPS, seed=self.seed, margin_fraction=self.margin_fraction
+        )
+        with tempfile.TemporaryFile() as log, runnable(program, self.program) as command:
+            found = emulate(
+                command, gpu, options, output=log, stopped=self._stop.is_set, cwd=program.folder
+            )
+            log.seek(max(0, log.tell() - 4000))
+            self.log_tail = log.read().decode(errors="replace")
+        budget = MemoryBudget.of(self.gpu.memory_bytes, self.margin_fraction)
+        return dataclasses.replace(
+            found,
+            command=tuple(program.command),
+            gpu=self.gpu,
+            margin_bytes=budget.margin_bytes,
+        )

@@ -1,0 +1,143 @@
+"""The search space of a program, as a file to keep and to edit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from tuner.errors import InputError, Problem, unknown
+from tuner.program.changes import can_change
+from tuner.program.program import Program
+from tuner.program.settings import NAMES, Setting, typed
+from tuner.records import KnobValue
+
+SAME_RESULT = ("micro_batch", "gradient_checkpointing")
+"""Knobs that change neither what is trained nor on how much of the data at once."""
+
+_MOST_VALUES = 12
+
+
+def knobs_of(
+    program: Program,
+    settings: Mapping[str, Setting],
+    arrived: Mapping[str, KnobValue],
+    asked: Sequence[str],
+) -> dict[str, list[KnobValue]]:
+    """The values to try of each knob: of those `asked` for ("lora_rank=16,32"), else of those that
+    keep the training's result.
+
+    `arrived` are the settings as they reached the training. Raises one `InputError` with every
+    knob that is unknown, that the program does not let change, or that has no values.
+    """
+    if not asked:
+        wanted: dict[str, list[KnobValue]] = {
+            name: [] for name in SAME_RESULT if can_change(program, settings, name)
+        }
+    else:
+        wanted = dict(_asked(asked))
+    problems = []
+    found: dict[str, list[KnobValue]] = {}
+    for name, values in wanted.items():
+        if not can_change(program, settings, name):
+            setting = settings.get(name)
+            why = setting.problem if setting else "the program does not set it"
+            problems.append(Problem(f"{name} cannot be varied: {why}"))
+            continue
+        own = arrived.get(name, settings[name].value if name in settings else None)
+        proposed = values or _proposed(name, own, _batch(program, settings, arrived))
+        if not proposed:
+            problems.append(Problem(f"no values of {name} are known: write --knob {name}=A,B"))
+            continue
+        found[name] = proposed
+    if problems:
+        raise InputError("not every knob can be searched", problems=problems)
+    if not found:
+        raise InputError(
+            "the program sets nothing that can be varied",
+            hint="`tuner check` says which settings were found, and where",
+        )
+    return found
+
+
+def _asked(texts: Iterable[str]) -> Iterable[tuple[str, list[KnobValue]]]:
+    for text in texts:
+        name, _, values = text.partition("=")
+        if name not in NAMES:
+            raise unknown("knob", name, NAMES)
+        yield name, [_value(part) for part in values.split(",") if part]
+
+
+def _value(text: str) -> KnobValue:
+    value = typed(text.strip())
+    assert value is not None  # of text
+    return value
+
+
+def _batch(
+    program: Program, settings: Mapping[str, Setting], arrived: Mapping[str, KnobValue]
+) -> int | None:
+    """The effective batch of one rank, where the accumulation can be changed to keep it."""
+    size, rounds = arrived.get("micro_batch"), arrived.get("grad_accum")
+    for name, value in (("micro_batch", size), ("grad_accum", rounds)):
+        if value is None and name in settings:
+            known = settings[name].value
+            size, rounds = (known, rounds) if name == "micro_batch" else (size, known)
+    if not isinstance(size, int) or not can_change(program, settings, "grad_accum"):
+        return None
+    return size * (rounds if isinstance(rounds, int) else 1)
+
+
+def _proposed(name: str, own: KnobValue | None, batch: int | None) -> list[KnobValue]:
+    if name in {"gradient_checkpointing", "packing", "fused_kernels"}:
+        return [True, False]
+    if name == "optimizer" and isinstance(own, str):
+        return list(dict.fromkeys((own, "adamw_8bit", "paged_adamw_8bit")))
+    if not isinstance(own, int) or isinstance(own, bool):
+        return []
+    if name == "micro_batch" and batch is not None:
+        divisors = [size for size in range(1, batch + 1) if batch % size == 0]
+        while len(divisors) > _MOST_VALUES:  # the ends stay
+            divisors = [*divisors[:-1:2], divisors[-1]]
+        return list(divisors)
+    return sorted({max(1, own // 2), own, own * 2})
+
+
+def space_text(
+    name: str,
+    program: Program,
+    words: Sequence[str],
+    settings: Mapping[str, Setting],
+    arrived: Mapping[str, KnobValue],
+    knobs: Mapping[str, list[KnobValue]],
+) -> str:
+    """The file of a space that varies `knobs` of the program that `words` start."""
+    space: dict[str, object] = {
+        "name": name,
+        "description": f"settings of {Path(words[0]).name}",
+        "program": list(words),
+        "knobs": {knob: _unique(values) for knob, values in knobs.items()},
+    }
+    batch = _batch(program, settings, arrived)
+    if "micro_batch" in knobs and "grad_accum" not in knobs and batch is not None:
+        space["fixed"] = {"effective_batch": batch}
+        space["derived"] = {"grad_accum": "effective_batch // micro_batch"}
+        space["constraints"] = ["effective_batch % micro_batch == 0"]
+    own = {
+        knob: arrived.get(knob, settings[knob].value if knob in settings else None)
+        for knob in knobs
+    }
+    if all(own[knob] in values for knob, values in knobs.items()):
+        space["baseline"] = own
+    places = [f"#   {knob}: {_place(settings.get(knob))}" for knob in knobs]
+    head = ["# What `tuner tune` varies of this program, and where its files say it.", *places]
+    return "\n".join(head) + "\n" + yaml.safe_dump(space, sort_keys=False, width=100)
+
+
+def _unique(values: Iterable[KnobValue]) -> list[KnobValue]:
+    return list(dict.fromkeys(values))
+
+
+def _place(setting: Setting | None) -> str:
+    return "left out by the program" if setting is None else f"{setting.name}, {setting.where}"
