@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from distribution import LongestFirst, in_order
 from hypothesis import HealthCheck, settings
 from job_server import TOKEN
 from started import end_all
@@ -32,6 +33,18 @@ for _number, _handler in (
 
 # Ray's clusters ask for a token, which a process reads once: some tests have another home folder.
 os.environ["RAY_AUTH_TOKEN"] = TOKEN
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = in_order(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFirst | None:
+    """What `--dist loadfile` does here."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # by the number of tests, which says little
+    return LongestFirst(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
