@@ -49,14 +49,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFi
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the tests compile and measure is kept for the tests, in folders that workers share."""
+    """What the tests compile and measure is kept for the tests, in folders that workers share.
+
+    Several runs share the profiles in the folder that TUNER_TEST_PROFILES names.
+    """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent  # of all workers of this run
+    profiles = os.environ.get("TUNER_TEST_PROFILES") or str(shared / "profiles")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNER_CACHE", str(shared / "timelines"))
         # What a processor computes is measured once, for the tests too.
-        patch.setenv("TUNER_PROFILES", str(shared / "profiles"))
+        patch.setenv("TUNER_PROFILES", profiles)
         # Where there is a CUDA build of PyTorch, each search would train once more.
         patch.setenv("TUNER_VERIFY", "no")
         yield
