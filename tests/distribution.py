@@ -14,7 +14,6 @@ from xdist.scheduler import LoadFileScheduling
 APART = (
     "tests/test_docs.py",
     "tests/test_cli_search_stages.py",
-    "tests/test_tune_killed.py",
     "tests/test_compiled_random.py",
     "tests/test_emulated_trials.py",
     "tests/test_emulate.py",
@@ -28,6 +27,7 @@ APART = (
 """Files whose tests share nothing that takes long to make; the longest first."""
 
 TOGETHER = (
+    "tests/test_tune_killed.py",
     "tests/test_jobs.py",
     "tests/test_tune_search.py",
     "tests/test_gpu_benchmark.py",
