@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from distribution import LongestFirst, in_order
 from hypothesis import HealthCheck, settings
 from job_server import TOKEN
 from started import end_all
@@ -34,16 +35,32 @@ for _number, _handler in (
 os.environ["RAY_AUTH_TOKEN"] = TOKEN
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = in_order(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFirst | None:
+    """What `--dist loadfile` does here."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # by the number of tests, which says little
+    return LongestFirst(config, log)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the tests compile and measure is kept for the tests, in folders that workers share."""
+    """What the tests compile and measure is kept for the tests, in folders that workers share.
+
+    Several runs share the profiles in the folder that TUNER_TEST_PROFILES names.
+    """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent  # of all workers of this run
+    profiles = os.environ.get("TUNER_TEST_PROFILES") or str(shared / "profiles")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNER_CACHE", str(shared / "timelines"))
         # What a processor computes is measured once, for the tests too.
-        patch.setenv("TUNER_PROFILES", str(shared / "profiles"))
+        patch.setenv("TUNER_PROFILES", profiles)
         # Where there is a CUDA build of PyTorch, each search would train once more.
         patch.setenv("TUNER_VERIFY", "no")
         yield

@@ -53,6 +53,7 @@ def test_every_smoke_case_ends_as_it_must(smoke):
     assert "5 of 5 cases: 4 ok, 1 oom" in printed
 
 
+@pytest.mark.slow
 def test_a_row_holds_what_the_case_took(smoke):
     for row in smoke[2][:4]:
         assert row["finite"] is True
@@ -68,6 +69,7 @@ def test_a_row_holds_what_the_case_took(smoke):
         assert row["transformers"]
 
 
+@pytest.mark.slow
 def test_out_of_memory_says_where_and_how_much(smoke):
     row = smoke[2][4]
     assert row["oom_phase"] in ("forward", "backward")
@@ -76,6 +78,7 @@ def test_out_of_memory_says_where_and_how_much(smoke):
     assert row["step_s"] is None
 
 
+@pytest.mark.slow
 def test_both_files_hold_the_same_rows(smoke):
     output, _, rows = smoke
     with (output / "runs.csv").open(newline="") as file:
@@ -104,6 +107,7 @@ def test_the_comparison_predicts_every_row(smoke, tmp_path):
     assert float(first["allocated_error"]) == pytest.approx(predicted / measured - 1)
 
 
+@pytest.mark.slow
 def test_rows_of_an_unknown_device_are_named_and_not_guessed(smoke):
     from compare import compare
 

@@ -86,6 +86,7 @@ def measured(tmp_path_factory):
         yield run
 
 
+@pytest.mark.slow
 def test_a_trial_that_cannot_be_recommended_measures_one_step_and_says_why(measured):
     found = measured(Instructions(GiveUp(usable_bytes=1)))
     assert (found.stopped_by, found.warmup_steps, found.steps) == ("memory", 1, 1)
@@ -95,11 +96,13 @@ def test_a_trial_that_cannot_be_recommended_measures_one_step_and_says_why(measu
     assert Measurement.from_dict(found.to_dict()) == found
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_dominated_measures_one_step_and_says_why(measured):
     found = measured(Instructions(GiveUp(front=((0, 1e12),))))
     assert (found.stopped_by, found.warmup_steps, found.steps) == ("dominated", 2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_verification_trains_longer_evaluates_and_saves(measured, precision):
     found = measured(Instructions(verify=True), precision=precision)

@@ -9,15 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
-from cli_samples import write_samples
 
 from benchmarks import kill_points
-
-ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
 import sys
@@ -110,70 +107,51 @@ def test_killed_twice_it_ends_as_if_undisturbed(tmp_path_factory, searcher):
     check(tmp_path_factory.mktemp("k"), kills=2, searcher=searcher)
 
 
-COMMAND = ["search", "--space", "tiny.yaml", "--gpu", "a6000", "--where", "lora_rank >= 4",
-           "--set", "precision=fp16",
-           "--trials", "12", "--seed", "7", "--workers", "1", "--quiet"]  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """The search that nobody kills, and what it found."""
+
+    search: kill_points.Search
+    found: kill_points.Undisturbed
 
 
-def start_command(folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tuner", *COMMAND],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-
-def front_of(folder: Path) -> list[str]:
-    """The lines of the front, without the names of trials: each run gives its own."""
-    lines = (folder / "pareto.csv").read_text().splitlines()
-    assert lines[0].endswith(",trial_id")
-    return [line.rpartition(",")[0] for line in lines]
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory) -> Calm:
+    search = kill_points.Search(tmp_path_factory.mktemp("k") / "calm", kill_points.SIMULATED)
+    return Calm(search, kill_points.undisturbed(search))
 
 
 @pytest.mark.slow
-def test_the_command_killed_twice_ends_with_the_front_of_one_that_was_not(tmp_path_factory):
+def test_the_command_killed_twice_ends_with_the_front_of_one_that_was_not(tmp_path_factory, calm):
     """`tuner search` itself; the second kill, at least, is in the middle of its trials."""
-    whole, broken = (tmp_path_factory.mktemp(name) for name in ("w", "b"))
-    for folder in (whole, broken):
-        write_samples(folder)
-    finish(start_command(whole))
+    trials = kill_points.TRIALS
+    broken = kill_points.Search(tmp_path_factory.mktemp("k") / "broken", kill_points.SIMULATED)
     rng = random.Random(7)
-    in_whole, in_broken = (f / "results" / "tiny" / "a6000" for f in (whole, broken))
     for wanted in (rng.randrange(0, 2), rng.randrange(3, 6)):
-        before = ended(in_broken)
-        process = start_command(broken)
+        before = broken.ended()
+        process = broken.start()
         until = time.monotonic() + 300
-        while ended(in_broken) < wanted and process.poll() is None:
+        while broken.ended() < wanted and process.poll() is None:
             assert time.monotonic() < until
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        assert before <= ended(in_broken) < 12
-    finish(start_command(broken))
-    assert ended(in_broken) == ended(in_whole) == 12
-    assert results(in_broken) == results(in_whole)
-    assert front_of(in_broken) == front_of(in_whole)
-    best, other = (
-        yaml.safe_load((folder / "best.yaml").read_text()) for folder in (in_broken, in_whole)
-    )
-    assert best["configuration"] == other["configuration"]
+        assert before <= broken.ended() < trials
+    assert broken.start().wait(600) == 0, broken.said()
+    assert broken.ended() == calm.search.ended() == trials
+    assert results(broken.results) == results(calm.search.results)
+    assert kill_points.front_of(broken) == calm.found.front
+    assert kill_points.best_of(broken) == calm.found.best
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["worker", "raylet"])
 def test_a_search_whose_process_is_killed_ends_or_runs_again_to_the_same_front(
-    tmp_path_factory, kind
+    tmp_path_factory, calm, kind
 ):
     """Two of the points of `benchmarks/kill_points.py`, with the one for the driver above."""
-    folder = tmp_path_factory.mktemp("k")
-    arguments = kill_points.SIMULATED
-    calm = kill_points.undisturbed(kill_points.Search(folder / "calm", arguments))
-    broken = kill_points.Search(folder / "broken", arguments)
-    point = kill_points.run_point(broken, kind, random.Random(2), calm)
+    broken = kill_points.Search(tmp_path_factory.mktemp("k") / "broken", kill_points.SIMULATED)
+    point = kill_points.run_point(broken, kind, random.Random(2), calm.found)
     assert point.problems == []
     assert point.exit_code == 0 or (kind == "raylet" and point.exit_code == 3)
 

@@ -165,6 +165,7 @@ def test_every_metric_is_there_with_its_type_and_its_tags(scraped):
             assert tags == ("fake", GPU.id, "r1")
 
 
+@pytest.mark.slow
 def test_trials_are_counted_by_their_outcome_as_the_journal_has_them(scraped):
     counted = Counter()
     for sample in scraped.families["ray_tuner_trials"].samples:
@@ -175,6 +176,7 @@ def test_trials_are_counted_by_their_outcome_as_the_journal_has_them(scraped):
     assert len(journal) > 1  # some ran out of memory
 
 
+@pytest.mark.slow
 def test_gauges_say_what_the_journal_says(scraped):
     records = scraped.records
     fitting = [r for r in records if r.fits]
@@ -193,6 +195,7 @@ def test_gauges_say_what_the_journal_says(scraped):
     assert {name: value_of(scraped, name) for name in expected} == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_sums_say_what_the_journal_says(scraped):
     def total(family: str, suffix: str) -> float:
         samples = scraped.families[f"ray_{family}"].samples
@@ -207,6 +210,7 @@ def test_sums_say_what_the_journal_says(scraped):
     assert total("tuner_trial_memory_ratio", "_count") == len(scraped.records)
 
 
+@pytest.mark.slow
 def test_a_cluster_of_its_own_listens_on_localhost_alone(scraped):
     assert scraped.listening
     assert {address.removeprefix("::ffff:") for address in scraped.listening} <= {"127.0.0.1"}

@@ -139,6 +139,7 @@ class TestSearch:
         assert result.records == (*known, *journal)
         assert not set(ran(tmp_path)) & set(keys(known))
 
+    @pytest.mark.slow
     def test_nothing_runs_when_all_is_known(self, tmp_path):
         known = [record_of(c) for c in list(SPACE.configurations())[:8]]
         result, journal = run(FakeFactory(log=tmp_path), resume=known)
@@ -146,6 +147,7 @@ class TestSearch:
         assert not journal
         assert not ran(tmp_path)
 
+    @pytest.mark.slow
     def test_initial_configurations_run_first(self, tmp_path):
         chosen = list(SPACE.configurations())[7:40:11]
         run(FakeFactory(log=tmp_path), initial=chosen, trials=5, max_concurrent=1)
@@ -202,6 +204,7 @@ class TestSearch:
         with pytest.raises(OSError, match="No space left"):
             search(request(), on_record=full)
 
+    @pytest.mark.slow
     def test_time_limit_lets_running_trials_end(self):
         result, journal = run(FakeFactory(sleep_s=0.5), trials=40, time_limit_s=2)
         assert result.stopped_by is StoppedBy.TIME_LIMIT

@@ -43,7 +43,7 @@ def print_plan(
     number = "all" if options.trials >= there else f"{options.trials} of"
     wanted = f"{number} {count(there)} configurations"
     searcher = f"{options.searcher}, seed {options.seed}"
-    if not target.space.predictable:
+    if options.searcher == MEASURED_ONLY and not target.space.predictable:
         searcher += "; guided needs predictions, and there are none of your own code"
     common = [
         ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
