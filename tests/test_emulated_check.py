@@ -175,3 +175,36 @@ def test_an_error_of_the_program_is_shown(tmp_path: Path, answer: str) -> None:
     )  # fmt: skip
     assert ran.returncode == 2
     assert "no data" in ran.stdout
+
+
+@needs_emulator
+def test_tune_searches_the_programs_own_settings_and_apply_writes_them(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(LOOP)
+    words = ["--gpu", "t4", "--gpu-memory", "1GiB", "--results", "out"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", "tune", *words, "--trials", "3", "--json", "train.py"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    answer = json.loads(ran.stdout)
+    text = (tmp_path / "tune-train.yaml").read_text()
+    assert "grad_accum: effective_batch // micro_batch" in text
+    assert "micro_batch: batch_size, train.py:9" in text
+    journal = (tmp_path / "out/tune-train/t4/trials.jsonl").read_text().splitlines()
+    trials = [json.loads(line) for line in journal]
+    trials = [trial for trial in trials if "configuration" in trial]
+    assert len(trials) == 3
+    # 64 does not fit, which the prior knew: nothing ran out of memory.
+    assert all(trial["configuration"]["micro_batch"] < 64 for trial in trials)
+    assert answer["best"]["configuration"]["micro_batch"] < 64
+
+    to = [*words, "--to", "train.py"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", "apply", "--space", "tune-train.yaml", "--yes", *to],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    size = answer["best"]["configuration"]["micro_batch"]
+    assert f"type=int, default={size})" in program.read_text()
+    assert f"ACCUMULATION = {64 // size}" in program.read_text()

@@ -155,3 +155,25 @@ def test_any_text_of_a_command_is_read_or_refused(text):
     except InputError:
         return
     space.command.arguments(configure(space))
+
+
+PROGRAM = """
+name: mine
+program: [train.py, "{not a placeholder}"]
+knobs: {micro_batch: [1, 2, 4]}
+fixed: {effective_batch: 8}
+derived: {grad_accum: effective_batch // micro_batch}
+"""
+
+
+def test_a_program_needs_no_placeholders_and_its_batch_is_known():
+    space = read(PROGRAM)
+    assert space.workload == "command"
+    assert space.command.is_program
+    assert space.command.argv == ("train.py", "{not a placeholder}")
+    assert space.command.samples({"micro_batch": 2, "grad_accum": 4}) == 8
+
+
+def test_a_program_and_a_command_are_one_too_many():
+    text = problems(PROGRAM + "command: python train.py\n")
+    assert "there is a program too" in text

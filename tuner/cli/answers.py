@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from tuner.apply.source import READERS
 from tuner.cli.front_plot import print_plot
 from tuner.cli.stages import print_stages
 from tuner.engine.target import Target
@@ -184,16 +186,22 @@ def use_commands(
     headroom: str | None = None,
     max_memory: int | None = None,
     objectives: Sequence[str] = (),
-) -> tuple[str, str]:
+) -> tuple[str, ...]:
     """What brings the recommendation chosen so into one's own file, and to another tool."""
     words = [word for text in where for word in ("--where", text)]
     words += ["--max-memory", size_text(max_memory)] if max_memory is not None else []
     words += ["--headroom", headroom] if headroom is not None else []
     words += [word for name in objectives for word in ("--objective", name)]
-    return (
-        target.command("apply", *words, "--to", "train.py"),
-        target.command("export", *words, "--format", "trl"),
-    )
+    command = target.space.command
+    if command is None:
+        return (
+            target.command("apply", *words, "--to", "train.py"),
+            target.command("export", *words, "--format", "trl"),
+        )
+    if not command.is_program:
+        return (target.command("export", *words, "--format", "command"),)
+    files = [str(Path(command.cwd, word)) for word in command.argv if Path(word).suffix in READERS]
+    return tuple(target.command("apply", *words, "--to", file) for file in files[:1])
 
 
 def _others(best: BestTrial, names: Sequence[str]) -> list[str]:

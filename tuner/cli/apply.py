@@ -116,7 +116,7 @@ def _show(found: Applying) -> None:
     """The difference on stdout; on stderr what stays, and what no file has a key for."""
     echo(found.difference, nl=False)
     for edit in found.plan.files:
-        if not edit.changes:
+        if edit.before == edit.after:
             kept = f"has all {edit.kept} values already" if edit.kept else "has none of the keys"
             echo(f"{edit.path}: {kept}", err=True)
     if found.rest:

@@ -16,6 +16,7 @@ from tuner.cli.answers import (
     use_commands,
 )
 from tuner.cli.every_gpu import print_comparison_of
+from tuner.engine.custom_workload import MEASURED_ONLY
 from tuner.engine.gpus_compared import answers_found
 from tuner.engine.measuring import Simulating
 from tuner.engine.plan import SearchOptions, SearchPlan, SkippedGpu
@@ -228,7 +229,7 @@ def _any_dict(found: SearchedGpu | SkippedGpu) -> dict[str, Any]:
     }
 
 
-def _use(plan: SearchPlan) -> tuple[str, str]:
+def _use(plan: SearchPlan) -> tuple[str, ...]:
     """The commands that bring the recommendation to use, under what this search asked for."""
     own = plan.target.space.conditions(())
     where = [text for text in plan.all_conditions if text not in own]

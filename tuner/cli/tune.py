@@ -114,12 +114,15 @@ def command(  # noqa: PLR0913 - one argument for each option
     with ProgramRuns(read, gpu, margin_fraction=parse_margin(margin, gpu)) as runs:
         base = runs.as_it_is(roomy=True)
         if base.steps == 0:
+            why = f": {base.error.message}" if base.error else ""
             raise InputError(
-                f"the program came to no optimizer step: {base.error.message if base.error else ''}",
+                f"the program came to no optimizer step{why}",
                 hint=f"`tuner check` shows why; its last lines: {runs.log_tail[-600:].strip()}",
             )
         found = knobs_of(read, runs.settings, base.settings, knobs)
-        text = space_text(path.stem, read, program, runs.settings, base.settings, found)
+        text = space_text(
+            path.stem, read, program, runs.settings, base.settings, found, fits=bool(base.fits)
+        )
     _write(path, text)
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     options = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)

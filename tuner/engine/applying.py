@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.apply.assign import Assignment, assignments, unmapped
-from tuner.apply.plan import EditPlan, make_plan
+from tuner.apply.plan import EditPlan, FileEdit, make_plan
 from tuner.apply.write import replace_files
+from tuner.errors import InputError
 from tuner.expressions import show
+from tuner.program.changes import change
+from tuner.program.program import read_program
+from tuner.program.settings import NAMES, Setting, find_settings
+from tuner.records import Configuration
 from tuner.results.best import BestTrial
 from tuner.space import SearchSpace
+from tuner.space.command import Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +54,47 @@ def applying(
     `targets` and `maps` say where values belong, as `--as` and `--map` do. Raises one
     `InputError` with everything that cannot be done safely.
     """
+    if space.command is not None and space.command.is_program and not targets and not maps:
+        return _into_program(space.command, best.configuration, files)
     wanted = assignments(space, best.configuration, targets=targets, maps=maps)
     plan = make_plan(files, wanted)
     rest = [_missing_text(assignment) for assignment in plan.missing]
     for name in unmapped(space, wanted, maps):
         rest.append(f"{name} = {show(best.configuration[name])}")
     return Applying(plan, tuple(rest))
+
+
+def _into_program(
+    command: Command, configuration: Configuration, files: Sequence[Path]
+) -> Applying:
+    """The values into the settings of the program that was searched, where it takes them from."""
+    program = read_program(command.argv, Path(command.cwd))
+    own = {source.path.resolve(): word for word, source in program.files.items()}
+    others = [str(path) for path in files if path.resolve() not in own]
+    if others:
+        raise InputError(
+            f"{', '.join(others)} is no file of the program that was searched",
+            hint=f"its files are {', '.join(map(str, own))}",
+        )
+    settings = find_settings(program)
+    values = {name: value for name, value in configuration.items() if name in NAMES}
+    after = change(program, settings, values).after
+    edits = []
+    for path in files:
+        before = program.files[own[path.resolve()]]
+        changed = after.files[own[path.resolve()]]
+        edits.append(FileEdit(path, before.data, changed.data, (), len(values)))
+    rest = [
+        f"{settings[name].name} = {show(value)}, in {settings[name].where}"
+        for name, value in values.items()
+        if name in settings and settings[name].value != value and not _is_in(settings[name], files)
+    ]
+    return Applying(EditPlan(tuple(edits), ()), tuple(rest))
+
+
+def _is_in(setting: Setting, files: Sequence[Path]) -> bool:
+    source = setting.source
+    return source is not None and source.path.resolve() in {path.resolve() for path in files}
 
 
 def _missing_text(assignment: Assignment) -> str:

@@ -25,11 +25,11 @@ def knobs_of(
     arrived: Mapping[str, KnobValue],
     asked: Sequence[str],
 ) -> dict[str, list[KnobValue]]:
-    """The values to try of each knob: of those `asked` for ("lora_rank=16,32"), else of those that
-    keep the training's result.
+    """The values to try of each knob.
 
-    `arrived` are the settings as they reached the training. Raises one `InputError` with every
-    knob that is unknown, that the program does not let change, or that has no values.
+    Those are the knobs `asked` for ("lora_rank=16,32"), else those that keep the training's
+    result. `arrived` are the settings as they reached the training. Raises one `InputError` with
+    every knob that is unknown, that the program does not let change, or that has no values.
     """
     if not asked:
         wanted: dict[str, list[KnobValue]] = {
@@ -111,8 +111,13 @@ def space_text(
     settings: Mapping[str, Setting],
     arrived: Mapping[str, KnobValue],
     knobs: Mapping[str, list[KnobValue]],
+    *,
+    fits: bool,
 ) -> str:
-    """The file of a space that varies `knobs` of the program that `words` start."""
+    """The file of a space that varies `knobs` of the program that `words` start.
+
+    What the program has now is the space's baseline where it `fits`.
+    """
     space: dict[str, object] = {
         "name": name,
         "description": f"settings of {Path(words[0]).name}",
@@ -128,7 +133,7 @@ def space_text(
         knob: arrived.get(knob, settings[knob].value if knob in settings else None)
         for knob in knobs
     }
-    if all(own[knob] in values for knob, values in knobs.items()):
+    if fits and all(own[knob] in values for knob, values in knobs.items()):
         space["baseline"] = own
     places = [f"#   {knob}: {_place(settings.get(knob))}" for knob in knobs]
     head = ["# What `tuner tune` varies of this program, and where its files say it.", *places]
