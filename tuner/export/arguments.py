@@ -25,12 +25,13 @@ def trainer_arguments(chosen: SettingsReader) -> Settings:
     chosen.implies("fused_loss", False)
     mixed = chosen.text("mixed_precision")
     checkpointing = chosen.get("gradient_checkpointing")
+    reentrant = bool(chosen.get("use_reentrant"))
     settings: Settings = {
         "per_device_train_batch_size": chosen.get("micro_batch"),
         "gradient_accumulation_steps": chosen.get("grad_accum"),
         "gradient_checkpointing": checkpointing,
-        # As the workload does it; re-entrant checkpoints keep other tensors.
-        "gradient_checkpointing_kwargs": {"use_reentrant": False} if checkpointing else None,
+        # As the workload does it; the two ways keep other tensors.
+        "gradient_checkpointing_kwargs": {"use_reentrant": reentrant} if checkpointing else None,
         "optim": chosen.get("optimizer"),
         "bf16": mixed == "bf16",
         "fp16": mixed == "fp16",

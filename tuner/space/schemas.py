@@ -147,6 +147,14 @@ _CAUSAL_LM = (
         default=True,
     ),
     KnobSchema(
+        "use_reentrant",
+        "bool",
+        "with gradient_checkpointing: PyTorch's older way (use_reentrant=True), which keeps less of "
+        "a layer at once; what checkpoints have that are enabled without keyword arguments",
+        default=False,
+        optional=True,
+    ),
+    KnobSchema(
         "optimizer",
         "word",
         "optimizer by its name in transformers' TrainingArguments",

@@ -6,7 +6,7 @@ by peft. A trace and a real run execute this same code; where they differ, a mac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -118,12 +118,13 @@ def _use_loss(model: Any, settings: CausalLMSettings, *, real: bool) -> None:
 
 def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -> Any:
     """K-bit preparation, gradient checkpointing and adapters, as training scripts do."""
-    checkpointing: dict[str, Any] = {"use_reentrant": False}
-    if settings.offload and environment.device != "meta":
+    checkpointing: dict[str, Any] = {"use_reentrant": settings.use_reentrant}
+    # Reentrant checkpoints take no other options.
+    if settings.offload and environment.device != "meta" and not settings.use_reentrant:
         # Recomputation that stops early skips the hooks that take a layer's last weights off the
         # device again.
         checkpointing["early_stop"] = False
-    if environment.device == "meta":
+    if environment.device == "meta" and not settings.use_reentrant:
         # Not on a machine: PyTorch restores autocast by itself there, and torch.compile takes no
         # contexts of one's own.
         checkpointing["context_fn"] = partial(
@@ -141,6 +142,8 @@ def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -
             _narrow_embeddings(model, settings.load_dtype)
     elif settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+    if environment.device == "meta" and settings.use_reentrant:
+        _restore_autocast(model, environment, settings.autocast_dtype)
     if not settings.lora_rank:
         if settings.modules_to_save:
             raise InputError(
@@ -154,6 +157,27 @@ def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -
             )
         return model
     return _with_adapters(model, settings, environment.device)
+
+
+def _restore_autocast(model: Any, environment: Environment, dtype: torch.dtype | None) -> None:
+    """Recompute reentrant checkpoints under autocast, which PyTorch does on a real device only."""
+
+    def around(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        def run(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+            def in_context(*inputs: Any, **keywords: Any) -> Any:
+                # The first pass keeps no graph; the second, in the backward pass, makes one.
+                first, again = environment.checkpoint_contexts(dtype)
+                with again if torch.is_grad_enabled() else first:
+                    return function(*inputs, **keywords)
+
+            return checkpoint(in_context, *arguments, **options)
+
+        return run
+
+    for module in model.modules():
+        own = module.__dict__.get("_gradient_checkpointing_func")
+        if own is not None:
+            module._gradient_checkpointing_func = around(own)
 
 
 def _narrow_embeddings(model: Any, dtype: torch.dtype) -> None:

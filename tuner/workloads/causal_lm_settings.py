@@ -42,6 +42,7 @@ class CausalLMSettings:
     loss: str
     fused_loss: bool
     gradient_checkpointing: bool
+    use_reentrant: bool
     optimizer: str
     attention: str
     max_grad_norm: float
@@ -77,6 +78,7 @@ class CausalLMSettings:
             loss=str(values.get("loss", "transformers")),
             fused_loss=bool(values.get("fused_loss", False)),
             gradient_checkpointing=bool(values["gradient_checkpointing"]),
+            use_reentrant=bool(values.get("use_reentrant", False)),
             optimizer=str(values["optimizer"]),
             attention=str(values["attention"]),
             max_grad_norm=_number(values.get("max_grad_norm", 1.0)),

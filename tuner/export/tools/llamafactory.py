@@ -47,7 +47,7 @@ def llamafactory(chosen: SettingsReader, model: str | None) -> Settings:
             "cutoff_len": chosen.get("max_length"),
             "flash_attn": _FLASH_ATTN.get(chosen.text("attention")),
             "disable_gradient_checkpointing": not checkpointing,
-            "use_reentrant_gc": False if checkpointing else None,
+            "use_reentrant_gc": bool(chosen.get("use_reentrant")) if checkpointing else None,
             **arguments,
             **machine_arguments(chosen),
         }
