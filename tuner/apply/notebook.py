@@ -7,6 +7,7 @@ Python: a `pass` takes their place.
 from __future__ import annotations
 
 import ast
+import bisect
 import json
 import re
 from collections.abc import Iterator
@@ -40,10 +41,20 @@ class Cell:
 
 
 def read_notebook(text: str, file: str) -> list[Location]:
-    """Every value in the code cells. Raises `InputError` for what is no notebook."""
+    """Every value in the code cells, with its line in the file.
+
+    Raises `InputError` for what is no notebook.
+    """
     python, starts = notebook_python(text, file)
+    breaks = [match.start() for match in re.finditer("\n", text)]
     return [
-        replace(place, start=starts[place.start], end=starts[place.end], in_json=True)
+        replace(
+            place,
+            line=bisect.bisect_left(breaks, starts[place.start]) + 1,
+            start=starts[place.start],
+            end=starts[place.end],
+            in_json=True,
+        )
         for place in read_python(python, file)
     ]
 

@@ -161,20 +161,22 @@ class Script:
         if found is not None:
             return found
         first = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
-        raw = self.source.data.decode("utf-8")[start:end]
+        text = self.source.data.decode("utf-8")
+        raw, in_json = text[start:end], self.source.path.suffix == ".ipynb"
+        line = text.count("\n", 0, start) + 1 if in_json else bisect.bisect_right(self._lines, first)
         value = node.value if isinstance(node, ast.Constant) else None
         # A number that is passed without a name; text may be written in many ways.
         known = isinstance(value, int | float) and repr(value) == raw
         return Location(
             path=(),
-            line=bisect.bisect_right(self._lines, first),
+            line=line,
             start=start,
             end=end,
             raw=raw,
             language="python",
             value=value if known and isinstance(value, int | float) else None,
             problem=None if known else "is no plain value",
-            in_json=self.source.path.suffix == ".ipynb",
+            in_json=in_json,
         )
 
     def shown(self, node: ast.AST) -> str:

@@ -305,7 +305,9 @@ class _Finder:
             found = self._outside(knob, at, end)
             if found is not None:
                 return found
-            why = "comes from the environment" if "environ" in end.keys else "is set nowhere here"
+            why = "is set in none of the files that are named"
+            if "environ" in end.keys:
+                why = "comes from the environment"
             problem = f"is {shown}, which {why}"
         elif end.node is at.node:
             problem = f"{end.why}: {shown}"
@@ -355,7 +357,7 @@ class _Finder:
             if len(targets) != 1:
                 break
             place = targets[0]
-        problem = f"is {first.raw.strip()}, which is set nowhere here"
+        problem = f"is {first.raw.strip()}, which is set in none of the files that are named"
         return Setting(knob, name, None, source, first, problem=problem)
 
     # -- the command line --------------------------------------------------------------------
