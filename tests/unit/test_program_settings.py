@@ -77,6 +77,32 @@ ARGUMENTS = "from transformers import TrainingArguments\nTrainingArguments({})\n
          + ARGUMENTS.format("per_device_train_batch_size=c.b"), 4),
         ("import os\nB = os.environ['B']\nC = {'B': 3}\n"
          + ARGUMENTS.format("per_device_train_batch_size=B"), None),
+        ("def train(b=4):\n    " + ARGUMENTS.format("per_device_train_batch_size=b")[43:]
+         + "    trainer.train()\ntrain(b=2)\n", 2),
+        ("def train(b=4):\n    " + ARGUMENTS.format("per_device_train_batch_size=b")[43:]
+         + "partial(train, b=2)()\n", None),
+        ("def train(b):\n    " + ARGUMENTS.format("per_device_train_batch_size=b")[43:]
+         + "train(*numbers)\n", None),
+        ("class C:\n    @staticmethod\n    def train(a, b=4):\n        "
+         + ARGUMENTS.format("per_device_train_batch_size=b")[43:] + "C.train(1, 2)\n", 2),
+        ("@click.command()\n@click.option('--micro', default=4)\ndef main(micro):\n    "
+         + ARGUMENTS.format("per_device_train_batch_size=micro")[43:] + "main()\n", 4),
+        ("def main(micro: int = typer.Option(4, help='x')):\n    "
+         + ARGUMENTS.format("per_device_train_batch_size=micro")[43:] + "typer.run(main)\n", 4),
+        ("p.add_argument('--b', default=4)\np.set_defaults(b=8)\na = p.parse_args()\n"
+         + ARGUMENTS.format("per_device_train_batch_size=a.b"), 8),
+        ("p.add_argument('--b', default=4)\na = p.parse_args()\na.b //= 2\n"
+         + ARGUMENTS.format("per_device_train_batch_size=a.b"), None),
+        ("p.add_argument('--b', default=4)\na = vars(p.parse_args())\n"
+         + ARGUMENTS.format("per_device_train_batch_size=a['b']"), 4),
+        ("p.add_argument('--b', default=4)\na, _ = p.parse_known_args()\n"
+         + ARGUMENTS.format("per_device_train_batch_size=a.b"), 4),
+        ("@dataclass\nclass C:\n    b: int = 4\nc = tyro.cli(C)\n"
+         + ARGUMENTS.format("per_device_train_batch_size=c.b"), 4),
+        ("class C(BaseModel):\n    b: int = Field(4, gt=0)\nc = C()\nc.b = 5\n"
+         + ARGUMENTS.format("per_device_train_batch_size=c.b"), None),
+        ("c = C()\nc = replace(c, b=8)\n" + ARGUMENTS.format("per_device_train_batch_size=c.b"),
+         None),
         ("B = B2\nB2 = B\n" + ARGUMENTS.format("per_device_train_batch_size=B"), None),
         (ARGUMENTS.format("per_device_train_batch_size=4 if BIG else 2"), None),
         (ARGUMENTS.format("per_device_train_batch_size=(4)"), 4),

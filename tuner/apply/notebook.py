@@ -138,22 +138,39 @@ def _without_magic(source: str) -> str:
         if not _PYTHON_CELL.match(lines[first]):
             return "".join(map(_blanked, lines))
         lines[first] = _blanked(lines[first])
-    if _is_python("".join(lines)):
-        return "".join(lines)  # a line of a text may look like magic
-    goes_on = False
+    # Where Python stops: a line inside of a text may look like magic, and stays.
+    while (broken := _broken_line("".join(lines))) is not None and broken < len(lines):
+        if not _MAGIC.match(lines[broken]):
+            break
+        _blank(lines, broken)
+    else:
+        return "".join(lines)
     for number, line in enumerate(lines):
-        if goes_on or _MAGIC.match(line):
-            goes_on = line.rstrip().endswith("\\")
-            lines[number] = _blanked(line)
+        if _MAGIC.match(line):
+            _blank(lines, number)
     return "".join(lines)
 
 
-def _is_python(text: str) -> bool:
+def _broken_line(text: str) -> int | None:
+    """The number, from 0 on, of the line that is no Python; None where all of it is."""
     try:
         ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    except SyntaxError as error:
+        return (error.lineno or 1) - 1
+    except (ValueError, RecursionError, MemoryError):
+        return 0
+    return None
+
+
+def _blank(lines: list[str], number: int) -> None:
+    """Take out a line, and those that it goes on in."""
+    goes_on = lines[number].rstrip().endswith("\\")
+    lines[number] = _blanked(lines[number])
+    while goes_on and number + 1 < len(lines):
+        number += 1
+        goes_on = lines[number].rstrip().endswith("\\")
+        body = lines[number].rstrip("\n")
+        lines[number] = " " * len(body) + lines[number][len(body) :]
 
 
 def _blanked(line: str) -> str:

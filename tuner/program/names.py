@@ -23,7 +23,7 @@ Key = str | int | None
 Keys = tuple[Key, ...]
 
 _CONVERSIONS = ("int", "float", "str", "bool")
-_FIELDS = ("field", "Field")
+_FIELDS = ("field", "Field", "Option")
 _MOST_STEPS = 24
 """From one name to the next; more is a circle."""
 
@@ -70,7 +70,7 @@ End = Literal | OutsideKeys | OptionValue | Unknown
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One `add_argument` of argparse."""
+    """One `add_argument` of argparse, or one `option` of click."""
 
     names: tuple[str, ...]
     dest: str
@@ -163,7 +163,9 @@ class Script:
         first = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
         text = self.source.data.decode("utf-8")
         raw, in_json = text[start:end], self.source.path.suffix == ".ipynb"
-        line = text.count("\n", 0, start) + 1 if in_json else bisect.bisect_right(self._lines, first)
+        line = (
+            text.count("\n", 0, start) + 1 if in_json else bisect.bisect_right(self._lines, first)
+        )
         value = node.value if isinstance(node, ast.Constant) else None
         # A number that is passed without a name; text may be written in many ways.
         known = isinstance(value, int | float) and repr(value) == raw
@@ -317,8 +319,8 @@ class Script:
                 return self._follow(node.args[0], (), left)
             if name in _FIELDS:
                 default = next((k.value for k in node.keywords if k.arg == "default"), None)
-                if default is None and name == "Field" and node.args:
-                    default = node.args[0]
+                if default is None and name != "field" and node.args:
+                    default = node.args[0]  # pydantic's and typer's stand first
                 if default is not None:
                     return self._follow(default, (), left)
             return [Unknown(node, "is computed")]
@@ -416,14 +418,7 @@ class Script:
         if owner.is_class and argument is arguments[0]:
             assert isinstance(owner.node, ast.ClassDef)
             return self._attribute(owner.node, keys, left) if keys else [Unknown(node, "is self")]
-        called = function.name
-        skipped = 0
-        if owner.is_class:
-            skipped = 1
-            if called == "__init__":
-                assert isinstance(owner.node, ast.ClassDef)
-                called = owner.node.name
-        calls = [c for c in self.calls if last_name(c.func) == called]
+        calls, skipped = self._calls_of(function, owner)
         default = _default(function.args, argument)
         ends: list[End] = []
         given = [_given(call, argument, arguments, skipped) for call in calls]
@@ -433,11 +428,34 @@ class Script:
             elif value is not None:
                 ends.append(Unknown(node, "is passed in a way that cannot be followed"))
         if not calls or any(value is None for value in given):
+            options = [o for o in self.options if o.dest == argument.arg and not o.is_positional]
+            if options and not keys and function.decorator_list:
+                return [*ends, *map(OptionValue, options)]
+            if self._is_passed_with_others(function):
+                return [*ends, Unknown(node, "is passed in a way that cannot be followed")]
             if default is None:
                 return ends + (self._outside(node, keys) if keys else [Unknown(node, "is passed")])
             for end in self._follow(default, keys, left):
                 ends.append(_with_option(end, "" if calls or keys else argument.arg))
         return ends
+
+    def _calls_of(self, function: _Function, owner: Scope) -> tuple[list[ast.Call], int]:
+        """The calls of a function, and how many of its parameters they do not name."""
+        if not isinstance(owner.node, ast.ClassDef):
+            named = [c for c in self.calls if isinstance(c.func, ast.Name)]
+            return [c for c in named if last_name(c.func) == function.name], 0
+        static = any(last_name(d) == "staticmethod" for d in function.decorator_list)
+        name = owner.node.name if function.name == "__init__" else function.name
+        return [c for c in self.calls if last_name(c.func) == name], 0 if static else 1
+
+    def _is_passed_with_others(self, function: _Function) -> bool:
+        """Whether a call gets a function and more: `partial(train, batch=4)`, `spawn(train, 4)`."""
+        return any(
+            isinstance(argument, ast.Name) and argument.id == function.name
+            for call in self.calls
+            for argument in (*call.args, *(k.value for k in call.keywords))
+            if len(call.args) + len(call.keywords) > 1
+        )
 
     def _method(self, definition: ast.ClassDef, name: str) -> ast.AST | None:
         return next(
@@ -489,6 +507,16 @@ class Script:
         classes = [n for n in self.scopes if isinstance(n, ast.ClassDef) and n.name in passed]
         ends = [end for c in classes for end in self._attribute(c, (name,), _MOST_STEPS)]
         return [end for end in ends if isinstance(end, Literal)]
+
+    def defaults_of(self, option: Option) -> list[ast.expr]:
+        """What an option is without a word: `set_defaults` counts more than its own default."""
+        later = [
+            keyword.value
+            for call in self.calls
+            for keyword in call.keywords
+            if last_name(call.func) == "set_defaults" and keyword.arg == option.dest
+        ]
+        return later or ([] if option.default is None else [option.default])
 
     # -- surroundings ------------------------------------------------------------------------
 
@@ -598,17 +626,23 @@ def _given(
 
 
 def _option(call: ast.Call) -> Option | None:
-    if last_name(call.func) != "add_argument":
-        return None
+    if last_name(call.func) not in ("add_argument", "option"):
+        return None  # of argparse and click
     names = [a.value for a in call.args if isinstance(a, ast.Constant)]
     texts = [name for name in names if isinstance(name, str) and name]
     if not texts:
         return None
     keywords = {k.arg: k.value for k in call.keywords if k.arg is not None}
     dest = getattr(keywords.get("dest"), "value", None)
+    if last_name(call.func) == "option":
+        dest = next((name for name in texts if not name.startswith("-")), None)
+        texts = [name for name in texts if name.startswith("-")] or texts
     long = next((name for name in texts if name.startswith("--")), texts[0])
     action = keywords.get("action")
     kind = str(action.value) if isinstance(action, ast.Constant) else ""
+    if "is_flag" in keywords or (long.startswith("--") and "/" in long):
+        default = getattr(keywords.get("default"), "value", False)
+        kind = "store_true" if not default and "/" not in long else "a flag of click"
     if action is not None and not kind:
         kind = last_name(action) or "?"
     return Option(

@@ -210,7 +210,9 @@ class _Finder:
                 continue
             settings = list(ends.values())
             if len(settings) == 1:
-                written = any(c.is_argument and s.location == c.place for c, s in pairs)
+                written = any(
+                    c.is_argument and s.location == c.place and s.problem is None for c, s in pairs
+                )
                 return settings[0], written
             where = _listed(s.where for s in settings)
             first = settings[0]
@@ -383,6 +385,7 @@ class _Finder:
             return Setting(
                 knob, name, number is not None, script.source, place, number, None, switch
             )
+        defaults = script.defaults_of(option)
         problem = None
         if option.is_positional:
             problem = "is an argument of the command without a name"
@@ -396,12 +399,11 @@ class _Finder:
             if number + 1 < len(command) and command[number].startswith("--"):
                 return _of_word(command, number + 1, knob, name)
             problem = f"is given as {command[number]} on the command line"
-        elif option.default is None:
+        elif not defaults:
             problem = f"is option {on}, which has no value"
         if problem is not None:
             return Setting(knob, name, None, script.source, place, problem=problem)
-        assert option.default is not None
-        return self._one(knob, at, script, script.ends(option.default))
+        return self._one(knob, at, script, [e for node in defaults for e in script.ends(node)])
 
     def _is_option(self, script: Script, option: Option, word: str) -> bool:
         head = word.partition("=")[0]
@@ -454,7 +456,7 @@ def _kind(script: Script, place: Location, node: ast.expr) -> int | None:
         owner = str(place.path[-2]) if len(place.path) > 1 else ""
         return 1 if _CALLS.search(owner) else 2
     called = last_name(call.func) or ""
-    if called in ("add_argument", "field", "Field"):
+    if called in ("add_argument", "option", "set_defaults", "field", "Field", "Option"):
         return None  # the option and the attribute are looked at themselves
     if _CALLS.search(called):
         return 0
