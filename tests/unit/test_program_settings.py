@@ -191,3 +191,14 @@ def test_a_written_argument_counts_more_than_a_word_of_its_name(tmp_path, monkey
     settings = found(tmp_path, monkeypatch, text, "--batch-size", "100")
     assert settings["micro_batch"].value == 4
     assert settings["micro_batch"].where == "train.py:2"
+
+
+def test_names_that_come_from_many_others_end_soon(tmp_path, monkeypatch):
+    steps = [f"a{n} = a{n + 1}\na{n} = a{n + 1} if x else a{n + 1}\na{n} = (a{n + 1})\n"
+             for n in range(30)]  # fmt: skip
+    text = "".join(steps) + ARGUMENTS.format("per_device_train_batch_size=a0")
+    setting = found(tmp_path, monkeypatch, text)["micro_batch"]
+    assert setting.problem is not None
+    classes = "class A(B):\n    pass\nclass B(A):\n    pass\n"
+    text = classes + ARGUMENTS.format("per_device_train_batch_size=A().b")
+    assert found(tmp_path, monkeypatch, text)["micro_batch"].problem is not None

@@ -27,6 +27,9 @@ _FIELDS = ("field", "Field", "Option")
 _MOST_STEPS = 24
 """From one name to the next; more is a circle."""
 
+_MOST_LOOKS = 500
+"""At expressions for one value; each may come from several places, and these again."""
+
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -130,6 +133,8 @@ class Script:
         self.calls: list[ast.Call] = []
         self.options: list[Option] = []
         self._assigned: list[tuple[str, Scope, Keys, ast.AST]] = []
+        self._bodies: dict[ast.AST, Scope] = {}
+        self._budget = _MOST_LOOKS
         self._walk(self.tree, Scope(self.tree, None))
         self._by_span: dict[tuple[int, int], list[ast.expr]] = {}
         for node in self.scopes:
@@ -191,7 +196,7 @@ class Script:
         self.scopes[node] = scope
         inner = scope
         if isinstance(node, _Function | ast.Lambda | ast.ClassDef):
-            inner = Scope(node, scope)
+            inner = self._bodies[node] = Scope(node, scope)
             if isinstance(node, _Function | ast.Lambda):
                 for argument in _arguments(node.args):
                     inner.names.setdefault(argument.arg, []).append(argument)
@@ -254,18 +259,19 @@ class Script:
 
         A parameter's default is followed to the calls that pass something else.
         """
+        self._budget = _MOST_LOOKS
         arguments = self.parents.get(node)
         if isinstance(arguments, ast.arguments):
             function = self.parents[arguments]
             for argument in _arguments(arguments):
                 if _default(arguments, argument) is node:
-                    scope = Scope(function, self.scopes[function])
-                    return self._parameter(argument, scope, node, (), _MOST_STEPS)
+                    return self._parameter(argument, self._bodies[function], node, (), _MOST_STEPS)
         return self._follow(node, (), _MOST_STEPS)
 
     def _follow(self, node: ast.AST, keys: Keys, left: int) -> list[End]:  # noqa: PLR0911
-        if left == 0:
-            return [Unknown(node, "goes round in a circle")]
+        self._budget -= 1
+        if left == 0 or self._budget < 0:
+            return [Unknown(node, "goes through too many names")]
         left -= 1
         if isinstance(node, ast.Attribute):
             return self._follow(node.value, (node.attr, *keys), left)
@@ -472,12 +478,9 @@ class Script:
             own = isinstance(function, _Function) and self.scopes[function].node is definition
             if own and path == keys[:1] and base == _first(function):  # type: ignore[arg-type]
                 ends += self._follow(value, keys[1:], left - 1)
-        for scope in (s for s in self._inner_scopes() if s.node is definition):
-            for value in scope.names.get(str(keys[0]), ()):
-                for end in self._follow(value, keys[1:], left - 1):
-                    ends.append(_with_option(end, str(keys[0])))
-            if ends:
-                break
+        for value in self._bodies[definition].names.get(str(keys[0]), ()):
+            for end in self._follow(value, keys[1:], left - 1):
+                ends.append(_with_option(end, str(keys[0])))
         if ends:
             return ends
         for parent in definition.bases:
@@ -488,15 +491,9 @@ class Script:
                 return self._attribute(found[1][0], keys, left - 1)
         return [Unknown(definition, f"has no {keys[0]!r} here")]
 
-    def _inner_scopes(self) -> Iterator[Scope]:
-        seen: set[int] = set()
-        for scope in self.scopes.values():
-            if id(scope) not in seen:
-                seen.add(id(scope))
-                yield scope
-
     def class_values(self, name: str) -> list[Literal]:
         """The values of attribute `name` of the classes that some library makes objects of."""
+        self._budget = _MOST_LOOKS
         passed = {
             n.id
             for call in self.calls
