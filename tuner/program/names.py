@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import bisect
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -491,17 +492,22 @@ class Script:
                 return self._attribute(found[1][0], keys, left - 1)
         return [Unknown(definition, f"has no {keys[0]!r} here")]
 
+    @functools.cached_property
+    def _passed_classes(self) -> list[ast.ClassDef]:
+        """The classes that calls get: `tyro.cli(Config)`, `HfArgumentParser((A, B))`."""
+        passed = {
+            name.id
+            for call in self.calls
+            for argument in (*call.args, *(k.value for k in call.keywords))
+            for name in (argument, *getattr(argument, "elts", ()))
+            if isinstance(name, ast.Name)
+        }
+        return [n for n in self._bodies if isinstance(n, ast.ClassDef) and n.name in passed]
+
     def class_values(self, name: str) -> list[Literal]:
         """The values of attribute `name` of the classes that some library makes objects of."""
         self._budget = _MOST_LOOKS
-        passed = {
-            n.id
-            for call in self.calls
-            for argument in (*call.args, *(k.value for k in call.keywords))
-            for n in ast.walk(argument)
-            if isinstance(n, ast.Name)
-        }
-        classes = [n for n in self.scopes if isinstance(n, ast.ClassDef) and n.name in passed]
+        classes = self._passed_classes
         ends = [end for c in classes for end in self._attribute(c, (name,), _MOST_STEPS)]
         return [end for end in ends if isinstance(end, Literal)]
 
