@@ -103,6 +103,14 @@ ARGUMENTS = "from transformers import TrainingArguments\nTrainingArguments({})\n
          + ARGUMENTS.format("per_device_train_batch_size=c.b"), None),
         ("c = C()\nc = replace(c, b=8)\n" + ARGUMENTS.format("per_device_train_batch_size=c.b"),
          None),
+        ("C = {'b': 4}\nC.update(b=8)\n"
+         + ARGUMENTS.format("per_device_train_batch_size=C['b']"), None),
+        ("C = {'b': 4}\nC.update(other)\n"
+         + ARGUMENTS.format("per_device_train_batch_size=C['b']"), None),
+        ("C = {'b': 4}\nfor k, v in words:\n    C[k] = v\n"
+         + ARGUMENTS.format("per_device_train_batch_size=C['b']"), None),
+        ("class C:\n    b = 4\nc = C()\nsetattr(c, 'b', 8)\n"
+         + ARGUMENTS.format("per_device_train_batch_size=c.b"), None),
         ("B = B2\nB2 = B\n" + ARGUMENTS.format("per_device_train_batch_size=B"), None),
         (ARGUMENTS.format("per_device_train_batch_size=4 if BIG else 2"), None),
         (ARGUMENTS.format("per_device_train_batch_size=(4)"), 4),

@@ -206,6 +206,7 @@ class Script:
         self._bind(node, scope)
         if isinstance(node, ast.Call):
             self.calls.append(node)
+            self._update(node, scope)
             if (option := _option(node)) is not None:
                 self.options.append(option)
         for child in ast.iter_child_nodes(node):
@@ -231,6 +232,26 @@ class Script:
                 scope.names.setdefault(name, []).append(node)
         elif isinstance(node, ast.Global):
             scope.is_global.update(node.names)
+
+    def _update(self, call: ast.Call, scope: Scope) -> None:
+        """Note what `CONFIG.update(batch=4)` and `setattr(config, "batch", 4)` assign."""
+        if last_name(call.func) == "setattr" and len(call.args) == 3:
+            owner, key, value = call.args
+            given: list[tuple[Key, ast.expr]] = [(getattr(key, "value", ANY), value)]
+        elif isinstance(call.func, ast.Attribute) and call.func.attr == "update":
+            owner = call.func.value
+            given = [(keyword.arg, keyword.value) for keyword in call.keywords]
+            for argument in call.args:
+                if isinstance(argument, ast.Dict):
+                    pairs = zip(argument.keys, argument.values, strict=True)
+                    given += [(getattr(key, "value", ANY), value) for key, value in pairs]
+                else:
+                    given.append((ANY, call))
+        else:
+            return
+        base, keys = _unrolled(owner)
+        if isinstance(base, ast.Name):
+            self._assigned += [(base.id, scope, (*keys, key), value) for key, value in given]
 
     def _target(self, target: ast.expr, value: ast.AST, scope: Scope, opaque: bool = False) -> None:
         if isinstance(target, ast.Tuple | ast.List):
@@ -384,7 +405,7 @@ class Script:
         ends: list[End] = [
             end
             for base, where, path, value in self._assigned
-            if keys and base == node.id and path == keys and where.find(base) == found
+            if base == node.id and _is_set_by(path, keys) and where.find(base) == found
             for end in self._follow_own(value, node, left)
         ]
         for binding in bindings:
@@ -552,6 +573,13 @@ class Script:
         while current is not None:
             yield current
             current = self.parents.get(current)
+
+
+def _is_set_by(path: Keys, keys: Keys) -> bool:
+    """Whether what is assigned at `path` may be what stands behind `keys`."""
+    if path[-1:] == (ANY,):
+        return len(keys) >= len(path) and keys[: len(path) - 1] == path[:-1]
+    return bool(keys) and path == keys
 
 
 def _with_option(end: End, option: str) -> End:
