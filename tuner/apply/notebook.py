@@ -1,24 +1,31 @@
 """The code cells of a Jupyter notebook as one Python text, and where each character of it stands.
 
-Lines for the shell and for IPython (`!pip ...`, `%time`) and cells of `%%magic` are no Python: a
-`pass` takes their place.
+Lines for the shell and for IPython (`!pip ...`, `%time`) and cells of `%%bash` and the like are no
+Python: a `pass` takes their place.
 """
 
 from __future__ import annotations
 
+import ast
+import bisect
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from json import JSONDecodeError
 
 from tuner.apply.place import Location
 from tuner.apply.python_file import read_python
 from tuner.errors import InputError
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)|[^\\]", re.DOTALL)
-_MAGIC = re.compile(r"^(\s*)[!%?]")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
+# What stands for one character: a pair of surrogates does, too.
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]",
+    re.DOTALL,
+)
+_MAGIC = re.compile(r"\s*([\w., ]+=\s*)?[!%?]|\s*[\w.]+\?{1,2}\s*$")
+_PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun|memit|py|python3?)\b")
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,65 +41,141 @@ class Cell:
 
 
 def read_notebook(text: str, file: str) -> list[Location]:
-    """Every value in the code cells. Raises `InputError` for what is no notebook."""
-    cells = list(code_cells(text, file))
-    python = "".join(cell.text for cell in cells)
-    starts = [start for cell in cells for start in cell.starts[:-1]]
-    starts.append(cells[-1].starts[-1] if cells else 0)
+    """Every value in the code cells, with its line in the file.
+
+    Raises `InputError` for what is no notebook.
+    """
+    python, starts = notebook_python(text, file)
+    breaks = [match.start() for match in re.finditer("\n", text)]
     return [
-        replace(place, start=starts[place.start], end=starts[place.end], in_json=True)
+        replace(
+            place,
+            line=bisect.bisect_left(breaks, starts[place.start]) + 1,
+            start=starts[place.start],
+            end=starts[place.end],
+            in_json=True,
+        )
         for place in read_python(python, file)
     ]
+
+
+def notebook_python(text: str, file: str) -> tuple[str, list[int]]:
+    """The code of all cells, and where each of its characters, and its end, stands in `text`."""
+    cells = list(code_cells(text, file))
+    starts = [start for cell in cells for start in cell.starts[:-1]]
+    starts.append(cells[-1].starts[-1] if cells else 0)
+    return "".join(cell.text for cell in cells), starts
 
 
 def code_cells(text: str, file: str) -> Iterator[Cell]:
     """The code cells in their order; each text ends with a line break."""
     try:
-        cells = json.loads(text)["cells"]
+        cells = json.loads(text.removeprefix("\ufeff"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells]
-    except (JSONDecodeError, KeyError, TypeError, RecursionError):
+        is_code = [cell.get("cell_type") == "code" for cell in cells]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{file} is not a Jupyter notebook of version 4") from None
-    position = 0
-    for number, (cell, source) in enumerate(zip(cells, sources, strict=True), 1):
-        if cell.get("cell_type") != "code" or not source:
+    strings = _source_strings(text)
+    for number, (code, source) in enumerate(zip(is_code, sources, strict=True), 1):
+        if not code or not source:
             continue
-        found = _places_of(text, source, position)
-        if found is None:
-            raise InputError(f"{file}: the source of cell {number} cannot be located")
-        position = found[-1]
-        yield Cell(number, _without_magic(source) + "\n", (*found, found[-1]))
+        starts = [
+            part.start()
+            for start, end in strings.get(number - 1, ())
+            for part in _ESCAPE.finditer(text, start, end)
+        ]
+        if len(starts) != len(source) or not _is_text(source):
+            raise InputError(f"{file}: the source of cell {number} is no plain text")
+        end = strings[number - 1][-1][1]
+        yield Cell(number, _without_magic(source) + "\n", (*starts, end, end))
 
 
-def _places_of(text: str, source: str, position: int) -> list[int] | None:
-    """Where each character of `source`, and its end, stands in `text` from `position` on."""
-    while (at := text.find('"source"', position)) >= 0:
-        position = at + len('"source"')
-        places: list[int] = []
-        written, end = "", position
-        for string in _STRING.finditer(text, position):
-            between = text[places[-1] if places else position : string.start()]
-            if places and "]" in between.lstrip('"'):
-                break
-            for part in _ESCAPE.finditer(text, string.start() + 1, string.end() - 1):
-                places.append(part.start())
-            end = string.end() - 1
-            written += json.loads(string[0])
-            if len(written) >= len(source) or not source.startswith(written):
-                break
-        if written == source and len(places) == len(source):
-            return [*places, end]
-    return None
+def _is_text(source: str) -> bool:
+    """Whether it can be written as UTF-8: half a surrogate pair cannot."""
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _source_strings(text: str) -> dict[int, list[tuple[int, int]]]:
+    """By index of the cell: where the strings of its source stand, without their marks.
+
+    `text` is known to be JSON.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    path: list[str | int] = []
+    is_key: list[bool] = []
+    for token in _TOKEN.finditer(text):
+        sign = token[0]
+        if sign in ("{", "["):
+            path.append("" if sign == "{" else 0)
+            is_key.append(sign == "{")
+        elif sign in ("}", "]"):
+            path.pop()
+            is_key.pop()
+        elif sign == ",":
+            last = path[-1]
+            path[-1] = last + 1 if isinstance(last, int) else last
+            is_key[-1] = isinstance(last, str)
+        elif sign[0] == '"' and is_key[-1]:
+            path[-1], is_key[-1] = json.loads(sign), False
+            if path == ["cells"]:
+                found.clear()  # of a key that is there twice, the last counts
+            elif len(path) == 3 and path[0] == "cells" and path[2] == "source":
+                found[int(path[1])] = []
+        elif sign[0] == '"' and path[0] == "cells" and path[2:3] == ["source"] and len(path) <= 4:
+            found[int(path[1])].append((token.start() + 1, token.end() - 1))
+    return found
 
 
 def _without_magic(source: str) -> str:
     """The same with as many characters, all of them Python."""
-    lines = source.splitlines(keepends=True)
-    whole = lines[0].lstrip().startswith("%%")
-    return "".join(_blanked(line) if whole or _MAGIC.match(line) else line for line in lines)
+    lines = _LINE.findall(source)
+    first = next((n for n, line in enumerate(lines) if line.strip()), 0)
+    if lines[first].lstrip().startswith("%%"):
+        if not _PYTHON_CELL.match(lines[first]):
+            return "".join(map(_blanked, lines))
+        lines[first] = _blanked(lines[first])
+    # Where Python stops: a line inside of a text may look like magic, and stays.
+    while (broken := _broken_line("".join(lines))) is not None and broken < len(lines):
+        if not _MAGIC.match(lines[broken]):
+            break
+        _blank(lines, broken)
+    else:
+        return "".join(lines)
+    for number, line in enumerate(lines):
+        if _MAGIC.match(line):
+            _blank(lines, number)
+    return "".join(lines)
+
+
+def _broken_line(text: str) -> int | None:
+    """The number, from 0 on, of the line that is no Python; None where all of it is."""
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        return (error.lineno or 1) - 1
+    except (ValueError, RecursionError, MemoryError):
+        return 0
+    return None
+
+
+def _blank(lines: list[str], number: int) -> None:
+    """Take out a line, and those that it goes on in."""
+    goes_on = lines[number].rstrip().endswith("\\")
+    lines[number] = _blanked(lines[number])
+    while goes_on and number + 1 < len(lines):
+        number += 1
+        goes_on = lines[number].rstrip().endswith("\\")
+        body = lines[number].rstrip("\n")
+        lines[number] = " " * len(body) + lines[number][len(body) :]
 
 
 def _blanked(line: str) -> str:
     body = line.rstrip("\n")
     indent = len(body) - len(body.lstrip())
-    word = "pass" if len(body) - indent >= 4 else ""
+    room = len(body) - indent
+    word = "pass" if room >= 4 else "0" if room else ""
     return (" " * indent + word).ljust(len(body)) + line[len(body) :]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tuner.apply.place import Location, NotWritableError
 from tuner.apply.source import SourceFile, read_places
 from tuner.errors import InputError, Problem
 from tuner.expressions import show
 from tuner.program.program import Program
-from tuner.program.settings import PYTHON, Setting, find_settings
+from tuner.program.settings import PYTHON, Setting, Switch, arguments_of_trainers, find_settings
 from tuner.records import KnobValue
 
 _BESIDE: Mapping[str, Mapping[str, str]] = {
@@ -41,6 +41,34 @@ class Edit:
     text: str
 
 
+@dataclass(slots=True)
+class _Edits:
+    """What is to be done: in each file, by the word that names it, and to the command."""
+
+    command: Sequence[str]
+    files: dict[str, list[Edit]]
+    words: dict[int, list[str]] = field(default_factory=dict)
+    """By number of the word: what takes its place."""
+    behind: dict[int, list[str]] = field(default_factory=dict)
+    """By number of the word: what is put behind it."""
+
+    @property
+    def new_command(self) -> tuple[str, ...]:
+        words: list[str] = []
+        for number, word in enumerate(self.command):
+            words += self.words.get(number, [word])
+            words += self.behind.get(number, [])
+        return tuple(words)
+
+    def put(self, word: str, edit: Edit) -> bool:
+        """Note an edit; False where another is to change the same characters."""
+        for other in self.files[word]:
+            if max(edit.start, other.start) < min(edit.end, other.end):
+                return other == edit
+        self.files[word].append(edit)
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A program and what it becomes."""
@@ -65,8 +93,13 @@ def can_change(program: Program, settings: Mapping[str, Setting], knob: str) -> 
     """Whether the value of a knob can be written into the program."""
     setting = settings.get(knob)
     if setting is not None:
-        return setting.problem is None and setting.value is not None
+        return setting.problem is None and setting.value is not None and not _is_text(setting)
     return _anchor(program, settings, knob) is not None
+
+
+def _is_text(setting: Setting) -> bool:
+    """Whether a number is wanted, and the program has a word: "auto"."""
+    return setting.knob in ("micro_batch", "grad_accum") and isinstance(setting.value, str)
 
 
 def change(
@@ -77,51 +110,77 @@ def change(
     Raises one `InputError` with everything that cannot be written, each with the line to change
     by hand. What comes out was read again: every value is where the program takes it from.
     """
-    edits: dict[str, list[Edit]] = {word: [] for word in program.files}
-    words = list(program.command)
+    edits = _Edits(program.command, {word: [] for word in program.files})
     problems = []
     for knob, value in values.items():
         setting = settings.get(knob)
-        if setting is not None and setting.value == value:
+        if setting is not None and setting.value is not None and _same(setting.value, value):
             continue
-        problem = _put(program, settings, knob, value, edits, words)
+        problem = _put(program, settings, knob, value, edits)
         if problem is not None:
             problems.append(problem)
     if problems:
         raise InputError("not every value can be written", problems=problems)
-    files = {word: _edited(source, edits[word]) for word, source in program.files.items()}
-    after = replace(program, command=tuple(words), files=files)
-    _require_read_back(find_settings(after), values)
+    try:
+        files = {w: _edited(source, edits.files[w]) for w, source in program.files.items()}
+    except InputError as error:
+        raise InputError(
+            "the values cannot be written safely", problems=[Problem(error.message)]
+        ) from None
+    after = replace(program, command=edits.new_command, files=files)
+    _require_read_back(settings, find_settings(after), values)
     return Change(program, after, dict(values))
 
 
-def _put(
+def _same(one: object, other: object) -> bool:
+    """True is not 1 here."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _put(  # noqa: PLR0911 - one for each thing in the way
     program: Program,
     settings: Mapping[str, Setting],
     knob: str,
     value: KnobValue,
-    edits: dict[str, list[Edit]],
-    words: list[str],
+    edits: _Edits,
 ) -> Problem | None:
     """Note what writes one value; what is in the way, if anything is."""
     setting = settings.get(knob)
     if setting is None:
-        return _insert(program, settings, knob, value, edits, words)
+        return _insert(program, settings, knob, value, edits)
+    named = f"{setting.where} {setting.name}"
+    if setting.problem is not None:
+        return Problem(f"{setting.problem}: set it to {show(value)} by hand", named)
+    if setting.switch is not None:
+        return _switch(setting, setting.switch, value, edits)
     if setting.word is not None:
-        head, equals, _ = words[setting.word].partition("=")
+        head, equals, _ = edits.command[setting.word].partition("=")
         own = equals and re.match(r"[-+]*[A-Za-z_]", head)
-        words[setting.word] = f"{head}={show(value)}" if own else show(value)
+        edits.words[setting.word] = [f"{head}={show(value)}" if own else show(value)]
         return None
-    if setting.problem is not None or setting.source is None or setting.location is None:
-        by_hand = f"{setting.problem}: set {setting.name} to {show(value)} there by hand"
-        return Problem(by_hand, f"{setting.where} {setting.name}")
     place = setting.location
+    if place is None or setting.source is None:
+        return Problem(f"is set where nobody knows: set it to {show(value)} by hand", named)
     try:
         text = place.render(value)
     except NotWritableError as error:
-        return Problem(str(error), f"{setting.where} {setting.name}")
+        return Problem(f"{error}: change it by hand", named)
     word = next(w for w, source in program.files.items() if source is setting.source)
-    edits[word].append(Edit(place.start, place.end, place.written(text)))
+    if edits.put(word, Edit(place.start, place.end, place.written(text))):
+        return None
+    return Problem(f"sets something else too, which is to get another value: {place.raw}", named)
+
+
+def _switch(setting: Setting, switch: Switch, value: KnobValue, edits: _Edits) -> Problem | None:
+    """An option without a value: its word is there, or it is not."""
+    if not isinstance(value, bool):
+        return Problem(f"is on or off and would become {show(value)}", f"the option {switch.on}")
+    if setting.word is None:
+        edits.behind.setdefault(len(edits.command) - 1, []).append(switch.on)
+    elif value:
+        edits.words[setting.word] = [switch.on]
+    else:
+        edits.words[setting.word] = [switch.off] if switch.off else []
     return None
 
 
@@ -130,20 +189,22 @@ def _insert(
     settings: Mapping[str, Setting],
     knob: str,
     value: KnobValue,
-    edits: dict[str, list[Edit]],
-    words: list[str],
+    edits: _Edits,
 ) -> Problem | None:
     anchor = _anchor(program, settings, knob)
     if anchor is None:
-        return Problem(f"nothing in the program sets {knob}: set it to {show(value)} by hand")
+        beside = settings.get("micro_batch")
+        where = f", beside micro_batch ({beside.where})" if beside is not None else ""
+        return Problem(
+            f"nothing in the program sets {knob}: set it to {show(value)} by hand{where}"
+        )
     name, at = anchor
     if isinstance(at, int):
-        words[at:at] = [f"--{name}", show(value)]
+        edits.behind.setdefault(at, []).extend((f"--{name}", show(value)))
         return None
     word, place = at
-    source = program.files[word]
-    text = source.data.decode("utf-8")
-    edits[word].append(Edit(place.end, place.end, _beside(source, text, place, name, value)))
+    for edit in _beside(program.files[word], place, name, value):
+        edits.files[word].append(edit)
     return None
 
 
@@ -151,63 +212,83 @@ def _anchor(
     program: Program, settings: Mapping[str, Setting], knob: str
 ) -> tuple[str, int | tuple[str, Location]] | None:
     """The name of a knob that is left out, and what it is to stand behind."""
+    if program.trainer == "LLaMA-Factory" and knob == "gradient_checkpointing":
+        return None  # its own key is disable_gradient_checkpointing
+    set_by_word = settings.get("micro_batch")
     for anchor, names in _BESIDE.items():
         if knob not in names:
             continue
         for word, source in program.files.items():
             places = [p for p in source.places if p.path and p.path[-1] == anchor]
             if source.path.suffix in PYTHON:
-                places = [p for p in places if _is_keyword(source, p)]
-            if len({place.start for place in places}) == 1:
+                places = arguments_of_trainers(source, places)
+            if len({place.start for place in places}) == 1 and not places[0].is_alias:
                 return names[knob], (word, places[0])
-        set_by_word = settings.get("micro_batch")
         if set_by_word and set_by_word.word is not None and set_by_word.name == anchor:
-            return names[knob], set_by_word.word + 1
+            head = program.command[set_by_word.word].partition("=")[0]
+            before = program.command[set_by_word.word - 1]
+            if f"--{anchor}" in (head, before):
+                return names[knob], set_by_word.word
     return None
 
 
-def _is_keyword(source: SourceFile, place: Location) -> bool:
-    text = source.data.decode("utf-8")
-    line = text[text.rfind("\n", 0, place.start) + 1 : place.start]
-    return re.search(rf"\b{place.path[-1]}\s*=\s*$", line) is not None
-
-
-def _beside(source: SourceFile, text: str, place: Location, name: str, value: KnobValue) -> str:
+def _beside(source: SourceFile, place: Location, name: str, value: KnobValue) -> list[Edit]:
     """What is put behind the value at `place` to set `name` too."""
-    line = text[text.rfind("\n", 0, place.start) + 1 : place.start]
-    indent = line[: len(line) - len(line.lstrip())]
-    if source.path.suffix in PYTHON:
-        literal = repr(value) if not isinstance(value, str) else f'"{value}"'
-        alone = re.fullmatch(rf"\s*(\\?\"\s*)?{place.path[-1]}\s*=\s*", line) is not None
-        if alone and not place.in_json:
-            return f",\n{indent}{name}={literal}"
-        return place.written(f", {name}={literal}")
-    if source.path.suffix == ".json":
-        literal = show(value) if not isinstance(value, str) else f'"{value}"'
-        return f',\n{indent}"{name}": {literal}'
-    if source.path.suffix == ".toml":
-        literal = show(value) if not isinstance(value, str) else f'"{value}"'
-        return f"\n{indent}{name} = {literal}"
-    return f"\n{indent}{name}: {show(value)}"
+    text = source.data.decode("utf-8")
+    start = text.rfind("\n", 0, place.start) + 1
+    end = text.find("\n", place.end)
+    end = len(text) if end < 0 else end
+    newline = "\n"
+    if text[end - 1 : end] == "\r":
+        end, newline = end - 1, "\r\n"
+    before, behind = text[start : place.start], text[place.end : end]
+    indent = before[: len(before) - len(before.lstrip())]
+    literal = show(value) if not isinstance(value, str) else f'"{value}"'
+    suffix = source.path.suffix
+    if suffix in PYTHON:
+        equals = re.search(r"\s*=\s*$", before)
+        sign = equals[0] if equals and not place.in_json else "="
+        argument = f"{name}{sign}{literal if isinstance(value, str) else value}"
+        alone = re.fullmatch(rf"\s*{place.path[-1]}\s*=\s*", before) is not None
+        rest = re.fullmatch(r"(\s*,)?\s*(#.*)?", behind)
+        if place.in_json or not alone or rest is None:
+            return [Edit(place.end, place.end, place.written(f", {argument}"))]
+        comma = [] if rest[1] else [Edit(place.end, place.end, ",")]
+        return [*comma, Edit(end, end, f"{newline}{indent}{argument},")]
+    if suffix == ".json":
+        return [Edit(place.end, place.end, f',{newline}{indent}"{name}": {literal}')]
+    if suffix == ".toml":
+        return [Edit(end, end, f"{newline}{indent}{name} = {literal}")]
+    if re.fullmatch(r"\s*(#.*)?", behind) and re.fullmatch(r"\s*[\w-]+:\s*", before):
+        return [Edit(end, end, f"{newline}{indent}{name}: {show(value)}")]
+    return [Edit(place.end, place.end, f", {name}: {show(value)}")]
 
 
 def _edited(source: SourceFile, edits: list[Edit]) -> SourceFile:
     if not edits:
         return source
     text = source.data.decode("utf-8")
-    for edit in sorted(edits, key=lambda e: e.start, reverse=True):
+    ordered = sorted(enumerate(edits), key=lambda e: (e[1].start, e[1].end, e[0]), reverse=True)
+    for _, edit in ordered:
         text = text[: edit.start] + edit.text + text[edit.end :]
     data = text.encode("utf-8")
     return SourceFile(source.path, data, read_places(data, source.path))
 
 
-def _require_read_back(settings: Mapping[str, Setting], values: Mapping[str, KnobValue]) -> None:
+def _require_read_back(
+    before: Mapping[str, Setting], after: Mapping[str, Setting], values: Mapping[str, KnobValue]
+) -> None:
+    """Every value is where the program takes it from, and every other setting is as it was."""
     wrong = []
-    for knob, value in values.items():
-        found = settings.get(knob)
-        if found is None or found.value != value:
-            read = "nothing" if found is None or found.value is None else show(found.value)
-            wrong.append(Problem(f"{knob} would read as {read}, set to {show(value)}"))
+    for knob in dict.fromkeys((*values, *before, *after)):
+        was, now = before.get(knob), after.get(knob)
+        old, read = was and was.value, now and now.value
+        wanted = values.get(knob, old)
+        if read == wanted or (knob in values and read is None and values[knob] is False):
+            continue
+        shown = "nothing" if read is None else show(read)
+        text = "stay as it is" if wanted is None else f"be {show(wanted)}"
+        wrong.append(Problem(f"{knob} is to {text}, and would read as {shown}"))
     if wrong:
         raise InputError("the values cannot be written safely", problems=wrong)
 

@@ -9,13 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.apply.place import Location
-from tuner.apply.source import READERS, SourceFile, open_source
+from tuner.apply.source import READERS, SourceFile, read_places
 from tuner.errors import InputError, UnavailableError
 
 NOTEBOOK = ".ipynb"
 _SETTINGS_FILES = tuple(suffix for suffix in READERS if suffix != ".py")
 
 _PLACEHOLDER = "{file}"
+
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of the program itself: a notebook keeps its pictures."""
+
+_MOST_BYTES_OF_SETTINGS = 1024 * 1024
+"""Of a file that an argument names: a larger one holds data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +66,9 @@ TRAINERS = (
 class Program:
     """A training program.
 
-    `command` starts it. `files` are those among its words that settings can be read from and
-    written to, by the words that name them; of a notebook it is the notebook. `trainer` is the
-    name of the tool whose file it is, "" for a program of its own.
+    `command` starts it. `files` are those that its words name and that settings can be read from,
+    by the name in the word; of a notebook it is the notebook. `trainer` is the name of the tool
+    whose file it is, "" for a program of its own.
     """
 
     command: tuple[str, ...]
@@ -99,21 +105,17 @@ def read_program(words: Sequence[str], folder: Path = Path()) -> Program:
             f"there is no program {words[0]!r}",
             hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
         )
-    return Program(tuple(words), _files(folder, words[1:]), folder=folder)
+    return Program(tuple(words), _files_in(folder, words[1:]), folder=folder)
 
 
 def _script(folder: Path, words: Sequence[str]) -> Program:
-    path = folder / words[0]
-    _require_file(path)
-    source = open_source(path)
-    files = {words[0]: source, **_files(folder, words[1:])}
+    files = {words[0]: _opened(folder / words[0]), **_files_in(folder, words[1:])}
     return Program((sys.executable, *words), files, folder=folder)
 
 
 def _tool(folder: Path, words: Sequence[str]) -> Program:
     path = folder / words[0]
-    _require_file(path)
-    source = open_source(path)
+    source = _opened(path)
     trainer = trainer_of(source.places)
     if trainer is None:
         names = ", ".join(trainer.name for trainer in TRAINERS)
@@ -142,22 +144,35 @@ def trainer_of(places: Sequence[Location]) -> Trainer | None:
     return None
 
 
-def _files(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
-    found = ((word, _settings_in(folder, word)) for word in words)
-    return {word: source for word, source in found if source is not None}
+def file_in(word: str) -> str:
+    """The part of a word that may name a file: "a.yaml" of `--config=a.yaml`."""
+    return word.partition("=")[2] if word.startswith("-") else word
 
 
-def _settings_in(folder: Path, word: str) -> SourceFile | None:
-    """The file that a word of a command names, if settings can be read from it."""
-    path = folder / word
-    if path.suffix not in (*READERS, NOTEBOOK):
-        return None
-    try:
-        return open_source(path) if path.is_file() else None
-    except (OSError, InputError):  # an argument that is no path; a file that nobody could change
-        return None
+def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
+    """The files that words of a command name, if settings can be read from them."""
+    files = {}
+    for word in map(file_in, words):
+        path = folder / word
+        if path.suffix not in (*READERS, NOTEBOOK) or word in files:
+            continue
+        try:
+            if path.is_file() and path.stat().st_size <= _MOST_BYTES_OF_SETTINGS:
+                files[word] = _opened(path)
+        except (OSError, ValueError, InputError):  # an argument that is no path; broken JSON
+            continue
+    return files
 
 
-def _require_file(path: Path) -> None:
+def _opened(path: Path) -> SourceFile:
+    """The file at `path`, which is never written: it may be read-only."""
     if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}")
+        why = "is a folder" if path.is_dir() else "is not there"
+        raise InputError(f"the program {str(path)!r} {why}", hint="name a file that exists")
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"{path}: larger than {_MOST_BYTES} bytes, which no program is")
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return SourceFile(path, data, read_places(data, path))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tuner.apply.notebook import code_cells
 from tuner.apply.source import SourceFile
-from tuner.program.program import NOTEBOOK, Program
+from tuner.program.program import NOTEBOOK, Program, file_in
 
 _START = """\
 import sys as _sys
@@ -41,7 +41,14 @@ def runnable(program: Program, original: Program | None = None) -> Iterator[list
             if source.path.suffix == NOTEBOOK
             or (original is not None and source.data != original.files[word].data)
         }
-        yield [copied.get(word, word) for word in program.command]
+        yield [_with_copy(word, copied) for word in program.command]
+
+
+def _with_copy(word: str, copied: Mapping[str, str]) -> str:
+    named = file_in(word)
+    if named not in copied:
+        return word
+    return word.removesuffix(named) + copied[named]
 
 
 def _copy(source: SourceFile, word: str, folder: Path) -> str:

@@ -2,17 +2,28 @@
 
 A value that takes another's place is followed: `per_device_train_batch_size=BATCH_SIZE` is set
 where `BATCH_SIZE = 4` stands, `args.batch` where its option has a default, or on the command line.
+A value that may come from several places, or from none that is known, is a setting with a problem.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.apply.place import Location, Value
 from tuner.apply.source import SourceFile
+from tuner.program.names import (
+    End,
+    Literal,
+    Option,
+    OptionValue,
+    OutsideKeys,
+    Script,
+    last_name,
+)
 from tuner.program.program import Program
 from tuner.space.keypath import Path
 
@@ -36,6 +47,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "grad_accum_steps",
         "grad_accum",
         "accum_steps",
+        "accumulation",
+        "accum",
     ),
     "max_length": (
         "max_length",
@@ -64,21 +77,41 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 _CALLS = re.compile(
     r"(Config|Arguments|Args)$|^(DataLoader|get_peft_model|from_pretrained"
-    r"|prepare_model_for_kbit_training|gradient_checkpointing_enable|Accelerator)$"
+    r"|prepare_model_for_kbit_training|gradient_checkpointing_enable|Accelerator|Trainer"
+    r"|SFTTrainer)$"
 )
 """Calls whose keyword arguments are settings of a training."""
 
-_ONLY_IN = {"lora_rank": {"r": re.compile("[Ll]ora|peft")}}
-"""Names that mean a knob in some calls and dictionaries only."""
+_ONLY_IN = {("lora_rank", "r"), ("lora_rank", "rank")}
+"""Names that mean the knob only inside of something that has LoRA in its name."""
 
-_NOT_IN = re.compile(r"eval|valid|test|infer|generat", re.IGNORECASE)
+_LORA = re.compile("lora|peft", re.IGNORECASE)
+
+_OTHER_DATA = frozenset((
+    "eval", "evaluate", "evaluation", "evaluator", "val", "valid", "validate", "validation",
+    "dev", "test", "testing", "infer", "inference", "generate", "generation", "predict",
+    "prediction", "valloader", "valset", "valdata", "testloader", "testset", "testdata",
+    "evalloader", "evalset", "evaldata", "validloader",
+))  # fmt: skip
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 PYTHON = (".py", ".ipynb")
 
-_CONVERSIONS = ("int", "float", "str", "bool")
+_SWITCHES = ("gradient_checkpointing", "use_reentrant", "packing", "fused_kernels")
+"""Knobs that an option may turn on without a value."""
+
+_TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 _MOST_STEPS = 8
-"""From one name to the next; more is a circle."""
+"""From one `${...}` to the next; more is a circle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """The words that turn an option on and off; without `off` it is off where it is not there."""
+
+    on: str
+    off: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +119,8 @@ class Setting:
     """One knob of a program: where its value is set, or why it cannot be changed there.
 
     `name` is what the program calls it. `word` is the number of the word of the command that sets
-    it, where one does; else `source` and `location` say where it stands.
+    it, where one does; else `source` and `location` say where it stands. `switch` is there where
+    an option without a value sets it.
     """
 
     knob: str
@@ -96,223 +130,410 @@ class Setting:
     location: Location | None = None
     word: int | None = None
     problem: str | None = None
+    switch: Switch | None = None
 
     @property
     def where(self) -> str:
         """For people: "train.py:12", or "the command line"."""
-        if self.source is None or self.location is None:
+        if self.word is not None or self.source is None or self.location is None:
             return "the command line"
         return f"{self.source.path}:{self.location.line}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A place that may be the one of a knob: `strength` is how surely, less is more."""
+
+    name: str
+    strength: tuple[int, int]
+    source: SourceFile
+    place: Location
+    script: Script | None = None
+    node: ast.expr | None = None
+    option: Option | None = None
+    trains: bool = False
+    """It says itself that it is about the data of the training."""
+
+    @property
+    def is_argument(self) -> bool:
+        return self.script is not None and self.strength[0] == 0
+
+
 def find_settings(program: Program) -> dict[str, Setting]:
     """The settings of `program`, by knob; what it leaves to its trainer's defaults is not there."""
+    finder = _Finder(program)
     found = {}
     for knob, names in NAMES.items():
-        setting = _find(program, knob, names)
+        setting = finder.find(knob, names)
         if setting is not None:
             found[knob] = setting
     return found
 
 
-def _find(program: Program, knob: str, names: Sequence[str]) -> Setting | None:
-    for name in names:
-        word = _word_of(program.command, name)
-        if word is not None:
-            return _of_word(program.command, word, knob, name)
-    candidates = [
-        (strength, source, place)
-        for source in program.sources
-        for place in source.places
-        if (strength := _strength(knob, names, source, place)) is not None
-    ]
-    if not candidates:
-        return None
-    best = min(strength for strength, _, _ in candidates)
-    ends: dict[object, Setting] = {}
-    for strength, source, place in candidates:
-        if strength == best:
-            end = _followed(program, knob, source, place)
-            span = (end.source and end.source.path, end.location and end.location.start, end.word)
-            ends.setdefault(span, end)
-    settings = list(ends.values())
-    if len(settings) > 1:
-        where = ", ".join(s.where for s in settings)
-        first = settings[0]
-        return Setting(knob, first.name, problem=f"is set in several places: {where}")
-    return settings[0]
+class _Finder:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.scripts = [Script(s) for s in program.sources if s.path.suffix in PYTHON]
+        self.data = [s for s in program.sources if s.path.suffix not in PYTHON]
+        words = [n for n, word in enumerate(program.command) if word in program.files]
+        self.first_word = min(words, default=0) + 1
 
+    def find(self, knob: str, names: Sequence[str]) -> Setting | None:
+        setting, is_argument = self._of_files(knob, names)
+        if setting is not None and (setting.word is not None or setting.switch is not None):
+            return setting
+        # A trainer's own argument that is written out is what counts, whatever the words say.
+        if not (setting is not None and is_argument and setting.location is not None):
+            for name in names:
+                word = self._word((name,), knob)
+                if word is not None:
+                    return word
+        return setting
 
-def _strength(
-    knob: str, names: Sequence[str], source: SourceFile, place: Location
-) -> tuple[int, int] | None:
-    """How certain it is that a place is the knob's, less is more; None where it is not."""
-    if not place.path or not isinstance(place.path[-1], str):
-        return None
-    own = place.path[-1].lower()
-    if own not in names:
-        return None
-    above = [str(step) for step in place.path[:-1]]
-    if any(_NOT_IN.search(step) for step in above):
-        return None
-    needed = _ONLY_IN.get(knob, {}).get(own)
-    if needed is not None and not any(needed.search(step) for step in above):
-        return None
-    is_argument = source.path.suffix in PYTHON and bool(above and _CALLS.search(above[-1]))
-    is_python = source.path.suffix in PYTHON
-    # In a Python file a trainer's own argument is certain. The name of a constant or an option is
-    # a guess, and a variable that holds some object (`optimizer = AdamW(...)`) is none.
-    if is_python and not is_argument and place.is_reference and _reference(source, place) is None:
-        return None
-    return (0 if is_argument or not is_python else 1, names.index(own))
+    # -- candidates --------------------------------------------------------------------------
 
+    def _of_files(self, knob: str, names: Sequence[str]) -> tuple[Setting | None, bool]:
+        """The setting, and whether it is written out as the argument of a call."""
+        candidates = [*self._in_python(knob, names), *self._in_data(knob, names)]
+        for strength in sorted({c.strength for c in candidates}):
+            same = [c for c in candidates if c.strength == strength]
+            same = [c for c in same if c.trains] or same
+            pairs = [(c, self._followed(knob, c)) for c in same]
+            # The name of a constant is a guess; a variable that holds some object is none.
+            pairs = [(c, s) for c, s in pairs if c.strength[0] < 2 or s.problem is None]
+            ends: dict[object, Setting] = {}
+            for _, setting in pairs:
+                place = setting.location
+                span = (setting.source and setting.source.path, place and place.start, setting.word)
+                ends.setdefault(span, setting)
+            if not ends:
+                continue
+            settings = list(ends.values())
+            if len(settings) == 1:
+                written = any(
+                    c.is_argument and s.location == c.place and s.problem is None for c, s in pairs
+                )
+                return settings[0], written
+            where = _listed(s.where for s in settings)
+            first = settings[0]
+            several = f"is set in several places ({where})"
+            return (
+                Setting(knob, first.name, None, first.source, first.location, problem=several),
+                False,
+            )
+        return None, False
 
-# -- following a value ------------------------------------------------------------------------
+    def _in_python(self, knob: str, names: Sequence[str]) -> Iterator[_Candidate]:
+        for script in self.scripts:
+            for place in script.source.places:
+                own = str(place.path[-1]).lower() if place.path else ""
+                node = script.node_at(place) if own in names else None
+                if node is None or isinstance(node, ast.Dict | ast.List | ast.Tuple):
+                    continue
+                kind = _kind(script, place, node)
+                around = [*map(str, place.path[:-1]), *script.around(node)]
+                call = script.keyword_of(node)
+                about = [*around, *_data_of(script, call)]
+                if kind is None or _is_other(about) or not _is_meant(knob, own, around):
+                    continue
+                trains = any("train" in _words(text) for text in about) or _shuffles(call)
+                loader = call is not None and last_name(call.func) == "DataLoader"
+                yield _Candidate(
+                    str(place.path[-1]), (kind, names.index(own)), script.source, place, script,
+                    node, trains=trains and loader,
+                )  # fmt: skip
+            for option in script.options:
+                spelled = {option.dest.lower(), *(_plain(n) for n in option.names)}
+                for own in [name for name in names if name in spelled and len(name) > 1][:1]:
+                    place = script.place_of(option.call)
+                    yield _Candidate(
+                        own, (2, names.index(own)), script.source, place, script, option=option
+                    )
 
+    def _in_data(self, knob: str, names: Sequence[str]) -> Iterator[_Candidate]:
+        for source in self.data:
+            is_deepspeed = any(p.path[:1] == ("zero_optimization",) for p in source.places)
+            for place in source.places:
+                own = str(place.path[-1]).lower() if place.path else ""
+                if own not in names or place.value == "auto" or _is_collection(place):
+                    continue
+                if is_deepspeed and own == "train_batch_size":
+                    continue  # of all GPUs and all micro-batches together
+                above = [str(step) for step in place.path[:-1]]
+                if not _is_other(above) and _is_meant(knob, own, above):
+                    name = str(place.path[-1])
+                    yield _Candidate(name, (0, names.index(own)), source, place)
 
-def _followed(program: Program, knob: str, source: SourceFile, place: Location) -> Setting:
-    name = str(place.path[-1])
-    for _ in range(_MOST_STEPS):
-        own = str(place.path[-1])
-        word = _word_of(program.command, own)
-        if word is not None:
-            return _of_word(program.command, word, knob, name)
-        if not place.is_reference:
-            return Setting(knob, name, place.value, source, place, problem=place.problem)
-        steps = _reference(source, place)
-        if steps is None:
-            break
-        targets = _targets(program, steps, place)
-        if len(targets) != 1:
-            where = ", ".join(f"{s.path}:{p.line}" for s, p in targets)
-            text = f"is {_raw(place)}, which is set in several places: {where}"
+    # -- following a value -------------------------------------------------------------------
+
+    def _followed(self, knob: str, candidate: _Candidate) -> Setting:
+        name, script = candidate.name, candidate.script
+        if script is None:
+            return self._in_file(knob, name, candidate.source, candidate.place)
+        if candidate.option is not None:
+            return self._of_option(knob, name, script, candidate.option)
+        assert candidate.node is not None
+        return self._one(knob, candidate, script, script.ends(candidate.node))
+
+    def _one(self, knob: str, at: _Candidate, script: Script, ends: Sequence[End]) -> Setting:
+        """The one setting that `ends` lead to; with a problem where there is not one."""
+        found: dict[object, Setting] = {}
+        for end in ends:
+            setting = self._settled(knob, at, script, end)
+            place = setting.location
+            key = (setting.source and setting.source.path, place and place.start, setting.word)
+            found.setdefault(key, setting)
+        settings = list(found.values())
+        if len(settings) == 1:
+            return settings[0]
+        where = _listed(s.where for s in settings)
+        shown = " ".join(at.place.raw.split())[:60]
+        problem = f"is {shown}, which is set in several places ({where})"
+        return Setting(knob, at.name, None, at.source, at.place, problem=problem)
+
+    def _settled(self, knob: str, at: _Candidate, script: Script, end: End) -> Setting:
+        if isinstance(end, Literal):
+            if end.option and (word := self._word((end.option,), knob, at.name)) is not None:
+                return word
+            place = script.place_of(end.node)
+            value = place.value
+            if isinstance(value, float) and math.isnan(value):
+                value = ast.literal_eval(end.node)  # 4_096
+            return Setting(knob, at.name, value, script.source, place, problem=place.problem)
+        if isinstance(end, OptionValue):
+            return self._of_option(knob, at.name, script, end.option)
+        shown = " ".join(at.place.raw.split())[:60]
+        if isinstance(end, OutsideKeys):
+            found = self._outside(knob, at, end)
+            if found is not None:
+                return found
+            why = "is set in none of the files that are named"
+            if "environ" in end.keys:
+                why = "comes from the environment"
+            problem = f"is {shown}, which {why}"
+        elif end.node is at.node:
+            problem = f"{end.why}: {shown}"
+        else:
+            line = script.place_of(end.node).line if hasattr(end.node, "lineno") else at.place.line
+            problem = f"is {shown}, which {end.why} (line {line})"
+        return Setting(knob, at.name, None, at.source, at.place, problem=problem)
+
+    def _outside(  # noqa: PLR0911 - one for each kind of place
+        self, knob: str, at: _Candidate, end: OutsideKeys
+    ) -> Setting | None:
+        """What the keys of some object are set to: by a word, in a file, or by an option."""
+        keys = end.keys
+        if "environ" in keys:
+            return None
+        if (word := self._word(keys, knob, at.name)) is not None:
+            return word
+        places = [(s, p) for s in self.data for p in s.places if not _is_collection(p)]
+        ending = [(s, p) for s, p in places if p.path[-len(keys) :] == keys]
+        for found in ([(s, p) for s, p in ending if p.path == keys], ending):
+            if len(found) == 1:
+                return self._in_file(knob, at.name, *found[0])
+            if found:
+                where = _listed(f"{s.path}:{p.line}" for s, p in found)
+                problem = f"is set in several places ({where})"
+                return Setting(knob, at.name, None, at.source, at.place, problem=problem)
+        options = [(s, o) for s in self.scripts for o in s.options if o.dest == keys[-1]]
+        if len(options) == 1:
+            return self._of_option(knob, at.name, *options[0])
+        values = [(s, e) for s in self.scripts for e in s.class_values(str(keys[-1]))]
+        if len(values) == 1:
+            return self._settled(knob, at, *values[0])
+        return None
+
+    def _in_file(self, knob: str, name: str, source: SourceFile, place: Location) -> Setting:
+        """What stands in a file of settings, behind every `${...}`."""
+        first = place
+        for _ in range(_MOST_STEPS):
+            word = self._word(place.path, knob, name)
+            if word is not None:
+                return word
+            if not place.is_reference:
+                return Setting(knob, name, place.value, source, place, problem=place.problem)
+            inner = re.fullmatch(r"""["']?\$\{([\w.]+)\}["']?""", place.raw.strip())
+            path = tuple(inner[1].split(".")) if inner else ()
+            targets = [p for p in source.places if path and p.path == path]
+            if len(targets) != 1:
+                break
+            place = targets[0]
+        problem = f"is {first.raw.strip()}, which is set in none of the files that are named"
+        return Setting(knob, name, None, source, first, problem=problem)
+
+    # -- the command line --------------------------------------------------------------------
+
+    def _of_option(  # noqa: PLR0911 - one for each kind of option
+        self, knob: str, name: str, script: Script, option: Option
+    ) -> Setting:
+        """What a script's own option is: by a word, or by its default."""
+        place = script.place_of(option.call)
+        at = _Candidate(name, (2, 0), script.source, place, script)
+        number = None
+        for index in range(self.first_word, len(self.program.command)):
+            if self._is_option(script, option, self.program.command[index]):
+                number = index
+        command = self.program.command
+        on = next((n for n in option.names if n.startswith("--")), option.names[0])
+        if option.action == "BooleanOptionalAction" and number is not None:
+            off = f"--no-{on.lstrip('-')}"
+            value = not command[number].startswith("--no-")
+            return Setting(knob, name, value, word=number, switch=Switch(on, off))
+        if option.action == "store_true":
+            switch = Switch(on)
             return Setting(
-                knob, name, None, source, place,
-                problem=text if targets else f"is {_raw(place)}, which is set nowhere here",
-            )  # fmt: skip
-        source, place = targets[0]
-    return Setting(knob, name, None, source, place, problem=f"is computed: {_raw(place)}")
+                knob, name, number is not None, script.source, place, number, None, switch
+            )
+        defaults = script.defaults_of(option)
+        problem = None
+        if option.is_positional:
+            problem = "is an argument of the command without a name"
+        elif option.action not in ("", "store", "BooleanOptionalAction"):
+            problem = f"is an option with action={option.action!r}"
+        elif number is not None:
+            if "=" in command[number]:
+                return _of_word(command, number, knob, name)
+            if number + 1 < len(command) and command[number] in option.names:
+                return _of_word(command, number + 1, knob, name)
+            if number + 1 < len(command) and command[number].startswith("--"):
+                return _of_word(command, number + 1, knob, name)
+            problem = f"is given as {command[number]} on the command line"
+        elif not defaults:
+            problem = f"is option {on}, which has no value"
+        if problem is not None:
+            return Setting(knob, name, None, script.source, place, problem=problem)
+        return self._one(knob, at, script, [e for node in defaults for e in script.ends(node)])
 
+    def _is_option(self, script: Script, option: Option, word: str) -> bool:
+        head = word.partition("=")[0]
+        if head in option.names:
+            return True
+        if option.action == "BooleanOptionalAction" and head.startswith("--no-"):
+            return f"--{head.removeprefix('--no-')}" in option.names
+        if head.startswith("--"):
+            others = {n for o in script.options for n in o.names}
+            full = [n for n in others if n.startswith(head)]
+            return head not in others and len(full) == 1 and full[0] in option.names
+        short = [n for n in option.names if len(n) == 2 and n.startswith("-")]
+        return any(head.startswith(n) and head[2:].isdigit() for n in short)
 
-def _raw(place: Location) -> str:
-    return " ".join(place.raw.split())[:60]
+    def _word(self, path: Path, knob: str, name: str | None = None) -> Setting | None:
+        """What the command sets at `path`: `--train.batch 4`, `train.batch=4`, `--batch=4`.
 
-
-def _reference(source: SourceFile, place: Location) -> Path | None:
-    """The names that an expression takes its value from: ("args", "batch") of int(args.batch)."""
-    if source.path.suffix not in PYTHON:
-        inner = re.fullmatch(r"""["']?\$\{([\w.]+)\}["']?""", place.raw.strip())
-        return tuple(inner[1].split(".")) if inner else None
-    try:
-        node: ast.expr = ast.parse(place.raw.strip(), mode="eval").body
-    except SyntaxError:
-        return None
-    return _names_of(node)
-
-
-def _names_of(node: ast.expr) -> Path | None:
-    """The names behind `args.batch`, `CONFIG["batch"]` or `config.get("batch", 4)`."""
-    if isinstance(node, ast.Name):
-        return (node.id,)
-    if isinstance(node, ast.Attribute):
-        return _below(node.value, node.attr)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        return _below(node.value, node.slice.value)
-    if isinstance(node, ast.Call) and node.args:
-        called = node.func
-        if isinstance(called, ast.Attribute) and called.attr == "get":
-            key = node.args[0]
-            return _below(called.value, key.value) if isinstance(key, ast.Constant) else None
-        if isinstance(called, ast.Name) and called.id in _CONVERSIONS and len(node.args) == 1:
-            return _names_of(node.args[0])
-    return None
-
-
-def _below(node: ast.expr, key: object) -> Path | None:
-    base = _names_of(node)
-    return (*base, key) if base and isinstance(key, str | int) else None
-
-
-def _targets(
-    program: Program, steps: Path, reference: Location
-) -> list[tuple[SourceFile, Location]]:
-    """Where the names `steps` get their value: the places whose path ends most alike."""
-    found: dict[object, tuple[int, SourceFile, Location]] = {}
-    for source in program.sources:
-        for place in source.places:
-            if place.start == reference.start and place.raw == reference.raw:
+        A word may leave out the beginning of the path, and may have more before it.
+        """
+        command = self.program.command
+        wanted = [_plain(str(step)) for step in path]
+        found = None
+        for number, word in enumerate(command[1:], 1):
+            head, equals, _ = word.partition("=")
+            parts = _plain(head).split(".")
+            dashed = word.startswith("--")
+            length = min(len(parts), len(wanted))
+            if parts[-length:] != wanted[-length:] or not (dashed or equals):
                 continue
-            alike = _alike(steps, place.path)
-            if alike == 0 or _is_argument_of_a_call(source, place):
+            if len(parts) > len(wanted) and _is_other(parts[:-length]):
                 continue
-            span = (source.path, place.start)
-            if span not in found or found[span][0] < alike:
-                found[span] = (alike, source, place)
-    best = max((alike for alike, _, _ in found.values()), default=0)
-    if len(steps) == 1 and best == 0:
+            if name is None and not _is_meant(knob, parts[-1], parts[:-1]):
+                continue
+            named = name or str(path[-1])
+            following = command[number + 1] if number + 1 < len(command) else "--"
+            if equals:
+                found = _of_word(command, number, knob, named)
+            elif knob in _SWITCHES and following.lower() not in (*_TRUE, *_FALSE):
+                switch = Switch(word, f"{word}=false")
+                found = Setting(knob, named, True, word=number, switch=switch)
+            elif not following.startswith("--"):
+                found = _of_word(command, number + 1, knob, named)
+        return found
+
+
+def _kind(script: Script, place: Location, node: ast.expr) -> int | None:
+    """How surely a place of a Python file is a setting: 0, 1 or 2; None where it is none."""
+    call = script.keyword_of(node)
+    if call is None:
+        owner = str(place.path[-2]) if len(place.path) > 1 else ""
+        return 1 if _CALLS.search(owner) else 2
+    called = last_name(call.func) or ""
+    if called in ("add_argument", "option", "set_defaults", "field", "Field", "Option"):
+        return None  # the option and the attribute are looked at themselves
+    if _CALLS.search(called):
+        return 0
+    is_method = isinstance(call.func, ast.Attribute) and called[:1].islower()
+    if is_method and called != "update" and "token" not in called:
+        return None  # data.map(..., batch_size=1000)
+    return 2
+
+
+def arguments_of_trainers(source: SourceFile, places: Sequence[Location]) -> list[Location]:
+    """Those of `places` that are arguments of a trainer's call, to which more can be added."""
+    script = Script(source)
+    found = []
+    for place in places:
+        node = script.node_at(place)
+        call = script.keyword_of(node) if node is not None else None
+        if call is None or not _CALLS.search(last_name(call.func) or ""):
+            continue
+        if all(keyword.arg is not None for keyword in call.keywords):
+            found.append(place)
+    return found
+
+
+def _words(text: str) -> set[str]:
+    return {word.lower() for word in _WORDS.findall(text)}
+
+
+def _is_other(names: Sequence[str]) -> bool:
+    """Whether one of these names says that it is not about the training."""
+    return any(words & _OTHER_DATA and "train" not in words for words in map(_words, names))
+
+
+def _is_meant(knob: str, own: str, around: Sequence[str]) -> bool:
+    return (knob, own) not in _ONLY_IN or any(_LORA.search(name) for name in around)
+
+
+def _data_of(script: Script, call: ast.Call | None) -> list[str]:
+    """The data that a loader is given, as it is written."""
+    if call is None or last_name(call.func) != "DataLoader":
         return []
-    return [(source, place) for alike, source, place in found.values() if alike == best]
+    given = call.args[:1] or [k.value for k in call.keywords if k.arg == "dataset"]
+    return [script.shown(node) for node in given]
 
 
-def _alike(steps: Path, path: Path) -> int:
-    """How many of the last names agree; of a plain name all must."""
-    count = 0
-    for one, other in zip(reversed(steps), reversed(path), strict=False):
-        if str(one) != str(other):
-            break
-        count += 1
-    return count
-
-
-def _is_argument_of_a_call(source: SourceFile, place: Location) -> bool:
-    """Whether a place is a keyword argument of a call, of which nobody takes a value."""
-    if source.path.suffix not in PYTHON or len(place.path) < 2:
-        return False
-    return bool(_CALLS.search(str(place.path[-2]))) and _is_call(source, place)
-
-
-def _is_call(source: SourceFile, place: Location) -> bool:
-    """Whether the name before the last is called, and is not a class with attributes."""
-    text = source.data.decode("utf-8")
-    before = text[max(0, place.start - 200) : place.start]
-    return re.search(rf"\b{re.escape(str(place.path[-1]))}\s*=\s*$", before) is not None and not (
-        re.search(rf"class\s+{re.escape(str(place.path[-2]))}\b", text)
+def _shuffles(call: ast.Call | None) -> bool:
+    return call is not None and any(
+        k.arg == "shuffle" and isinstance(k.value, ast.Constant) and k.value.value is True
+        for k in call.keywords
     )
 
 
-# -- the command line -------------------------------------------------------------------------
+def _is_collection(place: Location) -> bool:
+    return place.is_list or place.raw[:1] in ("{", "[") or (place.problem or "").startswith("is a ")
 
 
-def _word_of(command: Sequence[str], name: str) -> int | None:
-    """The number of the word that holds the value of option `name`, or None."""
-    wanted = name.replace("-", "_").lower()
-    for number, word in enumerate(command):
-        head, equals, _ = word.partition("=")
-        option = head.lstrip("-+").replace("-", "_").lower()
-        dashed = word.startswith("--")
-        if option != wanted or not (dashed or equals):
-            continue
-        if equals:
-            return number
-        if number + 1 < len(command) and not command[number + 1].startswith("--"):
-            return number + 1
-    return None
+def _listed(places: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(places))
+
+
+def _plain(option: str) -> str:
+    return option.lstrip("-+").replace("-", "_").lower()
 
 
 def _of_word(command: Sequence[str], number: int, knob: str, name: str) -> Setting:
     word = command[number]
     text = word.partition("=")[2] if _names_itself(word) else word
-    return Setting(knob, name, typed(text), word=number)
+    return Setting(knob, name, typed(text, knob), word=number)
 
 
 def _names_itself(word: str) -> bool:
     return bool(re.match(r"[-+]*[A-Za-z_][\w.-]*=", word))
 
 
-def typed(text: str) -> Value:
-    """The value that a word of a command line stands for: a number, a boolean, else itself."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+def typed(text: str, knob: str) -> Value:
+    """The value of a knob that a word of a command line stands for."""
+    if knob in _SWITCHES and text.lower() in (*_TRUE, *_FALSE):
+        return text.lower() in _TRUE
     for kind in (int, float):
         try:
             return kind(text)

@@ -66,11 +66,11 @@ def _asked(texts: Iterable[str]) -> Iterable[tuple[str, list[KnobValue]]]:
         name, _, values = text.partition("=")
         if name not in NAMES:
             raise unknown("knob", name, NAMES)
-        yield name, [_value(part) for part in values.split(",") if part]
+        yield name, [_value(part, name) for part in values.split(",") if part]
 
 
-def _value(text: str) -> KnobValue:
-    value = typed(text.strip())
+def _value(text: str, name: str) -> KnobValue:
+    value = typed(text.strip(), name)
     assert value is not None  # of text
     return value
 

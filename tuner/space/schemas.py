@@ -149,8 +149,8 @@ _CAUSAL_LM = (
     KnobSchema(
         "use_reentrant",
         "bool",
-        "with gradient_checkpointing: PyTorch's older way (use_reentrant=True), which keeps less of "
-        "a layer at once; what checkpoints have that are enabled without keyword arguments",
+        "with gradient_checkpointing: PyTorch's older way (use_reentrant=True), which keeps less "
+        "of a layer at once; what checkpoints have that are enabled without keyword arguments",
         default=False,
         optional=True,
     ),

@@ -1,0 +1,153 @@
+"""Changed programs really run: as if the change had been written into their files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner.program.changes import change
+from tuner.program.program import Program, read_program
+from tuner.program.running import runnable
+from tuner.program.settings import find_settings
+
+SCRIPT = """\
+from __future__ import annotations
+import json, sys, inspect, pickle
+import beside
+BATCH_SIZE = 4
+class Here: pass
+def f(): return BATCH_SIZE
+print(json.dumps([
+    BATCH_SIZE, __file__, sys.argv, sys.path[0], __name__, beside.NAME, __doc__,
+    type(pickle.loads(pickle.dumps(Here()))).__name__, inspect.getsourcefile(f),
+]))
+if sys.argv[1:] == ["fail"]:
+    raise ValueError("wanted")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "beside.py").write_text("NAME = 'beside'\n")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "project"
+
+
+def with_batch(words: list[str], size: int) -> tuple[Program, Program]:
+    read = read_program(words)
+    return read, change(read, find_settings(read), {"micro_batch": size}).after
+
+
+def run(program: Program, original: Program) -> subprocess.CompletedProcess[str]:
+    with runnable(program, original) as command:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        )  # fmt: skip
+    assert not list(Path(os.environ["TMPDIR"]).iterdir())
+    return done
+
+
+def test_a_changed_script_sees_what_it_would_see_in_its_own_place(folder):
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    original, after = with_batch(["project/train.py", "a", "--b=1"], 9)
+    done = run(after, original)
+    assert done.returncode == 0, done.stderr
+    plain = subprocess.run(
+        [sys.executable, "project/train.py", "a", "--b=1"], capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    changed, unchanged = json.loads(done.stdout), json.loads(plain.stdout)
+    assert changed[0] == 9
+    assert changed[2] == ["project/train.py", "a", "--b=1"]
+    assert changed[3:8] == [str(folder), "__main__", "beside", None, "Here"]
+    assert changed[1:] == [str(script), *unchanged[2:8], str(script)]
+    assert script.read_text() == SCRIPT
+
+
+def test_an_unchanged_script_is_run_itself(folder):
+    (folder / "train.py").write_text(SCRIPT)
+    read = read_program(["project/train.py"])
+    for original in (None, read):
+        with runnable(read, original) as command:
+            assert command == [sys.executable, "project/train.py"]
+
+
+def test_an_error_names_the_line_of_the_original(folder):
+    (folder / "train.py").write_text(SCRIPT)
+    original, after = with_batch(["project/train.py", "fail"], 9)
+    done = run(after, original)
+    assert done.returncode == 1
+    assert f'File "{folder / "train.py"}", line 12, in <module>' in done.stderr
+    assert 'raise ValueError("wanted")' in done.stderr
+
+
+def test_the_copies_go_when_the_run_breaks(folder):
+    (folder / "train.py").write_text(SCRIPT)
+    original, after = with_batch(["project/train.py"], 9)
+    with pytest.raises(KeyError), runnable(after, original):
+        raise KeyError
+    assert not list(Path(os.environ["TMPDIR"]).iterdir())
+
+
+def test_a_script_with_a_mark_before_it_and_windows_lines_runs(folder):
+    data = b"\xef\xbb\xbf" + SCRIPT.replace("\n", "\r\n").encode()
+    (folder / "train.py").write_bytes(data)
+    original, after = with_batch(["project/train.py"], 9)
+    done = run(after, original)
+    assert json.loads(done.stdout)[0] == 9
+    assert (folder / "train.py").read_bytes() == data
+
+
+def cell(source: str) -> dict[str, object]:
+    return {"cell_type": "code", "metadata": {}, "outputs": [], "source": source.splitlines(True)}
+
+
+def test_a_notebook_runs_cell_by_cell(folder):
+    cells = [
+        cell("!pip install nothing\n%matplotlib inline"),
+        cell("%%bash\nexit 1"),
+        cell("from __future__ import annotations\nbatch_size = 4\nname = 'süß 🍰'"),
+        {"cell_type": "markdown", "source": "batch_size = 5"},
+        cell("%%time\nimport beside, sys\nprint(batch_size, name, beside.NAME, sys.argv)"),
+        cell("print('before')\nraise ValueError(batch_size)"),
+        cell("print('never')"),
+    ]
+    data = json.dumps({"cells": cells, "nbformat": 4}).encode()
+    (folder / "n.ipynb").write_bytes(data)
+    original, after = with_batch(["project/n.ipynb", "x"], 9)
+    done = run(after, original)
+    assert done.stdout.splitlines() == [
+        "9 süß 🍰 beside ['project/n.ipynb', 'x']", "before",
+    ]  # fmt: skip
+    assert "ValueError: 9" in done.stderr
+    assert f'File "{folder / "n.ipynb"}[6]", line 2' in done.stderr
+    assert "4 süß" in run(original, original).stdout
+    assert (folder / "n.ipynb").read_bytes() == data
+
+
+@pytest.mark.parametrize("word", ["project/c.yaml", "--config=project/c.yaml"])
+def test_a_file_of_settings_is_copied_for_the_command(word, folder):
+    (folder / "train.py").write_text("import sys\nprint(open(sys.argv[1].split('=')[-1]).read())\n")
+    (folder / "c.yaml").write_text("batch_size: 4\n")
+    original, after = with_batch(["project/train.py", word], 9)
+    assert run(after, original).stdout.strip() == "batch_size: 9"
+    assert run(original, original).stdout.strip() == "batch_size: 4"
+    assert (folder / "c.yaml").read_text() == "batch_size: 4\n"
+
+
+def test_another_launcher_gets_the_changed_script(folder):
+    (folder / "train.py").write_text(SCRIPT)
+    original, after = with_batch([sys.executable, "-u", "project/train.py", "a"], 9)
+    done = run(after, original)
+    assert json.loads(done.stdout)[:3] == [9, str(folder / "train.py"), ["project/train.py", "a"]]

@@ -1,0 +1,685 @@
+"""Where a Python program gets a value from: names, attributes and keys, followed to a literal.
+
+The program is parsed, never run. What cannot be followed for certain ends as `Unknown`.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tuner.apply.notebook import notebook_python
+from tuner.apply.place import Location
+from tuner.apply.source import SourceFile
+from tuner.space.keypath import Path
+
+ANY = None
+"""In place of a key that is chosen while the program runs."""
+
+Key = str | int | None
+Keys = tuple[Key, ...]
+
+_CONVERSIONS = ("int", "float", "str", "bool")
+_FIELDS = ("field", "Field", "Option")
+_MOST_STEPS = 24
+"""From one name to the next; more is a circle."""
+
+_MOST_LOOKS = 500
+"""At expressions for one value; each may come from several places, and these again."""
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A value that stands in the program.
+
+    `option` is the attribute of a class, or the parameter of a function that the program does not
+    call itself, that has it as its default: libraries make options of both.
+    """
+
+    node: ast.expr
+    option: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideKeys:
+    """What stands behind these keys in a file, or an object of another module."""
+
+    keys: Path
+    node: ast.expr
+
+
+@dataclass(frozen=True, slots=True)
+class OptionValue:
+    """The value of a command-line option."""
+
+    option: Option
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nothing that can be followed. `why` is the end of a sentence: "is computed"."""
+
+    node: ast.AST
+    why: str
+
+
+End = Literal | OutsideKeys | OptionValue | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One `add_argument` of argparse, or one `option` of click."""
+
+    names: tuple[str, ...]
+    dest: str
+    action: str
+    call: ast.Call
+    default: ast.expr | None
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it has no name on the command line."""
+        return not self.names[0].startswith("-")
+
+
+@dataclass(slots=True)
+class Scope:
+    """What names mean in a module, a class or a function."""
+
+    node: ast.AST
+    parent: Scope | None
+    names: dict[str, list[ast.AST]] = field(default_factory=dict)
+    is_global: set[str] = field(default_factory=set)
+
+    @property
+    def is_class(self) -> bool:
+        """Whether this is the body of a class."""
+        return isinstance(self.node, ast.ClassDef)
+
+    def find(self, name: str) -> tuple[Scope, list[ast.AST]] | None:
+        """The bindings that `name` has here."""
+        scope: Scope | None = self
+        while scope is not None:
+            hidden = scope.is_class and scope is not self
+            if not hidden and name in scope.names:
+                return scope, scope.names[name]
+            scope = scope.parent
+        return None
+
+
+class Script:
+    """A Python file or notebook, and what its names mean."""
+
+    def __init__(self, source: SourceFile) -> None:
+        self.source = source
+        text = source.data.decode("utf-8")
+        starts: Sequence[int]
+        if source.path.suffix == ".ipynb":
+            text, starts = notebook_python(text, str(source.path))
+        else:
+            starts = range(len(text) + 1)
+        self._text, self._starts = text, starts
+        body = text.removeprefix("\ufeff")
+        breaks = [match.end() for match in re.finditer(r"\r\n|\r|\n", text)]
+        self._lines = [len(text) - len(body), *breaks]
+        self.tree = ast.parse(body)
+        self.scopes: dict[ast.AST, Scope] = {}
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.calls: list[ast.Call] = []
+        self.options: list[Option] = []
+        self._assigned: list[tuple[str, Scope, Keys, ast.AST]] = []
+        self._bodies: dict[ast.AST, Scope] = {}
+        self._budget = _MOST_LOOKS
+        self._walk(self.tree, Scope(self.tree, None))
+        self._by_span: dict[tuple[int, int], list[ast.expr]] = {}
+        for node in self.scopes:
+            if isinstance(node, ast.expr):
+                self._by_span.setdefault(self.span(node), []).append(node)
+        self._places = {(p.start, p.end): p for p in source.places}
+
+    # -- places ------------------------------------------------------------------------------
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """The characters of the file where `node` stands."""
+        start = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+        end = self._index(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        return self._starts[start], self._starts[end]
+
+    def _index(self, line: int, column: int) -> int:
+        start = self._lines[line - 1]
+        head = self._text[start : start + column].encode()[:column]
+        return start + len(head.decode())
+
+    def node_at(self, place: Location) -> ast.expr | None:
+        """The expression at a place."""
+        return next(iter(self._by_span.get((place.start, place.end), ())), None)
+
+    def place_of(self, node: ast.AST) -> Location:
+        """The place of an expression, also of one that the readers of files leave out."""
+        start, end = self.span(node)
+        found = self._places.get((start, end))
+        if found is not None:
+            return found
+        first = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+        text = self.source.data.decode("utf-8")
+        raw, in_json = text[start:end], self.source.path.suffix == ".ipynb"
+        line = (
+            text.count("\n", 0, start) + 1 if in_json else bisect.bisect_right(self._lines, first)
+        )
+        value = node.value if isinstance(node, ast.Constant) else None
+        # A number that is passed without a name; text may be written in many ways.
+        known = isinstance(value, int | float) and repr(value) == raw
+        return Location(
+            path=(),
+            line=line,
+            start=start,
+            end=end,
+            raw=raw,
+            language="python",
+            value=value if known and isinstance(value, int | float) else None,
+            problem=None if known else "is no plain value",
+            in_json=in_json,
+        )
+
+    def shown(self, node: ast.AST) -> str:
+        """An expression as it is written, on one line."""
+        return " ".join(ast.unparse(node).split())[:60]
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _walk(self, node: ast.AST, scope: Scope) -> None:
+        self.scopes[node] = scope
+        inner = scope
+        if isinstance(node, _Function | ast.Lambda | ast.ClassDef):
+            inner = self._bodies[node] = Scope(node, scope)
+            if isinstance(node, _Function | ast.Lambda):
+                for argument in _arguments(node.args):
+                    inner.names.setdefault(argument.arg, []).append(argument)
+            if not isinstance(node, ast.Lambda):
+                scope.names.setdefault(node.name, []).append(node)
+        self._bind(node, scope)
+        if isinstance(node, ast.Call):
+            self.calls.append(node)
+            self._update(node, scope)
+            if (option := _option(node)) is not None:
+                self.options.append(option)
+        for child in ast.iter_child_nodes(node):
+            self.parents[child] = node
+            self._walk(child, inner)
+
+    def _bind(self, node: ast.AST, scope: Scope) -> None:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._target(target, node.value, scope)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self._target(node.target, node.value, scope)
+        elif isinstance(node, ast.NamedExpr):
+            self._target(node.target, node.value, scope)
+        elif isinstance(node, ast.AugAssign | ast.For | ast.AsyncFor):
+            self._target(node.target, node, scope)
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._target(node.optional_vars, node.context_expr, scope, opaque=True)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                name = (alias.asname or alias.name).partition(".")[0]
+                scope.names.setdefault(name, []).append(node)
+        elif isinstance(node, ast.Global):
+            scope.is_global.update(node.names)
+
+    def _update(self, call: ast.Call, scope: Scope) -> None:
+        """Note what `CONFIG.update(batch=4)` and `setattr(config, "batch", 4)` assign."""
+        if last_name(call.func) == "setattr" and len(call.args) == 3:
+            owner, key, value = call.args
+            given: list[tuple[Key, ast.expr]] = [(getattr(key, "value", ANY), value)]
+        elif isinstance(call.func, ast.Attribute) and call.func.attr == "update":
+            owner = call.func.value
+            given = [(keyword.arg, keyword.value) for keyword in call.keywords]
+            for argument in call.args:
+                if isinstance(argument, ast.Dict):
+                    pairs = zip(argument.keys, argument.values, strict=True)
+                    given += [(getattr(key, "value", ANY), value) for key, value in pairs]
+                else:
+                    given.append((ANY, call))
+        else:
+            return
+        base, keys = _unrolled(owner)
+        if isinstance(base, ast.Name):
+            self._assigned += [(base.id, scope, (*keys, key), value) for key, value in given]
+
+    def _target(self, target: ast.expr, value: ast.AST, scope: Scope, opaque: bool = False) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            values: Sequence[ast.AST] = [target] * len(target.elts)
+            same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+            if same and not any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)):  # type: ignore[attr-defined]
+                values = value.elts  # type: ignore[attr-defined]
+            for one, its in zip(target.elts, values, strict=True):
+                self._target(one, its, scope)
+        elif isinstance(target, ast.Starred):
+            self._target(target.value, target, scope)
+        elif isinstance(target, ast.Name):
+            home = scope
+            if target.id in scope.is_global:
+                while home.parent is not None:
+                    home = home.parent
+            home.names.setdefault(target.id, []).append(target if opaque else value)
+        else:
+            base, keys = _unrolled(target)
+            if isinstance(base, ast.Name):
+                self._assigned.append((base.id, scope, keys, value))
+
+    # -- following ---------------------------------------------------------------------------
+
+    def ends(self, node: ast.expr) -> list[End]:
+        """Where the value of an expression may be set.
+
+        A parameter's default is followed to the calls that pass something else.
+        """
+        self._budget = _MOST_LOOKS
+        arguments = self.parents.get(node)
+        if isinstance(arguments, ast.arguments):
+            function = self.parents[arguments]
+            for argument in _arguments(arguments):
+                if _default(arguments, argument) is node:
+                    return self._parameter(argument, self._bodies[function], node, (), _MOST_STEPS)
+        return self._follow(node, (), _MOST_STEPS)
+
+    def _follow(self, node: ast.AST, keys: Keys, left: int) -> list[End]:  # noqa: PLR0911
+        self._budget -= 1
+        if left == 0 or self._budget < 0:
+            return [Unknown(node, "goes through too many names")]
+        left -= 1
+        if isinstance(node, ast.Attribute):
+            return self._follow(node.value, (node.attr, *keys), left)
+        if isinstance(node, ast.Subscript):
+            return self._follow(node.value, (self._key(node.slice, left), *keys), left)
+        if isinstance(node, ast.Name):
+            return self._name(node, keys, left)
+        if isinstance(node, ast.Call):
+            return self._call(node, keys, left)
+        if isinstance(node, ast.Dict):
+            return self._dict(node, keys, left)
+        if isinstance(node, ast.List | ast.Tuple) and keys:
+            items = [e for n, e in enumerate(node.elts) if keys[0] in (n, ANY)]
+            found = [end for item in items for end in self._follow(item, keys[1:], left)]
+            return found or [Unknown(node, f"has no item {keys[0]}")]
+        if keys or not isinstance(node, ast.expr):
+            return [Unknown(node, "cannot be followed")]
+        if _is_literal(node) or isinstance(node, ast.List | ast.Tuple):
+            return [Literal(node)]
+        return [Unknown(node, "is computed")]
+
+    def _key(self, node: ast.expr, left: int) -> Key:
+        ends = [Literal(node)] if _is_literal(node) else self._follow(node, (), left)
+        if len(ends) == 1 and isinstance(ends[0], Literal):
+            value = getattr(ends[0].node, "value", None)
+            return value if isinstance(value, str | int) else ANY
+        return ANY
+
+    def _dict(self, node: ast.Dict, keys: Keys, left: int) -> list[End]:
+        if not keys:
+            return [Unknown(node, "is a dictionary")]
+        found: list[End] = []
+        for key, value in zip(node.keys, node.values, strict=True):
+            named = getattr(key, "value", None) if isinstance(key, ast.Constant) else None
+            if key is not None and (keys[0] is ANY or named == keys[0]):
+                found += self._follow(value, keys[1:], left)
+        if not found:
+            for key, value in zip(node.keys, node.values, strict=True):
+                if key is None:
+                    found += self._follow(value, keys, left)
+        return found or [Unknown(node, f"has no {keys[0]!r}")]
+
+    def _call(self, node: ast.Call, keys: Keys, left: int) -> list[End]:  # noqa: PLR0911, PLR0912
+        name = last_name(node.func)
+        if name == "get" and node.args and isinstance(node.func, ast.Attribute):
+            return self._follow(node.func.value, (self._key(node.args[0], left), *keys), left)
+        if name in ("getenv", "getattr"):
+            return [Unknown(node, "is computed")]
+        if not keys:
+            if name in _CONVERSIONS and len(node.args) == 1:
+                return self._follow(node.args[0], (), left)
+            if name in _FIELDS:
+                default = next((k.value for k in node.keywords if k.arg == "default"), None)
+                if default is None and name != "field" and node.args:
+                    default = node.args[0]  # pydantic's and typer's stand first
+                if default is not None:
+                    return self._follow(default, (), left)
+            return [Unknown(node, "is computed")]
+        if name is not None and name.startswith("parse_") and name.endswith("args"):
+            options = [o for o in self.options if o.dest == keys[0]]
+            if options and len(keys) == 1:
+                return [OptionValue(option) for option in options]
+        for keyword in node.keywords:
+            if keyword.arg is not None and keyword.arg == keys[0]:
+                return self._follow(keyword.value, keys[1:], left)
+        spread = [k.value for k in node.keywords if k.arg is None]
+        for value in spread:
+            found = self._follow(value, keys, left)
+            if not any(isinstance(end, Unknown) for end in found):
+                return found
+        definition = self._definition(node)
+        if isinstance(definition, ast.ClassDef):
+            if node.args and self._method(definition, "__init__") is None:
+                return [Unknown(node, "is made with values that have no names")]
+            return self._attribute(definition, keys, left)
+        if isinstance(definition, _Function):
+            returned = [
+                n.value
+                for n in ast.walk(definition)
+                if isinstance(n, ast.Return) and n.value is not None
+            ]
+            return [end for value in returned for end in self._follow(value, keys, left)] or [
+                Unknown(node, "cannot be followed")
+            ]
+        if len(node.args) == 1 and isinstance(node.args[0], ast.Dict | ast.Name | ast.Call):
+            found = self._follow(node.args[0], keys, left)
+            if not any(isinstance(end, Unknown | OutsideKeys) for end in found):
+                return found  # Namespace(**x), vars(args), OmegaConf.create({...})
+        return self._outside(node, keys)
+
+    def _outside(self, node: ast.expr, keys: Keys) -> list[End]:
+        if any(key is ANY for key in keys):
+            return [Unknown(node, "is chosen while the program runs")]
+        return [OutsideKeys(tuple(key for key in keys if key is not None), node)]
+
+    def _definition(self, call: ast.Call) -> ast.AST | None:
+        """The class or function of this file that is called."""
+        if not isinstance(call.func, ast.Name):
+            return None
+        found = self.scopes[call].find(call.func.id)
+        return found[1][0] if found is not None and len(found[1]) == 1 else None
+
+    def _name(self, node: ast.Name, keys: Keys, left: int) -> list[End]:
+        found = self.scopes[node].find(node.id)
+        if found is None:
+            return [Unknown(node, "is set nowhere here")]
+        scope, bindings = found
+        # What is assigned to the attribute or the item afterwards counts too.
+        ends: list[End] = [
+            end
+            for base, where, path, value in self._assigned
+            if base == node.id and _is_set_by(path, keys) and where.find(base) == found
+            for end in self._follow_own(value, node, left)
+        ]
+        for binding in bindings:
+            ends += self._binding(binding, scope, node, keys, left, had=bool(ends))
+        return ends
+
+    def _follow_own(self, value: ast.AST, node: ast.expr, left: int) -> list[End]:
+        if isinstance(value, ast.expr) and not _mentions(value, node):
+            return self._follow(value, (), left)
+        return [Unknown(value, "is computed")]
+
+    def _binding(
+        self, binding: ast.AST, scope: Scope, node: ast.Name, keys: Keys, left: int, *, had: bool
+    ) -> list[End]:
+        if isinstance(binding, ast.arg):
+            return self._parameter(binding, scope, node, keys, left)
+        if isinstance(binding, ast.ClassDef):
+            return self._attribute(binding, keys, left) if keys else [Unknown(node, "is a class")]
+        is_value = isinstance(binding, ast.expr) and not (
+            isinstance(getattr(binding, "ctx", None), ast.Store)
+        )
+        if is_value:
+            ends = self._follow(binding, keys, left)
+            absent = had and all(isinstance(end, Unknown) for end in ends)
+            return [] if absent else ends  # `CONFIG = {}`, then `CONFIG["batch"] = 4`
+        if keys and not isinstance(binding, ast.AugAssign):
+            return self._outside(node, keys)
+        return [Unknown(binding, "is set while the program runs")]
+
+    def _parameter(
+        self, argument: ast.arg, scope: Scope, node: ast.expr, keys: Keys, left: int
+    ) -> list[End]:
+        function = scope.node
+        if not isinstance(function, _Function):
+            return [Unknown(node, "is set while the program runs")]
+        owner = self.scopes[function]
+        arguments = _arguments(function.args)
+        if owner.is_class and argument is arguments[0]:
+            assert isinstance(owner.node, ast.ClassDef)
+            return self._attribute(owner.node, keys, left) if keys else [Unknown(node, "is self")]
+        calls, skipped = self._calls_of(function, owner)
+        default = _default(function.args, argument)
+        ends: list[End] = []
+        given = [_given(call, argument, arguments, skipped) for call in calls]
+        for value in given:
+            if isinstance(value, ast.expr):
+                ends += self._follow(value, keys, left)
+            elif value is not None:
+                ends.append(Unknown(node, "is passed in a way that cannot be followed"))
+        if not calls or any(value is None for value in given):
+            options = [o for o in self.options if o.dest == argument.arg and not o.is_positional]
+            if options and not keys and function.decorator_list:
+                return [*ends, *map(OptionValue, options)]
+            if self._is_passed_with_others(function):
+                return [*ends, Unknown(node, "is passed in a way that cannot be followed")]
+            if default is None:
+                return ends + (self._outside(node, keys) if keys else [Unknown(node, "is passed")])
+            for end in self._follow(default, keys, left):
+                ends.append(_with_option(end, "" if calls or keys else argument.arg))
+        return ends
+
+    def _calls_of(self, function: _Function, owner: Scope) -> tuple[list[ast.Call], int]:
+        """The calls of a function, and how many of its parameters they do not name."""
+        if not isinstance(owner.node, ast.ClassDef):
+            named = [c for c in self.calls if isinstance(c.func, ast.Name)]
+            return [c for c in named if last_name(c.func) == function.name], 0
+        static = any(last_name(d) == "staticmethod" for d in function.decorator_list)
+        name = owner.node.name if function.name == "__init__" else function.name
+        return [c for c in self.calls if last_name(c.func) == name], 0 if static else 1
+
+    def _is_passed_with_others(self, function: _Function) -> bool:
+        """Whether a call gets a function and more: `partial(train, batch=4)`, `spawn(train, 4)`."""
+        return any(
+            isinstance(argument, ast.Name) and argument.id == function.name
+            for call in self.calls
+            for argument in (*call.args, *(k.value for k in call.keywords))
+            if len(call.args) + len(call.keywords) > 1
+        )
+
+    def _method(self, definition: ast.ClassDef, name: str) -> ast.AST | None:
+        return next(
+            (n for n in definition.body if isinstance(n, _Function) and n.name == name), None
+        )
+
+    def _attribute(self, definition: ast.ClassDef, keys: Keys, left: int) -> list[End]:
+        """What an attribute of a class or its objects is."""
+        if left == 0:
+            return [Unknown(definition, "goes round in a circle")]
+        ends: list[End] = []
+        for base, where, path, value in self._assigned:
+            function = where.node
+            own = isinstance(function, _Function) and self.scopes[function].node is definition
+            if own and path == keys[:1] and base == _first(function):  # type: ignore[arg-type]
+                ends += self._follow(value, keys[1:], left - 1)
+        for value in self._bodies[definition].names.get(str(keys[0]), ()):
+            for end in self._follow(value, keys[1:], left - 1):
+                ends.append(_with_option(end, str(keys[0])))
+        if ends:
+            return ends
+        for parent in definition.bases:
+            found = (
+                self.scopes[definition].find(parent.id) if isinstance(parent, ast.Name) else None
+            )
+            if found and isinstance(found[1][0], ast.ClassDef):
+                return self._attribute(found[1][0], keys, left - 1)
+        return [Unknown(definition, f"has no {keys[0]!r} here")]
+
+    @functools.cached_property
+    def _passed_classes(self) -> list[ast.ClassDef]:
+        """The classes that calls get: `tyro.cli(Config)`, `HfArgumentParser((A, B))`."""
+        passed = {
+            name.id
+            for call in self.calls
+            for argument in (*call.args, *(k.value for k in call.keywords))
+            for name in (argument, *getattr(argument, "elts", ()))
+            if isinstance(name, ast.Name)
+        }
+        return [n for n in self._bodies if isinstance(n, ast.ClassDef) and n.name in passed]
+
+    def class_values(self, name: str) -> list[Literal]:
+        """The values of attribute `name` of the classes that some library makes objects of."""
+        self._budget = _MOST_LOOKS
+        classes = self._passed_classes
+        ends = [end for c in classes for end in self._attribute(c, (name,), _MOST_STEPS)]
+        return [end for end in ends if isinstance(end, Literal)]
+
+    def defaults_of(self, option: Option) -> list[ast.expr]:
+        """What an option is without a word: `set_defaults` counts more than its own default."""
+        later = [
+            keyword.value
+            for call in self.calls
+            for keyword in call.keywords
+            if last_name(call.func) == "set_defaults" and keyword.arg == option.dest
+        ]
+        return later or ([] if option.default is None else [option.default])
+
+    # -- surroundings ------------------------------------------------------------------------
+
+    def keyword_of(self, node: ast.AST) -> ast.Call | None:
+        """The call that gets this expression by name."""
+        keyword = self.parents.get(node)
+        call = self.parents.get(keyword) if isinstance(keyword, ast.keyword) else None
+        return call if isinstance(call, ast.Call) else None
+
+    def around(self, node: ast.AST) -> list[str]:
+        """The names of the functions, classes and variables around an expression."""
+        names = []
+        current = self.parents.get(node)
+        while current is not None:
+            if isinstance(current, _Function | ast.ClassDef):
+                names.append(current.name)
+            elif isinstance(current, ast.Assign):
+                names += [self.shown(target) for target in current.targets]
+            elif isinstance(current, ast.AnnAssign):
+                names.append(self.shown(current.target))
+            elif isinstance(current, ast.Dict):
+                for key, value in zip(current.keys, current.values, strict=True):
+                    if isinstance(key, ast.Constant) and value in (node, *self._above(node)):
+                        names.append(str(key.value))
+            current = self.parents.get(current)
+        return names
+
+    def _above(self, node: ast.AST) -> Iterator[ast.AST]:
+        current = self.parents.get(node)
+        while current is not None:
+            yield current
+            current = self.parents.get(current)
+
+
+def _is_set_by(path: Keys, keys: Keys) -> bool:
+    """Whether what is assigned at `path` may be what stands behind `keys`."""
+    if path[-1:] == (ANY,):
+        return len(keys) >= len(path) and keys[: len(path) - 1] == path[:-1]
+    return bool(keys) and path == keys
+
+
+def _with_option(end: End, option: str) -> End:
+    if not isinstance(end, Literal) or end.option:
+        return end
+    return Literal(end.node, option)
+
+
+def last_name(node: ast.expr) -> str | None:
+    """`DataLoader` of `torch.utils.data.DataLoader`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _is_literal(node: ast.AST) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        node = node.operand
+    return isinstance(node, ast.Constant)
+
+
+def _unrolled(node: ast.expr) -> tuple[ast.expr, Keys]:
+    """The first name of `a.b["c"]`, and ("b", "c")."""
+    keys: list[Key] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            keys.append(node.attr)
+        else:
+            value = getattr(node.slice, "value", None)
+            keys.append(value if isinstance(value, str | int) else ANY)
+        node = node.value
+    return node, tuple(reversed(keys))
+
+
+def _mentions(node: ast.AST, name: ast.expr) -> bool:
+    return any(
+        isinstance(n, ast.Name) and isinstance(name, ast.Name) and n.id == name.id
+        for n in ast.walk(node)
+    )
+
+
+def _arguments(arguments: ast.arguments) -> list[ast.arg]:
+    own = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return own + [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
+
+
+def _first(function: _Function) -> str | None:
+    arguments = _arguments(function.args)
+    return arguments[0].arg if arguments else None
+
+
+def _default(arguments: ast.arguments, argument: ast.arg) -> ast.expr | None:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    count = len(arguments.defaults)
+    pairs: list[tuple[ast.arg, ast.expr | None]] = [
+        *zip(positional[len(positional) - count :], arguments.defaults, strict=True)
+    ]
+    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return next((default for one, default in pairs if one is argument), None)
+
+
+def _given(
+    call: ast.Call, argument: ast.arg, arguments: Sequence[ast.arg], skipped: int
+) -> ast.expr | bool | None:
+    """What a call passes for an argument: None for nothing, True for what cannot be told."""
+    for keyword in call.keywords:
+        if keyword.arg == argument.arg:
+            return keyword.value
+    if any(k.arg is None for k in call.keywords) or any(
+        isinstance(a, ast.Starred) for a in call.args
+    ):
+        return True
+    index = next(n for n, one in enumerate(arguments) if one is argument) - skipped
+    return call.args[index] if index < len(call.args) else None
+
+
+def _option(call: ast.Call) -> Option | None:
+    if last_name(call.func) not in ("add_argument", "option"):
+        return None  # of argparse and click
+    names = [a.value for a in call.args if isinstance(a, ast.Constant)]
+    texts = [name for name in names if isinstance(name, str) and name]
+    if not texts:
+        return None
+    keywords = {k.arg: k.value for k in call.keywords if k.arg is not None}
+    dest = getattr(keywords.get("dest"), "value", None)
+    if last_name(call.func) == "option":
+        dest = next((name for name in texts if not name.startswith("-")), None)
+        texts = [name for name in texts if name.startswith("-")] or texts
+    long = next((name for name in texts if name.startswith("--")), texts[0])
+    action = keywords.get("action")
+    kind = str(action.value) if isinstance(action, ast.Constant) else ""
+    if "is_flag" in keywords or (long.startswith("--") and "/" in long):
+        default = getattr(keywords.get("default"), "value", False)
+        kind = "store_true" if not default and "/" not in long else "a flag of click"
+    if action is not None and not kind:
+        kind = last_name(action) or "?"
+    return Option(
+        tuple(texts),
+        dest if isinstance(dest, str) else long.lstrip("-").replace("-", "_"),
+        kind,
+        call,
+        keywords.get("default"),
+    )
