@@ -27,6 +27,17 @@ QUANTISED = Case(
         "gradient_checkpointing": True,
     },
 )
+REENTRANT = Case(
+    "reentrant checkpoints",
+    "rtx4090",
+    model=TINY,
+    settings={
+        **SIZES,
+        "precision": "int8",
+        "gradient_checkpointing": True,
+        "use_reentrant": True,
+    },
+)
 EAGER = Case(
     "eager, not checkpointed",
     "h100_sxm",
@@ -41,7 +52,9 @@ EAGER = Case(
 
 
 @needs_emulator
-@pytest.mark.parametrize("case", [CHECKPOINTED, QUANTISED, EAGER], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [CHECKPOINTED, QUANTISED, REENTRANT, EAGER], ids=lambda case: case.name
+)
 def test_trace_and_emulator_agree(case, tmp_path):
     answer = compare(case, None, tmp_path)
     assert not answer.failure

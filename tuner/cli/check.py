@@ -7,12 +7,8 @@ import sys
 import click
 
 from tuner.cli import completing
-from tuner.cli.checked_text import checked_to_dict, print_checked
-from tuner.cli.emulated_text import exit_code
 from tuner.cli.options import RareOption, SizeType, examples, json_option
-from tuner.engine.checking import check_program
 from tuner.engine.margin import parse_margin
-from tuner.engine.program_runs import ProgramRuns
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
 from tuner.program.program import read_program
@@ -79,6 +75,12 @@ def command(  # noqa: PLR0913 - one argument for each option
     Exit code 0 when it fits, 1 when it does not, 2 when the program itself failed, 3 when it
     cannot be emulated.
     """
+    # numpy, which no `--help` needs to wait for
+    from tuner.cli.checked_text import checked_to_dict, print_checked
+    from tuner.cli.emulated_text import exit_code
+    from tuner.engine.checking import check_program
+    from tuner.engine.program_runs import ProgramRuns
+
     if gpus < 1:
         raise InputError("--gpus is 1 or more")
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)

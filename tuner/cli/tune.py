@@ -13,7 +13,6 @@ from tuner.cli.searching import run_search
 from tuner.engine.margin import parse_margin
 from tuner.engine.measuring import Mode
 from tuner.engine.plan import SearchOptions
-from tuner.engine.program_runs import ProgramRuns
 from tuner.engine.targets import load_targets
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
@@ -103,6 +102,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     verify the front. The space is written to a file: edit it, and go on with `tuner search`.
     Exit code 1 when nothing fits.
     """
+    from tuner.engine.program_runs import ProgramRuns  # numpy
+
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     read = read_program(program)
     path = space_path or Path(f"tune-{Path(program[0]).stem}.yaml")

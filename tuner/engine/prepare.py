@@ -13,8 +13,6 @@ from tuner.engine.device import CPU
 from tuner.engine.listener import SILENT, Listener
 from tuner.engine.measuring import Measuring
 from tuner.engine.plan import SearchOptions, SearchPlan
-from tuner.engine.program_prior import program_predictions
-from tuner.engine.program_runs import ProgramRuns
 from tuner.engine.target import stale
 from tuner.estimators.shortlist import shortlist
 from tuner.estimators.stages import hardest_first, predict_overall
@@ -231,6 +229,9 @@ def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -
 
 def _program_predictions(plan: SearchPlan, listener: Listener) -> list[Prediction]:
     """A prediction of every configuration of a program, after a few emulated runs of it."""
+    from tuner.engine.program_prior import program_predictions  # numpy
+    from tuner.engine.program_runs import ProgramRuns
+
     command = plan.part.space.command
     assert command is not None
     started = time.monotonic()
