@@ -149,6 +149,8 @@ def test_settings_are_told_as_they_reach_the_trainer(tmp_path: Path) -> None:
     assert (settings["grad_accum"]["value"], settings["grad_accum"]["arrived"]) == (4, 2)
     assert found["program"]["settings"]["use_reentrant"] is False
     assert found["program"]["inputs"] == [[8, 128], [8, 128]]
+    assert any("grad_accum=1 does not reach the training" in note for note in found["notes"])
+    assert "grad_accum" not in (found["suggestion"] or {"values": {}})["values"]
 
 
 @needs_emulator

@@ -70,7 +70,11 @@ def fits_text(
     if free_bytes < 0:
         return f"no: {numbers}, {format_size(-free_bytes)} too much"
     margin = f"the margin is {format_size(margin_bytes)}" if margin_bytes else "no margin asked"
-    return f"{'yes' if fits else 'no'}: {numbers}, {format_size(free_bytes)} free, {margin}"
+    text = f"{'yes' if fits else 'no'}: {numbers}, {format_size(free_bytes)} free, {margin}"
+    _, high_bytes = evidence.intervals.get("device_bytes", (0.0, 0.0))
+    if fits and high_bytes > limit_bytes:
+        text += f"; at the upper end of its interval, {format_size(int(high_bytes))}, it does not"
+    return text
 
 
 def _memory_text(evidence: Prediction | Measurement) -> str:

@@ -332,14 +332,21 @@ class _Search:
 
     def _not_arrived(self, found: Emulation, size: int, way: bool | None) -> str | None:
         """What of the values did not reach the training; None where all did."""
-        checkpointing = found.settings.get("gradient_checkpointing")
+        arrived, rounds = found.settings, min(self._rounds(size), FEW)
+        checkpointing = arrived.get("gradient_checkpointing")
         if way is not None and checkpointing is not None and checkpointing != way:
             return (
                 f"gradient_checkpointing={show(way)} does nothing in this program: the training "
                 f"has {show(checkpointing)} all the same"
             )
-        if found.settings.get("micro_batch", size) != size:
+        # A loop of one's own tells no settings: then what its model got has to be different.
+        same_size = found.inputs and set(found.inputs) == set(self.base.inputs)
+        if arrived.get("micro_batch", size) != size or (size != self.micro_batch and same_size):
             return f"micro_batch={size} does not reach the training"
+        changed = rounds != self.accumulation and len(self._sizes) > 1
+        same_rounds = found.inputs and len(found.inputs) == len(self.base.inputs)
+        if changed and (arrived.get("grad_accum", rounds) != rounds or same_rounds):
+            return f"grad_accum={rounds} does not reach the training"
         return None
 
 

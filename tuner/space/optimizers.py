@@ -31,6 +31,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw_torch": Optimizer("torch.optim:AdamW", {"foreach": True}, {"fused": False}),
     "adamw_torch_fused": Optimizer("torch.optim:AdamW", {"fused": True}, {"fused": True}),
     "adamw_8bit": Optimizer("bitsandbytes.optim:AdamW8bit", can_shard=False),
+    "adamw_bnb_8bit": Optimizer("bitsandbytes.optim:AdamW8bit", can_shard=False),  # another name
     "paged_adamw_8bit": Optimizer("bitsandbytes.optim:PagedAdamW8bit", can_shard=False),
     "paged_adamw_32bit": Optimizer("bitsandbytes.optim:PagedAdamW32bit", can_shard=False),
     "sgd": Optimizer("torch.optim:SGD", {"foreach": True}),

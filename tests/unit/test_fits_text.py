@@ -1,0 +1,33 @@
+"""What is said beside "fits"."""
+
+from __future__ import annotations
+
+from tuner.cli.evidence import fits_text
+from tuner.records import Memory, Prediction, Speed
+
+GIB = 1 << 30
+
+
+def prediction(high_bytes: int) -> Prediction:
+    memory = Memory(
+        peak_allocated_bytes=20 * GIB, peak_reserved_bytes=21 * GIB, device_bytes=22 * GIB,
+        loaded_bytes=10 * GIB, phase_peak_bytes={}, peak_phase="backward", breakdown={},
+    )  # fmt: skip
+    speed = Speed(step_s=1.0, it_per_s=1.0, samples_per_s=1.0, tokens_per_s=1.0, mfu=None)
+    return Prediction(
+        fits=True, limit_bytes=24 * GIB, margin_bytes=GIB, memory=memory, speed=speed,
+        trainable_params=1, total_params=1, gpu="rtx4090", method="",
+        intervals={"device_bytes": (20.0 * GIB, float(high_bytes))},
+    )  # fmt: skip
+
+
+def test_an_interval_that_reaches_past_the_card_is_named() -> None:
+    text = fits_text(prediction(25 * GIB), fits=True, limit_bytes=24 * GIB)
+    assert text == (
+        "yes: 22.00 GiB of 24.00 GiB, 2.00 GiB free, the margin is 1.00 GiB; "
+        "at the upper end of its interval, 25.00 GiB, it does not"
+    )
+
+
+def test_an_interval_within_the_card_needs_no_word() -> None:
+    assert fits_text(prediction(23 * GIB), fits=True, limit_bytes=24 * GIB).endswith("1.00 GiB")
