@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,13 +49,18 @@ class EditPlan:
         return tuple(file for file in self.files if file.before != file.after)
 
 
-def make_plan(paths: Sequence[Path], assignments: Sequence[Assignment]) -> EditPlan:
+def make_plan(
+    paths: Sequence[Path],
+    assignments: Sequence[Assignment],
+    set_at: Callable[[SourceFile, Location], Location | None] = lambda source, place: None,
+) -> EditPlan:
     """How `assignments` are written into the files at `paths`; nothing is written here.
 
-    A value goes to every file that has its key, or to those that the assignment names.
+    A value goes to every file that has its key, or to those that the assignment names. Where a
+    Python file has a name in place of the value, `set_at` says where that is set.
     Raises one `InputError` with everything that cannot be done safely.
     """
-    planner = _Planner()
+    planner = _Planner(set_at)
     sources = planner.open(paths)
     for assignment in assignments:
         for source in sources:
@@ -85,6 +90,7 @@ class _Planner:
     value from elsewhere, which is fine where that is written.
     """
 
+    set_at: Callable[[SourceFile, Location], Location | None]
     problems: list[Problem] = field(default_factory=list)
     wanted: dict[Path, dict[Span, Edit]] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
@@ -112,7 +118,7 @@ class _Planner:
             return
         self.met.add(id(assignment))
         # `Trainer(batch=config["batch"])` beside `config = {"batch": 4}`: the value stands there.
-        places = [p for p in places if not p.is_reference] or places
+        places = [p for p in places if not p.is_reference] or self._followed(source, places)
         place = places[0]
         if len(places) > 1:
             where = ", ".join(f"line {p.line} ({show_path(p.path)})" for p in places)
@@ -122,6 +128,14 @@ class _Planner:
             self.deferred.append((assignment, _refusal(source, place, assignment)))
         else:
             self._change(source, place, assignment)
+
+    def _followed(self, source: SourceFile, places: list[Location]) -> list[Location]:
+        """Where the values of references are set; the references, where that is not known."""
+        if source.path.suffix not in (".py", ".ipynb"):
+            return places
+        targets = [self.set_at(source, place) for place in places]
+        found = {target.start: target for target in targets if target is not None}
+        return list(found.values()) if found and None not in targets else places
 
     def _change(self, source: SourceFile, place: Location, assignment: Assignment) -> None:
         self.written.add(_meaning(assignment))

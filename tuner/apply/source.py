@@ -49,7 +49,18 @@ class SourceFile:
         return f"{self.path}{line} {show_path(place.path)}"
 
     def find(self, key: KeyPath) -> list[Location]:
-        """The places that `key` names; a literal that has two names is there once."""
+        """The places that `key` names; a literal that has two names is there once.
+
+        In a Python file a key that names nothing at the top is looked for in functions; one name
+        alone, as `batch_size`, has to be there once.
+        """
+        found = self._find(key)
+        if found or self.path.suffix not in (".py", ".ipynb"):
+            return found
+        inside = self._find(KeyPath(key.steps, anywhere=True))
+        return inside if len(key.steps) > 1 or len(inside) == 1 else []
+
+    def _find(self, key: KeyPath) -> list[Location]:
         found: dict[object, Location] = {}
         for place in self.places:
             if key.matches(place.path) or (place.is_alias and key.leads_through(place.path)):

@@ -12,6 +12,7 @@ from tuner.apply.write import replace_files
 from tuner.errors import InputError
 from tuner.expressions import show
 from tuner.program.changes import change
+from tuner.program.names import set_at
 from tuner.program.program import read_program
 from tuner.program.settings import NAMES, Setting, find_settings
 from tuner.records import Configuration
@@ -57,7 +58,7 @@ def applying(
     if space.command is not None and space.command.is_program and not targets and not maps:
         return _into_program(space.command, best.configuration, files)
     wanted = assignments(space, best.configuration, targets=targets, maps=maps)
-    plan = make_plan(files, wanted)
+    plan = make_plan(files, wanted, set_at)
     rest = [_missing_text(assignment) for assignment in plan.missing]
     for name in unmapped(space, wanted, maps):
         rest.append(f"{name} = {show(best.configuration[name])}")

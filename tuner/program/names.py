@@ -575,6 +575,23 @@ class Script:
             current = self.parents.get(current)
 
 
+def set_at(source: SourceFile, place: Location) -> Location | None:
+    """The literal that a place of a Python file takes its value from.
+
+    None where that is none, or not one: the value is computed, or set in several places.
+    """
+    script = Script(source)
+    node = script.node_at(place)
+    found: dict[int, Location] = {}
+    for end in script.ends(node) if node is not None else ():
+        literal = end.option.default if isinstance(end, OptionValue) else end.node
+        if not isinstance(end, Literal | OptionValue) or literal is None:
+            return None
+        target = script.place_of(literal)
+        found[target.start] = target
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
 def _is_set_by(path: Keys, keys: Keys) -> bool:
     """Whether what is assigned at `path` may be what stands behind `keys`."""
     if path[-1:] == (ANY,):
