@@ -24,6 +24,9 @@ from tuner.terminal.render import echo
 from tuner.text import printable
 
 COMMANDS = {
+    "check": "Check your own program, and find a change that fits.",
+    "tune": "Search the settings of your own program.",
+    "emulate": "Run your own program on a GPU that is not there.",
     "search": "Search a space for the fastest configuration that fits.",
     "best": "Print the recommendation of a search.",
     "show": "Print the front of a search, or one trial.",
@@ -34,9 +37,6 @@ COMMANDS = {
     "export": "Print the recommendation as another tool's settings.",
     "estimate": "Predict memory and speed of one configuration.",
     "trial": "Run one configuration for real.",
-    "check": "Check your own program, and find a change that fits.",
-    "tune": "Search the settings of your own program.",
-    "emulate": "Run your own program on a GPU that is not there.",
     "calibrate": "Measure this machine's GPU for its predictions.",
     "submit": "Send a search to a Ray cluster.",
     "jobs": "List the searches on a Ray cluster.",
