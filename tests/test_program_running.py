@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,21 @@ def test_another_launcher_gets_the_changed_script(folder):
     original, after = with_batch([sys.executable, "-u", "project/train.py", "a"], 9)
     done = run(after, original)
     assert json.loads(done.stdout)[:3] == [9, str(folder / "train.py"), ["project/train.py", "a"]]
+
+
+def test_copies_of_a_killed_process_are_gone_after_the_next_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    left = tmp_path / f"tuner-program-{ended.stdout.strip()}-abc"
+    mine = tmp_path / f"tuner-program-{os.getpid()}-abc"
+    other = tmp_path / "tuner-program-somebody"
+    for folder in (left, mine, other):
+        folder.mkdir()
+    script = tmp_path / "train.py"
+    script.write_text("BATCH_SIZE = 4\n")
+    with runnable(read_program([str(script)])):
+        pass
+    assert not left.exists()
+    assert mine.exists()
+    assert other.exists()

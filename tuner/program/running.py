@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import psutil
 
 from tuner.apply.notebook import code_cells
 from tuner.apply.source import SourceFile
@@ -28,13 +32,18 @@ for _name, _text in _parts:
 """What Python is given in place of a script."""
 
 
+_PREFIX = "tuner-program-"
+"""Of the folders with copies; the id of the process that made it follows."""
+
+
 @contextlib.contextmanager
 def runnable(program: Program, original: Program | None = None) -> Iterator[list[str]]:
     """The command that starts `program`; files that differ from those of `original` are copied.
 
     The copies are gone when the block ends.
     """
-    with tempfile.TemporaryDirectory(prefix="tuner-program-") as folder:
+    _clear_left()
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as folder:
         copied = {
             word: _copy(source, word, Path(folder, str(number)))
             for number, (word, source) in enumerate(program.files.items())
@@ -49,6 +58,14 @@ def _with_copy(word: str, copied: Mapping[str, str]) -> str:
     if named not in copied:
         return word
     return word.removesuffix(named) + copied[named]
+
+
+def _clear_left() -> None:
+    """Remove the copies of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)  # somebody else's cannot be removed
 
 
 def _copy(source: SourceFile, word: str, folder: Path) -> str:
