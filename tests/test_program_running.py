@@ -120,6 +120,7 @@ def test_a_notebook_runs_cell_by_cell(folder):
         cell("%%bash\nexit 1"),
         cell("from __future__ import annotations\nbatch_size = 4\nname = 'süß 🍰'"),
         {"cell_type": "markdown", "source": "batch_size = 5"},
+        cell("if 'colab' in str(get_ipython()):\n    exit(1)\ndisplay('shown')"),
         cell("%%time\nimport beside, sys\nprint(batch_size, name, beside.NAME, sys.argv)"),
         cell("print('before')\nraise ValueError(batch_size)"),
         cell("print('never')"),
@@ -129,10 +130,10 @@ def test_a_notebook_runs_cell_by_cell(folder):
     original, after = with_batch(["project/n.ipynb", "x"], 9)
     done = run(after, original)
     assert done.stdout.splitlines() == [
-        "9 süß 🍰 beside ['project/n.ipynb', 'x']", "before",
+        "shown", "9 süß 🍰 beside ['project/n.ipynb', 'x']", "before",
     ]  # fmt: skip
     assert "ValueError: 9" in done.stderr
-    assert f'File "{folder / "n.ipynb"}[6]", line 2' in done.stderr
+    assert f'File "{folder / "n.ipynb"}[7]", line 2' in done.stderr
     assert "4 süß" in run(original, original).stdout
     assert (folder / "n.ipynb").read_bytes() == data
 

@@ -32,6 +32,9 @@ for _name, _text in _parts:
 """What Python is given in place of a script."""
 
 
+_NOTEBOOK = "def get_ipython():\n    return None\ndisplay = print\n"
+"""What Jupyter adds to the names of a notebook, as far as a program can do with it."""
+
 _PREFIX = "tuner-program-"
 """Of the folders with copies; the id of the process that made it follows."""
 
@@ -91,4 +94,5 @@ def _parts(source: SourceFile, word: str) -> list[tuple[str, str]]:
     path = str(source.path.resolve())
     if source.path.suffix != NOTEBOOK:
         return [(path, text)]
-    return [(f"{path}[{cell.number}]", cell.text) for cell in code_cells(text, word)]
+    cells = [(f"{path}[{cell.number}]", cell.text) for cell in code_cells(text, word)]
+    return [("<notebook>", _NOTEBOOK), *cells]
