@@ -92,6 +92,15 @@ _OWN = (
         default=("none",),
     ),
     KnobSchema(
+        "training_loop",
+        "word",
+        "who holds the outputs of the tasks: nobody (frees), a function that runs the step, until "
+        "backward has ended, or the body of a loop, until the next forward pass has ended",
+        default="frees",
+        allowed=("frees", "function", "loop"),
+        optional=True,
+    ),
+    KnobSchema(
         "short_target_length",
         "int",
         "target positions of the short generation tasks",

@@ -7,7 +7,7 @@ under fp16, clipping, an optimizer. What differs between workloads is in their m
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +33,9 @@ class LossSession:
     """Trains `model`, which is called with token tensors: one a field, (samples * texts, length).
 
     `sample_tokens` are the tokens of a sample that an encoder reads; fields may hold targets
-    beside them. On a machine samples come from PyTorch's data loader, each at its full length.
-    Raises `InputError` for what a machine cannot do.
+    beside them. `after_backward` is called at the end of each micro-step. On a machine samples
+    come from PyTorch's data loader, each at its full length. Raises `InputError` for what a machine
+    cannot do.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class LossSession:
         vocab_size: int,
         fields: Sequence[Field],
         sample_tokens: int,
+        after_backward: Callable[[], None] = lambda: None,
     ) -> None:
         self.model: Any = model
         self._settings = settings
@@ -53,6 +55,7 @@ class LossSession:
         self._vocab_size = vocab_size
         self._fields = tuple(fields)
         self._sample_tokens = sample_tokens
+        self._after_backward = after_backward
         parameters = list(model.parameters())
         self._trainable = [p for p in parameters if p.requires_grad]
         self.trainable_params = sum(p.numel() for p in self._trainable)
@@ -124,6 +127,7 @@ class LossSession:
         if self._batches is not None:
             self.loss = loss.detach()
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        self._after_backward()
 
     def _next_fields(self) -> list[torch.Tensor]:
         """Tokens of each field. A trace has no data, only its shapes."""

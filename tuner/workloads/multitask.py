@@ -34,13 +34,17 @@ class MultiTask:
         settings = MultiTaskSettings.from_configuration(configuration)
         require_positions(model_config, settings.step.max_length, "max_length")
         environment.enter(Phase.LOAD, 0)
+        model = _build(model_config, settings, environment)
+        # The variables of a function are gone when it returns, those of a loop's body are not.
+        returns = settings.training_loop == "function"
         return LossSession(
-            _build(model_config, settings, environment),
+            model,
             settings.step,
             environment,
             vocab_size=model_config.vocab_size,
             fields=settings.fields,
             sample_tokens=settings.step.max_length,
+            after_backward=model.free_outputs if returns else lambda: None,
         )
 
 

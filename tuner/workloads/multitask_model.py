@@ -79,7 +79,8 @@ class MultiTaskModel(nn.Module):
     """The loss of the tasks that a step trains; see `forward`.
 
     `backbone` is the encoder, with the LoRA sets of all tasks inside or, where the encoder runs
-    under no_grad, with the sets beside it in `lora_sets`: they then get no gradient.
+    under no_grad, with the sets beside it in `lora_sets`: they then get no gradient. `outputs` are
+    what the heads said of the last batch, for a loop that holds them.
     """
 
     def __init__(self, model_config: Any, settings: MultiTaskSettings) -> None:
@@ -101,6 +102,7 @@ class MultiTaskModel(nn.Module):
             layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(_HEAD_DROPOUT)]
         self.router = nn.Sequential(*layers, nn.Linear(sizes[-1], len(settings.tasks)))
         self._flags: list[tuple[nn.Parameter, bool]] = []
+        self.outputs: dict[str, torch.Tensor] = {}
 
     def set_trained(self) -> None:
         """Let the parameters that the phase trains, and no others, take gradients."""
@@ -136,14 +138,23 @@ class MultiTaskModel(nn.Module):
         weights = self.router(plain[:, 0]).softmax(dim=-1) if routed and plain is not None else None
         loss = torch.zeros((), device=tokens.device)
         order = [task.name for task in self._settings.tasks]
+        outputs: dict[str, torch.Tensor] = {}
         for task, wanted in zip(self._settings.running, targets, strict=True):
             hidden = self._adapted(task, tokens, mask) if adapted or plain is None else plain
             output = self.heads[task.name](hidden)
             if weights is not None:
                 share = weights[:, order.index(task.name)]
                 output = output * share.view(-1, *[1] * (output.dim() - 1))
+            if self._settings.training_loop != "frees":
+                outputs[task.name] = output
             loss = loss + _task_loss(task, output, wanted)
+        # Those of the batch before are held until here, as a variable of a loop does.
+        self.outputs = outputs
         return loss
+
+    def free_outputs(self) -> None:
+        """Let go of what the heads said."""
+        self.outputs = {}
 
     def _plain(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Hidden states of the encoder as it was pretrained; no gradient can reach it."""

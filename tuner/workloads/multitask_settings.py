@@ -35,6 +35,8 @@ class MultiTaskSettings:
     lora_targets: tuple[str, ...]
     lora_alpha: float
     lora_dropout: float
+    training_loop: str
+    """Who holds the tasks' outputs, and until when."""
 
     @classmethod
     def from_configuration(cls, values: Configuration) -> MultiTaskSettings:
@@ -60,6 +62,7 @@ class MultiTaskSettings:
             lora_targets=names(values["lora_targets"]),
             lora_alpha=number(values.get("lora_alpha", 2 * whole(values["lora_rank"]))),
             lora_dropout=number(values.get("lora_dropout", 0.0)),
+            training_loop=str(values.get("training_loop", "frees")),
         )
 
     @property
