@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from encoder_samples import (
     TINY_ROBERTA,
     assert_compiled_like_traced,
@@ -208,3 +209,33 @@ def test_compiled_predictions_are_those_of_full_traces(phase, backbone, tmp_path
         )
     ]
     assert_compiled_like_traced("multitask", model, chosen, "t4")
+
+
+@pytest.mark.parametrize(
+    ("loop", "during", "after"), [("frees", 0, 0), ("function", 4, 0), ("loop", 4, 4)]
+)
+def test_a_loop_holds_the_outputs_of_its_tasks(monkeypatch, loop, during, after):
+    _, session = opened(TINY_ROBERTA, tiny(phase="joint", training_loop=loop), examples=3)
+    held = []
+    backward = torch.autograd.backward
+    monkeypatch.setattr(
+        torch.autograd,
+        "backward",
+        lambda loss: held.append(len(session.model.outputs)) or backward(loss),
+    )
+    session.micro_step(0)
+    assert held == [during]
+    assert len(session.model.outputs) == after
+
+
+def test_outputs_that_are_held_are_paid_for(tmp_path):
+    """The logits of every generation task, in fp32 where the router has weighted them."""
+    model = shallow_encoder(tmp_path, "roberta-base", layers=2)
+    gpu, subject = get_gpu("t4"), resolve_subject("multitask", model)
+    peaks = {}
+    for loop in ("frees", "function", "loop"):
+        knobs = configuration("multitask", **DYNAMO, phase="joint", training_loop=loop)
+        peaks[loop] = predict(subject, knobs, gpu).memory.peak_allocated_bytes
+    logits = 8 * (128 + 256 + 256) * 50265 * 4
+    assert peaks["function"] - peaks["frees"] == pytest.approx(logits, rel=0.05)
+    assert peaks["loop"] >= peaks["function"]
