@@ -230,8 +230,8 @@ SYSTEMS = (
             ),
             Finding(
                 "The project's step holds the outputs of all heads until backward has ended, "
-                "weighted in fp32: 123 MiB a sample. This page once left that out, called 32 x 2 at "
-                "512 tokens a fit at 12.93 GiB, and the program ran out of memory with it."
+                "weighted in fp32: 123 MiB a sample. This page once left that out, called 32 x 2 "
+                "at 512 tokens a fit at 12.93 GiB, and the program ran out of memory with it."
             ),
         ),
     ),
