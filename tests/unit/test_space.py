@@ -189,7 +189,8 @@ GOLDEN_SETTINGS = [
     (
         {"optimizer": "adamw_4bit"},
         "optimizer cannot be 'adamw_4bit': it must be one of adamw_torch, adamw_torch_fused, "
-        "adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd\n  hint: did you mean 'adamw_8bit'?",
+        "adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd\n"
+        "  hint: did you mean 'adamw_8bit'?",
     ),
     (
         {"micro_batch": "3"},

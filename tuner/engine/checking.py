@@ -31,7 +31,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CheckRun:
     """One run of the program. `accumulation` is how many micro-batches a step of it had."""
 
     micro_batch: int
@@ -93,7 +93,7 @@ class CheckedProgram:
 def check_program(
     runs: ProgramRuns, *, improve: bool = True, report: Report = lambda text: None
 ) -> CheckedProgram:
-    """Run the program as it is, and look for a better change unless `improve` is false.
+    """CheckRun the program as it is, and look for a better change unless `improve` is false.
 
     Raises `UnavailableError` where nothing can be emulated.
     """
@@ -165,7 +165,7 @@ class _Search:
     accumulation: int = 0
     checkpointing: bool | None = None
     least_bytes: int | None = None
-    _lines: dict[bool | None, list[Run]] = field(default_factory=dict)
+    _lines: dict[bool | None, list[CheckRun]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.micro_batch = self._number("micro_batch") or 0
@@ -215,7 +215,7 @@ class _Search:
 
     def best(self, *, fits: bool) -> Suggestion | None:
         """The fastest change that was seen to fit; None where there is none worth a word."""
-        base = Run(self.micro_batch, self.checkpointing, self.accumulation, self.base)
+        base = CheckRun(self.micro_batch, self.checkpointing, self.accumulation, self.base)
         self._lines = {way: [] for way in self._ways}
         self._lines[self.checkpointing].append(base)
         self._look(fits=fits)
@@ -235,7 +235,7 @@ class _Search:
             return Suggestion(made, run.found, step_s, base_step_s)
         return None
 
-    def _verified(self, size: int, way: bool | None) -> Run | None:
+    def _verified(self, size: int, way: bool | None) -> CheckRun | None:
         """A run with these values that fits; None where they do not, or do not arrive.
 
         What ran on the larger GPU and stayed below the memory of the real one is the same there.
@@ -270,7 +270,7 @@ class _Search:
             return near[-1]
         return below[-1] if below else near[0] if near else self.micro_batch
 
-    def _run_all(self, wanted: Sequence[tuple[int, bool | None]], *, roomy: bool) -> list[Run]:
+    def _run_all(self, wanted: Sequence[tuple[int, bool | None]], *, roomy: bool) -> list[CheckRun]:
         """The runs that came far enough, with the values that they were given."""
         values = [self._values(size, way, few=True) for size, way in wanted]
         if not wanted:
@@ -286,7 +286,7 @@ class _Search:
             elif answer.fits is not None:
                 problem = self._not_arrived(answer, size, way)
                 if problem is None:
-                    runs.append(Run(size, way, min(self._rounds(size), FEW), answer))
+                    runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))
                 elif problem not in self.notes:
                     self.notes.append(problem)
         return runs
