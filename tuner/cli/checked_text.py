@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.cli.emulated_text import print_emulation
-from tuner.engine.checking import CheckedProgram, Suggestion
+from tuner.engine.checking import BetterChange, CheckedProgram
 from tuner.expressions import show
 from tuner.gpus import load_catalogue
 from tuner.terminal.render import echo, print_fields
@@ -43,7 +43,7 @@ def print_checked(checked: CheckedProgram) -> None:
     echo(f"emulated in {checked.runs} run{'s' * (checked.runs != 1)}; nothing was written")
 
 
-def _print_suggestion(checked: CheckedProgram, found: Suggestion) -> None:
+def _print_suggestion(checked: CheckedProgram, found: BetterChange) -> None:
     fits = bool(checked.found.fits)
     values = " ".join(f"{name}={show(value)}" for name, value in found.change.values.items())
     title = "Faster, and it fits" if fits else "This change fits"

@@ -49,7 +49,7 @@ class CheckRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestion:
+class BetterChange:
     """A change that fits. `step_s` is the emulated time of an optimizer step with it."""
 
     change: Change
@@ -83,7 +83,7 @@ class CheckedProgram:
     needed: Emulation | None
     settings: Mapping[str, Setting]
     ignored: tuple[tuple[str, KnobValue, KnobValue], ...]
-    suggestion: Suggestion | None
+    suggestion: BetterChange | None
     least_bytes: int | None
     runs: int
     notes: tuple[str, ...]
@@ -93,7 +93,7 @@ class CheckedProgram:
 def check_program(
     runs: ProgramRuns, *, improve: bool = True, report: Report = lambda text: None
 ) -> CheckedProgram:
-    """CheckRun the program as it is, and look for a better change unless `improve` is false.
+    """Run the program as it is, and look for a better change unless `improve` is false.
 
     Raises `UnavailableError` where nothing can be emulated.
     """
@@ -213,7 +213,7 @@ class _Search:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def best(self, *, fits: bool) -> Suggestion | None:
+    def best(self, *, fits: bool) -> BetterChange | None:
         """The fastest change that was seen to fit; None where there is none worth a word."""
         base = CheckRun(self.micro_batch, self.checkpointing, self.accumulation, self.base)
         self._lines = {way: [] for way in self._ways}
@@ -232,7 +232,7 @@ class _Search:
             if fits and base_step_s and step_s and step_s > base_step_s * (1 - LEAST_GAIN):
                 continue
             made = change(self.runs.program, self.runs.settings, self._values(size, way))
-            return Suggestion(made, run.found, step_s, base_step_s)
+            return BetterChange(made, run.found, step_s, base_step_s)
         return None
 
     def _verified(self, size: int, way: bool | None) -> CheckRun | None:

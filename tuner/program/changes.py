@@ -33,7 +33,7 @@ transformers' TrainingArguments, and the keys of Axolotl."""
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class TextEdit:
     """Characters `start` to `end` of a file become `text`."""
 
     start: int
@@ -46,7 +46,7 @@ class _Edits:
     """What is to be done: in each file, by the word that names it, and to the command."""
 
     command: Sequence[str]
-    files: dict[str, list[Edit]]
+    files: dict[str, list[TextEdit]]
     words: dict[int, list[str]] = field(default_factory=dict)
     """By number of the word: what takes its place."""
     behind: dict[int, list[str]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class _Edits:
             words += self.behind.get(number, [])
         return tuple(words)
 
-    def put(self, word: str, edit: Edit) -> bool:
+    def put(self, word: str, edit: TextEdit) -> bool:
         """Note an edit; False where another is to change the same characters."""
         for other in self.files[word]:
             if max(edit.start, other.start) < min(edit.end, other.end):
@@ -166,7 +166,7 @@ def _put(  # noqa: PLR0911 - one for each thing in the way
     except NotWritableError as error:
         return Problem(f"{error}: change it by hand", named)
     word = next(w for w, source in program.files.items() if source is setting.source)
-    if edits.put(word, Edit(place.start, place.end, place.written(text))):
+    if edits.put(word, TextEdit(place.start, place.end, place.written(text))):
         return None
     return Problem(f"sets something else too, which is to get another value: {place.raw}", named)
 
@@ -232,7 +232,7 @@ def _anchor(
     return None
 
 
-def _beside(source: SourceFile, place: Location, name: str, value: KnobValue) -> list[Edit]:
+def _beside(source: SourceFile, place: Location, name: str, value: KnobValue) -> list[TextEdit]:
     """What is put behind the value at `place` to set `name` too."""
     text = source.data.decode("utf-8")
     start = text.rfind("\n", 0, place.start) + 1
@@ -252,19 +252,19 @@ def _beside(source: SourceFile, place: Location, name: str, value: KnobValue) ->
         alone = re.fullmatch(rf"\s*{place.path[-1]}\s*=\s*", before) is not None
         rest = re.fullmatch(r"(\s*,)?\s*(#.*)?", behind)
         if place.in_json or not alone or rest is None:
-            return [Edit(place.end, place.end, place.written(f", {argument}"))]
-        comma = [] if rest[1] else [Edit(place.end, place.end, ",")]
-        return [*comma, Edit(end, end, f"{newline}{indent}{argument},")]
+            return [TextEdit(place.end, place.end, place.written(f", {argument}"))]
+        comma = [] if rest[1] else [TextEdit(place.end, place.end, ",")]
+        return [*comma, TextEdit(end, end, f"{newline}{indent}{argument},")]
     if suffix == ".json":
-        return [Edit(place.end, place.end, f',{newline}{indent}"{name}": {literal}')]
+        return [TextEdit(place.end, place.end, f',{newline}{indent}"{name}": {literal}')]
     if suffix == ".toml":
-        return [Edit(end, end, f"{newline}{indent}{name} = {literal}")]
+        return [TextEdit(end, end, f"{newline}{indent}{name} = {literal}")]
     if re.fullmatch(r"\s*(#.*)?", behind) and re.fullmatch(r"\s*[\w-]+:\s*", before):
-        return [Edit(end, end, f"{newline}{indent}{name}: {show(value)}")]
-    return [Edit(place.end, place.end, f", {name}: {show(value)}")]
+        return [TextEdit(end, end, f"{newline}{indent}{name}: {show(value)}")]
+    return [TextEdit(place.end, place.end, f", {name}: {show(value)}")]
 
 
-def _edited(source: SourceFile, edits: list[Edit]) -> SourceFile:
+def _edited(source: SourceFile, edits: list[TextEdit]) -> SourceFile:
     if not edits:
         return source
     text = source.data.decode("utf-8")

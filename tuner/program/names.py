@@ -1,6 +1,6 @@
 """Where a Python program gets a value from: names, attributes and keys, followed to a literal.
 
-The program is parsed, never run. What cannot be followed for certain ends as `NotFollowed`.
+The program is parsed, never run. What cannot be followed for certain ends as `Unclear`.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class OptionValue:
 
 
 @dataclass(frozen=True, slots=True)
-class NotFollowed:
+class Unclear:
     """Nothing that can be followed. `why` is the end of a sentence: "is computed"."""
 
     node: ast.AST
     why: str
 
 
-End = Literal | OutsideKeys | OptionValue | NotFollowed
+End = Literal | OutsideKeys | OptionValue | Unclear
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class Script:
     def _follow(self, node: ast.AST, keys: Keys, left: int) -> list[End]:  # noqa: PLR0911
         self._budget -= 1
         if left == 0 or self._budget < 0:
-            return [NotFollowed(node, "goes through too many names")]
+            return [Unclear(node, "goes through too many names")]
         left -= 1
         if isinstance(node, ast.Attribute):
             return self._follow(node.value, (node.attr, *keys), left)
@@ -308,12 +308,12 @@ class Script:
         if isinstance(node, ast.List | ast.Tuple) and keys:
             items = [e for n, e in enumerate(node.elts) if keys[0] in (n, ANY)]
             found = [end for item in items for end in self._follow(item, keys[1:], left)]
-            return found or [NotFollowed(node, f"has no item {keys[0]}")]
+            return found or [Unclear(node, f"has no item {keys[0]}")]
         if keys or not isinstance(node, ast.expr):
-            return [NotFollowed(node, "cannot be followed")]
+            return [Unclear(node, "cannot be followed")]
         if _is_literal(node) or isinstance(node, ast.List | ast.Tuple):
             return [Literal(node)]
-        return [NotFollowed(node, "is computed")]
+        return [Unclear(node, "is computed")]
 
     def _key(self, node: ast.expr, left: int) -> Key:
         ends = [Literal(node)] if _is_literal(node) else self._follow(node, (), left)
@@ -324,7 +324,7 @@ class Script:
 
     def _dict(self, node: ast.Dict, keys: Keys, left: int) -> list[End]:
         if not keys:
-            return [NotFollowed(node, "is a dictionary")]
+            return [Unclear(node, "is a dictionary")]
         found: list[End] = []
         for key, value in zip(node.keys, node.values, strict=True):
             named = getattr(key, "value", None) if isinstance(key, ast.Constant) else None
@@ -334,14 +334,14 @@ class Script:
             for key, value in zip(node.keys, node.values, strict=True):
                 if key is None:
                     found += self._follow(value, keys, left)
-        return found or [NotFollowed(node, f"has no {keys[0]!r}")]
+        return found or [Unclear(node, f"has no {keys[0]!r}")]
 
     def _call(self, node: ast.Call, keys: Keys, left: int) -> list[End]:  # noqa: PLR0911, PLR0912
         name = last_name(node.func)
         if name == "get" and node.args and isinstance(node.func, ast.Attribute):
             return self._follow(node.func.value, (self._key(node.args[0], left), *keys), left)
         if name in ("getenv", "getattr"):
-            return [NotFollowed(node, "is computed")]
+            return [Unclear(node, "is computed")]
         if not keys:
             if name in _CONVERSIONS and len(node.args) == 1:
                 return self._follow(node.args[0], (), left)
@@ -351,7 +351,7 @@ class Script:
                     default = node.args[0]  # pydantic's and typer's stand first
                 if default is not None:
                     return self._follow(default, (), left)
-            return [NotFollowed(node, "is computed")]
+            return [Unclear(node, "is computed")]
         if name is not None and name.startswith("parse_") and name.endswith("args"):
             options = [o for o in self.options if o.dest == keys[0]]
             if options and len(keys) == 1:
@@ -362,12 +362,12 @@ class Script:
         spread = [k.value for k in node.keywords if k.arg is None]
         for value in spread:
             found = self._follow(value, keys, left)
-            if not any(isinstance(end, NotFollowed) for end in found):
+            if not any(isinstance(end, Unclear) for end in found):
                 return found
         definition = self._definition(node)
         if isinstance(definition, ast.ClassDef):
             if node.args and self._method(definition, "__init__") is None:
-                return [NotFollowed(node, "is made with values that have no names")]
+                return [Unclear(node, "is made with values that have no names")]
             return self._attribute(definition, keys, left)
         if isinstance(definition, _Function):
             returned = [
@@ -376,17 +376,17 @@ class Script:
                 if isinstance(n, ast.Return) and n.value is not None
             ]
             return [end for value in returned for end in self._follow(value, keys, left)] or [
-                NotFollowed(node, "cannot be followed")
+                Unclear(node, "cannot be followed")
             ]
         if len(node.args) == 1 and isinstance(node.args[0], ast.Dict | ast.Name | ast.Call):
             found = self._follow(node.args[0], keys, left)
-            if not any(isinstance(end, NotFollowed | OutsideKeys) for end in found):
+            if not any(isinstance(end, Unclear | OutsideKeys) for end in found):
                 return found  # Namespace(**x), vars(args), OmegaConf.create({...})
         return self._outside(node, keys)
 
     def _outside(self, node: ast.expr, keys: Keys) -> list[End]:
         if any(key is ANY for key in keys):
-            return [NotFollowed(node, "is chosen while the program runs")]
+            return [Unclear(node, "is chosen while the program runs")]
         return [OutsideKeys(tuple(key for key in keys if key is not None), node)]
 
     def _definition(self, call: ast.Call) -> ast.AST | None:
@@ -399,7 +399,7 @@ class Script:
     def _name(self, node: ast.Name, keys: Keys, left: int) -> list[End]:
         found = self.scopes[node].find(node.id)
         if found is None:
-            return [NotFollowed(node, "is set nowhere here")]
+            return [Unclear(node, "is set nowhere here")]
         scope, bindings = found
         # What is assigned to the attribute or the item afterwards counts too.
         ends: list[End] = [
@@ -415,7 +415,7 @@ class Script:
     def _follow_own(self, value: ast.AST, node: ast.expr, left: int) -> list[End]:
         if isinstance(value, ast.expr) and not _mentions(value, node):
             return self._follow(value, (), left)
-        return [NotFollowed(value, "is computed")]
+        return [Unclear(value, "is computed")]
 
     def _binding(
         self, binding: ast.AST, scope: Scope, node: ast.Name, keys: Keys, left: int, *, had: bool
@@ -423,33 +423,29 @@ class Script:
         if isinstance(binding, ast.arg):
             return self._parameter(binding, scope, node, keys, left)
         if isinstance(binding, ast.ClassDef):
-            return (
-                self._attribute(binding, keys, left) if keys else [NotFollowed(node, "is a class")]
-            )
+            return self._attribute(binding, keys, left) if keys else [Unclear(node, "is a class")]
         is_value = isinstance(binding, ast.expr) and not (
             isinstance(getattr(binding, "ctx", None), ast.Store)
         )
         if is_value:
             ends = self._follow(binding, keys, left)
-            absent = had and all(isinstance(end, NotFollowed) for end in ends)
+            absent = had and all(isinstance(end, Unclear) for end in ends)
             return [] if absent else ends  # `CONFIG = {}`, then `CONFIG["batch"] = 4`
         if keys and not isinstance(binding, ast.AugAssign):
             return self._outside(node, keys)
-        return [NotFollowed(binding, "is set while the program runs")]
+        return [Unclear(binding, "is set while the program runs")]
 
     def _parameter(
         self, argument: ast.arg, scope: Scope, node: ast.expr, keys: Keys, left: int
     ) -> list[End]:
         function = scope.node
         if not isinstance(function, _Function):
-            return [NotFollowed(node, "is set while the program runs")]
+            return [Unclear(node, "is set while the program runs")]
         owner = self.scopes[function]
         arguments = _arguments(function.args)
         if owner.is_class and argument is arguments[0]:
             assert isinstance(owner.node, ast.ClassDef)
-            return (
-                self._attribute(owner.node, keys, left) if keys else [NotFollowed(node, "is self")]
-            )
+            return self._attribute(owner.node, keys, left) if keys else [Unclear(node, "is self")]
         calls, skipped = self._calls_of(function, owner)
         default = _default(function.args, argument)
         ends: list[End] = []
@@ -458,17 +454,15 @@ class Script:
             if isinstance(value, ast.expr):
                 ends += self._follow(value, keys, left)
             elif value is not None:
-                ends.append(NotFollowed(node, "is passed in a way that cannot be followed"))
+                ends.append(Unclear(node, "is passed in a way that cannot be followed"))
         if not calls or any(value is None for value in given):
             options = [o for o in self.options if o.dest == argument.arg and not o.is_positional]
             if options and not keys and function.decorator_list:
                 return [*ends, *map(OptionValue, options)]
             if self._is_passed_with_others(function):
-                return [*ends, NotFollowed(node, "is passed in a way that cannot be followed")]
+                return [*ends, Unclear(node, "is passed in a way that cannot be followed")]
             if default is None:
-                return ends + (
-                    self._outside(node, keys) if keys else [NotFollowed(node, "is passed")]
-                )
+                return ends + (self._outside(node, keys) if keys else [Unclear(node, "is passed")])
             for end in self._follow(default, keys, left):
                 ends.append(_with_option(end, "" if calls or keys else argument.arg))
         return ends
@@ -499,7 +493,7 @@ class Script:
     def _attribute(self, definition: ast.ClassDef, keys: Keys, left: int) -> list[End]:
         """What an attribute of a class or its objects is."""
         if left == 0:
-            return [NotFollowed(definition, "goes round in a circle")]
+            return [Unclear(definition, "goes round in a circle")]
         ends: list[End] = []
         for base, where, path, value in self._assigned:
             function = where.node
@@ -517,7 +511,7 @@ class Script:
             )
             if found and isinstance(found[1][0], ast.ClassDef):
                 return self._attribute(found[1][0], keys, left - 1)
-        return [NotFollowed(definition, f"has no {keys[0]!r} here")]
+        return [Unclear(definition, f"has no {keys[0]!r} here")]
 
     @functools.cached_property
     def _passed_classes(self) -> list[ast.ClassDef]:
