@@ -6,8 +6,7 @@ import sys
 
 import click
 
-from tuner.cli import completing
-from tuner.cli.options import RareOption, SizeType, examples, json_option
+from tuner.cli.options import RareOption, emulated_gpu_options, examples, json_option
 from tuner.engine.margin import parse_margin
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
@@ -24,21 +23,7 @@ from tuner.terminal.render import echo, print_json
         "tuner check --gpu h100_sxm --gpus 2 -- torchrun --nproc-per-node 2 train.py",
     ),
 )
-@click.option(
-    "--gpu",
-    "gpu_name",
-    metavar="GPU",
-    required=True,
-    shell_complete=completing.gpus,
-    help="GPU type (`tuner gpus` lists them).",
-)
-@click.option(
-    "--gpu-memory",
-    cls=RareOption,
-    type=SizeType(),
-    metavar="SIZE",
-    help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
-)
+@emulated_gpu_options
 @click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
 @click.option(

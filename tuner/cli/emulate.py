@@ -7,8 +7,13 @@ from pathlib import Path
 
 import click
 
-from tuner.cli import completing
-from tuner.cli.options import DurationType, RareOption, SizeType, examples, json_option
+from tuner.cli.options import (
+    DurationType,
+    RareOption,
+    emulated_gpu_options,
+    examples,
+    json_option,
+)
 from tuner.engine.margin import parse_margin
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
@@ -23,21 +28,7 @@ from tuner.terminal.render import print_json
         "tuner emulate --gpu h100_sxm --gpus 2 -- torchrun --nproc-per-node 2 a.py",
     ),
 )
-@click.option(
-    "--gpu",
-    "gpu_name",
-    metavar="GPU",
-    required=True,
-    shell_complete=completing.gpus,
-    help="GPU type (`tuner gpus` lists them).",
-)
-@click.option(
-    "--gpu-memory",
-    cls=RareOption,
-    type=SizeType(),
-    metavar="SIZE",
-    help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
-)
+@emulated_gpu_options
 @click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
 @click.option(
     "--steps",

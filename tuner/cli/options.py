@@ -186,6 +186,29 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
     )
 
 
+def emulated_gpu_options(function: _Decorated) -> _Decorated:
+    """The GPU type on which somebody's program runs, and its memory."""
+    for option in (
+        click.option(
+            "--gpu-memory",
+            cls=RareOption,
+            type=SizeType(),
+            metavar="SIZE",
+            help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
+        ),
+        click.option(
+            "--gpu",
+            "gpu_name",
+            metavar="GPU",
+            required=True,
+            shell_complete=completing.gpus,
+            help="GPU type (`tuner gpus` lists them).",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 def gpu_options(function: _Decorated) -> _Decorated:
     """`--gpu`, `--gpu-memory` and `--price`."""
     for option in (

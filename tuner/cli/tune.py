@@ -7,8 +7,12 @@ from pathlib import Path
 
 import click
 
-from tuner.cli import completing
-from tuner.cli.options import RareOption, SizeType, examples, json_option, results_option
+from tuner.cli.options import (
+    emulated_gpu_options,
+    examples,
+    json_option,
+    results_option,
+)
 from tuner.cli.searching import run_search
 from tuner.engine.margin import parse_margin
 from tuner.engine.measuring import Mode
@@ -31,21 +35,7 @@ DEFAULT_TRIALS = 12
         "tuner tune --gpu h100_sxm -- train.py --epochs 3",
     ),
 )
-@click.option(
-    "--gpu",
-    "gpu_name",
-    metavar="GPU",
-    required=True,
-    shell_complete=completing.gpus,
-    help="GPU type (`tuner gpus` lists them).",
-)
-@click.option(
-    "--gpu-memory",
-    cls=RareOption,
-    type=SizeType(),
-    metavar="SIZE",
-    help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
-)
+@emulated_gpu_options
 @click.option(
     "--knob",
     "knobs",
