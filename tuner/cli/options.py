@@ -187,38 +187,24 @@ def space_option(*, required: bool = True) -> Callable[[_Decorated], _Decorated]
 
 
 def emulated_gpu_options(function: _Decorated) -> _Decorated:
-    """The GPU type on which somebody's program runs, and its memory."""
-    for option in (
-        click.option(
-            "--gpu-memory",
-            cls=RareOption,
-            type=SizeType(),
-            metavar="SIZE",
-            help="Memory of the GPU, such as 80GiB, in place of the catalogue's.",
-        ),
-        click.option(
-            "--gpu",
-            "gpu_name",
-            metavar="GPU",
-            required=True,
-            shell_complete=completing.gpus,
-            help="GPU type (`tuner gpus` lists them).",
-        ),
-    ):
-        function = option(function)
-    return function
+    """`--gpu` and `--gpu-memory`, of a type that is emulated for somebody's program."""
+    return _gpu_and_memory(function, "GPU type (`tuner gpus` lists them).")
 
 
 def gpu_options(function: _Decorated) -> _Decorated:
     """`--gpu`, `--gpu-memory` and `--price`."""
+    function = click.option(
+        "--price",
+        cls=RareOption,
+        type=PriceType(),
+        metavar="USD",
+        help="Price of a GPU hour, in place of the catalogue's.",
+    )(function)
+    return _gpu_and_memory(function, "GPU type (`tuner gpus`); auto, cpu: of this machine.")
+
+
+def _gpu_and_memory(function: _Decorated, gpu_help: str) -> _Decorated:
     for option in (
-        click.option(
-            "--price",
-            cls=RareOption,
-            type=PriceType(),
-            metavar="USD",
-            help="Price of a GPU hour, in place of the catalogue's.",
-        ),
         click.option(
             "--gpu-memory",
             cls=RareOption,
@@ -232,7 +218,7 @@ def gpu_options(function: _Decorated) -> _Decorated:
             metavar="GPU",
             shell_complete=completing.gpus,
             required=True,
-            help="GPU type (`tuner gpus`); auto, cpu: of this machine.",
+            help=gpu_help,
         ),
     ):
         function = option(function)
