@@ -143,7 +143,7 @@ class TestFoundBefore:
     @pytest.mark.parametrize(
         ("change", "field"),
         [
-            ({"configuration": {"micro_batch": float("nan")}}, "configuration"),
+            ({"configuration": {"micro_batch": float("nan")}}, "not JSON"),
             ({"configuration": {"micro_batch": {"a": 1}}}, "configuration"),
             ({"configuration": {"names": [["q_proj"]]}}, "configuration"),
             ({"gpu_memory_bytes": 10**400}, "gpu_memory_bytes"),

@@ -124,10 +124,13 @@ def broken(**changes: object) -> bytes:
         (broken(status="fine"), "'fine'"),
         (broken(configuration=[1]), "not a trial record"),
         (broken(predicted=5), "not a trial record"),
-        (broken(seed="seven"), "field seed is 'seven', expected int"),
+        (broken(seed="seven"), "field seed: expected int, got str"),
         (broken(gpu=None), "field gpu"),
-        (broken(duration_s=float("inf")), "duration_s"),
-        (json.dumps({"schema": 1, "trial_id": "x"}).encode(), "'predicted' is missing"),
+        (broken(duration_s=float("inf")), "not JSON"),
+        (broken(duration_s=1e31), "field duration_s: expected float <= 1e+30"),
+        (broken(gpu_memory_bytes=-999643693875), "field gpu_memory_bytes: expected int >= 0"),
+        (broken(message="\ud800"), "not JSON"),
+        (json.dumps({"schema": 1, "trial_id": "x"}).encode(), "missing required field status"),
     ],
 )
 def test_a_malformed_line_is_named_with_its_file(path, line, said):
@@ -145,7 +148,7 @@ def test_a_wrong_number_inside_a_prediction_is_named(path):
     data["predicted"]["memory"]["device_bytes"] = "much"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(data) + "\n")
-    with pytest.raises(InputError, match=r"memory\.device_bytes is 'much', expected int"):
+    with pytest.raises(InputError, match=r"field memory\.device_bytes: expected int, got str"):
         read_journal(path)
 
 

@@ -27,6 +27,7 @@ from tuner.estimators.speed.profile import (
 from tuner.estimators.speed.roofline import KernelTimes, Roofline
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpus import get_gpu
+from tuner.records.reading import written
 
 A6000 = get_gpu("a6000")
 PROFILE = DeviceProfile(
@@ -105,7 +106,7 @@ def test_device_names_become_file_names():
 
 
 def damaged(**changes):
-    return {"schema": 1, **profiles._plain(dataclasses.asdict(PROFILE)), **changes}
+    return {"schema": 1, **written(PROFILE), **changes}
 
 
 @pytest.mark.parametrize(
@@ -114,12 +115,15 @@ def damaged(**changes):
         ("- a list", ["is not a mapping"]),
         ("a: [", ["not valid YAML"]),
         (damaged(schema=7), ["schema: 7 is not 1"]),
-        (damaged(launch_s=0), ["launch_s: 0 is not a number above 0"]),
-        (damaged(launch_s=True, device=""), ["launch_s: True", "device: '' is not a text"]),
-        (damaged(kernel_s=math.inf), ["kernel_s: inf"]),
+        (damaged(launch_s=0), ["launch_s: expected float >= 1e-15"]),
+        (
+            damaged(launch_s=True, device=""),
+            ["launch_s: expected float, got bool", "device: expected str of length >= 1"],
+        ),
+        (damaged(kernel_s=math.inf), ["kernel_s: expected float <= 1e+21"]),
         (damaged(matmul=[]), ["matmul: holds no measurement"]),
-        (damaged(matmul=[{"m": 1}]), ["matmul[0]: does not have exactly dtype, m, n, k"]),
-        (damaged(traffic="fast"), ["traffic: is not a list"]),
+        (damaged(matmul=[{"m": 1}]), ["matmul[0]: object missing required field dtype"]),
+        (damaged(traffic="fast"), ["traffic: expected array, got str"]),
         (damaged(lunch_s=3), ["lunch_s: is not a known key"]),
     ],
 )

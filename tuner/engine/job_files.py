@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import InputError, UnavailableError
+from tuner.records.reading import read, written
 from tuner.results.store import write_atomically
 
 FOLDER_VARIABLE = "TUNER_JOBS"
@@ -56,29 +57,14 @@ class JobRequest:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
-        return {
-            "schema": SCHEMA,
-            "id": self.id,
-            "arguments": list(self.arguments),
-            "space": self.space,
-            "gpu": self.gpu,
-            "submitted_by": self.submitted_by,
-            "submitted_at": self.submitted_at,
-        }
+        return {"schema": SCHEMA, **written(self)}
 
     @classmethod
     def from_dict(cls, data: Any) -> JobRequest:
         """The request. Raises ValueError for anything else."""
-        names = ("id", "space", "gpu", "submitted_by", "submitted_at")
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError("not a job of this version of tuner")
-        texts = {name: data.get(name) for name in names}
-        arguments = data.get("arguments")
-        if not all(isinstance(value, str) for value in texts.values()):
-            raise ValueError("a field of the job is not text")
-        if not isinstance(arguments, list) or not all(isinstance(a, str) for a in arguments):
-            raise ValueError("the arguments of the job are not texts")
-        return cls(arguments=tuple(arguments), **texts)  # type: ignore[arg-type]
+        return read(cls, data)
 
 
 @dataclass(frozen=True, slots=True)

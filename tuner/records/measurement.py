@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.records.kinds import Source
-from tuner.records.numbers import (
-    Memory,
-    Speed,
-    StageNumbers,
-    build,
-    hardest_stage,
-    plain,
-    read_stages,
-    scalar_names,
-    stages_dict,
-)
+from tuner.records.numbers import Memory, Speed, StageNumbers, hardest_stage
+from tuner.records.prediction import stages_dict
+from tuner.records.reading import Bytes, Count, Ends, Quantity, read, written
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """Peak memory of one rank of a trial on several GPUs, in bytes, as in `Memory`."""
 
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    device_bytes: int
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes
+    device_bytes: Bytes
 
     @classmethod
     def of(cls, memory: Memory) -> RankMemory:
@@ -50,54 +41,54 @@ class Measurement:
 
     memory: Memory
     speed: Speed
-    trainable_params: int
-    total_params: int
+    trainable_params: Count
+    total_params: Count
     device: str
-    steps: int
+    steps: Count
     loss_finite: bool
     source: Source = Source.MEASURED
-    warmup_steps: int | None = None
-    load_s: float | None = None
+    warmup_steps: Count | None = None
+    load_s: Quantity | None = None
     """From the first touch of the device until model, adapters and optimizer exist."""
-    timed_micro_steps: int | None = None
+    timed_micro_steps: Count | None = None
     """Micro-steps of the timed steps together. Where they are fewer than `steps` whole ones have,
     `speed` was put together from micro-steps and updates, and a note says so."""
-    first_step_s: float | None = None
+    first_step_s: Quantity | None = None
     """The first optimizer step, of two micro-steps at most: kernels are loaded or compiled and
     optimizer state is made."""
-    samples_per_s_interval: tuple[float, float] | None = None
+    samples_per_s_interval: Ends | None = None
     """95 % confidence interval of the mean rate over the timed steps."""
     stopped_by: str | None = None
     """What ended the timed steps: "interval" (narrow enough), "budget", "loss", or, before
     that, "memory" (beyond what may be recommended) or "dominated" (surely slower than a trial
     that takes no more memory)."""
-    evaluation_peak_bytes: int | None = None
-    checkpoint_bytes: int | None = None
+    evaluation_peak_bytes: Bytes | None = None
+    checkpoint_bytes: Bytes | None = None
     """Of a verification: the peak allocated while it evaluated and saved, and the size saved."""
-    padded_tokens_per_s: float | None = None
+    padded_tokens_per_s: Quantity | None = None
     """Tokens a second with padding counted; `speed.tokens_per_s` counts none."""
-    data_wait_fraction: float | None = None
+    data_wait_fraction: Quantity | None = None
     """Share of the timed steps in which the training process waited for its next batch."""
-    num_alloc_retries: int | None = None
+    num_alloc_retries: Count | None = None
     """How often PyTorch's allocator had to give cached blocks back to find memory."""
-    timed_alloc_retries: int | None = None
+    timed_alloc_retries: Count | None = None
     """How many of these were in the timed steps, after caches had filled."""
-    nvml_process_bytes: int | None = None
-    nvml_device_bytes: int | None = None
+    nvml_process_bytes: Bytes | None = None
+    nvml_device_bytes: Bytes | None = None
     """Device memory in use by this process, and by all, as the driver counts it."""
-    gpu_utilization: float | None = None
+    gpu_utilization: Quantity | None = None
     """Share of time in which a kernel ran, 0 to 1, as the driver counts it."""
-    power_w: float | None = None
-    energy_j_per_sample: float | None = None
+    power_w: Quantity | None = None
+    energy_j_per_sample: Quantity | None = None
     energy_source: str | None = None
     """"counter" (the driver's energy counter) or "sampled power"."""
-    memory_limit_bytes: int | None = None
+    memory_limit_bytes: Bytes | None = None
     """What the trial was allowed where a larger device stood in for a smaller one."""
     weights: str | None = None
     """"synthetic", or the checkpoint that was trained."""
     lengths: str | None = None
     """"full" where every sequence had the longest length, "data" where they had the data's."""
-    cpu_threads: int | None = None
+    cpu_threads: Count | None = None
     notes: tuple[str, ...] = ()
     """What a reader should know, such as a knob that cannot act on this model."""
     stages: Mapping[str, StageNumbers] = field(default_factory=dict)
@@ -105,7 +96,7 @@ class Measurement:
     ranks: tuple[RankMemory, ...] = ()
     """Each rank of a trial on several GPUs, in their order; `memory` is that of the one that
     needed most, `speed` that of all together. Empty for a trial on one GPU."""
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    intervals: Mapping[str, Ends] = field(default_factory=dict)
     """Lower and upper end of 90 % intervals of what an emulated device estimates, by the names of
     `Prediction.intervals`; empty for a real device."""
 
@@ -116,44 +107,20 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         """One flat JSON object, shaped as `Prediction.to_dict`."""
-        data = plain(self)
-        speed = data.pop("speed")
-        del data["stages"], data["ranks"], data["intervals"]
-        intervals = {name: list(ends) for name, ends in self.intervals.items()}
-        interval = self.samples_per_s_interval
+        data = written(self)
+        speed, stages = data.pop("speed"), data.pop("stages")
+        rare = {name: data.pop(name) for name in ("ranks", "intervals")}
         return {
             **data,
             **speed,
-            "source": str(self.source),
-            "samples_per_s_interval": list(interval) if interval else None,
-            "notes": list(self.notes),
-            **stages_dict(self.stages),
-            **({"ranks": [dataclasses.asdict(rank) for rank in self.ranks]} if self.ranks else {}),
-            **({"intervals": intervals} if intervals else {}),
+            **stages_dict(stages, self.limiting_stage),
+            **{name: value for name, value in rare.items() if value},
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        """The inverse of `to_dict`; what older versions did not write has its default."""
-        known = {k: data[k] for k in scalar_names(cls) if k in data or k not in _ADDED_LATER}
-        interval = known.get("samples_per_s_interval")
-        return cls(
-            memory=build(Memory, data["memory"]),
-            speed=build(Speed, data),
-            source=Source(data["source"]),
-            **{
-                **known,
-                "samples_per_s_interval": tuple(interval) if interval else None,
-                "notes": tuple(known.get("notes", ())),
-                "stages": read_stages(data),
-                "ranks": tuple(build(RankMemory, rank) for rank in data.get("ranks", ())),
-                "intervals": {n: tuple(ends) for n, ends in known.get("intervals", {}).items()},
-            },
-        )
+        """The inverse of `to_dict`; what older versions did not write has its default.
 
-
-_ADDED_LATER = frozenset(
-    f.name
-    for f in dataclasses.fields(Measurement)
-    if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
-)
+        Raises ValueError when malformed.
+        """
+        return read(cls, {**data, "speed": data})

@@ -1,11 +1,11 @@
-"""Memory and speed as a prediction and a measurement both state them, and their JSON."""
+"""Memory and speed as a prediction and a measurement both state them."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from tuner.records.reading import Bytes, Quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +19,14 @@ class Memory:
     the driver can move to the host: it is not part of `device_bytes`.
     """
 
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    device_bytes: int
-    loaded_bytes: int
-    phase_peak_bytes: Mapping[str, int]
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes
+    device_bytes: Bytes
+    loaded_bytes: Bytes
+    phase_peak_bytes: Mapping[str, Bytes]
     peak_phase: str
-    breakdown: Mapping[str, int]
-    paged_bytes: int = 0
+    breakdown: Mapping[str, Bytes]
+    paged_bytes: Bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,60 +40,23 @@ class Speed:
     `breakdown_s` splits `step_s` by kind of work and adds up to it.
     """
 
-    step_s: float
-    it_per_s: float
-    samples_per_s: float
-    tokens_per_s: float
-    mfu: float | None
-    breakdown_s: Mapping[str, float] = field(default_factory=dict)
+    step_s: Quantity
+    it_per_s: Quantity
+    samples_per_s: Quantity
+    tokens_per_s: Quantity
+    mfu: Quantity | None
+    breakdown_s: Mapping[str, Quantity] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StageNumbers:
     """One stage of a training that has several: its peak of device memory, and its speed."""
 
-    device_bytes: int
-    samples_per_s: float
-    step_s: float
+    device_bytes: Bytes
+    samples_per_s: Quantity
+    step_s: Quantity
 
 
 def hardest_stage(stages: Mapping[str, StageNumbers]) -> str | None:
     """The stage that needs most memory; None without stages."""
     return max(stages, key=lambda name: stages[name].device_bytes, default=None)
-
-
-def plain(record: Any) -> dict[str, Any]:
-    """A dataclass as nested plain dictionaries (mappings are copied)."""
-    return {
-        f.name: plain(value) if dataclasses.is_dataclass(value) else _copied(value)
-        for f in dataclasses.fields(record)
-        for value in (getattr(record, f.name),)
-    }
-
-
-def _copied(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def build(cls: type[Any], data: Mapping[str, Any]) -> Any:
-    """A dataclass of those of its fields that `data` has; what it does not know is left out."""
-    return cls(**{f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data})
-
-
-def scalar_names(cls: type[Any]) -> list[str]:
-    """The fields that stand in JSON as they are."""
-    nested = {"memory", "speed", "source"}
-    return [f.name for f in dataclasses.fields(cls) if f.name not in nested]
-
-
-def stages_dict(stages: Mapping[str, StageNumbers]) -> dict[str, Any]:
-    """The stages as JSON types; nothing where there are none."""
-    if not stages:
-        return {}
-    numbers = {name: dataclasses.asdict(stage) for name, stage in stages.items()}
-    return {"limiting_stage": hardest_stage(stages), "stages": numbers}
-
-
-def read_stages(data: Mapping[str, Any]) -> dict[str, StageNumbers]:
-    """The inverse of `stages_dict`."""
-    return {name: build(StageNumbers, stage) for name, stage in data.get("stages", {}).items()}

@@ -8,17 +8,8 @@ from typing import Any
 
 from tuner.records.budget import MemoryBudget
 from tuner.records.kinds import Source
-from tuner.records.numbers import (
-    Memory,
-    Speed,
-    StageNumbers,
-    build,
-    hardest_stage,
-    plain,
-    read_stages,
-    scalar_names,
-    stages_dict,
-)
+from tuner.records.numbers import Memory, Speed, StageNumbers, hardest_stage
+from tuner.records.reading import Bytes, Count, Ends, Quantity, read, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +21,20 @@ class Prediction:
     """
 
     fits: bool
-    limit_bytes: int
-    margin_bytes: int
+    limit_bytes: Bytes
+    margin_bytes: Bytes
     memory: Memory
     speed: Speed
-    trainable_params: int
-    total_params: int
+    trainable_params: Count
+    total_params: Count
     gpu: str
     method: str
     """How it was predicted, for example "trace of two optimizer steps, full depth"."""
     source: Source = Source.PREDICTED
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    intervals: Mapping[str, Ends] = field(default_factory=dict)
     """Lower and upper end of 90 % intervals, of `device_bytes`, `peak_reserved_bytes`,
     `peak_allocated_bytes`, `step_s` and `tokens_per_s`. Empty in records of older versions."""
-    corrections: Mapping[str, float] = field(default_factory=dict)
+    corrections: Mapping[str, Quantity] = field(default_factory=dict)
     """The factor that measured trials put on a quantity, of those named in `intervals`; the
     model of the GPU alone said the quantity divided by it. Empty without such trials."""
     stages: Mapping[str, StageNumbers] = field(default_factory=dict)
@@ -61,29 +52,16 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """One flat JSON object; the keys that scripts read are part of the contract."""
-        data = plain(self)
-        speed = data.pop("speed")
-        del data["stages"]
-        intervals = {name: list(ends) for name, ends in self.intervals.items()}
-        return {
-            **data,
-            **speed,
-            "source": str(self.source),
-            "intervals": intervals,
-            **stages_dict(self.stages),
-        }
+        data = written(self)
+        speed, stages = data.pop("speed"), data.pop("stages")
+        return {**data, **speed, **stages_dict(stages, self.limiting_stage)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Prediction:
-        """The inverse of `to_dict`; keys that are not known are ignored."""
-        added_later = {"intervals", "corrections", "stages"}
-        intervals = data.get("intervals", {})
-        return cls(
-            memory=build(Memory, data["memory"]),
-            speed=build(Speed, data),
-            source=Source(data["source"]),
-            intervals={name: tuple(ends) for name, ends in intervals.items()},
-            corrections=data.get("corrections", {}),
-            stages=read_stages(data),
-            **{k: data[k] for k in scalar_names(cls) if k not in added_later},
-        )
+        """The inverse of `to_dict`. Raises ValueError when malformed."""
+        return read(cls, {**data, "speed": data})
+
+
+def stages_dict(stages: Mapping[str, Any], limiting: str | None) -> dict[str, Any]:
+    """What a JSON object says of stages; nothing where there are none."""
+    return {"limiting_stage": limiting, "stages": stages} if stages else {}

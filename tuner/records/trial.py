@@ -11,6 +11,7 @@ from tuner.records.configuration import Configuration
 from tuner.records.kinds import SAYS_NOTHING, Exhausted, Source, Status
 from tuner.records.measurement import Measurement
 from tuner.records.prediction import Prediction
+from tuner.records.reading import Bytes, Quantity, read
 
 JOURNAL_SCHEMA = 1
 """Version of the record that `TrialRecord.to_dict` writes."""
@@ -34,9 +35,9 @@ class Outcome:
     prediction: Prediction | None = None
     measurement: Measurement | None = None
     phase: str | None = None
-    requested_bytes: int | None = None
+    requested_bytes: Bytes | None = None
     message: str = ""
-    duration_s: float = 0.0
+    duration_s: Quantity = 0.0
     exhausted: Exhausted | None = None
     stage: str | None = None
     emulation: Measurement | None = None
@@ -88,7 +89,7 @@ class TrialRecord:
     trial_id: str
     space: str
     gpu: str
-    gpu_memory_bytes: int
+    gpu_memory_bytes: Bytes
     configuration: Configuration
     outcome: Outcome
     seed: int
@@ -100,9 +101,9 @@ class TrialRecord:
     device: str | None = None
     """Exact name of the device on which the trial ran, None for a simulated one. Another name
     than those of the GPU type is that of a larger GPU which stood in for it."""
-    memory_limit_bytes: int | None = None
+    memory_limit_bytes: Bytes | None = None
     """Memory that the trial was allowed on `device`; None where it was allowed all of it."""
-    margin_bytes: int | None = None
+    margin_bytes: Bytes | None = None
     """Memory that is to stay free; None where only the prediction says it."""
     verification: bool = False
     """Whether the trial was a verification: longest lengths, more steps, an evaluation, a save."""
@@ -215,36 +216,17 @@ class TrialRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrialRecord:
-        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError when malformed."""
-        predicted, measured, emulated = data["predicted"], data["measured"], data.get("emulated")
-        return cls(
-            trial_id=data["trial_id"],
-            run_id=data["run_id"],
-            space=data["space"],
-            gpu=data["gpu"],
-            gpu_memory_bytes=data["gpu_memory_bytes"],
-            configuration=Configuration(data["configuration"]),
-            outcome=Outcome(
-                status=Status(data["status"]),
-                prediction=Prediction.from_dict(predicted) if predicted else None,
-                measurement=Measurement.from_dict(measured) if measured else None,
-                phase=data["phase"],
-                requested_bytes=data["requested_bytes"],
-                message=data["message"],
-                duration_s=data["duration_s"],
-                # Added after the first journals were written.
-                exhausted=Exhausted(data["exhausted"]) if data.get("exhausted") else None,
-                stage=data.get("stage"),
-                emulation=Measurement.from_dict(emulated) if emulated else None,
-            ),
-            seed=data["seed"],
-            started_at=data["started_at"],
-            versions=data["versions"],
-            searcher=data["searcher"],
-            # Added after the first journals were written.
-            device=data.get("device"),
-            memory_limit_bytes=data.get("memory_limit_bytes"),
-            margin_bytes=data.get("margin_bytes"),
-            verification=data.get("verification", False),
-            emulated_device=data.get("emulated_device"),
-        )
+        """The inverse of `to_dict`. Raises TypeError or ValueError when malformed."""
+
+        def part(cls: type[Prediction] | type[Measurement], name: str) -> Any:
+            found = data.get(name)
+            return cls.from_dict(found) if found else None
+
+        ran = {
+            "prediction": part(Prediction, "predicted"),
+            "measurement": part(Measurement, "measured"),
+            "emulation": part(Measurement, "emulated"),
+        }
+        outcome = read(Outcome, {**data, **ran})
+        # `verified_by` is the name of another record in a journal.
+        return read(cls, {**data, "outcome": outcome, "verified_by": None})

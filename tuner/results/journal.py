@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
+
 from tuner.errors import InputError, Problem, UnavailableError
 from tuner.records import JOURNAL_SCHEMA, Source, Status, TrialRecord
-from tuner.results.record_types import wrong_types
 from tuner.results.repeats import pooled
 
 MAX_PROBLEMS = 20
@@ -195,16 +196,16 @@ def _refused(path: Path, error: OSError) -> UnavailableError:
 
 
 def encode(record: TrialRecord) -> bytes:
-    """The line of `record`, line end included. ASCII, so no line end hides in a name."""
-    text = json.dumps(record.to_dict(), separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii") + b"\n"
+    """The line of `record`, line end included; what UTF-8 cannot say is "?"."""
+    text = json.dumps(record.to_dict(), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.encode("utf-8", errors="replace") + b"\n"
 
 
 def _parse(line: bytes) -> TrialRecord | str:
     """The record in a line, or what is wrong with the line."""
     try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
+        data = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
         return "not JSON"
     if not isinstance(data, dict):
         return "not a trial record"
@@ -212,12 +213,9 @@ def _parse(line: bytes) -> TrialRecord | str:
     if schema != JOURNAL_SCHEMA:
         return f"schema {schema!r}, this version reads schema {JOURNAL_SCHEMA}"
     try:
-        record = TrialRecord.from_dict(data)
-    except KeyError as error:
-        return f"field {error} is missing"
-    except (TypeError, ValueError, AttributeError) as error:
+        return TrialRecord.from_dict(data)
+    except (TypeError, ValueError) as error:
         return f"not a trial record: {error}"
-    return wrong_types(record) or record
 
 
 def _unreadable(path: Path, problems: list[Problem]) -> InputError:

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from msgspec import Meta
 
 from tuner.errors import InputError, Problem, UnavailableError
 from tuner.gpu import Gpu
+from tuner.records.reading import Bytes, faults, read, written
 
 SCHEMA = 1
 MAX_BYTES = 4 * 2**20
 """A profile has some hundred rows, in less than 100 KiB."""
 
-LEAST, MOST = 1e-15, 1e21
+Text = Annotated[str, Meta(min_length=1)]
+Whole = Annotated[int, Meta(ge=1, le=1 << 60)]
+Positive = Annotated[float, Meta(ge=1e-15, le=1e21)]
 """No rate, size or time of a device is outside; products of three of them are still floats."""
+
+Share = Annotated[float, Meta(ge=0, le=1e21)]
 
 FOLDER_VARIABLE = "TUNER_PROFILES"
 """Environment variable that names the folder of profiles."""
@@ -46,37 +52,37 @@ REFERENCE = "reference trainings"
 class MatmulRate:
     """One measured product of [m, k] and [k, n]; `spread` is the interquartile range / median."""
 
-    dtype: str
-    m: int
-    n: int
-    k: int
-    flops_per_s: float
-    spread: float
+    dtype: Text
+    m: Whole
+    n: Whole
+    k: Whole
+    flops_per_s: Positive
+    spread: Share
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficRate:
     """Memory traffic of one kind of kernel that moved `size_bytes` in all, read and written."""
 
-    kind: str
-    size_bytes: int
-    bytes_per_s: float
-    spread: float
+    kind: Text
+    size_bytes: Whole
+    bytes_per_s: Positive
+    spread: Share
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRate:
     """Causal attention; FLOPs count what the kernels need (forward 2 products, backward 5)."""
 
-    kernel: str
-    dtype: str
-    batch: int
-    heads: int
-    length: int
-    head_dim: int
-    forward_flops_per_s: float
-    backward_flops_per_s: float
-    spread: float
+    kernel: Text
+    dtype: Text
+    batch: Whole
+    heads: Whole
+    length: Whole
+    head_dim: Whole
+    forward_flops_per_s: Positive
+    backward_flops_per_s: Positive
+    spread: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +98,30 @@ class DeviceProfile:
     libraries, and buffers that these keep.
     """
 
-    device: str
-    gpu: str | None
-    memory_bytes: int
-    compute_capability: str | None
-    measured_at: str
+    device: Text
+    gpu: Text | None
+    memory_bytes: Whole
+    compute_capability: Text | None
+    measured_at: Text
     versions: Mapping[str, str]
-    launch_s: float
-    kernel_s: float
-    context_bytes: int | None
+    launch_s: Positive
+    kernel_s: Positive
+    context_bytes: Bytes | None
     matmul: tuple[MatmulRate, ...]
     traffic: tuple[TrafficRate, ...]
     attention: tuple[AttentionRate, ...] = ()
     skipped: tuple[str, ...] = ()
     """What could not be measured, with the reason."""
-    duration_s: float = 0.0
-    step_factor: float | None = None
+    duration_s: Share = 0.0
+    step_factor: Positive | None = None
     """How much longer kernels take within a training step than alone; None for a GPU."""
-    live_factor: float | None = None
+    live_factor: Positive | None = None
     """Resident memory of a training for each byte of live tensors, beside `context_bytes`; None
     for a GPU, whose allocator is replayed."""
-    link_bytes_per_s: float | None = None
+    link_bytes_per_s: Positive | None = None
     """What two processes of a processor's machine send each other a second, over gloo; None for a
     GPU, and where it was not measured."""
-    step_spread: float | None = None
+    step_spread: Share | None = None
     """Largest spread of the step times behind `step_factor`, or the share of the processors that
     others used before, if that was more."""
 
@@ -135,7 +141,7 @@ class DeviceProfile:
 
     def save(self, path: Path) -> None:
         """Write the profile as YAML, whole or not at all."""
-        content = {"schema": SCHEMA, **_plain(asdict(self))}
+        content = {"schema": SCHEMA, **written(self)}
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -213,162 +219,18 @@ def find_profile(gpu: Gpu) -> DeviceProfile | None:
     return load_profile(path) if path.is_file() else None
 
 
-def _plain(value: Any) -> Any:
-    """Tuples as lists: YAML has no tuples."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """How a value of a file is checked."""
-
-    kind: type | tuple[type, ...]
-    optional: bool = False
-    late: bool = False
-    """Whether profiles of earlier versions lack it."""
-    positive: bool = True
-    says: str = ""
-    items: Mapping[str, _Field] = field(default_factory=dict)
-
-
-_TEXT = _Field(str, says="a text")
-_NUMBER = _Field((int, float), says="a number above 0")
-_COUNT = _Field(int, says="a whole number above 0")
-_SHARE = _Field((int, float), positive=False, says="a number of 0 or more")
-_LATE_NUMBER = _Field((int, float), optional=True, late=True, says="a number above 0")
-_ROWS: Mapping[str, tuple[type, Mapping[str, _Field]]] = {
-    "matmul": (
-        MatmulRate,
-        {
-            "dtype": _TEXT,
-            "m": _COUNT,
-            "n": _COUNT,
-            "k": _COUNT,
-            "flops_per_s": _NUMBER,
-            "spread": _SHARE,
-        },
-    ),
-    "traffic": (
-        TrafficRate,
-        {"kind": _TEXT, "size_bytes": _COUNT, "bytes_per_s": _NUMBER, "spread": _SHARE},
-    ),
-    "attention": (
-        AttentionRate,
-        {
-            "kernel": _TEXT,
-            "dtype": _TEXT,
-            "batch": _COUNT,
-            "heads": _COUNT,
-            "length": _COUNT,
-            "head_dim": _COUNT,
-            "forward_flops_per_s": _NUMBER,
-            "backward_flops_per_s": _NUMBER,
-            "spread": _SHARE,
-        },
-    ),
-}
-_TOP: Mapping[str, _Field] = {
-    "device": _TEXT,
-    "gpu": _Field(str, optional=True, says="the id of a GPU"),
-    "memory_bytes": _COUNT,
-    "compute_capability": _Field(str, optional=True, says='a text like "9.0"'),
-    "measured_at": _TEXT,
-    "launch_s": _NUMBER,
-    "kernel_s": _NUMBER,
-    "context_bytes": _Field(int, optional=True, positive=False, says="a whole number of bytes"),
-    "duration_s": _SHARE,
-    "step_factor": _LATE_NUMBER,
-    "live_factor": _LATE_NUMBER,
-    "link_bytes_per_s": _LATE_NUMBER,
-    "step_spread": _Field((int, float), True, True, False, "a number of 0 or more"),
-}
-
-
 def _read(content: Any, problems: list[Problem]) -> DeviceProfile | None:
     if not isinstance(content, dict):
         problems.append(Problem("is not a mapping (`key: value` lines)"))
         return None
+    fields = {str(name): value for name, value in content.items() if name != "schema"}
     if content.get("schema") != SCHEMA:
-        problems.append(Problem(f"{_shown(content.get('schema'))} is not {SCHEMA}", "schema"))
+        problems.append(Problem(f"{content.get('schema')!r:.60} is not {SCHEMA}", "schema"))
         return None
-    values: dict[str, Any] = _fields(content, _TOP, "", problems)
-    versions = content.get("versions")
-    if not isinstance(versions, dict):
-        problems.append(Problem("is not a mapping of names to versions", "versions"))
-        versions = {}
-    values["versions"] = {str(name): str(v) for name, v in versions.items() if _is_plain(v)}
-    if len(values["versions"]) < len(versions):
-        problems.append(Problem("holds more than names and versions", "versions"))
-    skipped = content.get("skipped") or []
-    if not isinstance(skipped, list) or not all(isinstance(text, str) for text in skipped):
-        problems.append(Problem("is not a list of texts", "skipped"))
-        skipped = []
-    values["skipped"] = tuple(skipped)
-    for name, (cls, fields) in _ROWS.items():
-        values[name] = tuple(_rows(content.get(name), name, (cls, fields), problems))
-    unknown = sorted(f"{key!s:.60}" for key in content.keys() - {*values, "schema"})
-    problems += [Problem("is not a known key", key) for key in unknown]
-    for name in ("matmul", "traffic"):
-        if not values[name] and not problems:
-            problems.append(Problem("holds no measurement", name))
-    return None if problems else DeviceProfile(**values)
-
-
-def _rows(
-    rows: Any, name: str, form: tuple[type, Mapping[str, _Field]], problems: list[Problem]
-) -> Iterable[Any]:
-    if not isinstance(rows, list):
-        problems.append(Problem("is not a list", name))
-        return
-    cls, fields = form
-    for number, row in enumerate(rows):
-        where = f"{name}[{number}]"
-        if not isinstance(row, dict) or row.keys() != fields.keys():
-            problems.append(Problem(f"does not have exactly {', '.join(fields)}", where))
-            continue
-        before = len(problems)
-        values = _fields(row, fields, f"{where}.", problems)
-        if len(problems) == before:
-            yield cls(**values)
-
-
-def _fields(
-    content: Mapping[str, Any], fields: Mapping[str, _Field], prefix: str, problems: list[Problem]
-) -> dict[str, Any]:
-    values = {}
-    for name, form in fields.items():
-        value = content.get(name)
-        is_left_out = value is None and form.optional and (form.late or name in content)
-        if not is_left_out and not _is_valid(value, form):
-            problems.append(Problem(f"{_shown(value)} is not {form.says}", f"{prefix}{name}"))
-        values[name] = value
-    return values
-
-
-def _is_valid(value: Any, form: _Field) -> bool:
-    if isinstance(value, bool) or not isinstance(value, form.kind):
-        return False
-    if isinstance(value, str):
-        return bool(value)
-    number: Any = value
-    if number == 0:
-        return not form.positive
-    return bool(LEAST <= number <= MOST)  # False of nan, too
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float)) and _shown(value) != _HUGE
-
-
-def _shown(value: Any) -> str:
-    """A value for a message; a list or mapping may hold itself, and is only named."""
-    if isinstance(value, (dict, list, set, tuple)):
-        return "a mapping" if isinstance(value, dict) else "a list"
-    if isinstance(value, int) and abs(value) > MOST:
-        return _HUGE  # Python does not write out more than 4,300 digits
-    return f"{value!r:.60}"
-
-
-_HUGE = "a huge number"
+    problems += faults(DeviceProfile, fields)
+    if problems:
+        return None
+    profile = read(DeviceProfile, fields)
+    empty = [name for name in ("matmul", "traffic") if not getattr(profile, name)]
+    problems += [Problem("holds no measurement", name) for name in empty]
+    return profile
