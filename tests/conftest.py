@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from distribution import LongestFirst, in_order
@@ -35,6 +36,11 @@ for _number, _handler in (
 os.environ["RAY_AUTH_TOKEN"] = TOKEN
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are processors: tests wait for Ray, for processes and for disks."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = in_order(items)
 
@@ -51,16 +57,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFi
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the tests compile and measure is kept for the tests, in folders that workers share.
 
-    Several runs share the profiles in the folder that TUNER_TEST_PROFILES names.
+    Several runs share the folder that TUNER_TEST_CACHE names.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent  # of all workers of this run
-    profiles = os.environ.get("TUNER_TEST_PROFILES") or str(shared / "profiles")
+    shared = Path(os.environ.get("TUNER_TEST_CACHE") or shared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNER_CACHE", str(shared / "timelines"))
         # What a processor computes is measured once, for the tests too.
-        patch.setenv("TUNER_PROFILES", profiles)
+        patch.setenv("TUNER_PROFILES", str(shared / "profiles"))
         # Where there is a CUDA build of PyTorch, each search would train once more.
         patch.setenv("TUNER_VERIFY", "no")
         yield

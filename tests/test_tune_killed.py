@@ -102,9 +102,8 @@ def check(folder: Path, *, kills: int, searcher: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("searcher", ["guided", "tpe"])
-def test_killed_twice_it_ends_as_if_undisturbed(tmp_path_factory, searcher):
-    check(tmp_path_factory.mktemp("k"), kills=2, searcher=searcher)
+def test_killed_twice_it_ends_as_if_undisturbed(tmp_path_factory):
+    check(tmp_path_factory.mktemp("k"), kills=2, searcher="tpe")
 
 
 @dataclass(frozen=True, slots=True)
