@@ -9,12 +9,12 @@ from device_fakes import profile_of
 from measure_samples import knobs, model_folder
 from results_samples import GPU, SPACE, make_search
 
-from tuner.estimators.memory_timeline import MAX_POINTS, MemoryTimeline, memory_course
+from tuner.estimators.memory_timeline import MAX_POINTS, MemoryTimeline, trace_timeline
 from tuner.estimators.predict import predict, resolve_subject
 from tuner.estimators.speed.processor import processor
 from tuner.gpus import get_gpu
 from tuner.records import MemoryCategory
-from tuner.results.memory_timeline_figure import course_figure
+from tuner.results.memory_timeline_figure import timeline_figure
 from tuner.results.report import MEMORY_COLORS
 from tuner.results.store import ResultsFolder
 from tuner.results.writing import write_all
@@ -28,53 +28,55 @@ def subject(tmp_path_factory):
 @pytest.mark.parametrize("changes", [{}, {"grad_accum": 1}, {"gradient_checkpointing": False}])
 def test_its_peak_and_its_end_are_the_prediction_s(subject, changes):
     gpu, configuration = get_gpu("a6000"), knobs(**changes)
-    course = memory_course(subject, configuration, gpu)
+    timeline = trace_timeline(subject, configuration, gpu)
     predicted = predict(subject, configuration, gpu)
-    assert max(course.totals) == predicted.memory.peak_allocated_bytes
-    assert max(course.reserved_bytes) == predicted.memory.peak_reserved_bytes
-    assert all(h >= a for h, a in zip(course.reserved_bytes, course.totals, strict=True))
+    assert max(timeline.totals) == predicted.memory.peak_allocated_bytes
+    assert max(timeline.reserved_bytes) == predicted.memory.peak_reserved_bytes
+    assert all(h >= a for h, a in zip(timeline.reserved_bytes, timeline.totals, strict=True))
     micro_steps = 2 if configuration["grad_accum"] > 1 else 1
-    assert [s.phase for s in course.spans] == ["forward", "backward"] * micro_steps + ["optimizer"]
-    assert course.spans[-1].end_s == pytest.approx(predicted.speed.step_s)
-    assert list(course.times_s) == sorted(course.times_s)
-    assert len(course.times_s) <= MAX_POINTS
+    assert [s.phase for s in timeline.spans] == ["forward", "backward"] * micro_steps + [
+        "optimizer"
+    ]
+    assert timeline.spans[-1].end_s == pytest.approx(predicted.speed.step_s)
+    assert list(timeline.times_s) == sorted(timeline.times_s)
+    assert len(timeline.times_s) <= MAX_POINTS
     # What is loaded is there at every moment; what the loss takes is not.
-    assert len(set(course.categories[MemoryCategory.ADAPTERS])) == 1
-    assert 0 in course.categories[MemoryCategory.LOGITS_AND_LOSS]
+    assert len(set(timeline.categories[MemoryCategory.ADAPTERS])) == 1
+    assert 0 in timeline.categories[MemoryCategory.LOGITS_AND_LOSS]
 
 
 def test_it_comes_back_from_json(subject):
-    course = memory_course(subject, knobs(), get_gpu("a6000"))
-    assert MemoryTimeline.from_dict(course.to_dict()) == course
+    timeline = trace_timeline(subject, knobs(), get_gpu("a6000"))
+    assert MemoryTimeline.from_dict(timeline.to_dict()) == timeline
 
 
 def test_figure_stacks_the_categories_and_names_the_phases(subject):
-    course = memory_course(subject, knobs(), get_gpu("a6000"))
-    figure = course_figure(course, get_gpu("a6000").memory_bytes, MEMORY_COLORS)
+    timeline = trace_timeline(subject, knobs(), get_gpu("a6000"))
+    figure = timeline_figure(timeline, get_gpu("a6000").memory_bytes, MEMORY_COLORS)
     stacked = [trace for trace in figure["data"] if "stackgroup" in trace]
-    assert len(stacked) == len(course.categories)
+    assert len(stacked) == len(timeline.categories)
     assert {a["text"] for a in figure["layout"]["annotations"]} >= {"forward", "backward"}
 
 
 @pytest.mark.slow
 def test_results_folder_keeps_the_course_and_traces_only_another_recommendation(subject, tmp_path):
-    course = memory_course(subject, knobs(), get_gpu("a6000"))
+    timeline = trace_timeline(subject, knobs(), get_gpu("a6000"))
     folder, asked = ResultsFolder(tmp_path, SPACE.name, GPU.id), []
 
     def trace(best):
         asked.append(best.configuration)
-        return course
+        return timeline
 
     records = make_search(30)
-    view = write_all(folder, records, SPACE, GPU, course_of=trace)
+    view = write_all(folder, records, SPACE, GPU, timeline_of=trace)
     assert "Memory over one optimizer step" in folder.report_html.read_text()
-    write_all(folder, records, SPACE, GPU, course_of=trace)
+    write_all(folder, records, SPACE, GPU, timeline_of=trace)
     assert asked == [view.best.configuration]
-    folder.memory_course.write_text('{"of": 1}')
-    write_all(folder, records, SPACE, GPU, course_of=trace)
+    folder.memory_timeline.write_text('{"of": 1}')
+    write_all(folder, records, SPACE, GPU, timeline_of=trace)
     assert len(asked) == 2
     fewer = [r for r in records if r.configuration != view.best.configuration]
-    write_all(folder, fewer, SPACE, GPU, course_of=trace)
+    write_all(folder, fewer, SPACE, GPU, timeline_of=trace)
     assert len(asked) == 3
     write_all(folder, records, SPACE, GPU)
     assert "Memory over one optimizer step" not in folder.report_html.read_text()
@@ -83,7 +85,7 @@ def test_results_folder_keeps_the_course_and_traces_only_another_recommendation(
 def test_a_processor_holds_nothing_beside_what_is_live(subject):
     profile = replace(profile_of("CPU Testium 9"), context_bytes=0, live_factor=1.0)
     cpu = processor(profile)
-    course = memory_course(subject, knobs(), cpu, profile=profile)
-    assert course.reserved_bytes == course.totals
+    timeline = trace_timeline(subject, knobs(), cpu, profile=profile)
+    assert timeline.reserved_bytes == timeline.totals
     predicted = predict(subject, knobs(), cpu, profile=profile)
-    assert max(course.totals) == predicted.memory.peak_allocated_bytes
+    assert max(timeline.totals) == predicted.memory.peak_allocated_bytes

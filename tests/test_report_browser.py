@@ -82,7 +82,7 @@ def hovered(page: Any, point: Any) -> str:
     return str(page.wait_for_selector("#front .hoverlayer .hovertext").text_content())
 
 
-COURSE = MemoryTimeline(
+TIMELINE = MemoryTimeline(
     times_s=(0.0, 1.0, 2.0),
     categories={"weights": (10 * GIB,) * 3, "activations": (0, 5 * GIB, GIB)},
     reserved_bytes=(11 * GIB, 16 * GIB, 16 * GIB),
@@ -96,7 +96,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = make_search(TRIALS)
     measured = make_record(290.0, settings={"micro_batch": 1}, measured=True)
     view = build_view([*records, measured], SPACE, GPU, command="tuner search", notes=["a note"])
-    path.write_text(report_html(view, course=COURSE), "utf-8")
+    path.write_text(report_html(view, timeline=TIMELINE), "utf-8")
     return path
 
 
@@ -220,7 +220,7 @@ def report_of(text: str, folder: Path) -> Path:
             conditions=[f"condition {text}"],
             command=f"command {text}",
             notes=[f"note {text}"],
-            course_of=lambda best: COURSE,
+            timeline_of=lambda best: TIMELINE,
         )
     return ResultsFolder(folder, space.name, gpu.id).report_html
 

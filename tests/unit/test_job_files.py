@@ -240,7 +240,7 @@ def test_where_the_space_is_not_known_the_journal_comes_home_alone(home, trials)
 
 def test_a_course_of_memory_that_is_none_is_left(home, trials):
     text = encode(trials[0]).decode()
-    courses = ("{}", "nonsense", '{"of": {"gpu": "a6000"}, "course": {}}', "[" * 100_000, "null")
-    (fetched,) = take_home(files_of([text], courses=courses), home / "results", CHOICE)
+    timelines = ("{}", "nonsense", '{"of": {"gpu": "a6000"}, "course": {}}', "[" * 100_000, "null")
+    (fetched,) = take_home(files_of([text], timelines=timelines), home / "results", CHOICE)
     assert fetched.view is not None
-    assert not fetched.folder.memory_course.exists()
+    assert not fetched.folder.memory_timeline.exists()

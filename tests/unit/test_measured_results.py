@@ -13,9 +13,15 @@ from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
 
 from tuner.records import Outcome, Source, Status, TrialRecord
 from tuner.results.best import recommend
-from tuner.results.figures import agreement_figure
+from tuner.results.figures import prediction_error_figure
 from tuner.results.journal import latest
-from tuner.results.prediction_error import QUANTITIES, agreements, pairs, verdict_text, verdicts
+from tuner.results.prediction_error import (
+    QUANTITIES,
+    pairs,
+    prediction_errors,
+    verdict_text,
+    verdicts,
+)
 from tuner.results.report import report_html
 from tuner.results.view import Kind, build_view
 from tuner.units import GIB
@@ -96,19 +102,19 @@ class TestChoice:
 class TestAgreement:
     def test_ratios_are_predicted_over_measured(self):
         found = pairs([measured(record(b, 300), device=NAME, factor=1.25) for b in (1, 2)])
-        for agreement in agreements(found):
-            assert agreement.median_ratio == pytest.approx(0.8, rel=1e-3)
-            assert agreement.mean_error == pytest.approx(0.2, rel=1e-3)
-            assert (agreement.count, agreement.covered) == (2, None)
+        for error in prediction_errors(found):
+            assert error.median_ratio == pytest.approx(0.8, rel=1e-3)
+            assert error.mean_error == pytest.approx(0.2, rel=1e-3)
+            assert (error.count, error.covered) == (2, None)
 
     @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=6))
     def test_median_lies_in_the_range(self, factors):
         records = [
             measured(record(i + 1, 300), device=NAME, factor=f) for i, f in enumerate(factors)
         ]
-        for agreement in agreements(pairs(records)):
-            assert agreement.lowest_ratio <= agreement.median_ratio <= agreement.highest_ratio
-            assert agreement.lowest_ratio == pytest.approx(1 / max(factors), rel=1e-3)
+        for error in prediction_errors(pairs(records)):
+            assert error.lowest_ratio <= error.median_ratio <= error.highest_ratio
+            assert error.lowest_ratio == pytest.approx(1 / max(factors), rel=1e-3)
 
     def test_intervals_are_checked_against_the_measured_value(self):
         one = record(1, 300)
@@ -140,7 +146,7 @@ class TestAgreement:
 
     def test_nothing_measured_nothing_said(self):
         assert pairs([record(1, 300)]) == []
-        assert agreements([]) == []
+        assert prediction_errors([]) == []
         assert verdict_text(verdicts([record(1, 300)])) == ""
 
 
@@ -149,7 +155,7 @@ class TestReport:
         simulated = list(make_search(6))
         records = [measured(r, device=NAME, factor=1.1) for r in simulated if r.fits]
         view = build_view([*simulated, *records], SPACE, GPU, command="tuner search")
-        figure = agreement_figure(view)
+        figure = prediction_error_figure(view)
         assert figure is not None
         points = [trace for trace in figure["data"] if trace["mode"] == "markers"]
         assert [len(trace["x"]) for trace in points] == [len(records)] * 2
@@ -165,5 +171,5 @@ class TestReport:
 
     def test_has_no_such_part_without_measured_trials(self):
         view = build_view(make_search(4), SPACE, GPU)
-        assert agreement_figure(view) is None
+        assert prediction_error_figure(view) is None
         assert "Predicted against measured" not in report_html(view)

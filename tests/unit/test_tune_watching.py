@@ -19,7 +19,7 @@ from tuner.results.front import hypervolume
 from tuner.tune import watch
 from tuner.tune.metrics import COUNTERS, GAUGES, HISTOGRAMS, SearchMetrics, Watched
 from tuner.tune.progress import Progress
-from tuner.tune.standing_numbers import StandingNumbers
+from tuner.tune.running_summary import RunningSummary
 from tuner.tune.tracking import numbers_of, tracker_of
 from tuner.tune.watch import GRAFANA_DASHBOARD, Tracker, Tracking, parse_tracking
 
@@ -63,7 +63,7 @@ def progress(done: int) -> Progress:
 
 
 def test_the_numbers_of_a_search_are_those_of_its_records():
-    numbers = StandingNumbers(GPU.memory_bytes)
+    numbers = RunningSummary(GPU.memory_bytes)
     records = [record_of(c) for c in CONFIGURATIONS]
     for count, record in enumerate(records, start=1):
         numbers.add(record)
@@ -80,7 +80,7 @@ def test_the_numbers_of_a_search_are_those_of_its_records():
 
 def test_a_configuration_that_runs_again_and_fails_leaves_the_front():
     first = CONFIGURATIONS[0]
-    numbers = StandingNumbers(GPU.memory_bytes)
+    numbers = RunningSummary(GPU.memory_bytes)
     small = record_of(first, Outcome(Status.OK, measurement=measured(first)))
     numbers.add(small)
     assert numbers.numbers().front_size == 1

@@ -1,1 +1,1 @@
-"""Searching and predicting from Python: what `tuner.search` and its siblings are made of."""
+"""Searching and predicting from Python: what `tuner.search` and its like are made of."""

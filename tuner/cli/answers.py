@@ -16,7 +16,7 @@ from tuner.results.best import BestTrial
 from tuner.results.cost import RunCost, run_cost
 from tuner.results.front import room_bytes
 from tuner.results.levels import levels
-from tuner.results.prediction_error import agreement_rows, pairs, verdict_text, verdicts
+from tuner.results.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
 from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
 from tuner.results.view import View
 from tuner.terminal.render import count, echo, print_fields, settings_text, size_text
@@ -252,10 +252,10 @@ def _gain_text(best: BestTrial) -> str:
     )
 
 
-def print_agreement(records: Sequence[TrialRecord]) -> None:
+def print_prediction_error(records: Sequence[TrialRecord]) -> None:
     """How close the predictions came, where trials were measured; else nothing."""
     found = pairs(records)
-    rows = agreement_rows(found)
+    rows = prediction_error_rows(found)
     text = verdict_text(verdicts(records))
     if rows:
         echo(f"\nPredicted against measured ({len(found)} trials)")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.cli.answers import (
     conditions_text,
-    print_agreement,
     print_front,
+    print_prediction_error,
     print_recommendation,
     record_dict,
     sources_text,
@@ -155,7 +155,7 @@ def print_answer(found: SearchedGpu, *, as_json: bool) -> None:
         print_front(view)
         echo()
         print_recommendation(view.best, use=_use(plan))
-    print_agreement(view.records)
+    print_prediction_error(view.records)
     echo()
     for note in view.notes:
         print_fields([("note", note)])
@@ -212,7 +212,7 @@ def _print_part(found: SearchedGpu) -> None:
     echo(sources_text(view.records))
     if view.best is not None:
         print_front(view)
-    print_agreement(view.records)
+    print_prediction_error(view.records)
 
 
 def _any_dict(found: SearchedGpu | SkippedGpu) -> dict[str, Any]:

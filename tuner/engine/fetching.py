@@ -69,7 +69,7 @@ def take_home(files: JobFiles, results: Path, choice: Choice) -> tuple[Fetched, 
         # A name becomes one component of a path here, whatever it is.
         folder = ResultsFolder(results, space, gpu)
         added = _merge(folder, records)
-        _keep_course(folder, files.courses)
+        _keep_timeline(folder, files.timelines)
         found.append(_written(Fetched(folder, len(records), added), files, choice))
     return tuple(found)
 
@@ -103,24 +103,24 @@ def _merge(folder: ResultsFolder, records: Sequence[TrialRecord]) -> int:
     return len(new)
 
 
-def _keep_course(folder: ResultsFolder, courses: Sequence[str]) -> None:
+def _keep_timeline(folder: ResultsFolder, timelines: Sequence[str]) -> None:
     """Keep the job's memory over a step for the report, where there is none yet.
 
     The report takes it only if it is of what is recommended.
     """
     from tuner.estimators.memory_timeline import MemoryTimeline
 
-    for text in courses:
+    for text in timelines:
         try:
             data = json.loads(text)
             whole = MemoryTimeline.from_dict(data["course"])
             subject = data["of"]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             continue  # a report without it says that it has none
-        if folder.memory_course.exists() or subject.get("gpu") != folder.gpu:
+        if folder.memory_timeline.exists() or subject.get("gpu") != folder.gpu:
             continue
         kept = json.dumps({"of": subject, "course": whole.to_dict()}, separators=(",", ":"))
-        write_atomically(folder.memory_course, kept.encode("ascii"))
+        write_atomically(folder.memory_timeline, kept.encode("ascii"))
 
 
 def _written(fetched: Fetched, files: JobFiles, choice: Choice) -> Fetched:
@@ -178,5 +178,5 @@ def _write(target: Target, request: JobRequest, choice: Choice) -> View:
         conditions=(*conditions, *(f"{n} == {v!r}" for n, v in pinned.items())),
         command=shlex.join(["tuner", "submit", *request.arguments]),
         # What is kept is drawn; nothing is traced for it here.
-        course_of=lambda best: None,
+        timeline_of=lambda best: None,
     )

@@ -37,7 +37,7 @@ SCHEMA = 1
 MAX_BYTES = 256 << 20
 """The most that one job's files may hold: a hundred thousand trials."""
 
-JOURNAL, COURSE, SPACE = "trials.jsonl", "memory_course.json", "space"
+JOURNAL, TIMELINE, SPACE = "trials.jsonl", "memory_course.json", "space"
 """What comes home: of each search its journal and the memory over a step, and the space file."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
@@ -69,11 +69,11 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
-    """What came home of one job, unread: journals, courses of memory, and the space file's text."""
+    """What came home of one job, unread: journals, memory timelines, and the space's text."""
 
     request: JobRequest
     journals: tuple[str, ...] = ()
-    courses: tuple[str, ...] = ()
+    timelines: tuple[str, ...] = ()
     space_text: str | None = field(default=None, repr=False)
 
 
@@ -163,7 +163,7 @@ def pack(job_id: str) -> Iterator[str]:
         "request": request,
         "space_text": space.read_text("utf-8") if space.is_file() else None,
         "journals": _texts(folder, JOURNAL),
-        "courses": _texts(folder, COURSE),
+        "courses": _texts(folder, TIMELINE),
     }
     data = json.dumps(content).encode("ascii")
     if len(data) > MAX_BYTES:

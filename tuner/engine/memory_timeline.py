@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from tuner.estimators.memory_timeline import MemoryTimeline
 
 
-def course_of(plan: SearchPlan, best: BestTrial) -> MemoryTimeline | None:
-    """The course of `best`, in the stage that limits it; None where no model is known."""
-    from tuner.estimators.memory_timeline import memory_course
+def timeline_of(plan: SearchPlan, best: BestTrial) -> MemoryTimeline | None:
+    """The timeline of `best`, in the stage that limits it; None where no model is known."""
+    from tuner.estimators.memory_timeline import trace_timeline
     from tuner.estimators.predict import resolve_subject
 
     space = plan.part.space
@@ -22,4 +22,4 @@ def course_of(plan: SearchPlan, best: BestTrial) -> MemoryTimeline | None:
     stages = space.stage_configurations(best.configuration)
     configuration = stages.get(best.evidence.limiting_stage or "", best.configuration)
     subject = resolve_subject(space.workload, space.predicted_model())
-    return memory_course(subject, configuration, plan.target.gpu, profile=plan.profile)
+    return trace_timeline(subject, configuration, plan.target.gpu, profile=plan.profile)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tuner.engine.journals import journal_of
 from tuner.engine.listener import SILENT, Listener
-from tuner.engine.memory_timeline import course_of
+from tuner.engine.memory_timeline import timeline_of
 from tuner.engine.plan import SearchPlan, SkippedGpu, none_left
 from tuner.engine.prepare import Predictors, Prepared, prepare
 from tuner.engine.target import comparable, stale, stale_text, with_margin
@@ -212,5 +212,5 @@ def _contents(one: _Open, result: SearchOutcome, *, command: str) -> Contents:
                 *result.warnings,
             ],
         },
-        functools.partial(course_of, plan),
+        functools.partial(timeline_of, plan),
     )

@@ -25,7 +25,7 @@ class Contents:
     facts: SpaceFacts
     records: Sequence[TrialRecord]
     how: Mapping[str, Any]
-    course_of: TimelineOf
+    timeline_of: TimelineOf
 
 
 def write_results(contents: Sequence[Contents]) -> list[View]:
@@ -40,5 +40,5 @@ def write_results(contents: Sequence[Contents]) -> list[View]:
             write_tables(folder, view)
     together = [folder.path.name for folder in folders]
     for one, folder, view in zip(contents, folders, views, strict=True):
-        write_view(folder, view, course_of=one.course_of, written_together=together)
+        write_view(folder, view, timeline_of=one.timeline_of, written_together=together)
     return views

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # tracing imports torch
     from tuner.estimators.tracing.trace import Trace
 
 MAX_POINTS = 400
-"""Moments of a course: more than a screen shows, and a page stays small."""
+"""Moments of a timeline: more than a screen shows, and a page stays small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class MemoryTimeline:
         )
 
 
-def memory_course(
+def trace_timeline(
     subject: Subject,
     configuration: Configuration,
     gpu: Gpu,
@@ -105,13 +105,13 @@ def memory_course(
     seconds = _phase_seconds(
         traced, gpu, kernel_times or Roofline(), configuration["precision"] == "tf32"
     )
-    return course_of(traced.timeline, seconds, caching=gpu.compute_capability != PROCESSOR)
+    return timeline_of(traced.timeline, seconds, caching=gpu.compute_capability != PROCESSOR)
 
 
-def course_of(
+def timeline_of(
     timeline: Timeline, seconds: Mapping[tuple[Phase, int], float], *, caching: bool = True
 ) -> MemoryTimeline:
-    """The course of a trace's second step; `seconds` by phase and micro-step."""
+    """The timeline of a trace's second step; `seconds` by phase and micro-step."""
     first, spans, bounds = 0, [], []
     now_s = 0.0
     marks = timeline.marks

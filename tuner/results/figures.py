@@ -116,10 +116,10 @@ def front_figure(view: View) -> dict[str, Any]:
     return _as_data(figure)
 
 
-def agreement_figure(view: View) -> dict[str, Any] | None:
+def prediction_error_figure(view: View) -> dict[str, Any] | None:
     """Predicted against measured memory and step time; None unless a trial has both.
 
-    One panel each with the line of perfect agreement. Step times span decades, so both of their
+    One panel each with the line of a perfect prediction. Step times span decades, so both of their
     axes are logarithmic.
     """
     from plotly.subplots import make_subplots  # only where a report is written

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tuner.estimators.memory_timeline import MemoryTimeline, PhaseSpan
 
 
-def course_figure(
-    course: MemoryTimeline, memory_bytes: int, colors: Mapping[str, str]
+def timeline_figure(
+    timeline: MemoryTimeline, memory_bytes: int, colors: Mapping[str, str]
 ) -> dict[str, Any]:
     """Allocated memory stacked by what it is for, reserved memory, and the phases.
 
@@ -24,10 +24,10 @@ def course_figure(
     import plotly.graph_objects as go  # only where a report is written
 
     figure = go.Figure()
-    for name, sizes in course.categories.items():
+    for name, sizes in timeline.categories.items():
         color = colors[name]
         figure.add_scatter(
-            x=course.times_s,
+            x=timeline.times_s,
             y=[round(size / GIB, 3) for size in sizes],
             name=name.replace("_", " "),
             mode="lines",
@@ -37,24 +37,24 @@ def course_figure(
             hovertemplate="%{y:.2f} GiB",
         )
     figure.add_scatter(
-        x=course.times_s,
-        y=[round(size / GIB, 3) for size in course.reserved_bytes],
+        x=timeline.times_s,
+        y=[round(size / GIB, 3) for size in timeline.reserved_bytes],
         name="reserved by the allocator",
         mode="lines",
         line={"color": "#64707f", "width": 1.6, "dash": "dot", "shape": "hv"},
         hovertemplate="%{y:.2f} GiB",
     )
-    top = max(*course.totals, *course.reserved_bytes) / GIB
+    top = max(*timeline.totals, *timeline.reserved_bytes) / GIB
     limit = memory_bytes / GIB
     if limit < 2 * top:
         figure.add_hline(y=limit, line={"color": COLORS[Kind.TOO_LARGE], "width": 2})
         top = limit
-    for number, span in enumerate(course.spans):
-        _add_span(figure, span, is_shaded=number % 2 == 1, is_wide=_share(course, span) > 0.08)
+    for number, span in enumerate(timeline.spans):
+        _add_span(figure, span, is_shaded=number % 2 == 1, is_wide=_share(timeline, span) > 0.08)
     figure.update_layout(
         template="none",
         hovermode="x unified",
-        xaxis={"title": {"text": "predicted time in the step, s"}, "range": [0, _end_s(course)]},
+        xaxis={"title": {"text": "predicted time in the step, s"}, "range": [0, _end_s(timeline)]},
         yaxis={"title": {"text": "GiB"}, "range": [0, top * 1.05]},
         legend={"orientation": "h", "y": -0.19, "yanchor": "top", "x": 0},
         margin={"l": 56, "r": 16, "t": 26, "b": 90},
@@ -85,9 +85,9 @@ def _add_span(figure: Any, span: PhaseSpan, *, is_shaded: bool, is_wide: bool) -
         )
 
 
-def _end_s(course: MemoryTimeline) -> float:
-    return course.spans[-1].end_s
+def _end_s(timeline: MemoryTimeline) -> float:
+    return timeline.spans[-1].end_s
 
 
-def _share(course: MemoryTimeline, span: PhaseSpan) -> float:
-    return (span.end_s - span.start_s) / max(_end_s(course), 1e-12)
+def _share(timeline: MemoryTimeline, span: PhaseSpan) -> float:
+    return (span.end_s - span.start_s) / max(_end_s(timeline), 1e-12)

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from tuner.estimators.memory_timeline import MemoryTimeline
 
 TimelineOf = Callable[["BestTrial"], "MemoryTimeline | None"]
-"""Works a course out; None where nothing is known of the code that trains."""
+"""Works a timeline out; None where nothing is known of the code that trains."""
 
 
 def load_or_trace(path: Path, best: BestTrial, trace: TimelineOf) -> MemoryTimeline | None:
-    """The course in `path` where it is of `best`, else a new one. Writes nothing."""
+    """The timeline in `path` where it is of `best`, else a new one. Writes nothing."""
     return _stored(path, best) or trace(best)
 
 
-def course_json(course: MemoryTimeline, best: BestTrial) -> str:
+def timeline_json(timeline: MemoryTimeline, best: BestTrial) -> str:
     """The text of the file."""
-    return json.dumps({"of": _subject(best), "course": course.to_dict()}, separators=(",", ":"))
+    return json.dumps({"of": _subject(best), "course": timeline.to_dict()}, separators=(",", ":"))
 
 
 def _subject(best: BestTrial) -> dict[str, Any]:

@@ -91,9 +91,9 @@ def pairs(records: Iterable[TrialRecord]) -> list[Pair]:
     ]
 
 
-def agreements(found: Sequence[Pair]) -> list[PredictionError]:
+def prediction_errors(found: Sequence[Pair]) -> list[PredictionError]:
     """One for each quantity; empty without trials."""
-    return [_agreement(found, quantity) for quantity in QUANTITIES] if found else []
+    return [_error_of(found, quantity) for quantity in QUANTITIES] if found else []
 
 
 def verdicts(records: Iterable[TrialRecord]) -> Verdicts:
@@ -113,7 +113,7 @@ def verdicts(records: Iterable[TrialRecord]) -> Verdicts:
     )
 
 
-def _agreement(found: Sequence[Pair], quantity: Quantity) -> PredictionError:
+def _error_of(found: Sequence[Pair], quantity: Quantity) -> PredictionError:
     ratios = [pair.ratio(quantity) for pair in found]
     covered = [c for pair in found if (c := pair.is_covered(quantity)) is not None]
     return PredictionError(
@@ -127,17 +127,17 @@ def _agreement(found: Sequence[Pair], quantity: Quantity) -> PredictionError:
     )
 
 
-def agreement_rows(found: Sequence[Pair]) -> list[Mapping[str, str]]:
-    """`agreements` in words, for tables: one row for each quantity, with the same keys."""
+def prediction_error_rows(found: Sequence[Pair]) -> list[Mapping[str, str]]:
+    """`prediction_errors` in words, for tables: one row for each quantity, with the same keys."""
     return [
         {
-            "predicted / measured": agreement.quantity.label,
-            "median": f"{agreement.median_ratio:.3f}",
-            "range": f"{agreement.lowest_ratio:.3f} to {agreement.highest_ratio:.3f}",
-            "mean error": f"{agreement.mean_error:.1%}",
-            "in 90 % interval": "?" if agreement.covered is None else f"{agreement.covered:.0%}",
+            "predicted / measured": error.quantity.label,
+            "median": f"{error.median_ratio:.3f}",
+            "range": f"{error.lowest_ratio:.3f} to {error.highest_ratio:.3f}",
+            "mean error": f"{error.mean_error:.1%}",
+            "in 90 % interval": "?" if error.covered is None else f"{error.covered:.0%}",
         }
-        for agreement in agreements(found)
+        for error in prediction_errors(found)
     ]
 
 

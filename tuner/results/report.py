@@ -13,16 +13,16 @@ from markupsafe import Markup
 from tuner.expressions import all_of
 from tuner.records import MemoryCategory, TrialRecord
 from tuner.results.best import BestTrial
-from tuner.results.figures import agreement_figure, front_figure, knob_figures
+from tuner.results.figures import front_figure, knob_figures, prediction_error_figure
 from tuner.results.front import room_bytes
 from tuner.results.gpus_figure import gpu_rows, gpus_figure, has_emulated, same_conditions
 from tuner.results.levels import levels
-from tuner.results.memory_timeline_figure import course_figure
+from tuner.results.memory_timeline_figure import timeline_figure
 from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.other_gpus import OtherGpus, front_of
 from tuner.results.plot import labels, subtitle
 from tuner.results.plotlyjs import plotlyjs
-from tuner.results.prediction_error import agreement_rows, pairs, verdict_text, verdicts
+from tuner.results.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
 from tuner.results.progress_figure import progress, progress_figure, progress_text
 from tuner.results.ranks import gpus_text, ranks_text
 from tuner.results.stages import rows_of
@@ -63,11 +63,11 @@ class Part:
 
 
 def report_html(
-    view: View, *, course: MemoryTimeline | None = None, other_gpus: OtherGpus = NO_OTHER_GPUS
+    view: View, *, timeline: MemoryTimeline | None = None, other_gpus: OtherGpus = NO_OTHER_GPUS
 ) -> str:
     """The report as HTML text. Every name in it is shown as text, whatever it contains.
 
-    `course` is the memory of the recommended configuration over a step, where it is known;
+    `timeline` is the memory of the recommended configuration over a step, where it is known;
     `other_gpus` are the results on other GPU types. The page asks nothing of the network, and its
     content security policy forbids it to.
     """
@@ -84,10 +84,10 @@ def report_html(
     fronts = [front_of(view), *other_gpus.fronts] if other_gpus.fronts else []
     more = {
         "gpus": gpus_figure(fronts, lines=view.is_default),
-        "course": course_figure(course, view.best.memory_bytes, MEMORY_COLORS)
-        if course and view.best
+        "timeline": timeline_figure(timeline, view.best.memory_bytes, MEMORY_COLORS)
+        if timeline and view.best
         else None,
-        "agreement": agreement_figure(view),
+        "prediction_error": prediction_error_figure(view),
         "progress": progress_figure(rows),
     }
     page = {
@@ -115,7 +115,7 @@ def report_html(
         stages=_stages(view),
         front_title=_front_title(view),
         knobs=knobs,
-        agreement_rows=agreement_rows(pairs(view.records)),
+        prediction_error_rows=prediction_error_rows(pairs(view.records)),
         verdicts=verdict_text(verdicts(view.records)),
         page=page,
         progress_text=progress_text(rows) if more["progress"] else "",

@@ -59,7 +59,7 @@ class ResultsFolder:
         return self.path / "report.html"
 
     @property
-    def memory_course(self) -> Path:
+    def memory_timeline(self) -> Path:
         """The memory of the recommended configuration over a step."""
         return self.path / "memory_course.json"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from tuner.records import Configuration, TrialRecord
 from tuner.results.best import best_yaml
 from tuner.results.facts import GpuLike, SpaceFacts
-from tuner.results.memory_timeline_file import TimelineOf, course_json, load_or_trace
+from tuner.results.memory_timeline_file import TimelineOf, load_or_trace, timeline_json
 from tuner.results.objective_plot import objective_png
 from tuner.results.other_gpus import read_other_gpus
 from tuner.results.plot import pareto_png
@@ -27,7 +27,7 @@ def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
     conditions: Sequence[str] = (),
     command: str = "",
     notes: Sequence[str] = (),
-    course_of: TimelineOf | None = None,
+    timeline_of: TimelineOf | None = None,
 ) -> View:
     """Write the files of `records`, and return what they show; see `write_view`."""
     view = build_view(
@@ -39,7 +39,7 @@ def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
         command=command,
         notes=notes,
     )
-    write_view(folder, view, course_of=course_of)
+    write_view(folder, view, timeline_of=timeline_of)
     return view
 
 
@@ -47,12 +47,12 @@ def write_view(
     folder: ResultsFolder,
     view: View,
     *,
-    course_of: TimelineOf | None = None,
+    timeline_of: TimelineOf | None = None,
     written_together: Collection[str] = (),
 ) -> None:
     """Write table, best, picture and report of what `view` shows.
 
-    `course_of` works out the memory over a step of what is recommended. `written_together`
+    `timeline_of` works out the memory over a step of what is recommended. `written_together`
     are the GPU types whose reports are written with this one, and which it links to.
 
     The small files come first. Each replaces its predecessor in one step, so whoever
@@ -62,13 +62,15 @@ def write_view(
     write_tables(folder, view)
     draw = pareto_png if view.is_default else objective_png
     write_atomically(folder.pareto_png, draw(view))
-    course = None
-    if view.best is not None and course_of is not None:
-        course = load_or_trace(folder.memory_course, view.best, course_of)
-        if course is not None:
-            write_atomically(folder.memory_course, utf8(course_json(course, view.best)))
+    timeline = None
+    if view.best is not None and timeline_of is not None:
+        timeline = load_or_trace(folder.memory_timeline, view.best, timeline_of)
+        if timeline is not None:
+            write_atomically(folder.memory_timeline, utf8(timeline_json(timeline, view.best)))
     others = read_other_gpus(folder, view.knobs, written_together)
-    write_atomically(folder.report_html, utf8(report_html(view, course=course, other_gpus=others)))
+    write_atomically(
+        folder.report_html, utf8(report_html(view, timeline=timeline, other_gpus=others))
+    )
 
 
 def write_tables(folder: ResultsFolder, view: View) -> None:

@@ -15,7 +15,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from tuner.records import Source, TrialRecord
 from tuner.tune.progress import Progress
-from tuner.tune.standing_numbers import StandingNumbers
+from tuner.tune.running_summary import RunningSummary
 
 PERIOD_S = 1.0
 """Gauges are set no more often; Ray itself collects metrics every few seconds."""
@@ -110,7 +110,7 @@ class SearchMetrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watched = {one.gpu: one for one in watched}
-        self._numbers = {one.gpu: StandingNumbers(one.memory_bytes) for one in watched}
+        self._numbers = {one.gpu: RunningSummary(one.memory_bytes) for one in watched}
         self._ratios: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._instruments = instruments()
         self._clock = clock

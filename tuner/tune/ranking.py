@@ -122,42 +122,42 @@ class Ranking:
         return self._slowest
 
 
-def give_up_rule(standing: Ranking, usable_bytes: int) -> GiveUp:
+def give_up_rule(ranking: Ranking, usable_bytes: int) -> GiveUp:
     """When a trial that starts now is to be given up: the measured front, at its slowest."""
-    return GiveUp(usable_bytes, standing.slowest())
+    return GiveUp(usable_bytes, ranking.slowest())
 
 
-def near_tie(standing: Ranking) -> Configuration | None:
+def near_tie(ranking: Ranking) -> Configuration | None:
     """What is to run again, because the front is not decided; None when it is.
 
     Two are tied when the intervals of their measured throughput overlap: neighbours on the
     front, of which the larger may not be faster at all, and whatever may be as fast as the
     fastest. The one with fewer runs goes first, then the faster one.
     """
-    front = [record for record in standing.front() if _interval(record) is not None]
+    front = [record for record in ranking.front() if _interval(record) is not None]
     if not front:
         return None
     fastest = front[-1]
     as_fast = [
-        (other, fastest) for other in standing.as_fast_as(_ends(fastest)[0]) if other is not fastest
+        (other, fastest) for other in ranking.as_fast_as(_ends(fastest)[0]) if other is not fastest
     ]
     neighbours = [(a, b) for a, b in itertools.pairwise(front) if _ends(a)[1] >= _ends(b)[0]]
     tied = {
         record.configuration: record
         for pair in (*neighbours, *as_fast)
         for record in pair
-        if len(standing.runs(record.configuration)) < MOST_RUNS
+        if len(ranking.runs(record.configuration)) < MOST_RUNS
     }
-    return min(tied, key=lambda c: (len(standing.runs(c)), -_rate(tied[c]), c.key), default=None)
+    return min(tied, key=lambda c: (len(ranking.runs(c)), -_rate(tied[c]), c.key), default=None)
 
 
-def to_verify(standing: Ranking, first: Objective = THROUGHPUT) -> Configuration | None:
+def to_verify(ranking: Ranking, first: Objective = THROUGHPUT) -> Configuration | None:
     """The best that fits in the first objective, unless it is verified; None also for nothing."""
-    fitting = [record for record in standing.fitting if first.gain(record) is not None]
+    fitting = [record for record in ranking.fitting if first.gain(record) is not None]
     if not fitting:
         return None
     best = max(fitting, key=lambda record: first.gain(record) or 0.0).configuration
-    tried = standing.verifications
+    tried = ranking.verifications
     failed = sum(not record.verified for record in tried)
     was_tried = any(record.configuration == best for record in tried)
     return None if was_tried or failed >= MOST_FAILED_VERIFICATIONS else best

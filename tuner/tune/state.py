@@ -202,13 +202,13 @@ class SearchState:
         last = (1 - REPEAT_SHARE) * self._request.trials <= self._trial_count
         if (reason is None and last) or reason in STOPPED_BY_WHAT_IS_LEFT:
             left = self._trial_count < self._request.trials and not self._request.objectives
-            tied = near_tie(self._standing) if left else None
+            tied = near_tie(self._ranking) if left else None
             if tied is not None and not self.open.includes(tied):
                 return Proposed(tied, PLAIN)
         ended = reason not in (None, StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPTED)
         if not (self._request.verify and ended) or len(self.open):
             return None
-        best = to_verify(self._standing, *self._request.objectives[:1])
+        best = to_verify(self._ranking, *self._request.objectives[:1])
         return None if best is None else Proposed(best, Instructions(verify=True))
 
     def _rule_for(self, configuration: Configuration) -> Instructions:
@@ -219,7 +219,7 @@ class SearchState:
         budget = MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0)
         if request.objectives:  # what is slow may still win in another objective
             return Instructions(give_up=GiveUp(budget.usable_bytes, ()))
-        return Instructions(give_up=give_up_rule(self._standing, budget.usable_bytes))
+        return Instructions(give_up=give_up_rule(self._ranking, budget.usable_bytes))
 
     @property
     def finished(self) -> bool:
@@ -308,7 +308,7 @@ class SearchState:
         """
         if record.verification:
             return
-        runs = self._standing.runs(record.configuration)
+        runs = self._ranking.runs(record.configuration)
         self._adapter.tell(pooled([run for run in runs if not run.verification]))
 
     def report(self, *, periodic: bool = False) -> None:
@@ -329,7 +329,7 @@ class SearchState:
         return self._budget.used_up(so_far, expected_gain=self._adapter.expected_gain)
 
     @property
-    def _standing(self) -> Ranking:
+    def _ranking(self) -> Ranking:
         """What the records say, worked out once for each outcome."""
         for record in self._tracker.records[self._stood.count :]:
             self._stood.add(record)

@@ -26,7 +26,7 @@ class Numbers:
     front_size: int
 
 
-class StandingNumbers:
+class RunningSummary:
     """Follows the records of one GPU type.
 
     Taking a record in costs the same however many there were; the front is worked out when it is
