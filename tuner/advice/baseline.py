@@ -13,6 +13,7 @@ from tuner.errors import InputError, Problem, nearest
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue
 from tuner.space import ApplyTarget, SearchSpace, configure
+from tuner.space.apply import is_meant
 from tuner.space.keypath import read_key
 
 
@@ -97,7 +98,7 @@ def _read(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> li
     found = [
         each
         for target in space.apply.values()
-        if _is_for(target, source.path)
+        if is_meant(source.path, target.files)
         for each in _mapped(space, source, target, problems)
     ]
     if not found and not problems:
@@ -115,10 +116,6 @@ def _nothing(space: SearchSpace, top: set[str]) -> str:
         "it has neither knobs of this space (micro_batch: 4) nor any key that the space names "
         "under apply"
     )
-
-
-def _is_for(target: ApplyTarget, path: Path) -> bool:
-    return target.file is None or path.match(target.file)
 
 
 def _flat(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> Iterator[_Found]:
