@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.cli import main
 from tuner.errors import UnavailableError
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Outcome, Status
@@ -228,3 +229,23 @@ def _folder(pid: int) -> Path | None:
         return (Path("/proc") / str(pid) / "cwd").readlink()
     except OSError:
         return None  # it has ended
+
+
+def test_a_trial_shows_the_command_that_ran_where_there_is_no_python(tmp_path, monkeypatch, capfd):
+    """Machines that have only `python3` run `python` as well: the one that runs tuner."""
+    (tmp_path / "script.py").write_text(TAGGED)
+    (tmp_path / "own.yaml").write_text(
+        'name: own\ncommand: [python, script.py, "--b={batch}"]\nknobs: {batch: [4, 8]}\n'
+    )
+    (tmp_path / "programs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
+    monkeypatch.setenv("COLUMNS", "100")
+    trial = ["trial", "--space", "own.yaml", "--gpu", "cpu", "--set", "batch=8"]
+    assert main.run([*trial, "--budget", "0.2s"]) == 0
+    out = capfd.readouterr().out
+    assert "python script.py --b=8" in out
+    assert "{batch}" not in out
+    # Whether its steps are micro-steps is not known, and optimizer steps are named already.
+    assert "optimizer step" in out
+    assert "micro-steps/s" not in out

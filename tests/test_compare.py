@@ -85,6 +85,22 @@ class TestBaseline:
         found = read_baseline(space, [path]).configuration
         assert (found["effective_batch"], found["grad_accum"]) == (16, 8)
 
+    def test_an_effective_batch_that_the_spaces_does_not_divide_is_read(self):
+        """12 x 6 beside a space that holds 64: the project's batch is 72."""
+        shipped = load_space("dynamo_t4")
+        text = "training: {batch_size: 12, gradient_accumulation_steps: 6}\n"
+        found = read_baseline(shipped, [write("config.yaml", text)]).configuration
+        assert {n: found[n] for n in ("micro_batch", "grad_accum", "effective_batch")} == {
+            "micro_batch": 12,
+            "grad_accum": 6,
+            "effective_batch": 72,
+        }
+
+    def test_the_ranks_of_a_trial_count_in_the_effective_batch(self, space):
+        path = write("now.yaml", "micro_batch: 2\ngrad_accum: 8\ngpus_per_trial: 2\n")
+        found = read_baseline(space, [path]).configuration
+        assert (found["effective_batch"], found["grad_accum"]) == (32, 8)
+
     def test_own_files_are_read_through_the_mapping_backwards(self, space):
         config = write("config.yaml", CONFIG.format(batch=1, accumulate=2, precision="bf16-mixed"))
         script = write("train.py", 'CONFIG = {"lora_r": 4, "max_length": 96}\n')

@@ -227,7 +227,8 @@ def _started_by(mark: str) -> list[int]:
 
 
 @needs_emulator
-def test_ctrl_c_ends_the_program_and_what_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_ends_the_program_and_what_it_started(tmp_path: Path, number: int) -> None:
     path = tmp_path / "program.py"
     path.write_text(
         "import subprocess, sys, time\n"
@@ -244,7 +245,7 @@ def test_ctrl_c_ends_the_program_and_what_it_started(tmp_path: Path) -> None:
     while not (tmp_path / "started").exists() or not (tmp_path / "started").read_text():
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
 
     assert process.wait(timeout=60) == 130
     child = int((tmp_path / "started").read_text())

@@ -408,17 +408,25 @@ def wait_for(condition, timeout_s: float = 300) -> None:
         time.sleep(0.02)
 
 
-def session_members(session: int) -> list[str]:
-    """Command lines of the processes of a session that are not defunct."""
+def session_ids(session: int) -> list[int]:
+    """The processes of a session that are not defunct."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             letter, _, _, member_of = stat.read_text().rpartition(")")[2].split()[:4]
-            command = (stat.parent / "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
         if int(member_of) == session and letter != "Z":
-            members.append(command)
+            members.append(int(stat.parent.name))
+    return members
+
+
+def session_members(session: int) -> list[str]:
+    """Their command lines."""
+    members = []
+    for pid in session_ids(session):
+        with contextlib.suppress(OSError):
+            members.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
     return members
 
 
@@ -426,17 +434,46 @@ def lines(journal: Path) -> int:
     return len(journal.read_text().splitlines()) if journal.exists() else 0
 
 
+def tell_group(process: subprocess.Popen[str], number: int) -> None:
+    """As terminals do."""
+    os.killpg(process.pid, number)
+
+
+def tell_twice(process: subprocess.Popen[str], number: int) -> None:
+    """As `timeout` does."""
+    os.kill(process.pid, number)
+    wait_for(Path(process.args[3] + ".heard").exists)
+    os.killpg(process.pid, number)
+
+
+def tell_everybody(process: subprocess.Popen[str], number: int) -> None:
+    """As schedulers that know all processes of a job do."""
+    for pid in session_ids(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("sleep_s", [0.5, 600.0])
-def test_ctrl_c_leaves_a_valid_journal_and_no_process(tmp_path, start_search, sleep_s):
-    """Between short trials, and in the middle of long ones; the whole group gets the signal."""
+@pytest.mark.parametrize(
+    ("tell", "number", "sleep_s"),
+    [
+        (tell_group, signal.SIGINT, 0.5),
+        (tell_group, signal.SIGINT, 600.0),
+        (tell_twice, signal.SIGTERM, 600.0),
+        (tell_everybody, signal.SIGTERM, 0.5),
+    ],
+)
+def test_a_stop_leaves_a_valid_journal_and_no_process(
+    tmp_path, start_search, tell, number, sleep_s
+):
+    """Between short trials, and in the middle of long ones."""
     journal = tmp_path / "trials.jsonl"
     child = start_search(journal, sleep_s)
     if sleep_s < 1:
         wait_for(lambda: lines(journal) >= 3)
     else:
         wait_for(lambda: any(".train" in m for m in session_members(child.pid)))
-    os.killpg(child.pid, signal.SIGINT)
+    tell(child, number)
     # Much less than what long trials would still take.
     out, err = child.communicate(timeout=300)
     assert (child.returncode, out.split(), err) == (0, ["True", str(lines(journal))], "")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,18 @@ class CpuTimes(NamedTuple):
 
     busy: int
     total: int
+
+
+def find_program(name: str, path: str | None = None) -> str | None:
+    """The path of a program: on PATH, else beside the Python that runs this; None where it is not.
+
+    `python` is that Python itself where a machine has only `python3`. `path` takes the place of
+    PATH.
+    """
+    found = shutil.which(name, path=path)
+    if found is None and os.sep not in name:
+        found = shutil.which(str(Path(sys.executable).with_name(name)))
+    return sys.executable if found is None and name == "python" else found
 
 
 def cpu_name() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tuner.apply.assign import assignments
 from tuner.apply.plan import make_plan
 from tuner.apply.write import replace_files
+from tuner.errors import InputError
 from tuner.space import configure, load_space
 
 SPACES = Path(__file__).parents[2] / "search_spaces"
@@ -77,6 +79,50 @@ def test_one_command_writes_the_configuration_and_every_stage(project):
     assert all(b.read_bytes() == changed[p.name].before for p, b in backups.items())
     again = make_plan(files, assignments(space, chosen))
     assert not again.changed
+
+
+@pytest.fixture
+def numbered(project):
+    """The same files by the names that the numbers of stages often get: 01_stage.yaml."""
+    for number in (1, 2, 3):
+        (project / f"stage_{number}.yaml").rename(project / f"0{number}_stage.yaml")
+    return project
+
+
+def test_stages_are_found_by_files_whose_names_begin_with_their_number(numbered):
+    space = load_space(str(SPACES / "naics_embedder.yaml"))
+    chosen = configure(space, {"micro_batch": 12, "mixed_precision": "fp16"})
+    plan = make_plan(sorted(numbered.iterdir()), assignments(space, chosen))
+    assert sorted(edit.path.name for edit in plan.changed) == [
+        "01_stage.yaml", "02_stage.yaml", "config.yaml",
+    ]  # fmt: skip
+    assert {a.stage for a in plan.missing} == {"stage4", "stage5"}
+
+
+@pytest.mark.parametrize(
+    "key", [".n_positives", "sampling.n_positives", "0*_stage.yaml:.n_positives"]
+)
+def test_a_key_of_ones_own_gets_the_value_of_each_stage(numbered, key):
+    space = load_space(str(SPACES / "naics_embedder.yaml"))
+    chosen = configure(space, {"micro_batch": 12, "mixed_precision": "fp16"})
+    wanted = assignments(space, chosen, targets=["stage1"], maps=[f"n_positives={key}"])
+    plan = make_plan(sorted(numbered.iterdir()), wanted)
+    after = {edit.path.name: edit.after.decode() for edit in plan.changed}
+    assert after == {
+        "01_stage.yaml": STAGE.format(name="s1", positives=64, negatives=24),
+        "02_stage.yaml": STAGE.format(name="s2", positives=16, negatives=24),
+    }
+
+
+def test_a_key_in_which_stages_differ_needs_files_of_stages(project):
+    space = load_space(str(SPACES / "naics_embedder.yaml"))
+    chosen = configure(space, {"micro_batch": 12, "mixed_precision": "fp16"})
+    wanted = assignments(space, chosen, targets=["config"], maps=["n_positives=.batch_size"])
+    with pytest.raises(InputError, match="none of the files is of a stage, and the stages differ"):
+        make_plan([project / "config.yaml"], wanted)
+    nowhere = dataclasses.replace(space, apply={})
+    with pytest.raises(InputError, match=r"the stages differ in n_positives \(64 in stage1, 16 in"):
+        assignments(nowhere, chosen, maps=["n_positives=.n_positives"])
 
 
 def test_a_stage_gets_what_was_searched_for_it_alone(project):

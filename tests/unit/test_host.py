@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tuner import host
@@ -51,3 +53,17 @@ def test_this_machine_answers():
     assert host.cpu_name()
     assert host.usable_memory_bytes() > 256 * 1024**2
     assert host.usable_cpus() >= 1
+
+
+def test_a_program_is_on_the_path_or_beside_python(tmp_path, monkeypatch):
+    for folder, name in (("bin", "python3"), ("bin", "trl"), ("other", "trl"), ("other", "nvcc")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python3"))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert host.find_program("trl") == str(tmp_path / "bin" / "trl")
+    assert host.find_program("trl", str(tmp_path / "other")) == str(tmp_path / "other" / "trl")
+    assert host.find_program("python") == sys.executable
+    assert host.find_program("nvcc") is None
+    assert host.find_program(str(tmp_path / "other" / "nvcc")) is not None
+    assert host.find_program("./python") is None

@@ -8,6 +8,7 @@ import pytest
 from program_samples import TOOLS, make_tools
 
 from tuner.errors import InputError, UnavailableError
+from tuner.host import find_program
 from tuner.program.program import read_program
 
 FILES = {
@@ -53,7 +54,8 @@ def test_a_trainer_beside_python_is_found(folder, monkeypatch):
     (folder / "c.yaml").write_text(FILES["Axolotl"][0])
     monkeypatch.setattr(sys, "executable", str(folder / "bin" / "python"))
     monkeypatch.setenv("PATH", str(folder))
-    assert read_program(["c.yaml"]).command[0] == str(folder / "bin" / "axolotl")
+    trainer = read_program(["c.yaml"]).command[0]
+    assert find_program(trainer) == str(folder / "bin" / "axolotl")
 
 
 def test_a_script_is_run_by_this_python_with_its_arguments(folder):

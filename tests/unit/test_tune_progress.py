@@ -35,6 +35,13 @@ def test_counts_best_and_time_left():
     assert tracker.at(143.0).eta_s == 12.0
 
 
+def test_more_known_trials_than_are_asked_for_are_all_that_there_are():
+    tracker = ProgressTracker(total=2, started_s=0.0)
+    for configuration in FITTING[:3]:
+        tracker.reuse(record_of(configuration))
+    assert progress_line(tracker.at(1.0)).startswith("3/3 done, ")
+
+
 def test_verification_is_counted_beside_the_trials():
     tracker = ProgressTracker(total=2, started_s=0.0)
     for name, record in (("a", record_of(FITTING[0])), ("b", record_of(FITTING[1]))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,10 @@ from tuner.errors import InputError, Problem, nearest
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue
 from tuner.space import ApplyTarget, SearchSpace, configure
+from tuner.space.apply import is_meant
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL
 from tuner.space.keypath import read_key
+from tuner.space.settings import default_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,11 @@ def _complete(
         # People write the accumulation down; the effective batch that they train with is theirs.
         accumulation = settings.get("grad_accum", found.get("grad_accum"))
         if accumulation is not None:
-            first = configure(
-                space, {k: v for k, v in wanted.items() if k in space.knobs}, strict=False
-            )
+            values = {**default_values(space), **wanted}
+            factors = ("micro_batch", GPUS_PER_TRIAL)
+            read = {n: space.terms[n].read(values[n]) for n in factors if n in values}
             rounds = space.terms["grad_accum"].read(accumulation)
-            wanted["effective_batch"] = int(str(first["micro_batch"])) * int(str(rounds))
+            wanted["effective_batch"] = math.prod(int(str(n)) for n in (*read.values(), rounds))
     configuration = configure(space, wanted, strict=False)
     notes = [
         f"{name}={show(found[name])} in the file is compared as {show(configuration[name])}, "
@@ -97,7 +101,7 @@ def _read(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> li
     found = [
         each
         for target in space.apply.values()
-        if _is_for(target, source.path)
+        if is_meant(source.path, target.files)
         for each in _mapped(space, source, target, problems)
     ]
     if not found and not problems:
@@ -115,10 +119,6 @@ def _nothing(space: SearchSpace, top: set[str]) -> str:
         "it has neither knobs of this space (micro_batch: 4) nor any key that the space names "
         "under apply"
     )
-
-
-def _is_for(target: ApplyTarget, path: Path) -> bool:
-    return target.file is None or path.match(target.file)
 
 
 def _flat(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> Iterator[_Found]:

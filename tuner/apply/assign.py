@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import fnmatch
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import InputError, Problem, unknown
+from tuner.expressions import show
 from tuner.records import Configuration, KnobValue
 from tuner.space import ApplyTarget, SearchSpace
+from tuner.space.apply import is_meant
 from tuner.space.keypath import KeyPath, read_key
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A value for a key. `file` is a pattern of the files that are meant, None for all.
+    """A value for a key. `files` are patterns of the files that are meant, none for all.
 
-    `required` marks what the user asked for: its key must be there.
+    `required` marks what the user asked for: its key must be there. `only` is the pattern of the
+    files that the user named for it.
     """
 
     key: KeyPath
     expression: str
     value: KnobValue
-    file: str | None = None
+    files: tuple[str, ...] = ()
     stage: str | None = None
     required: bool = False
+    only: str | None = None
 
     def is_for(self, path: Path) -> bool:
         """Whether the file at `path` is one of those that are meant."""
-        if self.file is None:
-            return True
-        text = path.as_posix()
-        return fnmatch.fnmatchcase(text, self.file) or fnmatch.fnmatchcase(text, f"*/{self.file}")
+        return is_meant(path, self.files) and (self.only is None or path.match(self.only))
 
 
 def assignments(
@@ -65,25 +66,45 @@ def assignments(
             key=read_key(key),
             expression=expression,
             value=value_of(space, expression, stages[t.stage] if t.stage else configuration),
-            file=t.file,
+            files=t.files,
             stage=t.stage,
         )
         for t in chosen
         for key, expression in t.keys.items()
         if expression not in replaced
     ]
-    result += [
-        Assignment(
-            key=key,
-            expression=expression,
-            value=value_of(space, expression, configuration),
-            file=file,
-            required=True,
-        )
-        for expression, file, key in own
-        if key is not None
-    ]
+    for text, (expression, file, key) in zip(maps, own, strict=True):
+        if key is not None:
+            asked = Assignment(
+                key, expression, value_of(space, expression, configuration),
+                required=True, only=file,
+            )  # fmt: skip
+            result += _by_stage(space, asked, stages, f"--map {text!r}")
     return result
+
+
+def _by_stage(
+    space: SearchSpace, asked: Assignment, stages: Mapping[str, Configuration], at: str
+) -> list[Assignment]:
+    """`asked` with the value of each stage in its own files, where the stages differ in it."""
+    values = {name: value_of(space, asked.expression, own) for name, own in stages.items()}
+    if not values:
+        return [asked]
+    if len(set(values.values())) == 1:
+        return [dataclasses.replace(asked, value=next(iter(values.values())))]
+    found = [
+        dataclasses.replace(asked, value=values[t.stage], files=t.files, stage=t.stage)
+        for t in space.apply.values()
+        if t.stage is not None and t.files
+    ]
+    if not found:
+        each = ", ".join(f"{show(value)} in {name}" for name, value in values.items())
+        raise InputError(
+            f"{at}: the stages differ in {asked.expression} ({each}), and the space does not say "
+            "which file is of which stage",
+            hint="name them in the space, under apply: {stage: ..., file: ..., keys: ...}",
+        )
+    return found
 
 
 def unmapped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -157,16 +158,21 @@ class _Planner:
             self.problems.append(Problem(text, source.at(place)))
 
     def missing(self, assignments: Sequence[Assignment]) -> list[Assignment]:
-        """Those of which no file has a key, one for each value that is meant."""
+        """Those of which no file has a key, one for each value that is meant.
+
+        What the user asked for is required in one file; stages may have none here.
+        """
         reached = {_meaning(a) for a in assignments if id(a) in self.met}
+        asked = {_asked(a) for a in assignments if a.required and id(a) in self.met}
         found: dict[object, Assignment] = {}
         for assignment in assignments:
             if id(assignment) in self.met:
                 continue
-            if assignment.required:
-                found[id(assignment)] = assignment
+            if assignment.required and _asked(assignment) not in asked:
+                found[_asked(assignment)] = assignment
             elif _meaning(assignment) not in reached:
-                found.setdefault(_meaning(assignment), assignment)
+                optional = dataclasses.replace(assignment, required=False)
+                found.setdefault(_meaning(assignment), optional)
         return list(found.values())
 
     def note_required(self, missing: Sequence[Assignment], sources: Sequence[SourceFile]) -> None:
@@ -194,6 +200,11 @@ def _meaning(assignment: Assignment) -> object:
     return assignment.expression, assignment.stage
 
 
+def _asked(assignment: Assignment) -> object:
+    """The entry of `--map` that the assignment is of."""
+    return assignment.key, assignment.expression, assignment.only
+
+
 def _refusal(source: SourceFile, place: Location, assignment: Assignment) -> Problem:
     return Problem(f"{place.problem}; it is to become {show(assignment.value)}", source.at(place))
 
@@ -204,7 +215,8 @@ def _not_there(assignment: Assignment, sources: Sequence[SourceFile]) -> Problem
     close = nearest(str(assignment.key).lstrip("."), paths)
     hint = f" (did you mean {close!r}?)" if close else ""
     if not meant:
-        return Problem(f"none of the files is {assignment.file!r}", f"--map {assignment.key}")
+        wanted = repr(assignment.only) if assignment.only else "of a stage, and the stages differ"
+        return Problem(f"none of the files is {wanted}", f"--map {assignment.key}")
     return Problem(f"there is no {assignment.key}{hint}", ", ".join(str(s.path) for s in meant))
 
 

@@ -75,5 +75,5 @@ def command(  # noqa: PLR0913 - one argument for each option
     if as_json:
         print_json({**best.to_dict(), "use": list(use)})
         return
-    echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject}")
+    echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject_of(best.configuration)}")
     print_recommendation(best, use=use)

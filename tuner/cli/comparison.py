@@ -68,8 +68,12 @@ def _numbers(
     yield "optimizer step", lambda e: e.speed.step_s, format_duration
     yield "samples/s", lambda e: e.speed.samples_per_s, significant
     yield "tokens/s", lambda e: e.speed.tokens_per_s, significant
-    yield "micro-steps/s", lambda e: e.speed.it_per_s, significant
+    yield "micro-steps/s", _micro_steps_per_s, significant
     yield "MFU", lambda e: e.speed.mfu, lambda share: f"{share:.1%}"
+
+
+def _micro_steps_per_s(evidence: Evidence) -> float | None:
+    return evidence.speed.it_per_s if evidence.speed.counts_micro_steps else None
 
 
 def params_text(ran: Measurement) -> str:

@@ -92,11 +92,12 @@ def _memory_text(evidence: Prediction | Measurement) -> str:
 
 def _speed_text(evidence: Prediction | Measurement) -> str:
     speed = evidence.speed
+    micro_steps = f"{significant(speed.it_per_s)} micro-steps/s, "
     mfu = f", MFU {speed.mfu:.0%}" if speed.mfu is not None else ""
     return (
         f"{significant(speed.samples_per_s)} samples/s, {significant(speed.tokens_per_s)} "
         f"tokens/s{_interval_text(evidence, 'tokens_per_s', significant)}, "
-        f"{significant(speed.it_per_s)} micro-steps/s, "
+        f"{micro_steps if speed.counts_micro_steps else ''}"
         f"{format_duration(speed.step_s)} an optimizer step{mfu}"
     )
 

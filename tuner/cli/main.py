@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import click
@@ -164,8 +166,15 @@ def _as_printable(error: click.ClickException) -> click.ClickException:
     return click.ClickException(text)
 
 
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Once: `timeout` sends SIGTERM twice, and the second is not to disturb the cleaning up."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. SIGTERM stops a command as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _stop)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A name that the terminal's encoding lacks is spelled out, and ends nothing.

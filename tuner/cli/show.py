@@ -177,7 +177,7 @@ def _show_trial(
     print_fields(
         [
             ("trial", f"{record.trial_id} of {record.started_at}"),
-            ("space", f"{target.space.name}: {target.space.subject}"),
+            ("space", f"{target.space.name}: {target.space.subject_of(record.configuration)}"),
             ("GPU", gpus_text(record.configuration, target.gpu)),
             ("ran on", record.device or ""),
             ("emulated", record.emulated_device or ""),

@@ -288,10 +288,11 @@ def print_trial(trial: Trial) -> None:
     if outcome.requested_bytes is not None:
         ended += f", {format_size(outcome.requested_bytes)} asked for"
     ran = outcome.ran
+    command = trial.space.subject_of(record.configuration) if trial.space.command else ""
     print_fields(
         [
             ("model", trial.space.model or ""),
-            ("command", str(trial.space.command or "")),
+            ("command", command),
             ("GPU", gpus_text(record.configuration, trial.gpu)),
             ("settings", settings_text(record.configuration)),
             ("numbers", trial.trials_on.text(trial.gpu)),

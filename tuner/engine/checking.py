@@ -19,12 +19,23 @@ from tuner.program.changes import Change, can_change, change
 from tuner.program.program import Program
 from tuner.program.settings import Setting
 from tuner.records import KnobValue
+from tuner.space.optimizers import OPTIMIZERS
 
 LEAST_GAIN = 0.02
 """A change that is faster by less is not worth a word."""
 
 FAR = 4
 """Beyond so many times the micro-batch a straight line is not drawn from it."""
+
+CHECKPOINTING_WAYS = frozenset(("unsloth", "offload", "offload_disk"))
+"""What Unsloth and Axolotl take for a way to checkpoint, in place of true."""
+
+FLASH_KERNELS = {
+    "flash_attention_2": ("kernels-community/flash-attn2",),
+    "flash_attention_3": ("kernels-community/vllm-flash-attn3",),
+}
+"""What transformers runs where the package of a name is not installed, from the hub
+(`modeling_flash_attention_utils.py`, transformers 5.23)."""
 
 Report = Callable[[str], None]
 """Called with what is done next."""
@@ -136,16 +147,20 @@ def ignored(
         if setting.value is not None
         and setting.problem is None
         and knob in found.settings
-        and not _same(setting.value, found.settings[knob])
+        and not is_same(setting.value, found.settings[knob])
     ]
 
 
-def _same(written: object, arrived: object) -> bool:
-    if isinstance(written, bool) or isinstance(arrived, bool):
-        # "unsloth" and the like are ways to checkpoint.
-        return bool(written) == bool(arrived)
+def is_same(written: object, arrived: object) -> bool:
+    """Whether a setting arrived as it was written, perhaps under another of its names."""
+    if isinstance(written, str) and isinstance(arrived, bool):
+        return (written in CHECKPOINTING_WAYS) == arrived
     if isinstance(written, str) and isinstance(arrived, str):
-        return written.removesuffix("_torch") == arrived or written in arrived or arrived in written
+        row = OPTIMIZERS.get(written)
+        kernels = FLASH_KERNELS.get(written, ())
+        return written == arrived or arrived in kernels or (
+            row is not None and row == OPTIMIZERS.get(arrived)
+        )  # fmt: skip
     return written == arrived
 
 

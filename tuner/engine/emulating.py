@@ -21,6 +21,7 @@ from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
 from tuner.errors import InputError
 from tuner.gpu import Gpu
+from tuner.host import find_program
 from tuner.records import MemoryBudget
 from tuner.runner.outcome import is_out_of_memory
 from tuner.runner.processes import end_marked
@@ -179,7 +180,7 @@ def emulate(
     says so, it is ended. Nothing of it is left when this returns or raises. Raises `InputError` for
     a command that does not exist, `UnavailableError` where nothing can be emulated.
     """
-    program = shutil.which(command[0])
+    program = find_program(command[0])
     if program is None:
         raise InputError(f"there is no program {command[0]!r}", hint="name one that is on PATH")
     torch = find_torch(interpreter_of(program))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from tuner.apply.place import Location
 from tuner.apply.source import READERS, SourceFile, read_places
 from tuner.errors import InputError, UnavailableError
+from tuner.host import find_program
 
 NOTEBOOK = ".ipynb"
 _SETTINGS_FILES = tuple(suffix for suffix in READERS if suffix != ".py")
@@ -100,7 +100,7 @@ def read_program(words: Sequence[str], folder: Path = Path()) -> Program:
         return _script(folder, words)
     if first.suffix in _SETTINGS_FILES:
         return _tool(folder, words)
-    if shutil.which(words[0]) is None:
+    if find_program(words[0]) is None:
         raise InputError(
             f"there is no program {words[0]!r}",
             hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
@@ -124,14 +124,11 @@ def _tool(folder: Path, words: Sequence[str]) -> Program:
             hint=f"name the command that reads it: tuner check --gpu GPU -- python train.py {path}",
         )
     command = [part.replace(_PLACEHOLDER, words[0]) for part in trainer.command]
-    if shutil.which(command[0]) is None:
-        beside = Path(sys.executable).with_name(command[0])
-        if not beside.exists():
-            raise UnavailableError(
-                f"{path} is a file of {trainer.name}, and {command[0]!r} is not installed",
-                hint="run tuner in the environment of the trainer, or name the command after --",
-            )
-        command[0] = str(beside)
+    if find_program(command[0]) is None:
+        raise UnavailableError(
+            f"{path} is a file of {trainer.name}, and {command[0]!r} is not installed",
+            hint="run tuner in the environment of the trainer, or name the command after --",
+        )
     return Program((*command, *words[1:]), {words[0]: source}, trainer.name, folder)
 
 

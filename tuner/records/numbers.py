@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -46,6 +47,15 @@ class Speed:
     tokens_per_s: Quantity
     mfu: Quantity | None
     breakdown_s: Mapping[str, Quantity] = field(default_factory=dict)
+
+    @property
+    def counts_micro_steps(self) -> bool:
+        """Whether `it_per_s` differs from optimizer steps a second.
+
+        It does not where steps have one micro-step, nor where nobody tells of micro-steps: of
+        commands and emulated programs only the updates are known.
+        """
+        return not math.isclose(self.it_per_s * self.step_s, 1, rel_tol=1e-3)
 
 
 @dataclass(frozen=True, slots=True)

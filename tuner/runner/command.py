@@ -12,7 +12,6 @@ import faulthandler
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import NoReturn
 
 from tuner import nvml
 from tuner.errors import InputError, UnavailableError
-from tuner.host import cpu_name
+from tuner.host import cpu_name, find_program
 from tuner.program.changes import change
 from tuner.program.program import read_program
 from tuner.program.running import runnable
@@ -200,11 +199,13 @@ def started(
             resource.setrlimit(resource.RLIMIT_DATA, (options.memory_limit_bytes, hard))
 
     with _words(command, configuration) as arguments:
+        environment = _environment(command, configuration, options)
+        program = _program(arguments[0], command.cwd, environment.get("PATH"))
         try:
             process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
-                arguments,
+                [program or arguments[0], *arguments[1:]],
                 cwd=command.cwd,
-                env=_environment(command, configuration, options),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -288,8 +289,8 @@ def _command(job: TrialJob) -> Command:
     return job.command
 
 
-def _program(name: str, cwd: str) -> str | None:
-    return shutil.which(str(Path(cwd, name)) if "/" in name else name)
+def _program(name: str, cwd: str, path: str | None = None) -> str | None:
+    return find_program(str(Path(cwd, name)) if "/" in name else name, path)
 
 
 def _gpu_index(options: MeasureOptions) -> int | None:

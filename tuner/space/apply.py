@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from yaml.nodes import MappingNode, Node
+from yaml.nodes import MappingNode, Node, SequenceNode
 
 from tuner.errors import InputError
-from tuner.space.document import Entry, Problems, mapping, scalar, suggestion
+from tuner.space.document import Entry, Problems, mapping, scalar, sequence, suggestion
 from tuner.space.keypath import read_key
 
 _PARTS = ("file", "stage", "keys")
@@ -18,14 +19,19 @@ _PARTS = ("file", "stage", "keys")
 class ApplyTarget:
     """One set of names: `keys` gives for each key path the expression of its value.
 
-    `file` is a pattern for the names of the files that are meant (None: any file). With `stage`
+    `files` are patterns for the names of the files that are meant (none: any file). With `stage`
     the values are those of that stage.
     """
 
     name: str
     keys: Mapping[str, str] = field(default_factory=dict)
-    file: str | None = None
+    files: tuple[str, ...] = ()
     stage: str | None = None
+
+
+def is_meant(path: Path, patterns: Collection[str]) -> bool:
+    """Whether `path` is of one of the patterns, name for name from its end; none mean any file."""
+    return not patterns or any(path.match(pattern) for pattern in patterns)
 
 
 def read_apply(entry: Entry, problems: Problems, nodes: dict[str, Node]) -> dict[str, ApplyTarget]:
@@ -40,10 +46,24 @@ def read_apply(entry: Entry, problems: Problems, nodes: dict[str, Node]) -> dict
         found[target.name] = ApplyTarget(
             name=target.name,
             keys=_keys(parts["keys"], target.at, problems, nodes) if "keys" in parts else {},
-            file=_text(parts.get("file"), problems),
+            files=_patterns(parts.get("file"), problems),
             stage=_text(parts.get("stage"), problems),
         )
     return found
+
+
+def _patterns(entry: Entry | None, problems: Problems) -> tuple[str, ...]:
+    """One pattern, or a list of them."""
+    if entry is None:
+        return ()
+    nodes = [entry.value]
+    if isinstance(entry.value, SequenceNode):
+        nodes = sequence(entry.value, problems, entry.at) or []
+    texts = [scalar(node, problems, entry.at) for node in nodes]
+    for node, text in zip(nodes, texts, strict=True):
+        if text == "":
+            problems.add(node, "a pattern is empty", at=entry.at)
+    return tuple(text for text in texts if text)
 
 
 def _text(entry: Entry | None, problems: Problems) -> str | None:

@@ -50,6 +50,10 @@ class Command:
         filled = [(text, fill(text, configuration)) for text in self.argv]
         return [value for text, value in filled if value or not text]
 
+    def line(self, configuration: Mapping[str, KnobValue]) -> str:
+        """What is run for `configuration`, in one line for a shell."""
+        return str(self) if self.is_program else shlex.join(self.arguments(configuration))
+
     def environment(self, configuration: Configuration) -> dict[str, str]:
         """What is set in its environment: `env`, and the configuration as JSON (TUNER_CONFIG)."""
         own = {name: fill(text, configuration) for name, text in self.env.items()}

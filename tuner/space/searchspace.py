@@ -103,6 +103,10 @@ class SearchSpace:
         """What is trained, for people: the model, else the command or code of the user's own."""
         return self.model or str(self.command or self.workload)
 
+    def subject_of(self, configuration: Configuration) -> str:
+        """The same for one configuration: its values are filled into the command."""
+        return self.command.line(configuration) if self.command else self.subject
+
     def predicted_model(self) -> str:
         """The model, for predictions. Raises `InputError` where nothing can be predicted."""
         if not self.predictable:

@@ -30,6 +30,12 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
     return settings
 
 
+def default_values(space: SearchSpace) -> dict[str, KnobValue]:
+    """The values of knobs and fixed names where nobody sets others."""
+    first = {name: knob.values[0] for name, knob in space.knobs.items()}
+    return {**space.fixed, **first, **(space.baseline or {})}
+
+
 def configure(
     space: SearchSpace, settings: Mapping[str, Any] | None = None, *, strict: bool = True
 ) -> Configuration:
@@ -40,8 +46,7 @@ def configure(
     """
     wanted = _read(space, settings or {}, strict=strict)
     space = _with_ranks(space, wanted)
-    first = {name: knob.values[0] for name, knob in space.knobs.items()}
-    values: dict[str, KnobValue] = {**space.fixed, **first, **(space.baseline or {})}
+    values = default_values(space)
     values |= {name: value for name, value in wanted.items() if name not in space.derived}
     _check_rules(space, values)
     full = space.complete(values)

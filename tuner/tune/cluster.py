@@ -23,7 +23,7 @@ from tuner.meanwhile import environment, log_level
 from tuner.runner.environment import DEVICE_ORDER
 from tuner.tune.growth import grows
 from tuner.tune.local_ray import started
-from tuner.tune.ray_private import nodes_not_printed, on_localhost
+from tuner.tune.ray_private import in_own_groups, nodes_not_printed, on_localhost
 from tuner.tune.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -165,7 +165,7 @@ def offered(address: str) -> Mapping[str, float]:
 
 def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
     """Start a cluster on this machine; returns the address of its dashboard, if it has one."""
-    with _visible(gpus), on_localhost():
+    with _visible(gpus), on_localhost(), in_own_groups():
         context = ray.init(
             address="local",
             num_cpus=cpus,

@@ -13,9 +13,10 @@ from typing import Any
 import optuna
 from ray import tune
 
-from tuner.errors import InputError
+from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.tune import cluster
+from tuner.tune.budget import StoppedBy
 from tuner.tune.candidates import Candidates
 from tuner.tune.capacity import FIXED_CLUSTER, GROWING_CLUSTER, OWN_CLUSTER, Capacity, Waiting
 from tuner.tune.concurrent import ConcurrentSearches, first_broken
@@ -199,11 +200,21 @@ def _run(
             on_decision=lambda index, seconds: watching.decided(requests[index].gpu.id, seconds),
         )
         if not searches.over:
-            with losses_said():
+            with _stopped_together(states), losses_said():
                 _run_trials(requests, searches, folder)
                 if any(state.failure for state in states):
                     require_alive()  # else the loss is the reason
         watching.progress(tuple(state.progress for state in states), now=True)
+
+
+@contextlib.contextmanager
+def _stopped_together(states: Sequence[SearchState]) -> Iterator[None]:
+    """Ray may be lost inside where the search is stopped: what stops all of a job stops Ray too."""
+    try:
+        yield
+    except UnavailableError:
+        if not all(state.stopped_by is StoppedBy.INTERRUPTED for state in states):
+            raise
 
 
 def _waiting(address: str | None, *, growing: bool) -> Waiting:

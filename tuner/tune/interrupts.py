@@ -1,6 +1,7 @@
 """Ctrl-C: the first one asks the search to end, the second one ends the program.
 
-So does a terminal that is closed, or a connection to it that breaks (SIGHUP).
+So do SIGTERM, however often (`timeout` sends it to its child and then to their group), and a
+terminal that is closed, or a connection to it that breaks (SIGHUP).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Interrupts:
     def __init__(self, on_first: Callable[[], None]) -> None:
         self._on_first = on_first
         self._seen = 0
+        self._terminated = False
         self._deferring = False
         self._signals: tuple[signal.Signals, ...] = SIGNALS
         if HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN:
@@ -71,6 +73,9 @@ class Interrupts:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and self._terminated:
+            return
+        self._terminated = self._terminated or number == signal.SIGTERM
         self._seen += 1
         if number == HANG_UP:
             self._leave_terminal()

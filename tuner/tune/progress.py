@@ -13,8 +13,8 @@ class Progress:
 
     `done` counts all trials that ended, with the `reused` ones, `oom` and `failed` among
     them. `best` is the fastest that fits. `eta_s` is None until enough trials have ended after the
-    first ones of all workers. `verified` counts the runs that measured the best again, beside
-    `done` and `total`.
+    first ones of all workers. `total` are those that are asked for, or known where that is more.
+    `verified` counts the runs that measured the best again, beside `done` and `total`.
     """
 
     done: int
@@ -71,13 +71,14 @@ class ProgressTracker:
 
     def at(self, now_s: float) -> Progress:
         """The state of the search at `now_s`."""
+        done = len(self.records) - self._verified
         return Progress(
-            done=len(self.records) - self._verified,
+            done=done,
             running=len(self._running),
             oom=self._oom,
             failed=self._failed,
             reused=self.reused,
-            total=self.total,
+            total=max(self.total, done),
             best=self.best,
             elapsed_s=now_s - self.started_s,
             eta_s=self._eta_s(now_s),

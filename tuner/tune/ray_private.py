@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from ray._private import ray_constants, worker
+from ray._private import ray_constants, services, worker
 from ray._private.node import Node
 from ray.experimental.internal_kv import _internal_kv_get
 
@@ -56,6 +56,26 @@ def on_localhost() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+class _OwnGroupPopen(services.ConsolePopen):  # type: ignore[misc] # Ray has no types
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, process_group=0)
+
+
+@contextlib.contextmanager
+def in_own_groups() -> Iterator[None]:
+    """The processes of a cluster that is started inside have process groups of their own.
+
+    Schedulers, `timeout` and terminals send their signals to whole groups: the search is to hear
+    them, and to end Ray afterwards. Ray itself only keeps SIGINT from its processes.
+    """
+    before = services.ConsolePopen
+    services.ConsolePopen = _OwnGroupPopen
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
 
 
 def node_here() -> Node | None:

@@ -298,8 +298,9 @@ class SearchState:
             self.open.take_back(ray_id)
 
     def fail(self, error: TunerError) -> None:
-        """The search cannot go on."""
-        self.failure = self.failure or error
+        """The search cannot go on; one that is interrupted need not."""
+        if self.stopped_by is not StoppedBy.INTERRUPTED:
+            self.failure = self.failure or error
 
     def _learn(self, record: TrialRecord) -> None:
         """Tell the sampler, of a configuration that ran again what all its runs say together.
