@@ -37,16 +37,15 @@ PAGE, RESULTS = ROOT / "docs" / "casebook.md", ROOT / "results"
 INTRODUCTION = """\
 # Casebook: five projects, as they were and as they could be
 
-Written by `python -m benchmarks.casebook`; every number of the tool is *predicted*, from the data
-sheets of the GPUs and with nothing calibrated. What the projects ran, reported and expected are
-facts of their public sources; *reported* was observed, *expected* was a guess. GB is as they
-printed it, GiB is 2^30 bytes. Times are those of examples at full length. "Fits" keeps 3 % of the
-GPU's memory free.
+Written by `python -m benchmarks.casebook`; all of the tool's numbers are *predicted*, uncalibrated,
+from the GPUs' data sheets. What the projects ran, *reported* (observed) and *expected* (guessed)
+comes from their public sources. GB is as they printed it, GiB is 2^30 bytes. Times are for examples
+at full length. "Fits" keeps 3 % of the GPU's memory free.
 
-Phases are the peaks of allocated memory; "device" is what `nvidia-smi` would show, allocator and
-CUDA context included. The recommended row is the fastest configuration that fits within the
-floors of the space: of the trials under [`results/`](../results/), or, where no search was run, of
-the predictions of the whole space.
+Phases show the peak of allocated memory; "device" is what `nvidia-smi` would show, allocator and
+CUDA context included. The recommended row is the fastest configuration that fits within the space's
+floors: of the trials under [`results/`](../results/), or, without a search, of the predictions of
+the whole space.
 """
 COLUMNS = (
     "configuration",

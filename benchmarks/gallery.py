@@ -24,12 +24,12 @@ INTRODUCTION = """\
 # Gallery: the best of every search
 
 Written by `python -m benchmarks.gallery` from the searches under [`results/`](../results/).
-*Predicted* is what no GPU was used for; *measured* was trained on the device named. "Gain" is the
-throughput over that of the space's baseline, at the same effective batch; times and costs are of
-training only, every example at full length. Each report is one file that loads nothing from
-elsewhere: the front with each trial, memory over a step, each knob, the table. `tuner best --space
-qlora27b --gpu a6000` prints a row in full, and `tuner best --space qlora27b --gpu all` compares the
-GPU types of a space.
+*Predicted* rows used no GPU; *measured* ones trained on the device named. "Gain" is the throughput
+over that of the space's baseline, at the same effective batch; times and costs are of training
+only, every example at full length. Each report is one file that loads nothing from the network: the
+front with each trial, memory over a step, each knob, the table. `tuner best --space qlora27b --gpu
+a6000` prints a row in full, and `tuner best --space qlora27b --gpu all` compares the GPU types of a
+space.
 """
 COLUMNS = ("GPU", "", "memory", "samples/s", "gain", "epoch", "cost of an epoch", "files")
 

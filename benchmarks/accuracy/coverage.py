@@ -322,28 +322,27 @@ _HEADER = (
 _INTRO = """\
 # Do the 90 % intervals hold?
 
-Published runs (`benchmarks/accuracy/measured_runs.csv`), each held out and predicted again.
+Each published run (`benchmarks/accuracy/measured_runs.csv`) is held out and predicted again.
 Written by `python -m benchmarks.accuracy.coverage --markdown docs/accuracy_coverage.md`.
 
 - **nothing, the shipped prior**: what a user gets before any trial. The prior's constants come
   from these rows, so this is not held out.
-- **another GPU**: what the rows of other GPUs let expect of a GPU never seen. Two or three GPU
-  types do not tell how much GPU types differ, so the prior is not the one that suits them best:
-  all priors count, each as probable as those rows make it. The one that suits best covered
-  74 % of reserved and 78 % of step times. For reserved and device memory only priors count that
-  let the scatter of GPUs and programs differ by a factor e or more: with all, 8.1 % of rows were
-  above, all of them on the A100 (20 % of its rows), whose programs scatter more than the one
-  program of the T4 and the RTX 4080. Widening by what one of these two says of the other
-  (conformal, one GPU left out) changes nothing, as each covers the other.
+- **another GPU**: what the rows of other GPUs predict for a GPU never seen. Two or three GPU types
+  do not show how much GPU types differ, so all priors count, each as probable as those rows make
+  it; the best-fitting one alone covered 74 % of reserved and 78 % of step times. For reserved and
+  device memory, only priors count that let the scatter of GPUs and programs differ by a factor e
+  or more: with all, 8.1 % of rows were above, all of them on the A100 (20 % of its rows), whose
+  programs scatter more than the one program of the T4 and the RTX 4080. Widening by what one of
+  these two says of the other (conformal, one GPU left out) changes nothing, as each covers the
+  other.
 - **same GPU**: calibrated on other rows of the same GPU type, program and machine (for step
   times: the file that the rows were published in), never on the row or a repetition of its
   configuration. One configuration took 15 % longer on one of two days on a T4; the line "other
   machines too" mixes them, and "any program" also mixes programs.
-- The model's fixed cost of a micro-step, the split by machine and the sets of priors were decided
-  with these rows in view; what is fitted is fitted without the row that is held out.
+- The model's fixed cost of a micro-step, the split by machine and the sets of priors were chosen
+  with these rows in view; fits leave out the held-out row.
 - Grade B step times are of one program with 4-bit runs in fp32 (see [accuracy.md](accuracy.md)).
-  Its errors fall into two clusters, which one factor cannot correct: the interval becomes wide
-  instead.
+  Its errors fall into two clusters, which one factor cannot correct, so the interval is wide.
 
 "upper / lower end" is the median ratio of the ends: 1.10 is about 5 % to each side.
 """

@@ -95,7 +95,7 @@ def _head(arguments: argparse.Namespace) -> str:
     return f"""# Search benchmark: all tables
 
 Written by `python -m benchmarks.search --report-only --csv {arguments.csv} \
---markdown {arguments.markdown}`; [guided-search.md](guided-search.md) says what the words mean.
+--markdown {arguments.markdown}`; [guided-search.md](guided-search.md) explains the terms.
 
 """
 

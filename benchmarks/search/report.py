@@ -141,7 +141,7 @@ def verdicts(rows: Sequence[Row]) -> str:
         ratio = mine / trials
         mark = "at most " if censored else ""
         fewest = _median(r.fewest_to_99 for r in own if not math.isnan(r.fewest_to_99))
-        least = "" if math.isnan(fewest) else f"; who knows the truth needs {fewest:.1f}"
+        least = "" if math.isnan(fewest) else f"; an oracle needs {fewest:.1f}"
         lines += [
             f"{table}: 99 % of the hypervolume after {mine:.1f} trials (median), {best} "
             f"{'not within' if censored else 'after'} {trials:.0f}: {mark}1/{1 / ratio:.1f} "
@@ -190,8 +190,9 @@ def _best_optuna(rows: Sequence[Row]) -> tuple[str, float, bool]:
 
 
 def _lines(rows: Sequence[Row], key: str) -> str:
+    first = "scenario" if key == "world" else key
     head = (
-        f"| {key} | replays | trials each | trials to 90 % | trials to 99 % | GPU hours to 99 % "
+        f"| {first} | replays | trials each | trials to 90 % | trials to 99 % | GPU hours to 99 % "
         "| volume after 12 / 40 / 150 trials | volume after 1 / 3 / 10 GPU hours | OOM "
         "| wasted time | regret after 12 | regret at the end | ms per decision |"
     )
