@@ -67,15 +67,7 @@ def _build(
     for number, encoder in enumerate(model.encoders):
         if settings.gradient_checkpointing:
             enable_checkpointing(encoder, environment, settings.step.autocast_dtype)
-        adapted = add_adapter(encoder, adapters, environment, "default")
-        _freeze_pooler(adapted)
-        model.encoders[number] = adapted
+        # Poolers are among all linear layers: their adapters are trainable and never get a gradient.
+        model.encoders[number] = add_adapter(encoder, adapters, environment, "default")
     model.train()
     return model
-
-
-def _freeze_pooler(encoder: torch.nn.Module) -> None:
-    """No loss reaches the pooler of an encoder whose tokens are averaged, nor its adapter."""
-    for name, parameter in encoder.named_parameters():
-        if "pooler" in name:
-            parameter.requires_grad_(False)
