@@ -208,8 +208,6 @@ def test_any_text_is_changed_in_one_value_or_refused(folder, text, value):
 @pytest.mark.parametrize(
     ("text", "key", "reason"),
     [
-        ("a: &x 4\nb: *x\n", "a", "has an anchor, and aliases"),
-        ("a: &x 4\nb: *x\n", "b", "is an alias of what stands in line 1"),
         ("a: &x {c: 4}\nb: *x\n", "a.c", "has an anchor, and aliases"),
         ("a: &x {c: 4}\nb: *x\n", "b.c", "is an alias"),
         ("a: &x {c: 4}\nb: {<<: *x, d: 1}\n", "b.c", "comes from a merge key"),

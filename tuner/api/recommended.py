@@ -11,6 +11,7 @@ from tuner.api.values import as_texts
 from tuner.engine.applying import applying
 from tuner.engine.exporting import export_recommended
 from tuner.engine.target import Target
+from tuner.engine.user_program import require_way
 from tuner.errors import InputError
 from tuner.results import best as results
 
@@ -54,6 +55,8 @@ class Recommendation(results.BestTrial):
         keys: Mapping[str, str | None] | None = None,
         mappings: str | Sequence[str] = (),
         dry_run: bool = False,
+        program: str | Sequence[str] = (),
+        check: str = "read",
     ) -> Applied:
         """Write the values into your own YAML, JSON, TOML or Python files: `tuner apply`.
 
@@ -65,9 +68,12 @@ class Recommendation(results.BestTrial):
         `keys` says where values belong, as `--map` does: "train.batch_size", ".batch_size"
         (anywhere) or "FILE:KEY", and None leaves a knob out; `mappings` names those of the space
         that are used, as `--as`. Only the values change, and a dated copy of each file is kept
-        beside it. Raises one `InputError` with everything that cannot be done safely, and then
-        nothing is written.
+        beside it. `check` is how values are seen to reach the training, as in `--check`: "read",
+        "emulate" or "none"; `program` has the words that start it. Raises one `InputError` with
+        everything that cannot be done safely or does not arrive, and then nothing is written.
         """
+        from tuner.engine.arriving import look  # numpy, which takes a while
+
         if not files:
             raise InputError("apply names no file", hint="name the files to change")
         found = applying(
@@ -76,7 +82,10 @@ class Recommendation(results.BestTrial):
             [Path(file) for file in files],
             targets=as_texts(mappings),
             maps=[f"{name}={key or ''}" for name, key in (keys or {}).items()],
+            words=as_texts(program),
         )
+        require_way(check)
+        look(found.user, found.plan.files, found.wanted, self.target.gpu, way=check).require()
         backups = {} if dry_run or not found.plan.changed else found.write()
         return Applied(found.difference, found.rest, backups)
 

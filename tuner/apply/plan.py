@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.apply.assign import Assignment
+from tuner.apply.comments import stale_comments
 from tuner.apply.place import Location, NotWritableError
 from tuner.apply.source import Edit, SourceFile, open_source
 from tuner.errors import InputError, Problem, nearest
 from tuner.expressions import show
+from tuner.space.keypath import Path as KeySteps
 from tuner.space.keypath import show_path
 
 Span = tuple[int, int]
@@ -39,10 +41,16 @@ class FileEdit:
 
 @dataclass(frozen=True, slots=True)
 class EditPlan:
-    """What is to be written. `missing` has each value that no file has a key for."""
+    """What is to be written.
+
+    `missing` has each value that no file has a key for, `reached` each that a file has one for.
+    `notes` say what changes with a value, or still names the old one.
+    """
 
     files: tuple[FileEdit, ...]
     missing: tuple[Assignment, ...]
+    reached: tuple[Assignment, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def changed(self) -> tuple[FileEdit, ...]:
@@ -50,23 +58,33 @@ class EditPlan:
         return tuple(file for file in self.files if file.before != file.after)
 
 
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What is known of the program that the files belong to.
+
+    Where a Python file has a name in place of a value, `set_at` says where that is set. `used` are
+    the paths of the values in a file that the program takes its settings from.
+    """
+
+    set_at: Callable[[SourceFile, Location], Location | None] = lambda source, place: None
+    used: Callable[[SourceFile], Collection[KeySteps]] = lambda source: ()
+
+
 def make_plan(
-    paths: Sequence[Path],
-    assignments: Sequence[Assignment],
-    set_at: Callable[[SourceFile, Location], Location | None] = lambda source, place: None,
+    paths: Sequence[Path], assignments: Sequence[Assignment], following: Following | None = None
 ) -> EditPlan:
     """How `assignments` are written into the files at `paths`; nothing is written here.
 
-    A value goes to every file that has its key, or to those that the assignment names. Where a
-    Python file has a name in place of the value, `set_at` says where that is set.
+    A value goes to every file that has its key, or to those that the assignment names.
     Raises one `InputError` with everything that cannot be done safely.
     """
-    planner = _Planner(set_at)
+    planner = _Planner(following or Following())
     sources = planner.open(paths)
     for assignment in assignments:
         for source in sources:
             if assignment.is_for(source.path):
                 planner.assign(source, assignment)
+    planner.note_entries()
     missing = planner.missing(assignments)
     planner.note_required(missing, sources)
     if not planner.problems and not planner.met:
@@ -80,7 +98,9 @@ def make_plan(
             problems=planner.problems,
             hint="name another key with --map KNOB=KEY, or leave a value out with --map KNOB=",
         )
-    return EditPlan(tuple(edits), tuple(missing))
+    reached = tuple(a for a in assignments if id(a) in planner.met)
+    notes = [note for source in sources for note in planner.notes(source)]
+    return EditPlan(tuple(edits), tuple(missing), reached, tuple(notes))
 
 
 @dataclass(slots=True)
@@ -91,12 +111,13 @@ class _Planner:
     value from elsewhere, which is fine where that is written.
     """
 
-    set_at: Callable[[SourceFile, Location], Location | None]
+    following: Following
     problems: list[Problem] = field(default_factory=list)
     wanted: dict[Path, dict[Span, Edit]] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
     written: set[object] = field(default_factory=set)
     deferred: list[tuple[Assignment, Problem]] = field(default_factory=list)
+    entries: dict[_Entries, list[tuple[Assignment, list[Location]]]] = field(default_factory=dict)
 
     def open(self, paths: Sequence[Path]) -> list[SourceFile]:
         seen: set[Path] = set()
@@ -122,9 +143,8 @@ class _Planner:
         places = [p for p in places if not p.is_reference] or self._followed(source, places)
         place = places[0]
         if len(places) > 1:
-            where = ", ".join(f"line {p.line} ({show_path(p.path)})" for p in places)
-            text = f"{assignment.key} is there {len(places)} times: {where}"
-            self.problems.append(Problem(text, str(source.path)))
+            entries = _Entries.of(source, places)
+            self.entries.setdefault(entries, []).append((assignment, places))
         elif place.is_reference and not assignment.required:
             self.deferred.append((assignment, _refusal(source, place, assignment)))
         else:
@@ -134,9 +154,37 @@ class _Planner:
         """Where the values of references are set; the references, where that is not known."""
         if source.path.suffix not in (".py", ".ipynb"):
             return places
-        targets = [self.set_at(source, place) for place in places]
+        targets = [self.following.set_at(source, place) for place in places]
         found = {target.start: target for target in targets if target is not None}
         return list(found.values()) if found and None not in targets else places
+
+    def note_entries(self) -> None:
+        """Settle keys that are there several times, by the entry that the program uses.
+
+        One choice that is open is one problem, however many keys stand below it.
+        """
+        for entries, waiting in self.entries.items():
+            used = entries.used(self.following.used(entries.source))
+            for assignment, places in waiting:
+                if used is not None:
+                    [place] = [p for p in places if entries.name_in(p) == used]
+                    self._change(entries.source, place, assignment)
+            if used is None:
+                self.problems.append(entries.problem(waiting))
+                self.written.update(_meaning(a) for a, _ in waiting)  # that is said once
+
+    def notes(self, source: SourceFile) -> Iterator[str]:
+        """What changes with a value of a file, and comments that name the old one."""
+        edits = [e for e in self.wanted[source.path].values() if e.text != e.place.raw]
+        for edit in edits:
+            span = (edit.place.start, edit.place.end)
+            for place in source.places if edit.place.language == "yaml" else ():
+                if (place.start, place.end) == span and place.path != edit.place.path:
+                    yield (
+                        f"{source.path}: {show_path(place.path)} is an alias of "
+                        f"{show_path(edit.place.path)}, and becomes {show(edit.value)} too"
+                    )
+        yield from stale_comments(source, edits)
 
     def _change(self, source: SourceFile, place: Location, assignment: Assignment) -> None:
         self.written.add(_meaning(assignment))
@@ -206,7 +254,69 @@ def _asked(assignment: Assignment) -> object:
 
 
 def _refusal(source: SourceFile, place: Location, assignment: Assignment) -> Problem:
-    return Problem(f"{place.problem}; it is to become {show(assignment.value)}", source.at(place))
+    text = f"{place.problem}; it is to become {show(assignment.value)}"
+    return Problem(f"{text}: {source.line(place)}", source.at(place))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entries:
+    """Entries of one mapping (`MODELS["7b"]`, `MODELS["27b"]`) that have the same key.
+
+    `prefix` is the path of the mapping, `names` are the entries; without names the places are
+    simply several.
+    """
+
+    source: SourceFile
+    prefix: KeySteps
+    names: tuple[str | int, ...]
+
+    def __hash__(self) -> int:
+        return hash((self.source.path, self.prefix, self.names))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Entries) and (
+            (self.source.path, self.prefix, self.names)
+            == (other.source.path, other.prefix, other.names)
+        )
+
+    @classmethod
+    def of(cls, source: SourceFile, places: Sequence[Location]) -> _Entries:
+        """The entries that `places` stand in."""
+        paths = [place.path for place in places]
+        depth = next(
+            (n for n, steps in enumerate(zip(*paths, strict=False)) if len(set(steps)) > 1), 0
+        )
+        names = tuple(path[depth] if depth < len(path) else "" for path in paths)
+        return cls(source, paths[0][:depth], names if len(set(names)) == len(names) else ())
+
+    def name_in(self, place: Location) -> str | int:
+        """The entry that a place stands in."""
+        return place.path[len(self.prefix)]
+
+    def used(self, paths: Collection[KeySteps]) -> str | int | None:
+        """The only entry that the values at `paths` stand in; None where there is not one."""
+        depth = len(self.prefix)
+        found = {
+            path[depth]
+            for path in paths
+            if path[:depth] == self.prefix and len(path) > depth and path[depth] in self.names
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def problem(self, waiting: Sequence[tuple[Assignment, list[Location]]]) -> Problem:
+        """That nobody knows which entry is meant; the lines to change by hand."""
+        assignment, places = waiting[0]
+        where = ", ".join(f"line {p.line} ({show_path(p.path)})" for p in places)
+        if len(waiting) == 1:
+            text = f"{assignment.key} is there {len(places)} times: {where}"
+            return Problem(text, str(self.source.path))
+        values = ", ".join(f"{a.key} = {show(a.value)}" for a, _ in waiting)
+        text = (
+            f"{len(waiting)} keys are there {len(places)} times, {assignment.key} in {where}: name "
+            "the program that is trained, with its arguments, after --, or change those of its "
+            f"entry by hand: {values}"
+        )
+        return Problem(text, str(self.source.path))
 
 
 def _not_there(assignment: Assignment, sources: Sequence[SourceFile]) -> Problem:

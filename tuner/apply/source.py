@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,12 @@ class SourceFile:
         """Where a place is, for people: "config.yaml:12 train.batch"."""
         line = f":{place.line}" if place.line else ""  # nobody knows every line of a TOML file
         return f"{self.path}{line} {show_path(place.path)}"
+
+    def line(self, place: Location) -> str:
+        """The line that a place begins in, as it stands there."""
+        text = self.data.decode("utf-8")
+        start = max(text.rfind("\n", 0, place.start), text.rfind("\r", 0, place.start)) + 1
+        return re.split(r"[\r\n]", text[start:], maxsplit=1)[0].strip()
 
     def find(self, key: KeyPath) -> list[Location]:
         """The places that `key` names; a literal that has two names is there once.

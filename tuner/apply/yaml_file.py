@@ -23,6 +23,7 @@ from tuner.space.keypath import Path, show_path
 _TAG = "tag:yaml.org,2002:"
 _LINE_BREAK = re.compile("[\n\r\x85\u2028\u2029]")
 _INTERPOLATION = re.compile(r"\$\{|\{\{")
+_ANCHOR = re.compile(r"&\S+[ \t]+")
 _MAX_DEPTH = 60
 
 
@@ -87,11 +88,15 @@ class _Document:
 
     def _walk(self, node: Node, spot: _Spot) -> Iterator[Location]:
         if id(node) in self.seen:
-            yield self._blocked(node, spot, "is an alias of what stands in", node)
+            if isinstance(node, ScalarNode):
+                yield self._scalar(node, spot)  # an alias is another name of the same value
+            else:
+                yield self._blocked(node, spot, "is an alias of what stands in", node)
             return
         self.seen.add(id(node))
         problem = spot.problem
-        if problem is None and self.references[id(node)] > 1:
+        is_shared = self.references[id(node)] > 1 and not isinstance(node, ScalarNode)
+        if problem is None and is_shared:
             problem = "has an anchor, and aliases of it stand elsewhere"
         if problem is None and len(spot.path) > _MAX_DEPTH:
             problem = "is nested too deeply"
@@ -148,12 +153,15 @@ class _Document:
         )
 
     def _scalar(self, node: ScalarNode, spot: _Spot) -> Location:
-        raw = self.text[node.start_mark.index : node.end_mark.index]
+        start = node.start_mark.index
+        anchor = _ANCHOR.match(self.text, start, node.end_mark.index)
+        start = anchor.end() if anchor else start
+        raw = self.text[start : node.end_mark.index]
         value, problem = _scalar_value(node, raw)
         problem = spot.problem or problem
         quote = raw[:1] if raw[:1] in ("'", '"') else ""
         return self._place(
-            node, spot, value=None if problem else value, problem=problem, quote=quote
+            node, spot, value=None if problem else value, problem=problem, quote=quote, start=start
         )
 
     def _sequence(self, node: SequenceNode, spot: _Spot) -> Location:
@@ -176,8 +184,10 @@ class _Document:
         value: Value = None,
         problem: str | None = None,
         quote: str = "",
+        start: int | None = None,
     ) -> Location:
-        start, end = node.start_mark.index, node.end_mark.index
+        start = node.start_mark.index if start is None else start
+        end = node.end_mark.index
         return Location(
             path=spot.path,
             line=node.start_mark.line + 1,

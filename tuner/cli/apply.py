@@ -18,6 +18,9 @@ from tuner.cli.options import (
 from tuner.engine.applying import Applying, applying
 from tuner.engine.recommendation import recommended
 from tuner.engine.target import load_target
+from tuner.engine.user_program import WAYS
+from tuner.expressions import show
+from tuner.gpu import Gpu
 from tuner.terminal.render import echo
 from tuner.units import format_size
 
@@ -28,6 +31,7 @@ from tuner.units import format_size
         "tuner apply --space qlora27b --gpu a6000 --to train.py --dry-run",
         "tuner apply --space qlora27b --gpu a6000 --to conf/config.yaml \\",
         "    --map micro_batch=data_loader.batch_size --map optimizer=",
+        "tuner apply --space qwen7b_lora --gpu rtx3090 --to config.py -- train.py --epochs 3",
     ),
 )
 @space_option()
@@ -59,9 +63,18 @@ from tuner.units import format_size
     metavar="NAME",
     help="Use only this one of the mappings that the space names under apply; repeatable.",
 )
+@click.option(
+    "--check",
+    "way",
+    type=click.Choice(WAYS),
+    help="How to see that the values reach the training before they are written: emulate runs "
+    "the changed program for a step, read looks into its files, none does neither. [default: "
+    "emulate where that can be, else read]",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would change, and write nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @results_option
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(  # noqa: PLR0913 - one argument for each option
     *,
     space_name: str,
@@ -76,15 +89,19 @@ def command(  # noqa: PLR0913 - one argument for each option
     files: tuple[Path, ...],
     maps: tuple[str, ...],
     targets: tuple[str, ...],
+    way: str | None,
     dry_run: bool,
     yes: bool,
     results: Path,
+    program: tuple[str, ...],
 ) -> None:
     """Write the recommended values into your own configuration files.
 
     Only the values change: comments, order, quotes and line ends stay as they are, byte by
     byte. The difference is shown first, and a dated copy of each file is kept beside it. What
-    cannot be written safely is said, all at once, and then nothing is written (exit code 2).
+    cannot be written safely is said, all at once, and then nothing is written (exit code 2). So
+    is a value that does not reach the training: PROGRAM, after --, is the script or the command
+    that takes its settings from the files, by default the file itself.
     """
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
@@ -100,9 +117,11 @@ def command(  # noqa: PLR0913 - one argument for each option
         used_bytes = best.evidence.memory.device_bytes
         sizes = f"{format_size(used_bytes)} of {format_size(best.memory_bytes)}"
         echo(f"fits: {sizes} {best.limit_text}", err=True)
-    found = applying(target.space, best, files, targets=targets, maps=maps)
+    found = applying(target.space, best, files, targets=targets, maps=maps, words=program)
     plan = found.plan
     _show(found)
+    if way != "none":
+        _check(found, target.gpu, way)
     if dry_run or not plan.changed:
         return
     if yes or click.confirm(f"Write {_names(plan)}?", err=True):
@@ -123,6 +142,24 @@ def _show(found: Applying) -> None:
         echo("not in these files, so set it where your project does:", err=True)
         for text in found.rest:
             echo(f"  {text}", err=True)
+
+
+def _check(found: Applying, gpu: Gpu, way: str | None) -> None:
+    """Say how each value arrives. Raises `InputError` where one does not."""
+    from tuner.engine.arriving import look  # numpy, for which no other command need wait
+
+    arrivals = look(found.user, found.plan.files, found.wanted, gpu, way=way)
+    for note in (*found.plan.notes, *arrivals.notes):
+        echo(f"note: {note}", err=True)
+    arrivals.require()
+    seen: dict[str, list[str]] = {}
+    for value in arrivals.values:
+        seen.setdefault(value.seen, []).append(f"{value.knob}={show(value.wanted)}")
+    for how, texts in seen.items():
+        if how:
+            echo(f"arrives ({how}): {' '.join(texts)}", err=True)
+    if "" in seen:
+        echo(f"not seen to arrive: {' '.join(seen[''])}", err=True)
 
 
 def _names(plan: EditPlan) -> str:

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.apply.assign import Assignment, assignments, unmapped
-from tuner.apply.plan import EditPlan, FileEdit, make_plan
+from tuner.apply.comments import stale_comments
+from tuner.apply.place import Location
+from tuner.apply.plan import EditPlan, FileEdit, Following, make_plan
+from tuner.apply.source import Edit, SourceFile, open_source
 from tuner.apply.write import replace_files
+from tuner.engine.user_program import UserProgram, user_program
 from tuner.errors import InputError
 from tuner.expressions import show
 from tuner.program.changes import change
-from tuner.program.names import set_at
+from tuner.program.names import Script, set_at
 from tuner.program.program import read_program
-from tuner.program.settings import NAMES, Setting, find_settings
-from tuner.records import Configuration
+from tuner.program.settings import NAMES, Setting, find_settings, scripts_of
+from tuner.records import Configuration, KnobValue
 from tuner.results.best import BestTrial
 from tuner.space import SearchSpace
 from tuner.space.command import Command
+from tuner.space.keypath import Path as KeySteps
 
 
 @dataclass(frozen=True, slots=True)
 class Applying:
-    """What is to be written; `rest` are texts of values that no file has a key for."""
+    """What is to be written.
+
+    `rest` are texts of values that no file has a key for, `wanted` are the values by knob that the
+    files then say, and `user` is the program that takes them.
+    """
 
     plan: EditPlan
     rest: tuple[str, ...]
+    wanted: Mapping[str, KnobValue]
+    user: UserProgram
 
     @property
     def difference(self) -> str:
@@ -49,20 +61,70 @@ def applying(
     *,
     targets: Sequence[str] = (),
     maps: Sequence[str] = (),
+    words: Sequence[str] = (),
 ) -> Applying:
     """How the recommended values are written into `files`; nothing is written here.
 
-    `targets` and `maps` say where values belong, as `--as` and `--map` do. Raises one
-    `InputError` with everything that cannot be done safely.
+    `targets` and `maps` say where values belong, as `--as` and `--map` do; `words` start the
+    program that the files are of. Raises one `InputError` with everything that cannot be done
+    safely.
     """
     if space.command is not None and space.command.is_program and not targets and not maps:
         return _into_program(space.command, best.configuration, files)
     wanted = assignments(space, best.configuration, targets=targets, maps=maps)
-    plan = make_plan(files, wanted, set_at)
+    user = user_program(_readable(files), words)
+    plan = make_plan(files, wanted, following(user))
     rest = [_missing_text(assignment) for assignment in plan.missing]
     for name in unmapped(space, wanted, maps):
         rest.append(f"{name} = {show(best.configuration[name])}")
-    return Applying(plan, tuple(rest))
+    values = _by_knob(space, plan.reached, best.configuration)
+    return Applying(plan, tuple(rest), values, user)
+
+
+def _readable(files: Sequence[Path]) -> list[SourceFile]:
+    """Those of `files` that can be changed; the plan says what is wrong with the others."""
+    found = []
+    for path in files:
+        with contextlib.suppress(InputError):
+            found.append(open_source(path))
+    return found
+
+
+def following(user: UserProgram) -> Following:
+    """Where the program takes values from: by default, as its script alone says."""
+    if user.program is None:
+        return Following(lambda source, place: set_at(Script(source), place))
+    scripts = {script.source.path.resolve(): script for script in scripts_of(user.program)}
+    settings = find_settings(user.program)
+
+    def placed(source: SourceFile, place: Location) -> Location | None:
+        script = scripts.get(source.path.resolve())
+        return set_at(script or Script(source), place)
+
+    def used(source: SourceFile) -> set[KeySteps]:
+        return {
+            setting.location.path
+            for setting in settings.values()
+            if setting.source is not None
+            and setting.location is not None
+            and setting.problem is None
+            and setting.source.path.resolve() == source.path.resolve()
+        }
+
+    return Following(placed, used)
+
+
+def _by_knob(
+    space: SearchSpace, reached: Sequence[Assignment], configuration: Configuration
+) -> dict[str, KnobValue]:
+    """The knobs that keys say; a stage's values are those of some steps only."""
+    found: dict[str, KnobValue] = {}
+    for assignment in reached:
+        names = space.condition(assignment.expression).names
+        if assignment.stage is None and len(names) == 1:
+            [name] = names
+            found[name] = configuration[name]
+    return found
 
 
 def _into_program(
@@ -80,17 +142,32 @@ def _into_program(
     settings = find_settings(program)
     values = {name: value for name, value in configuration.items() if name in NAMES}
     after = change(program, settings, values).after
-    edits = []
+    edits, notes = [], list[str]()
     for path in files:
         before = program.files[own[path.resolve()]]
         changed = after.files[own[path.resolve()]]
         edits.append(FileEdit(path, before.data, changed.data, (), len(values)))
+        replaced = [
+            Edit(setting.location, values[knob], "")
+            for knob, setting in settings.items()
+            if knob in values
+            and setting.source is before
+            and setting.location is not None
+            and setting.value != values[knob]
+        ]
+        notes += stale_comments(before, replaced)
     rest = [
         f"{settings[name].name} = {show(value)}, in {settings[name].where}"
         for name, value in values.items()
         if name in settings and settings[name].value != value and not _is_in(settings[name], files)
     ]
-    return Applying(EditPlan(tuple(edits), ()), tuple(rest))
+    inside = {
+        name: value
+        for name, value in values.items()
+        if name not in settings or settings[name].value == value or _is_in(settings[name], files)
+    }
+    plan = EditPlan(tuple(edits), (), notes=tuple(notes))
+    return Applying(plan, tuple(rest), inside, UserProgram(program, may_run=True))
 
 
 def _is_in(setting: Setting, files: Sequence[Path]) -> bool:

@@ -136,6 +136,10 @@ class Script:
         self._assigned: list[tuple[str, Scope, Keys, ast.AST]] = []
         self._bodies: dict[ast.AST, Scope] = {}
         self._budget = _MOST_LOOKS
+        self.given: dict[str, str | int] = {}
+        """By name: what the command line says of an option, in place of its default."""
+        self.modules: dict[str, Script] = {}
+        """By the last part of a module's name: other files of the program."""
         self._walk(self.tree, Scope(self.tree, None))
         self._by_span: dict[tuple[int, int], list[ast.expr]] = {}
         for node in self.scopes:
@@ -317,10 +321,15 @@ class Script:
 
     def _key(self, node: ast.expr, left: int) -> Key:
         ends = [Literal(node)] if _is_literal(node) else self._follow(node, (), left)
-        if len(ends) == 1 and isinstance(ends[0], Literal):
+        if len(ends) != 1 or not isinstance(ends[0], Literal | OptionValue):
+            return ANY
+        if isinstance(ends[0], Literal):
             value = getattr(ends[0].node, "value", None)
-            return value if isinstance(value, str | int) else ANY
-        return ANY
+        else:
+            option = ends[0].option
+            default = getattr(option.default, "value", None)
+            value = default if option.is_positional else self.given.get(option.dest, default)
+        return value if isinstance(value, str | int) else ANY
 
     def _dict(self, node: ast.Dict, keys: Keys, left: int) -> list[End]:
         if not keys:
@@ -400,6 +409,11 @@ class Script:
         found = self.scopes[node].find(node.id)
         if found is None:
             return [Unclear(node, "is set nowhere here")]
+        return self._named(node, found, keys, left)
+
+    def _named(
+        self, node: ast.Name, found: tuple[Scope, list[ast.AST]], keys: Keys, left: int
+    ) -> list[End]:
         scope, bindings = found
         # What is assigned to the attribute or the item afterwards counts too.
         ends: list[End] = [
@@ -411,6 +425,30 @@ class Script:
         for binding in bindings:
             ends += self._binding(binding, scope, node, keys, left, had=bool(ends))
         return ends
+
+    def _imported(
+        self, binding: ast.Import | ast.ImportFrom, node: ast.Name, keys: Keys, left: int
+    ) -> list[End] | None:
+        """What a name of another file of the program is; None where it is of none."""
+        alias = next(a for a in binding.names if (a.asname or a.name).partition(".")[0] == node.id)
+        name: Key
+        if isinstance(binding, ast.ImportFrom) and binding.module:
+            module, name, rest = binding.module, alias.name, keys
+        elif keys:
+            module, name, rest = alias.name, keys[0], keys[1:]
+        else:
+            return None
+        other = self.modules.get(module.rpartition(".")[2])
+        if other is None or other is self:
+            return None
+        found = other.scopes[other.tree].find(str(name))
+        if found is None:
+            return None
+        inside = ast.copy_location(ast.Name(str(name), ast.Load()), node)
+        other._budget = self._budget
+        ends = other._named(inside, found, rest, left)
+        # What cannot be followed there is said of the place that is known here.
+        return [Unclear(node, e.why) if isinstance(e, Unclear) else e for e in ends]
 
     def _follow_own(self, value: ast.AST, node: ast.expr, left: int) -> list[End]:
         if isinstance(value, ast.expr) and not _mentions(value, node):
@@ -431,6 +469,10 @@ class Script:
             ends = self._follow(binding, keys, left)
             absent = had and all(isinstance(end, Unclear) for end in ends)
             return [] if absent else ends  # `CONFIG = {}`, then `CONFIG["batch"] = 4`
+        if isinstance(binding, ast.Import | ast.ImportFrom):
+            imported = self._imported(binding, node, keys, left)
+            if imported is not None:
+                return imported
         if keys and not isinstance(binding, ast.AugAssign):
             return self._outside(node, keys)
         return [Unclear(binding, "is set while the program runs")]
@@ -550,6 +592,16 @@ class Script:
         call = self.parents.get(keyword) if isinstance(keyword, ast.keyword) else None
         return call if isinstance(call, ast.Call) else None
 
+    def is_conditional(self, node: ast.AST) -> bool:
+        """Whether an expression stands below an `if` or the like: it may never run."""
+        own = self.parents.get(node)
+        while own is not None:
+            main = isinstance(own, ast.If) and "__main__" in ast.unparse(own.test)
+            if isinstance(own, ast.If | ast.IfExp | ast.ExceptHandler | ast.Match) and not main:
+                return True
+            own = self.parents.get(own)
+        return False
+
     def around(self, node: ast.AST) -> list[str]:
         """The names of the functions, classes and variables around an expression."""
         names = []
@@ -575,17 +627,17 @@ class Script:
             current = self.parents.get(current)
 
 
-def set_at(source: SourceFile, place: Location) -> Location | None:
+def set_at(script: Script, place: Location) -> Location | None:
     """The literal that a place of a Python file takes its value from.
 
-    None where that is none, or not one: the value is computed, or set in several places.
+    None where that is none, or not one: the value is computed, set in several places, or in
+    another file.
     """
-    script = Script(source)
     node = script.node_at(place)
     found: dict[int, Location] = {}
     for end in script.ends(node) if node is not None else ():
         literal = end.option.default if isinstance(end, OptionValue) else end.node
-        if not isinstance(end, Literal | OptionValue) or literal is None:
+        if not isinstance(end, Literal | OptionValue) or literal not in script.scopes:
             return None
         target = script.place_of(literal)
         found[target.start] = target

@@ -35,7 +35,7 @@ for _name, _text in _parts:
 _NOTEBOOK = "def get_ipython():\n    return None\ndisplay = print\n"
 """What Jupyter adds to the names of a notebook, as far as a program can do with it."""
 
-_PREFIX = "tuner-program-"
+PREFIX = "tuner-program-"
 """Of the folders with copies; the id of the process that made it follows."""
 
 
@@ -45,8 +45,8 @@ def runnable(program: Program, original: Program | None = None) -> Iterator[list
 
     The copies are gone when the block ends.
     """
-    _clear_left()
-    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as folder:
+    clear_left()
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as folder:
         copied = {
             word: _copy(source, word, Path(folder, str(number)))
             for number, (word, source) in enumerate(program.files.items())
@@ -63,10 +63,10 @@ def _with_copy(word: str, copied: Mapping[str, str]) -> str:
     return word.removesuffix(named) + copied[named]
 
 
-def _clear_left() -> None:
+def clear_left() -> None:
     """Remove the copies of processes that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)  # somebody else's cannot be removed
 

@@ -170,6 +170,11 @@ def find_settings(program: Program) -> dict[str, Setting]:
     return found
 
 
+def scripts_of(program: Program) -> list[Script]:
+    """The Python files of `program`, with what its command line says of their options."""
+    return _Finder(program).scripts
+
+
 class _Finder:
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -177,6 +182,23 @@ class _Finder:
         self.data = [s for s in program.sources if s.path.suffix not in PYTHON]
         words = [n for n, word in enumerate(program.command) if word in program.files]
         self.first_word = min(words, default=0) + 1
+        modules = {script.source.path.stem: script for script in self.scripts}
+        for script in self.scripts:
+            script.modules = modules
+            script.given = dict(self._given(script))
+
+    def _given(self, script: Script) -> Iterator[tuple[str, str | int]]:
+        """The options of a script that the command line sets, with the text that it gives them."""
+        for option in script.options:
+            if option.is_positional:
+                continue
+            setting = self._of_option("", option.dest, script, option)
+            if setting.word is not None and setting.switch is None:
+                word = self.program.command[setting.word]
+                text = word.partition("=")[2] if _names_itself(word) else word
+                kinds = [k.value for k in option.call.keywords if k.arg == "type"]
+                is_number = bool(kinds) and last_name(kinds[0]) == "int" and text.isdigit()
+                yield option.dest, int(text) if is_number else text
 
     def find(self, knob: str, names: Sequence[str]) -> Setting | None:
         setting, is_argument = self._of_files(knob, names)
@@ -292,6 +314,8 @@ class _Finder:
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
     def _settled(self, knob: str, at: _Candidate, script: Script, end: End) -> Setting:
+        node = end.option.call if isinstance(end, OptionValue) else end.node
+        script = next((s for s in self.scripts if node in s.scopes), script)
         if isinstance(end, Literal):
             if end.option and (word := self._word((end.option,), knob, at.name)) is not None:
                 return word
