@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -152,6 +155,67 @@ def test_trainer_settings_construct_what_they_are_for(changes, tmp_path):
             precision == "nf4",
             precision == "int8",
         )
+
+
+@pytest.mark.parametrize("precision", ["nf4", "int8", "bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("preparation", ["peft", "trl", "none"])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_the_trainers_file_names_what_it_has_and_prepares_what_is_quantised(
+    precision, preparation, checkpointing
+):
+    """Every `**NAME` of the first lines is there; only quantised models are prepared."""
+    changes = {
+        "precision": precision,
+        "kbit_preparation": preparation,
+        "gradient_checkpointing": checkpointing,
+        "use_reentrant": True,
+    }
+    text = export("trainer", subject(**changes)).text
+    names = set(re.findall(r"\*\*([A-Z]+)", text))
+    parts = python_settings(**changes)
+    assert names == parts.keys()
+    prepared = precision in ("nf4", "int8") and preparation == "peft"
+    assert ("prepare_model_for_kbit_training" in text) == prepared
+    assert ("PREPARATION" in parts) == prepared
+    quantised = precision in ("nf4", "int8")
+    assert ("kbit_preparation" in text) == (quantised and preparation == "trl")
+    if prepared:
+        from peft import prepare_model_for_kbit_training
+
+        assert parts["PREPARATION"]["use_gradient_checkpointing"] is checkpointing
+        assert parts["PREPARATION"].keys() <= set(
+            inspect.signature(prepare_model_for_kbit_training).parameters
+        )
+        kwargs = parts["PREPARATION"].get("gradient_checkpointing_kwargs")
+        assert kwargs == ({"use_reentrant": True} if checkpointing else None)
+
+
+def test_trl_says_which_loss_was_priced():
+    left_out = export("trl", subject()).left_out
+    assert any(
+        line.startswith("loss = transformers: ") and "whole logits" in line for line in left_out
+    )
+    assert any(line.startswith("adapter_dtype = fp32: ") for line in left_out)
+    assert settings("trl")["loss_type"] == "nll"
+    same = {"loss": "chunked", "adapter_dtype": "bf16"}
+    left_out = export("trl", subject(**same)).left_out
+    assert not any(line.startswith(("loss", "adapter_dtype")) for line in left_out)
+    plain = export("trl", subject(precision="bf16")).left_out
+    assert not any(line.startswith("adapter_dtype") for line in plain)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_every_format_that_checkpoints_says_how(reentrant):
+    changes = {"use_reentrant": reentrant}
+    for name in ("trl", "axolotl"):
+        found = settings(name, **changes)["gradient_checkpointing_kwargs"]
+        assert found == {"use_reentrant": reentrant}
+    training = python_settings(**changes)["TRAINING"]
+    assert training["gradient_checkpointing_kwargs"] == {"use_reentrant": reentrant}
+    assert settings("llamafactory", **changes)["use_reentrant_gc"] == reentrant
+    for name in ("torchtune", "lightning", "accelerate", "deepspeed"):
+        left_out = export(name, subject(**changes)).left_out
+        assert any(line.startswith("use_reentrant = ") for line in left_out), name
 
 
 def test_what_concerns_the_machine_goes_to_trainer_where_a_space_has_it(tmp_path):
@@ -344,6 +408,53 @@ def test_flags_take_the_names_of_a_mapping(committed, capsys):
     assert "--micro_batch" in printed.out
     assert "attention" not in printed.out
     assert "not said: attention = " in printed.err
+
+
+def test_the_command_of_the_space_is_printed_with_its_values(tmp_path, monkeypatch, capsys):
+    from cli_samples import make_trial, write_samples
+
+    from tuner.results.store import ResultsFolder
+
+    write_samples(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    space = (
+        "name: tiny\ndescription: a command\n"
+        "command: [python3, train.py, --batch, '{micro_batch}', --name, a b]\n"
+        "env: {RANK: '{lora_rank}'}\n"
+        "knobs: {micro_batch: [1, 2], lora_rank: [4, 8], attention: [sdpa, eager]}\n"
+        "baseline: {micro_batch: 1, lora_rank: 4, attention: sdpa}\n"
+    )
+    (tmp_path / "tiny.yaml").write_text(space)
+    with ResultsFolder(Path("results"), "tiny", "a6000").writer() as writer:
+        writer.append(make_trial(tmp_path, 20, 100, micro_batch=2, lora_rank=8, attention="sdpa"))
+    command = ["export", "--space", "tiny.yaml", "--gpu", "a6000", "--format", "command"]
+    assert run(command) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "RANK=8 python3 train.py --batch 2 --name 'a b'\n"
+    assert "not said: attention = sdpa: the command has no place for it" in printed.err
+    assert "micro_batch" not in printed.err
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "search_spaces").glob("*.yaml")))
+def test_what_best_suggests_works(name, monkeypatch, capsys):
+    """Each line below `use` names a file of a mapping, and a tool that trains the space."""
+    from tuner.cli.answers import use_commands
+    from tuner.engine.target import load_target
+
+    monkeypatch.chdir(ROOT)
+    gpu = next((p.name for p in (ROOT / "results" / name).glob("*") if p.is_dir()), None)
+    if gpu is None or gpu == "cpu":
+        pytest.skip("no results of a GPU ship")
+    target = load_target(name, gpu)
+    for line in use_commands(target):
+        words = shlex.split(line)[1:]
+        if words[0] == "export":
+            assert run(words) == 0
+        else:
+            meant = Path(words[words.index("--to") + 1])
+            mappings = target.space.apply.values()
+            assert any(m.file is None or meant.match(m.file) for m in mappings)
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(

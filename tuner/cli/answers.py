@@ -10,6 +10,7 @@ from tuner.apply.source import READERS
 from tuner.cli.front_plot import print_plot
 from tuner.cli.stages import print_stages
 from tuner.engine.target import Target
+from tuner.export import FORMATS
 from tuner.expressions import all_of, show
 from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import BestTrial
@@ -19,6 +20,7 @@ from tuner.results.levels import levels
 from tuner.results.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
 from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
 from tuner.results.view import View
+from tuner.space import SearchSpace
 from tuner.terminal.render import count, echo, print_fields, settings_text, size_text
 from tuner.terminal.tables import console, print_rows, print_wider, table
 from tuner.units import format_duration, format_size, significant
@@ -194,14 +196,25 @@ def use_commands(
     words += [word for name in objectives for word in ("--objective", name)]
     command = target.space.command
     if command is None:
-        return (
-            target.command("apply", *words, "--to", "train.py"),
-            target.command("export", *words, "--format", "trl"),
-        )
+        file = _file_of(target.space)
+        apply = [target.command("apply", *words, "--to", file)] if file is not None else []
+        trained = FORMATS["trl"].workloads
+        able = "trl" if target.space.workload in trained else "accelerate"
+        return (*apply, target.command("export", *words, "--format", able))
     if not command.is_program:
         return (target.command("export", *words, "--format", "command"),)
     files = [str(Path(command.cwd, word)) for word in command.argv if Path(word).suffix in READERS]
     return tuple(target.command("apply", *words, "--to", file) for file in files[:1])
+
+
+def _file_of(space: SearchSpace) -> str | None:
+    """A file that the mappings of a space are for; None where it has none."""
+    for mapping in space.apply.values():
+        if mapping.file is None or mapping.file == "*.py":
+            return "train.py"
+        if "*" not in mapping.file:
+            return mapping.file
+    return None
 
 
 def _others(best: BestTrial, names: Sequence[str]) -> list[str]:

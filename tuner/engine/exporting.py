@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from tuner.apply.assign import assignments
 from tuner.engine.target import Target
 from tuner.export import Exported, ExportInput, export
 from tuner.models.catalogue import get_entry
-from tuner.records import KnobValue
+from tuner.program.changes import change
+from tuner.program.program import read_program
+from tuner.program.settings import NAMES, find_settings
+from tuner.records import Configuration, KnobValue
 from tuner.results.best import BestTrial
+from tuner.space.command import Command, placeholders
 from tuner.units import format_gib
 
 
@@ -30,7 +37,12 @@ def _subject(
     target: Target, best: BestTrial, *, targets: tuple[str, ...], maps: tuple[str, ...]
 ) -> ExportInput:
     entry = get_entry(target.space.model) if target.space.model else None
-    flags, unflagged = _flags(target, best, targets=targets, maps=maps)
+    flags: dict[str, KnobValue] = {}
+    command, own_command = target.space.command, ""
+    if command is not None and not targets and not maps:
+        own_command, unflagged = _own_command(command, best.configuration)
+    else:
+        flags, unflagged = _flags(target, best, targets=targets, maps=maps)
     return ExportInput(
         configuration=best.configuration,
         workload=target.space.workload,
@@ -39,7 +51,30 @@ def _subject(
         f"{format_gib(best.evidence.memory.device_bytes)} ({best.source})",
         flags=flags,
         unflagged=unflagged,
+        own_command=own_command,
     )
+
+
+def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str, str]]:
+    """The command of the space with these values, for a shell, and what it does not say."""
+    if not command.is_program:
+        told = command.environment(values)
+        environment = [f"{n}={shlex.quote(told[n])}" for n in command.env]
+        line = " ".join([*environment, shlex.join(command.arguments(values))])
+        said = {n for text in (*command.argv, *command.env.values()) for n in placeholders(text)}
+        return line, {n: "the command has no place for it" for n in values if n not in said}
+    program = read_program(command.argv, Path(command.cwd))
+    settings = find_settings(program)
+    wanted = {n: v for n, v in values.items() if n in NAMES}
+    after = change(program, settings, wanted).after
+    unsaid = {
+        n: f"it stands in {settings[n].where}: `tuner apply` writes it"
+        if n in settings
+        else "the program does not set it"
+        for n in values
+        if n not in settings or settings[n].word is None
+    }
+    return shlex.join(after.command), unsaid
 
 
 def _flags(

@@ -17,11 +17,15 @@ def without_none(settings: Settings) -> Settings:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def trainer_arguments(chosen: SettingsReader) -> Settings:
-    """Keyword arguments of `transformers.TrainingArguments`."""
+def trainer_arguments(chosen: SettingsReader, loss: str | None = "transformers") -> Settings:
+    """Keyword arguments of `transformers.TrainingArguments`.
+
+    `loss` is how the tool computes it; None where the tool speaks of it itself.
+    """
     chosen.get("effective_batch")  # the product of the first two
     chosen.implies("training_loop", "trainer")
-    chosen.implies("loss", "transformers")
+    if loss is not None:
+        chosen.implies("loss", loss)
     chosen.implies("fused_loss", False)
     mixed = chosen.text("mixed_precision")
     checkpointing = chosen.get("gradient_checkpointing")

@@ -30,7 +30,8 @@ FORMATS: Mapping[str, Format] = {
 class ExportInput:
     """What is exported: a configuration, the model's hub id, and a line that says which it is.
 
-    `flags` are the names and values of format "command".
+    `flags` are the names and values of format "command"; where the space has a command of its own,
+    `own_command` is that, with the values.
     """
 
     configuration: Configuration
@@ -40,6 +41,7 @@ class ExportInput:
     flags: Mapping[str, KnobValue] = field(default_factory=dict)
     unflagged: Mapping[str, str] = field(default_factory=dict)
     """Names of the configuration that no flag says, with the reason."""
+    own_command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,18 @@ def export(name: str, subject: ExportInput) -> Exported:
         raise InputError(
             f"{name} does not train workload {subject.workload!r}", hint=f"allowed: {able}"
         )
+    values: Mapping[str, KnobValue] = subject.configuration
     if name == "command":
-        reasons: Mapping[str, str] = subject.unflagged
-        body = command_line(subject.flags) + "\n"
+        body = (subject.own_command or command_line(subject.flags)) + "\n"
+        unsaid = {n: (values[n], why) for n, why in subject.unflagged.items()}
+        settings: dict[str, Any] = {}
     else:
         chosen = SettingsReader(subject.configuration)
-        body = _body(found, found.build(chosen, subject.model))
-        reasons = chosen.left_out
-    left_out = tuple(f"{n} = {show(subject.configuration[n])}: {why}" for n, why in reasons.items())
-    return Exported(_with_header(found, body, subject.title, left_out), left_out)
+        settings = found.build(chosen, subject.model)
+        body, unsaid = _body(found, settings), chosen.unsaid
+    left_out = tuple(f"{n} = {show(value)}: {why}" for n, (value, why) in unsaid.items())
+    use = found.use if isinstance(found.use, str) else found.use(settings)
+    return Exported(_with_header(found, body, [subject.title, f"For: {use}"], left_out), left_out)
 
 
 def _body(found: Format, settings: dict[str, Any]) -> str:
@@ -97,13 +102,12 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _with_header(found: Format, body: str, title: str, left_out: tuple[str, ...]) -> str:
+def _with_header(found: Format, body: str, lines: list[str], left_out: tuple[str, ...]) -> str:
     """JSON and command lines have no comments; what is left out is said on stderr alone."""
     if found.suffix not in (".yaml", ".py"):
         return body
-    lines = [title, f"For: {found.use}"]
     if left_out:
-        lines += ["Not said here:", *(f"  {line}" for line in left_out)]
+        lines = [*lines, "Not said here:", *(f"  {line}" for line in left_out)]
     return "".join(f"# {' '.join(line.split(chr(10)))}\n" for line in lines) + "\n" + body
 
 

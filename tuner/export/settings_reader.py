@@ -25,6 +25,7 @@ class SettingsReader:
         self._values = configuration
         self._expressed: set[str] = set()
         self._reasons: dict[str, str] = {}
+        self._defaults: dict[str, KnobValue] = {}
 
     def get(self, name: str) -> KnobValue | None:
         """The value of `name`, now expressed; None where the workload has no such name."""
@@ -36,15 +37,27 @@ class SettingsReader:
         value = self.get(name)
         return "" if value is None else str(value)
 
-    def implies(self, name: str, value: KnobValue) -> None:
-        """Note that the tool does as `value` says without being told."""
-        if self._values.get(name) == value:
+    def implies(
+        self,
+        name: str,
+        value: KnobValue,
+        why: str = "the tool has no setting for it",
+        *,
+        default: KnobValue | None = None,
+    ) -> None:
+        """Note that the tool does as `value` says without being told.
+
+        `default` is what a configuration means that has no such name.
+        """
+        if name not in self._values and default is not None:
+            self._defaults[name] = default
+        if self._values.get(name, default) == value:
             self._expressed.add(name)
         else:
-            self.leave(name, "the tool has no setting for it")
+            self.leave(name, why)
 
     def leave(self, name: str, why: str) -> None:
-        """Note why the format cannot say the value of `name`."""
+        """Note why the format does not say the value of `name`."""
         self._reasons[name] = why
 
     def leave_unless_empty(self, name: str, why: str) -> None:
@@ -56,9 +69,18 @@ class SettingsReader:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why, by name, for each name of the configuration that the format does not say."""
-        names = [n for n in self._values if n in self._reasons or n not in self._expressed]
-        return {name: self._reasons.get(name, "the tool has no setting for it") for name in names}
+        """Why, by name, for each name that the format does not say."""
+        return {name: why for name, (_, why) in self.unsaid.items()}
+
+    @property
+    def unsaid(self) -> dict[str, tuple[KnobValue, str]]:
+        """Value and reason, by name, of what the format does not say of the configuration."""
+        values = {**self._values, **self._defaults}
+        return {
+            name: (value, self._reasons.get(name, "the tool has no setting for it"))
+            for name, value in values.items()
+            if name in self._reasons or name not in self._expressed
+        }
 
     @property
     def is_quantized(self) -> bool:

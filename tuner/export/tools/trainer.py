@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tuner.export.arguments import (
     Settings,
     machine_arguments,
@@ -15,15 +18,10 @@ from tuner.export.settings_reader import SettingsReader
 def trainer(chosen: SettingsReader, model: str | None) -> Settings:
     """Dictionaries for a script around transformers' Trainer, peft and bitsandbytes."""
     training = trainer_arguments(chosen) | machine_arguments(chosen)
-    chosen.leave(
-        "kbit_preparation",
-        {
-            "peft": "call peft.prepare_model_for_kbit_training before get_peft_model",
-            "none": "do not call peft.prepare_model_for_kbit_training",
-        }.get(chosen.text("kbit_preparation"), "widen the norms to fp32 as TRL's SFTTrainer does"),
-    )
-    if not chosen.is_quantized:
-        chosen.implies("kbit_preparation", chosen.text("kbit_preparation"))
+    if chosen.is_quantized and chosen.text("kbit_preparation") == "trl":
+        chosen.leave("kbit_preparation", "widen the norms to fp32 as TRL's SFTTrainer does")
+    else:
+        chosen.get("kbit_preparation")
     settings: Settings = {
         "MODEL": without_none(
             {
@@ -33,6 +31,7 @@ def trainer(chosen: SettingsReader, model: str | None) -> Settings:
             }
         ),
         "QUANTIZATION": _quantization(chosen),
+        "PREPARATION": _preparation(chosen, training),
         "LORA": without_none(
             {
                 "r": chosen.get("lora_rank"),
@@ -70,12 +69,38 @@ def _quantization(chosen: SettingsReader) -> Settings:
     }
 
 
+def _preparation(chosen: SettingsReader, training: Settings) -> Settings:
+    """Keyword arguments of `peft.prepare_model_for_kbit_training`; empty where it is not called.
+
+    Without them it turns checkpointing on, and reentrant checkpoints, whatever the trainer is told.
+    """
+    if not chosen.is_quantized or chosen.text("kbit_preparation") != "peft":
+        return {}
+    checkpointing = bool(training.get("gradient_checkpointing"))
+    return without_none(
+        {
+            "use_gradient_checkpointing": checkpointing,
+            "gradient_checkpointing_kwargs": training.get("gradient_checkpointing_kwargs"),
+        }
+    )
+
+
+def _use(settings: Mapping[str, Any]) -> str:
+    """The calls that take the dictionaries which are there."""
+    quantization = ", quantization_config=BitsAndBytesConfig(**QUANTIZATION)"
+    calls = {
+        "MODEL": f"from_pretrained(**MODEL{quantization if 'QUANTIZATION' in settings else ''})",
+        "PREPARATION": "prepare_model_for_kbit_training(model, **PREPARATION)",
+        "LORA": "get_peft_model(model, LoraConfig(**LORA))",
+        "TOKENIZER": "tokenizer(texts, **TOKENIZER)",
+        "TRAINING": "TrainingArguments(**TRAINING)",
+    }
+    return ", ".join(text for name, text in calls.items() if name in settings)
+
+
 FORMAT = Format(
     trainer,
     suffix=".py",
-    use=(
-        "from_pretrained(**MODEL, quantization_config=BitsAndBytesConfig(**QUANTIZATION)), "
-        "LoraConfig(**LORA), tokenizer(texts, **TOKENIZER), TrainingArguments(**TRAINING)"
-    ),
+    use=_use,
     workloads=("causal_lm",),
 )

@@ -18,11 +18,22 @@ def trl(chosen: SettingsReader, model: str | None) -> Settings:
     double = chosen.get("double_quant")
     targets = chosen.targets
     chosen.implies("padding", "none")
+    chosen.implies(
+        "loss",
+        "chunked",
+        "its nll loss (TRL 1.16) never has the whole logits: it takes less than was priced",
+    )
+    if chosen.is_quantized:
+        why = "SFTTrainer keeps the adapters of a quantised model in bf16"
+        chosen.implies("adapter_dtype", "bf16", why, default="fp32")
+    else:
+        chosen.implies("adapter_dtype", "fp32", "the adapters stay as peft makes them")
     settings = {
         "model_name_or_path": model,
         "dtype": chosen.dtype,
         "attn_implementation": chosen.get("attention"),
-        **trainer_arguments(chosen),
+        **trainer_arguments(chosen, loss=None),
+        "loss_type": "nll",
         **machine_arguments(chosen),
         "max_length": chosen.get("max_length"),
         "use_peft": True,
