@@ -48,9 +48,8 @@ def trl(chosen: SettingsReader, model: str | None) -> Settings:
         "load_in_8bit": True if precision == "int8" else None,
     }
     if chosen.is_quantized:
-        chosen.implies("kbit_preparation", "trl")
-        if "kbit_preparation" in chosen.left_out:
-            chosen.leave("kbit_preparation", "SFTTrainer widens only the norms to fp32 (trl)")
+        why = "SFTTrainer (TRL 1.16) prepares nothing: all stays in the dtype of loading"
+        chosen.implies("kbit_preparation", "none", why)
     else:
         chosen.get("kbit_preparation")
     return without_none(settings)
