@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,10 +39,14 @@ class FileEdit:
 
 @dataclass(frozen=True, slots=True)
 class EditPlan:
-    """What is to be written. `missing` has each value that no file has a key for."""
+    """What is to be written. `missing` has each value that no file has a key for.
+
+    `before` has what stands there now, by the expression whose value takes its place.
+    """
 
     files: tuple[FileEdit, ...]
     missing: tuple[Assignment, ...]
+    before: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def changed(self) -> tuple[FileEdit, ...]:
@@ -80,7 +84,7 @@ def make_plan(
             problems=planner.problems,
             hint="name another key with --map KNOB=KEY, or leave a value out with --map KNOB=",
         )
-    return EditPlan(tuple(edits), tuple(missing))
+    return EditPlan(tuple(edits), tuple(missing), planner.before)
 
 
 @dataclass(slots=True)
@@ -97,6 +101,7 @@ class _Planner:
     met: set[int] = field(default_factory=set)
     written: set[object] = field(default_factory=set)
     deferred: list[tuple[Assignment, Problem]] = field(default_factory=list)
+    before: dict[str, object] = field(default_factory=dict)
 
     def open(self, paths: Sequence[Path]) -> list[SourceFile]:
         seen: set[Path] = set()
@@ -140,6 +145,8 @@ class _Planner:
 
     def _change(self, source: SourceFile, place: Location, assignment: Assignment) -> None:
         self.written.add(_meaning(assignment))
+        if assignment.stage is None:
+            self.before.setdefault(assignment.expression, place.value)
         value = assignment.value
         if place.same(value):
             change = Edit(place, value, place.raw)

@@ -119,6 +119,8 @@ def _show(found: Applying) -> None:
         if edit.before == edit.after:
             kept = f"has all {edit.kept} values already" if edit.kept else "has none of the keys"
             echo(f"{edit.path}: {kept}", err=True)
+    if found.note:
+        echo(found.note, err=True)
     if found.rest:
         echo("not in these files, so set it where your project does:", err=True)
         for text in found.rest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +23,14 @@ from tuner.space.command import Command
 
 @dataclass(frozen=True, slots=True)
 class Applying:
-    """What is to be written; `rest` are texts of values that no file has a key for."""
+    """What is to be written; `rest` are texts of values that no file has a key for.
+
+    `note` says what a reader should know of the change itself; empty where that is nothing.
+    """
 
     plan: EditPlan
     rest: tuple[str, ...]
+    note: str = ""
 
     @property
     def difference(self) -> str:
@@ -62,7 +66,23 @@ def applying(
     rest = [_missing_text(assignment) for assignment in plan.missing]
     for name in unmapped(space, wanted, maps):
         rest.append(f"{name} = {show(best.configuration[name])}")
-    return Applying(plan, tuple(rest))
+    return Applying(plan, tuple(rest), _batch_note(plan.before, best.configuration))
+
+
+def _batch_note(before: Mapping[str, object], after: Mapping[str, object]) -> str:
+    """That another number of samples makes an optimizer step; empty where that is not known."""
+    old, new = _batch(before), _batch(after)
+    if old is None or new is None or old == new:
+        return ""
+    return (
+        f"the effective batch of a GPU changes from {old} to {new}: fewer or more steps make an "
+        "epoch, and the learning rate that suited the one may not suit the other"
+    )
+
+
+def _batch(values: Mapping[str, object]) -> int | None:
+    size, rounds = values.get("micro_batch"), values.get("grad_accum")
+    return size * rounds if isinstance(size, int) and isinstance(rounds, int) else None
 
 
 def _into_program(
@@ -90,7 +110,9 @@ def _into_program(
         for name, value in values.items()
         if name in settings and settings[name].value != value and not _is_in(settings[name], files)
     ]
-    return Applying(EditPlan(tuple(edits), ()), tuple(rest))
+    now = {name: setting.value for name, setting in settings.items()}
+    note = _batch_note(now, {**now, **values})
+    return Applying(EditPlan(tuple(edits), ()), tuple(rest), note)
 
 
 def _is_in(setting: Setting, files: Sequence[Path]) -> bool:
