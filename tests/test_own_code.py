@@ -38,6 +38,18 @@ arguments = TrainingArguments(
 )
 Trainer(model, arguments, train_dataset=rows).train()
 """
+PROGRAM = """
+import time
+from tqdm import tqdm
+
+BATCH_SIZE = 2
+
+def loader(batch_size):
+    return range(100_000 // batch_size)
+
+for _ in tqdm(loader(batch_size=BATCH_SIZE)):
+    time.sleep(0.02)
+"""
 TRAINER_SPACE = """
 name: hf
 command: [python, hf.py, --per_device_train_batch_size, "{micro_batch}"]
@@ -115,6 +127,23 @@ def test_a_trainer_with_the_callback_says_more(folder):
     measured = json.loads(text)["measured"]
     assert measured["total_params"] == measured["trainable_params"] > 1000
     assert measured["samples_per_s"] == pytest.approx(4 / measured["step_s"])
+
+
+@pytest.mark.slow
+def test_the_settings_of_a_program_are_tuned_on_this_machine(folder, capsys):
+    """`tuner tune --mode measure` runs copies of the program as it is, without an emulator."""
+    (folder / "train.py").write_text(PROGRAM)
+    tune = ["tune", "--gpu", "cpu", "--knob", "micro_batch=2,8", "--trials", "2", "train.py"]
+    assert run(tune) == 2
+    assert "--mode measure runs the trials on this one" in capsys.readouterr().err
+    assert not (folder / "tune-train.yaml").exists()
+    assert run([*tune, "--mode", "measure", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert best["source"] == "measured"
+    assert best["configuration"]["micro_batch"] == 8  # a step sleeps, whatever its batch
+    records = read_journal(folder / "results" / "tune-train" / "cpu" / "trials.jsonl").records
+    assert [r.configuration["micro_batch"] for r in records] == [2, 8]  # its own value first
+    assert (folder / "train.py").read_text() == PROGRAM
 
 
 @pytest.mark.slow

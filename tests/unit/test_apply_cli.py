@@ -276,3 +276,11 @@ def test_mistakes_in_a_mapping_are_named_with_their_line(text, message):
 def test_a_mapping_is_part_of_a_space_as_json(folder, capsys):
     assert run(["spaces", "tiny.yaml", "--json"]) == 0
     assert '"data_loader.batch_size": "micro_batch"' in capsys.readouterr().out
+
+
+def test_another_effective_batch_is_said(folder, capsys):
+    assert run([*APPLY, "--to", "config.yaml", "--dry-run"]) == 0
+    assert "effective batch" not in capsys.readouterr().err  # 1 x 4 becomes 2 x 2
+    (folder / "config.yaml").write_text(CONFIG.replace("accumulate: 4", "accumulate: 12"))
+    assert run([*APPLY, "--to", "config.yaml", "--dry-run"]) == 0
+    assert "the effective batch of a GPU changes from 12 to 4" in capsys.readouterr().err

@@ -123,7 +123,7 @@ class SearchResult:
     @property
     def folder(self) -> Path:
         """Where the files are."""
-        return self._target.folder.path
+        return self._target.known.path
 
     @property
     def report(self) -> Path:
@@ -133,7 +133,7 @@ class SearchResult:
     @property
     def journal(self) -> Path:
         """The journal, from which all other files can be made again."""
-        return self._target.folder.journal
+        return self._target.known.journal
 
     def best(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,13 +44,15 @@ class EditPlan:
     """What is to be written.
 
     `missing` has each value that no file has a key for, `reached` each that a file has one for.
-    `notes` say what changes with a value, or still names the old one.
+    `notes` say what changes with a value, or still names the old one. `before` has what stands
+    there now, by the expression whose value takes its place.
     """
 
     files: tuple[FileEdit, ...]
     missing: tuple[Assignment, ...]
     reached: tuple[Assignment, ...] = ()
     notes: tuple[str, ...] = ()
+    before: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def changed(self) -> tuple[FileEdit, ...]:
@@ -100,7 +102,7 @@ def make_plan(
         )
     reached = tuple(a for a in assignments if id(a) in planner.met)
     notes = [note for source in sources for note in planner.notes(source)]
-    return EditPlan(tuple(edits), tuple(missing), reached, tuple(notes))
+    return EditPlan(tuple(edits), tuple(missing), reached, tuple(notes), planner.before)
 
 
 @dataclass(slots=True)
@@ -118,6 +120,7 @@ class _Planner:
     written: set[object] = field(default_factory=set)
     deferred: list[tuple[Assignment, Problem]] = field(default_factory=list)
     entries: dict[_Entries, list[tuple[Assignment, list[Location]]]] = field(default_factory=dict)
+    before: dict[str, object] = field(default_factory=dict)
 
     def open(self, paths: Sequence[Path]) -> list[SourceFile]:
         seen: set[Path] = set()
@@ -188,6 +191,8 @@ class _Planner:
 
     def _change(self, source: SourceFile, place: Location, assignment: Assignment) -> None:
         self.written.add(_meaning(assignment))
+        if assignment.stage is None:
+            self.before.setdefault(assignment.expression, place.value)
         value = assignment.value
         if place.same(value):
             change = Edit(place, value, place.raw)

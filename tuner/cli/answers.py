@@ -210,10 +210,11 @@ def use_commands(
 def _file_of(space: SearchSpace) -> str | None:
     """A file that the mappings of a space are for; None where it has none."""
     for mapping in space.apply.values():
-        if mapping.file is None or mapping.file == "*.py":
+        if not mapping.files or "*.py" in mapping.files:
             return "train.py"
-        if "*" not in mapping.file:
-            return mapping.file
+        plain = [name for name in mapping.files if "*" not in name]
+        if plain:
+            return plain[0]
     return None
 
 

@@ -76,4 +76,6 @@ def command(  # noqa: PLR0913 - one argument for each option
         print_json({**best.to_dict(), "use": list(use)})
         return
     echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject_of(best.configuration)}")
+    if target.known != target.folder:
+        echo("from the results that come with tuner; nothing was searched here")
     print_recommendation(best, use=use)

@@ -111,7 +111,7 @@ def _explain(target: Target, configuration: Configuration, fraction: float | Non
 
 def measured_trials(target: Target) -> dict[Configuration, Measurement]:
     """What trials of the target came to on a device, by configuration; empty without results."""
-    records = comparable(target.folder.read().records, target)
+    records = comparable(target.known.read().records, target)
     return {
         r.configuration: r.outcome.measurement for r in records if r.outcome.measurement is not None
     }

@@ -82,7 +82,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
     records = require_records(target)
-    old = stale(target.folder.read().records, target)
+    old = stale(target.known.read().records, target)
     if trial_id is None:
         show = Shown(where, objectives, by_level=by_level, as_json=as_json)
         if with_stale:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,15 +16,22 @@ from tuner.cli.options import (
     results_option,
 )
 from tuner.cli.searching import run_search
+from tuner.engine.custom_workload import can_emulate
+from tuner.engine.device import find_gpu, is_cpu
 from tuner.engine.margin import parse_margin
 from tuner.engine.measuring import Mode
 from tuner.engine.plan import SearchOptions
 from tuner.engine.targets import load_targets
 from tuner.errors import InputError
-from tuner.gpus import get_gpu
-from tuner.program.program import read_program
+from tuner.gpu import Gpu
+from tuner.program.program import Program, read_program
+from tuner.program.settings import find_settings
 from tuner.program.space_text import knobs_of, space_text
+from tuner.records import KnobValue
 from tuner.terminal.render import echo
+
+if TYPE_CHECKING:
+    from tuner.engine.emulating import Emulation
 
 DEFAULT_TRIALS = 12
 
@@ -92,32 +101,46 @@ def command(  # noqa: PLR0913 - one argument for each option
     verify the front. The space is written to a file: edit it, and go on with `tuner search`.
     Exit code 1 when nothing fits.
     """
-    from tuner.engine.program_runs import ProgramRuns  # numpy
-
-    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
+    gpu = find_gpu(gpu_name, memory_bytes=gpu_memory)
+    if Mode(mode) is Mode.EMULATE and is_cpu(gpu):
+        raise InputError(
+            "a processor is not emulated", hint="--mode measure runs the trials on this one"
+        )
     read = read_program(program)
     path = space_path or Path(f"tune-{Path(program[0]).stem}.yaml")
     if path.suffix not in (".yaml", ".yml"):
         raise InputError(f"--space {str(path)!r} is no .yaml file")
-    if not quiet:
-        echo("running the program as it is ...", err=True)
-        sys.stderr.flush()
-    with ProgramRuns(read, gpu, margin_fraction=parse_margin(margin, gpu)) as runs:
-        base = runs.as_it_is(roomy=True)
-        if base.steps == 0:
-            why = f": {base.error.message}" if base.error else ""
-            raise InputError(
-                f"the program came to no optimizer step{why}",
-                hint=f"`tuner check` shows why; its last lines: {runs.log_tail[-600:].strip()}",
-            )
-        found = knobs_of(read, runs.settings, base.settings, knobs)
-        text = space_text(
-            path.stem, read, program, runs.settings, base.settings, found, fits=bool(base.fits)
-        )
-    _write(path, text)
+    settings = find_settings(read)
+    arrived: Mapping[str, KnobValue] = {}
+    fits = True
+    if Mode(mode) is Mode.EMULATE or can_emulate(gpu):
+        if not quiet:
+            echo("running the program as it is ...", err=True)
+            sys.stderr.flush()
+        base = _as_it_is(read, gpu, parse_margin(margin, gpu))
+        arrived, fits = base.settings, bool(base.fits)
+    elif not quiet:
+        echo("settings are those of its files: nothing was run to see which arrive", err=True)
+    found = knobs_of(read, settings, arrived, knobs)
+    _write(path, space_text(path.stem, read, program, settings, arrived, found, fits=fits))
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     options = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
     return run_search(targets, options, as_json=as_json, quiet=quiet, dry=False)
+
+
+def _as_it_is(program: Program, gpu: Gpu, margin_fraction: float | None) -> Emulation:
+    """An emulated run of the program. Raises `InputError` where it comes to no step."""
+    from tuner.engine.program_runs import ProgramRuns  # numpy
+
+    with ProgramRuns(program, gpu, margin_fraction=margin_fraction) as runs:
+        base = runs.as_it_is(roomy=True)
+    if base.steps == 0:
+        why = f": {base.error.message}" if base.error else ""
+        raise InputError(
+            f"the program came to no optimizer step{why}",
+            hint=f"`tuner check` shows why; its last lines: {runs.log_tail[-600:].strip()}",
+        )
+    return base
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,8 @@ def applying(
     for name in unmapped(space, wanted, maps):
         rest.append(f"{name} = {show(best.configuration[name])}")
     values = _by_knob(space, plan.reached, best.configuration)
-    return Applying(plan, tuple(rest), values, user)
+    notes = (*_batch_notes(plan.before, best.configuration), *plan.notes)
+    return Applying(dataclasses.replace(plan, notes=notes), tuple(rest), values, user)
 
 
 def _readable(files: Sequence[Path]) -> list[SourceFile]:
@@ -127,6 +129,22 @@ def _by_knob(
     return found
 
 
+def _batch_notes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """That another number of samples makes an optimizer step, where that is known."""
+    old, new = _batch(before), _batch(after)
+    if old is None or new is None or old == new:
+        return []
+    return [
+        f"the effective batch of a GPU changes from {old} to {new}: fewer or more steps make an "
+        "epoch, and the learning rate that suited the one may not suit the other"
+    ]
+
+
+def _batch(values: Mapping[str, object]) -> int | None:
+    size, rounds = values.get("micro_batch"), values.get("grad_accum")
+    return size * rounds if isinstance(size, int) and isinstance(rounds, int) else None
+
+
 def _into_program(
     command: Command, configuration: Configuration, files: Sequence[Path]
 ) -> Applying:
@@ -166,6 +184,8 @@ def _into_program(
         for name, value in values.items()
         if name not in settings or settings[name].value == value or _is_in(settings[name], files)
     }
+    now = {name: setting.value for name, setting in settings.items()}
+    notes = [*_batch_notes(now, {**now, **values}), *notes]
     plan = EditPlan(tuple(edits), (), notes=tuple(notes))
     return Applying(plan, tuple(rest), inside, UserProgram(program, may_run=True))
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tuner.emulator.toolchain import unavailable
+from tuner.engine.device import is_cpu
 from tuner.engine.measuring import Measuring, Simulating
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.speed.profile import DeviceProfile
@@ -18,16 +19,21 @@ from tuner.space import SearchSpace
 GUIDED, MEASURED_ONLY = "guided", "tpe"
 
 
-def searcher_of(space: SearchSpace, asked: str) -> str:
+def searcher_of(space: SearchSpace, gpu: Gpu, asked: str) -> str:
     """The searcher that can search `space`: guided needs predictions."""
-    if asked == GUIDED and not space.predictable and not has_program_prior(space):
+    if asked == GUIDED and not space.predictable and not has_program_prior(space, gpu):
         return MEASURED_ONLY
     return asked
 
 
-def has_program_prior(space: SearchSpace) -> bool:
+def has_program_prior(space: SearchSpace, gpu: Gpu) -> bool:
     """Whether a few emulated runs of the space's program say what all of it would take."""
-    return space.command is not None and space.command.is_program and unavailable() is None
+    return space.command is not None and space.command.is_program and can_emulate(gpu)
+
+
+def can_emulate(gpu: Gpu) -> bool:
+    """Whether programs run here on an emulated device of this type; processors are not emulated."""
+    return not is_cpu(gpu) and unavailable() is None
 
 
 def require_trials(space: SearchSpace, trials_on: Measuring | Simulating) -> None:

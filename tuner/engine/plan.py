@@ -200,7 +200,9 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
     lengths = options.lengths if isinstance(trials_on, Measuring) else None
     if lengths == "data":
         require_lengths(space)
-    options = dataclasses.replace(options, searcher=searcher_of(space, options.searcher))
+    options = dataclasses.replace(
+        options, searcher=searcher_of(space, target.gpu, options.searcher)
+    )
     _check_budget(options, target)
     objectives = _objectives(options, target)
     space.require_configurations(options.where)

@@ -93,7 +93,7 @@ def prepare(
     spent = _known_number(plan, known) >= options.trials
     if not space.predictable:
         initial = _baseline(space)
-        if has_program_prior(space) and options.searcher == GUIDED and not spent:
+        if has_program_prior(space, gpu) and options.searcher == GUIDED and not spent:
             predictions = _program_predictions(plan, listener)
     elif not spent:
         predictions = _predictions(plan, predictors or Predictors(), listener)

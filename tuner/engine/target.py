@@ -14,9 +14,12 @@ from tuner.gpu import Gpu
 from tuner.models.catalogue import get_entry
 from tuner.records import MemoryBudget, Source, TrialRecord
 from tuner.results.facts import SpaceFacts
-from tuner.results.store import ResultsFolder
+from tuner.results.store import ResultsFolder, shipped
 from tuner.space import SearchSpace, load_space
+from tuner.space.load import is_shipped
 from tuner.units import format_gib
+
+DEFAULT_RESULTS = Path("results")
 
 
 class CannotRunError(InputError):
@@ -34,6 +37,11 @@ class Target:
     """What selects this target on a command line."""
 
     @property
+    def known(self) -> ResultsFolder:
+        """Where its results are read, which may be those that come with tuner."""
+        return known_folder(self.space, self.folder)
+
+    @property
     def facts(self) -> SpaceFacts:
         """The extract of the space that results are written from."""
         return SpaceFacts.of(self.space)
@@ -43,12 +51,22 @@ class Target:
         return shlex.join(["tuner", name, *self.arguments, *more])
 
 
+def known_folder(space: SearchSpace, folder: ResultsFolder) -> ResultsFolder:
+    """Where results are read: `folder`, or those that come with tuner.
+
+    The latter where no other folder was named and has results, and the space came with tuner, too.
+    """
+    if folder.root != DEFAULT_RESULTS or folder.journal.exists() or not is_shipped(space):
+        return folder
+    return shipped(folder.space, folder.gpu) or folder
+
+
 def load_target(
     space: str | SearchSpace,
     gpu_name: str,
     *,
     model: str | None = None,
-    results: Path = Path("results"),
+    results: Path = DEFAULT_RESULTS,
     gpu_memory: int | None = None,
     price: float | None = None,
 ) -> Target:
@@ -83,7 +101,7 @@ def target_of(
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     arguments = [*selected[:2], "--gpu", gpu_name, *selected[2:]]
     arguments += ["--gpu-memory", f"{gpu_memory}B"] if gpu_memory else []
-    arguments += ["--results", str(results)] if results != Path("results") else []
+    arguments += ["--results", str(results)] if results != DEFAULT_RESULTS else []
     return Target(space, gpu, ResultsFolder(results, space.name, gpu.id), tuple(arguments))
 
 
@@ -165,14 +183,14 @@ def _place(record: TrialRecord) -> object:
 
 def require_records(target: Target) -> tuple[TrialRecord, ...]:
     """The comparable records of `target`. Raises `UnavailableError` when there are none."""
-    contents = target.folder.read()
+    contents = target.known.read()
     records = comparable(contents.records, target)
     if records:
         return records
     sizes = sorted({r.gpu_memory_bytes for r in contents.records if r.gpu == target.gpu.id})
     if sizes:
         raise UnavailableError(
-            f"{str(target.folder.journal)!r} has results for "
+            f"{str(target.known.journal)!r} has results for "
             f"{' and '.join(format_gib(size) for size in sizes)} of memory, none for "
             f"{format_gib(target.gpu.memory_bytes)}",
             hint="say how much memory is meant with --gpu-memory, or run "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.engine.target import Target, load_target, target_of, with_model
+from tuner.engine.target import Target, known_folder, load_target, target_of, with_model
 from tuner.errors import InputError, Problem, UnavailableError
 from tuner.gpus import load_catalogue, types_named
 from tuner.results.store import ResultsFolder
@@ -120,11 +120,11 @@ def searched_targets(space: str | SearchSpace, model: str | None, results: Path)
     """The GPU types on which the space was searched. Raises `UnavailableError` for none."""
     read = load_space(space) if isinstance(space, str) else space
     given = space if isinstance(space, str) else str(space.path or space.name)
-    name = with_model(read, model).name
+    settled = with_model(read, model)
     found = [
         load_target(space, gpu, model=model, results=results)
         for gpu in (*load_catalogue(), "cpu")
-        if ResultsFolder(results, name, gpu).journal.exists()
+        if known_folder(settled, ResultsFolder(results, settled.name, gpu)).journal.exists()
     ]
     if not found:
         raise UnavailableError(

@@ -76,6 +76,16 @@ class ResultsFolder:
         return JournalWriter(self.journal)
 
 
+def shipped(space: str, gpu: str) -> ResultsFolder | None:
+    """The results of a space that come with tuner; None where there are none on this GPU type."""
+    package = Path(__file__).resolve().parents[1]
+    roots = [package / "shipped_results"]
+    if (package.parent / "pyproject.toml").is_file():  # the source tree, not site-packages
+        roots.append(package.parent / "results")
+    folders = (ResultsFolder(root, space, gpu) for root in roots)
+    return next((folder for folder in folders if folder.journal.is_file()), None)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `path` by way of a temporary file beside it; on any failure nothing is left.
 

@@ -66,8 +66,17 @@ def default_space(model: str, settings: Collection[str] = ()) -> SearchSpace:
 
 def space_folders() -> list[Path]:
     """Where search spaces are looked for, first come first served."""
+    return [Path("search_spaces"), *_own_folders()]
+
+
+def is_shipped(space: SearchSpace) -> bool:
+    """Whether the space is one that comes with tuner."""
+    return space.path is not None and space.path.resolve().parent in _own_folders()
+
+
+def _own_folders() -> list[Path]:
     package = Path(__file__).resolve().parents[1]
-    folders = [Path("search_spaces"), package / "search_spaces"]
+    folders = [package / "search_spaces"]
     if (package.parent / "pyproject.toml").is_file():  # the source tree, not site-packages
         folders.append(package.parent / "search_spaces")
     return folders

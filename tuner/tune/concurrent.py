@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tuner.errors import TunerError
 from tuner.records import Configuration
+from tuner.tune.budget import StoppedBy
 from tuner.tune.capacity import Capacity, Waiting
 from tuner.tune.request import SearchRequest
 from tuner.tune.state import SearchState
@@ -77,6 +78,11 @@ class ConcurrentSearches:
     def over(self) -> bool:
         """Whether nothing is to come of any search."""
         return self.broken is not None or all(state.over for state in self.states)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether all searches were asked to stop."""
+        return all(state.stopped_by is StoppedBy.INTERRUPTED for state in self.states)
 
     @property
     def broken(self) -> Exception | None:

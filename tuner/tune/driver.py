@@ -16,7 +16,6 @@ from ray import tune
 from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.tune import cluster
-from tuner.tune.budget import StoppedBy
 from tuner.tune.candidates import Candidates
 from tuner.tune.capacity import FIXED_CLUSTER, GROWING_CLUSTER, OWN_CLUSTER, Capacity, Waiting
 from tuner.tune.concurrent import ConcurrentSearches, first_broken
@@ -200,7 +199,7 @@ def _run(
             on_decision=lambda index, seconds: watching.decided(requests[index].gpu.id, seconds),
         )
         if not searches.over:
-            with _stopped_together(states), losses_said():
+            with _given_up(searches), losses_said():
                 _run_trials(requests, searches, folder)
                 if any(state.failure for state in states):
                     require_alive()  # else the loss is the reason
@@ -208,12 +207,12 @@ def _run(
 
 
 @contextlib.contextmanager
-def _stopped_together(states: Sequence[SearchState]) -> Iterator[None]:
+def _given_up(searches: ConcurrentSearches) -> Iterator[None]:
     """Ray may be lost inside where the search is stopped: what stops all of a job stops Ray too."""
     try:
         yield
     except UnavailableError:
-        if not all(state.stopped_by is StoppedBy.INTERRUPTED for state in states):
+        if not searches.interrupted:
             raise
 
 

@@ -68,8 +68,13 @@ def lost_process() -> str | None:
         for entry in node.all_processes.get(kind, ()):
             if entry.process.poll() is not None:
                 return str(kind)
-    joined = not node.all_processes
-    return str(RAYLET) if joined and _refuses(node.raylet_socket_name) else None
+    return str(RAYLET) if not is_own() and _refuses(node.raylet_socket_name) else None
+
+
+def is_own() -> bool:
+    """Whether this process has started the Ray that it uses."""
+    node = node_here()
+    return node is not None and bool(node.all_processes)
 
 
 class RayLostError(BaseException):

@@ -18,7 +18,7 @@ from ray.tune.search import Searcher
 
 from tuner.records import Outcome
 from tuner.tune.concurrent import ConcurrentSearches
-from tuner.tune.local_ray import LOOK_PERIOD_S, require_alive
+from tuner.tune.local_ray import LOOK_PERIOD_S, RayLostError, is_own, require_alive
 from tuner.tune.ray_private import use_actor_cache
 from tuner.tune.reuse import WorkerCache
 from tuner.tune.trainable import CONFIGURATION, INSTRUCTIONS, OUTCOME, REQUEST, UNFIT
@@ -169,12 +169,15 @@ class StateCallback(Callback):  # type: ignore[misc]
 
         An interrupt can come at any point of a step. Passed on here, it is always followed
         by Ray stopping its trials and then by the end of this step. Raises `RayLostError`
-        where a process of Ray's is lost, before Ray ends this one for it.
+        where a process of Ray's is lost, before Ray ends this one for it, and where an own Ray is
+        given up: what stopped the search may have stopped Ray, which would be waited for.
         """
         self._searches.report()
         self._stopper.halt = self._searches.over
         if not self._stopper.halt:
             self._require_alive()
+        elif self._searches.interrupted and is_own():
+            raise RayLostError("it is given up")
 
     def _require_alive(self) -> None:
         now_s = time.monotonic()
