@@ -6,11 +6,19 @@ import sys
 
 import click
 
-from tuner.cli.options import RareOption, emulated_gpu_options, examples, json_option
+from tuner.cli.options import (
+    RareOption,
+    emulated_gpu_options,
+    examples,
+    json_option,
+    model_option,
+    set_option,
+)
 from tuner.engine.margin import parse_margin
-from tuner.errors import InputError
+from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, UnavailableError
 from tuner.gpus import get_gpu
 from tuner.program.program import read_program
+from tuner.space import parse_settings
 from tuner.terminal.render import echo, print_json
 
 
@@ -20,6 +28,7 @@ from tuner.terminal.render import echo, print_json
         "tuner check train.py --gpu rtx4090",
         "tuner check --gpu rtx4090 -- train.py --batch-size 4",
         "tuner check axolotl.yml --gpu a6000",
+        "tuner check train.py --gpu rtx4090 --predict --set max_length=2048",
         "tuner check --gpu h100_sxm --gpus 2 -- torchrun --nproc-per-node 2 train.py",
     ),
 )
@@ -34,6 +43,13 @@ from tuner.terminal.render import echo, print_json
     flag_value=False,
     help="Look at the program as it is only: one run.",
 )
+@click.option(
+    "--predict",
+    is_flag=True,
+    help="Read the settings and predict, in seconds; what is done where nothing can be emulated.",
+)
+@model_option("With --predict: the model, where the program does not say it.")
+@set_option
 @click.option("--seed", default=0, metavar="N", cls=RareOption, help="Of values that are made up.")
 @click.option("--quiet", is_flag=True, help="Print the answer only.")
 @json_option
@@ -45,6 +61,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     gpus: int,
     margin: str | None,
     improve: bool,
+    predict: bool,
+    model: str | None,
+    settings: tuple[str, ...],
     seed: int,
     quiet: bool,
     as_json: bool,
@@ -57,26 +76,55 @@ def command(  # noqa: PLR0913 - one argument for each option
     Then its micro-batch, accumulation and checkpointing are varied; effective batch, adapters and
     lengths stay. The change is shown as a diff; no file is written.
 
+    Where nothing can be emulated, or with --predict, its settings are read and predicted, with the
+    trainer's defaults for the rest; --set and --model say what the program does not.
+
     Exit code 0 when it fits, 1 when it does not, 2 when the program itself failed, 3 when it
     cannot be emulated.
     """
     # numpy, which no `--help` needs to wait for
     from tuner.cli.checked_text import checked_to_dict, print_checked
     from tuner.cli.emulated_text import exit_code
-    from tuner.engine.checking import check_program
+    from tuner.engine.checking import CheckedProgram, check_program
+    from tuner.engine.emulating import Emulation
+    from tuner.engine.program_predictions import ProgramPredictions
     from tuner.engine.program_runs import ProgramRuns
+    from tuner.engine.quiet import quiet_libraries
 
     if gpus < 1:
         raise InputError("--gpus is 1 or more")
+    predict = predict or model is not None or bool(settings)
+    if predict and gpus > 1:
+        raise InputError("a program on several GPUs is not predicted", hint="leave --predict out")
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     margin_fraction = parse_margin(margin, gpu)
-    with ProgramRuns(read_program(program), gpu, gpus, margin_fraction, seed) as runs:
-        checked = check_program(runs, improve=improve, report=_nothing if quiet else _say)
+    report = _nothing if quiet else _say
+
+    def predicted() -> CheckedProgram:
+        read = read_program(program, is_run=False)
+        given = parse_settings(settings)
+        with quiet_libraries():
+            predictions = ProgramPredictions(read, gpu, margin_fraction, given, model)
+            return check_program(predictions, improve=improve, report=report)
+
+    if predict:
+        checked = predicted()
+    else:
+        try:
+            with ProgramRuns(read_program(program), gpu, gpus, margin_fraction, seed) as runs:
+                checked = check_program(runs, improve=improve, report=report)
+        except UnavailableError as error:
+            if gpus > 1:
+                raise
+            _say(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")
+            checked = predicted()
     if as_json:
         print_json(checked_to_dict(checked))
     else:
         print_checked(checked)
-    raise click.exceptions.Exit(exit_code(checked.found))
+    if isinstance(checked.found, Emulation):
+        raise click.exceptions.Exit(exit_code(checked.found))
+    raise click.exceptions.Exit(EXIT_FOUND if checked.found.fits else EXIT_NOTHING_FITS)
 
 
 def _say(text: str) -> None:

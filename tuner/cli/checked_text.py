@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.cli.emulated_text import print_emulation
+from tuner.cli.predicted_text import print_predicted
 from tuner.engine.checking import BetterChange, CheckedProgram
+from tuner.engine.emulating import Emulation
 from tuner.expressions import show
 from tuner.gpus import load_catalogue
 from tuner.terminal.render import echo, print_fields
@@ -16,10 +18,13 @@ _LOG_LINES = 15
 
 def print_checked(checked: CheckedProgram) -> None:
     """The answer of the program as it is, and below it the change."""
-    if checked.needed is not None and checked.needed.fits is not None:
-        print_emulation(checked.needed, refused=checked.found)
+    found, needed = checked.found, checked.needed
+    if not isinstance(found, Emulation):
+        print_predicted(found)
+    elif isinstance(needed, Emulation) and needed.fits is not None:
+        print_emulation(needed, refused=found)
     else:
-        print_emulation(checked.found)
+        print_emulation(found)
     if checked.found.ended in ("error", "crash"):
         echo()
         echo("the program's last lines:")
@@ -40,7 +45,9 @@ def print_checked(checked: CheckedProgram) -> None:
         echo("Nothing faster was found with the same effective batch, adapters and lengths.")
     for note in checked.notes:
         echo(f"note: {note}")
-    echo(f"emulated in {checked.runs} run{'s' * (checked.runs != 1)}; nothing was written")
+    what = "run" if checked.source == "emulated" else "prediction"
+    number = f"{checked.runs} {what}{'s' * (checked.runs != 1)}"
+    echo(f"{checked.source}, in {number}; nothing was written")
 
 
 def _print_suggestion(checked: CheckedProgram, found: BetterChange) -> None:
@@ -53,7 +60,7 @@ def _print_suggestion(checked: CheckedProgram, found: BetterChange) -> None:
     speed = "" if found.step_s is None else f"{format_duration(found.step_s)} an optimizer step"
     if found.step_s is not None and found.speedup is not None and fits:
         speed += f", {found.speedup:.2f} times as fast as now"
-    print_fields([("memory", f"{text}, emulated"), ("speed", speed)], indent=2)
+    print_fields([("memory", f"{text}, {checked.source}"), ("speed", speed)], indent=2)
     echo()
     echo(found.change.difference, nl=False)
     echo()
@@ -78,10 +85,10 @@ def _print_nothing_fits(checked: CheckedProgram) -> None:
 
 
 def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
-    """The answer as JSON types; every number in it is emulated."""
+    """The answer as JSON types; `source` says what every number in it is."""
     found = checked.suggestion
     return {
-        "source": "emulated",
+        "source": checked.source,
         "fits": checked.found.fits,
         "program": checked.found.to_dict(),
         "needed": checked.needed.to_dict() if checked.needed is not None else None,

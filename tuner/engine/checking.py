@@ -1,7 +1,8 @@
 """Whether somebody's program fits a GPU type, and which change of it fits or is faster.
 
-Everything is found by running the program on the emulated GPU, as it is and with changes of its
-settings that keep the result of the training: its effective batch, its adapters and lengths.
+Everything is found by running the program on the emulated GPU, or by predicting it from its
+settings: as it is, and with changes of them that keep the result of the training, which are its
+effective batch, its adapters and lengths.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.engine.emulating import Emulation
+from tuner.engine.program_predictions import PredictedProgram, ProgramPredictions
 from tuner.engine.program_runs import FEW, ProgramRuns
 from tuner.errors import InputError
 from tuner.expressions import show
@@ -41,6 +43,10 @@ Report = Callable[[str], None]
 """Called with what is done next."""
 
 
+RunAnswer = Emulation | PredictedProgram
+"""What is known of one run of a program."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckRun:
     """One run of the program. `accumulation` is how many micro-batches a step of it had."""
@@ -48,7 +54,7 @@ class CheckRun:
     micro_batch: int
     checkpointing: bool | None
     accumulation: int
-    found: Emulation
+    found: RunAnswer
 
     def step_s(self, accumulation: int) -> float | None:
         """The step time with this many micro-batches a step; None where it is not known."""
@@ -61,10 +67,10 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True)
 class BetterChange:
-    """A change that fits. `step_s` is the emulated time of an optimizer step with it."""
+    """A change that fits. `step_s` is the time of an optimizer step with it."""
 
     change: Change
-    found: Emulation
+    found: RunAnswer
     step_s: float | None
     base_step_s: float | None
 
@@ -78,7 +84,7 @@ class BetterChange:
 
 @dataclass(frozen=True, slots=True)
 class CheckedProgram:
-    """What was found of a program; every number is *emulated*.
+    """What was found of a program; every number is *emulated*, or every one is *predicted*.
 
     - `found` is the program as it is. `needed` is the same on a GPU with more memory, where it ran
       out: what it would take.
@@ -90,8 +96,8 @@ class CheckedProgram:
     """
 
     program: Program
-    found: Emulation
-    needed: Emulation | None
+    found: RunAnswer
+    needed: RunAnswer | None
     settings: Mapping[str, Setting]
     ignored: tuple[tuple[str, KnobValue, KnobValue], ...]
     suggestion: BetterChange | None
@@ -100,15 +106,24 @@ class CheckedProgram:
     notes: tuple[str, ...]
     log_tail: str
 
+    @property
+    def source(self) -> str:
+        """What its numbers are."""
+        return "emulated" if isinstance(self.found, Emulation) else "predicted"
+
 
 def check_program(
-    runs: ProgramRuns, *, improve: bool = True, report: Report = lambda text: None
+    runs: ProgramRuns | ProgramPredictions,
+    *,
+    improve: bool = True,
+    report: Report = lambda text: None,
 ) -> CheckedProgram:
     """Run the program as it is, and look for a better change unless `improve` is false.
 
     Raises `UnavailableError` where nothing can be emulated.
     """
-    report("running the program as it is")
+    is_run = isinstance(runs, ProgramRuns)
+    report("running the program as it is" if is_run else "predicting the program as it is")
     found = runs.as_it_is()
     log_tail = runs.log_tail
     needed = None
@@ -138,7 +153,7 @@ def check_program(
 
 
 def ignored(
-    settings: Mapping[str, Setting], found: Emulation
+    settings: Mapping[str, Setting], found: RunAnswer
 ) -> list[tuple[str, KnobValue, KnobValue]]:
     """The settings whose value is not the one that reached the trainer."""
     return [
@@ -172,8 +187,8 @@ class _Search:
     on a GPU with room for them, give each. What the lines promise is then run on the real one.
     """
 
-    runs: ProgramRuns
-    base: Emulation
+    runs: ProgramRuns | ProgramPredictions
+    base: RunAnswer
     notes: list[str]
     report: Report
     micro_batch: int = 0
@@ -291,7 +306,8 @@ class _Search:
         if not wanted:
             return []
         shown = "; ".join(" ".join(f"{n}={show(v)}" for n, v in one.items()) for one in values)
-        self.report(f"running it with {shown}")
+        doing = "running" if isinstance(self.runs, ProgramRuns) else "predicting"
+        self.report(f"{doing} it with {shown}")
         runs = []
         for (size, way), answer in zip(
             wanted, self.runs.with_values(values, roomy=roomy), strict=True
@@ -345,7 +361,7 @@ class _Search:
             values["gradient_checkpointing"] = way
         return values
 
-    def _not_arrived(self, found: Emulation, size: int, way: bool | None) -> str | None:
+    def _not_arrived(self, found: RunAnswer, size: int, way: bool | None) -> str | None:
         """What of the values did not reach the training; None where all did."""
         arrived, rounds = found.settings, min(self._rounds(size), FEW)
         checkpointing = arrived.get("gradient_checkpointing")

@@ -92,10 +92,10 @@ class Predictor:
         for configuration in configurations:
             require_supported(configuration, gpu)
         groups: dict[Structure, list[int]] = {}
-        sharded = [i for i, c in enumerate(configurations) if _is_sharded(c)]
-        _check_traced_in_full(len(sharded))
+        traced = [i for i, c in enumerate(configurations) if _is_traced_in_full(c)]
+        _check_traced_in_full(len(traced))
         for index, configuration in enumerate(configurations):
-            if index in sharded:
+            if index in traced:
                 continue
             groups.setdefault(self._structure(configuration, gpu), []).append(index)
         requests = [
@@ -108,7 +108,7 @@ class Predictor:
             chosen = [configurations[index] for index in indices]
             predictions = self._evaluate(structure, chosen, gpu, margin_fraction, profile)
             results.update(zip(indices, predictions, strict=True))
-        for index in sharded:
+        for index in traced:
             results[index] = predict(
                 self._resolved(),
                 configurations[index],
@@ -235,18 +235,20 @@ class Predictor:
         ]
 
 
-def _is_sharded(configuration: Configuration) -> bool:
+def _is_traced_in_full(configuration: Configuration) -> bool:
+    """Whether sizes are no polynomials: what is sharded is rounded, and tiles have a largest."""
     parallelism = Parallelism.of(configuration)
-    return parallelism.ranks > 1 and parallelism.strategy == "fsdp2"
+    is_sharded = parallelism.ranks > 1 and parallelism.strategy == "fsdp2"
+    return is_sharded or configuration.get("loss") == "chunked"
 
 
 def _check_traced_in_full(count: int) -> None:
     """Raise `InputError` for more configurations than anybody waits for, at seconds each."""
     if count > MOST_TRACED:
         raise InputError(
-            f"{count} configurations with distributed fsdp2 would each be traced in full, which "
-            f"takes seconds each; at most {MOST_TRACED} are",
-            hint="narrow the search with --where or --set, or use ddp, which needs no traces",
+            f"{count} configurations with distributed fsdp2 or loss chunked would each be traced "
+            f"in full, which takes seconds each; at most {MOST_TRACED} are",
+            hint="narrow the search with --where or --set; ddp and other losses need no traces",
         )
 
 

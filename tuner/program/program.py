@@ -83,11 +83,11 @@ class Program:
         return list(self.files.values())
 
 
-def read_program(words: Sequence[str], folder: Path = Path()) -> Program:
+def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = True) -> Program:
     """The program that `words` start: a script with arguments, a tool's file, or a command.
 
-    Relative files are those below `folder`. Raises `InputError` for what is none of them,
-    `UnavailableError` for a tool that is not installed.
+    Relative files are those below `folder`. Raises `InputError` for what is none of them, and
+    `UnavailableError` for a tool that is not installed unless it is only read (not `is_run`).
     """
     if not words:
         raise InputError(
@@ -99,7 +99,7 @@ def read_program(words: Sequence[str], folder: Path = Path()) -> Program:
     if first.suffix in (".py", NOTEBOOK):
         return _script(folder, words)
     if first.suffix in _SETTINGS_FILES:
-        return _tool(folder, words)
+        return _tool(folder, words, is_run=is_run)
     if find_program(words[0]) is None:
         raise InputError(
             f"there is no program {words[0]!r}",
@@ -113,7 +113,7 @@ def _script(folder: Path, words: Sequence[str]) -> Program:
     return Program((sys.executable, *words), files, folder=folder)
 
 
-def _tool(folder: Path, words: Sequence[str]) -> Program:
+def _tool(folder: Path, words: Sequence[str], *, is_run: bool) -> Program:
     path = folder / words[0]
     source = _opened(path)
     trainer = trainer_of(source.places)
@@ -124,7 +124,7 @@ def _tool(folder: Path, words: Sequence[str]) -> Program:
             hint=f"name the command that reads it: tuner check --gpu GPU -- python train.py {path}",
         )
     command = [part.replace(_PLACEHOLDER, words[0]) for part in trainer.command]
-    if find_program(command[0]) is None:
+    if is_run and find_program(command[0]) is None:
         raise UnavailableError(
             f"{path} is a file of {trainer.name}, and {command[0]!r} is not installed",
             hint="run tuner in the environment of the trainer, or name the command after --",

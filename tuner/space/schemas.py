@@ -71,6 +71,23 @@ _CAUSAL_LM = (
         optional=True,
     ),
     KnobSchema(
+        "adapter_dtype",
+        "word",
+        "dtype of the adapters: fp32, as peft makes them, or bf16, as TRL's trainers keep those of "
+        "a quantised model",
+        default="fp32",
+        allowed=("fp32", "bf16"),
+        optional=True,
+    ),
+    KnobSchema(
+        "reference_pass",
+        "bool",
+        "after each forward pass another one without gradients and adapters: the reference of "
+        "preference training (DPO), whose chosen and rejected answers are a sequence each",
+        default=False,
+        optional=True,
+    ),
+    KnobSchema(
         "max_length",
         "int",
         "longest sequence in tokens; longer examples are cut",
@@ -129,10 +146,10 @@ _CAUSAL_LM = (
     KnobSchema(
         "loss",
         "word",
-        "how the loss treats the logits: as the installed transformers does, or as versions 4.46 "
-        "to 4.48 did, with a copy",
+        "how the loss treats the logits: as the installed transformers does; as versions 4.46 to "
+        "4.48 did, with a copy; or chunked, as TRL's trainers since 1.16, which never have them",
         default="transformers",
-        allowed=("transformers", "transformers_4_46"),
+        allowed=("transformers", "transformers_4_46", "chunked"),
     ),
     KnobSchema(
         "fused_loss",

@@ -103,12 +103,14 @@ class CausalLMSession:
         if self._settings.training_loop != "trainer":
             # A hand-written loop holds `outputs`, and with it the logits, during backward.
             self._outputs = self._forward(batch)
+            self._refer(batch)
             self._environment.enter(Phase.BACKWARD, micro_step)
             self._backward(self._outputs.loss)
             if self._settings.training_loop == "function":
                 self._outputs = None
             return
         loss = self._loss_as_trainer(batch)
+        self._refer(batch)
         self._environment.enter(Phase.BACKWARD, micro_step)
         self._backward(loss)
 
@@ -151,6 +153,12 @@ class CausalLMSession:
         precision = self._environment.autocast(dtype) if dtype else contextlib.nullcontext()
         with precision:
             return self._ranks.called(**batch, use_cache=False)
+
+    def _refer(self, batch: dict[str, torch.Tensor]) -> None:
+        """What the reference of preference training makes of the same sequences."""
+        if self._settings.reference_pass:
+            with torch.no_grad(), self.model.disable_adapter():
+                self._forward(batch)
 
     def _loss_as_trainer(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """The loss as transformers' Trainer computes it: outputs die before backward.

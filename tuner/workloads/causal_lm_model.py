@@ -17,6 +17,7 @@ from tuner.errors import InputError, unknown
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.checkpoint import load_checkpoint
+from tuner.workloads.chunked_loss import use_chunked_loss
 from tuner.workloads.liger import apply_liger, fused_cross_entropy
 from tuner.workloads.losses import use_loss
 from tuner.workloads.offload import decoder_layers, keep_on_host, move_all_but
@@ -112,6 +113,9 @@ def _build_error(error: Exception, attention: str) -> InputError:
 
 
 def _use_loss(model: Any, settings: CausalLMSettings, *, real: bool) -> None:
+    if settings.loss == "chunked":
+        use_chunked_loss(model, real=real)
+        return
     kernel = fused_cross_entropy() if real and settings.fused_loss else None
     use_loss(model, settings.loss, fused=settings.fused_loss, kernel=kernel)
 
@@ -204,10 +208,11 @@ def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
     _check_saved(model, settings.modules_to_save)
     try:
         if device == "meta":
-            return get_peft_model(model, config, low_cpu_mem_usage=True)
-        # Made and initialised where they will be: on the processor that takes 10 s for 900 million.
-        with torch.device(device):
-            return get_peft_model(model, config)
+            adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
+        else:
+            # Made where they will be: on the processor that takes 10 s for 900 million.
+            with torch.device(device):
+                adapted = get_peft_model(model, config)
     except ValueError as error:
         if "not found in the base model" not in str(error):
             raise
@@ -215,6 +220,12 @@ def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
             f"lora_targets {', '.join(settings.lora_targets)} do not exist in the model",
             hint=f"its linear layers are: {', '.join(linear_names(model))}",
         ) from error
+    if settings.adapter_dtype == "bf16":
+        # As TRL's trainers do it, afterwards: peft has no choice for quantised models.
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    return adapted
 
 
 def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:

@@ -34,6 +34,8 @@ class CausalLMSettings:
     lora_dropout: float
     lora_targets: tuple[str, ...]
     modules_to_save: tuple[str, ...]
+    adapter_dtype: str
+    reference_pass: bool
     precision: str
     mixed_precision: str
     compute_dtype: str
@@ -70,6 +72,8 @@ class CausalLMSettings:
             lora_dropout=_number(values.get("lora_dropout", 0.0)),
             lora_targets=_names(values.get("lora_targets", ())),
             modules_to_save=_saved(values),
+            adapter_dtype=str(values.get("adapter_dtype", "fp32")),
+            reference_pass=_has_reference(values),
             precision=str(values["precision"]),
             mixed_precision=str(values.get("mixed_precision", "no")),
             compute_dtype=str(values.get("compute_dtype", "auto")),
@@ -162,6 +166,8 @@ class CausalLMSettings:
             yield "liger", "its kernels need a GPU"
         if self.fused_loss:
             yield "fused_loss", "its kernel needs a GPU"
+        if self.loss == "chunked":
+            yield "loss", "chunked is computed by a kernel that needs a GPU"
         if self.optimizer.startswith("paged_"):
             yield "optimizer", f"{self.optimizer} pages between a GPU and the host"
         if self.attention == "flash_attention_2":
@@ -207,6 +213,17 @@ def _saved(values: Configuration) -> tuple[str, ...]:
             hint="a module has an adapter or is trained whole",
         )
     return names
+
+
+def _has_reference(values: Configuration) -> bool:
+    """Whether there is a reference. Raises `InputError` where it is a second model."""
+    wanted = bool(values.get("reference_pass", False))
+    if wanted and not values["lora_rank"]:
+        raise InputError(
+            "reference_pass is one of the model without its adapters, and lora_rank 0 has none",
+            hint="set lora_rank to 1 or more; a second model in memory is not predicted",
+        )
+    return wanted
 
 
 def _number(value: Any) -> float:

@@ -62,7 +62,7 @@ LOSSES: dict[str, Callable[[Any, CrossEntropy], None]] = {
 }
 """As the installed version does, since 4.49 without a copy, and as 4.46 to 4.48 did.
 
-What reproduces runs of still older versions may add to it.
+`chunked_loss` has no logits at all. What reproduces runs of still older versions may add to it.
 """
 
 

@@ -1,0 +1,187 @@
+"""The configuration that a program trains, from its settings and its trainer's behaviour."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tuner.errors import InputError, Problem
+from tuner.models.catalogue import resolve_config
+from tuner.program import trainers
+from tuner.program.program import Program
+from tuner.program.trainers.behaviour import EMULATE, PEFT_DEFAULT, STORED, Behaviour
+from tuner.program.training import DTYPES, read_training
+from tuner.records import Configuration, KnobValue
+from tuner.space.schemas import SCHEMAS
+
+WORKLOAD = "causal_lm"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPlan:
+    """What is predicted in place of a program.
+
+    - `assumed` is what nobody set, with the trainer's default. `left_out` are the settings whose
+      effect is in no number. `notes` say how else it is read.
+    - `sequences` is how many one example of the micro-batch makes.
+    """
+
+    trainer: str
+    model: str
+    configuration: Configuration
+    sequences: int
+    assumed: tuple[str, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def settings(self) -> dict[str, KnobValue]:
+        """The knobs, in the program's own terms."""
+        values = dict(self.configuration)
+        values["micro_batch"] = int(str(values["micro_batch"])) // self.sequences
+        return values
+
+
+def behaviours() -> tuple[Behaviour, ...]:
+    """All trainers whose behaviour is known."""
+    modules = [
+        importlib.import_module(f"{trainers.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(trainers.__path__)
+    ]
+    return tuple(one for module in modules for one in getattr(module, "BEHAVIOURS", ()))
+
+
+def plan_program(
+    program: Program, given: Mapping[str, Any] | None = None, model: str | None = None
+) -> ProgramPlan:
+    """What `program` trains; `given` knobs and `model` count more than what it says.
+
+    Raises one `InputError` with everything that cannot be read, or not be predicted.
+    """
+    training = read_training(program)
+    behaviour = next((b for b in behaviours() if b.trainer == training.trainer), None)
+    if behaviour is None:
+        raise _unknown(training.trainer)
+    planned = behaviour.plan(training)
+    found = training.found
+    chosen = model or _beside(program, planned.model)
+    if chosen is None:
+        found.problems.append(Problem("is not known: name it with --model", "the model"))
+    knobs = {**planned.knobs, **(given or {})}
+    problems = [p for p in found.problems if not _is_given(p, given or {})]
+    if "max_length" not in knobs:
+        text = "is set nowhere: name it with --set max_length=1024"
+        problems.append(Problem(text, "the length of the examples"))
+    if problems or chosen is None:
+        raise InputError(
+            f"this program of {behaviour.name} cannot be predicted from its settings",
+            problems=problems,
+        )
+    configuration = _configuration(_settled(knobs, chosen))
+    notes = [*planned.notes, *_versions(behaviour)]
+    return ProgramPlan(
+        behaviour.name,
+        chosen,
+        configuration,
+        planned.sequences,
+        tuple(dict.fromkeys(found.assumed)),
+        tuple(dict.fromkeys(found.left_out)),
+        tuple(notes),
+    )
+
+
+def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
+    """Whether somebody has said what could not be read."""
+    name = (problem.where or "").rpartition(" ")[2]
+    return name in given
+
+
+def _unknown(trainer: str) -> InputError:
+    names = ", ".join(dict.fromkeys(b.name for b in behaviours()))
+    what = f"{trainer}, whose" if trainer else "a loop of its own or a trainer, whose"
+    return InputError(
+        f"the program trains with {what} behaviour is not known: nothing is predicted of it",
+        hint=f"known are {names}; {EMULATE}",
+    )
+
+
+def _beside(program: Program, model: str | None) -> str | None:
+    """A model's folder is meant from the folder that the program runs in."""
+    if model is None:
+        return None
+    folder = program.folder / model
+    return str(folder) if folder.is_dir() else model
+
+
+def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """What the model decides, in place of `STORED` and `PEFT_DEFAULT`."""
+    values = dict(knobs)
+    for name in ("precision", "compute_dtype"):
+        if values.get(name) == STORED:
+            values[name] = _stored_dtype(model, name)
+    if values.get("lora_targets") == PEFT_DEFAULT:
+        values["lora_targets"] = _default_targets(model)
+    return values
+
+
+def _stored_dtype(model: str, knob: str) -> str:
+    dtype = str(getattr(resolve_config(model), "dtype", None)).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise InputError(
+            f"the configuration of model {model} does not say in which dtype its weights are",
+            hint=f"say it: --set {knob}=bf16",
+        )
+    return DTYPES[dtype]
+
+
+def _default_targets(model: str) -> tuple[str, ...]:
+    """The modules that peft adapts where `target_modules` is left out."""
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+    kind = resolve_config(model).model_type
+    found = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
+    if found is None:
+        raise InputError(
+            f"no modules for an adapter are named, and peft has no default for {kind} models",
+            hint="name them: --set lora_targets=all-linear",
+        )
+    return tuple(sorted(found))
+
+
+def _configuration(knobs: Mapping[str, Any]) -> Configuration:
+    """All knobs, checked. Raises `InputError` with everything that is wrong."""
+    terms = SCHEMAS[WORKLOAD].terms
+    values: dict[str, KnobValue] = {}
+    problems = []
+    for name, term in terms.items():
+        if name not in knobs:
+            if not term.optional:
+                values[name] = term.default
+            continue
+        try:
+            # Full training has no adapters; a space cannot say so.
+            none = name == "lora_rank" and knobs[name] == 0
+            values[name] = 0 if none else term.read(knobs[name])
+        except InputError as error:
+            problems.append(Problem(error.message))
+    if problems:
+        raise InputError("the program has values that cannot be predicted", problems=problems)
+    size, rounds = int(str(values["micro_batch"])), int(str(values["grad_accum"]))
+    return Configuration({**values, "effective_batch": size * rounds})
+
+
+def _versions(behaviour: Behaviour) -> list[str]:
+    """A note for each package that is installed in another version than was read."""
+    notes = []
+    for package, read in behaviour.read.items():
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            continue
+        if installed.split(".")[:2] != read.split(".")[:2]:
+            notes.append(f"{package} {installed} is installed, and this is what {read} does")
+    return notes

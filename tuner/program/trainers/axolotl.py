@@ -1,0 +1,135 @@
+"""Axolotl.
+
+Read from 0.19: utils/schemas/, utils/config/__init__.py (`resolve_dtype`), loaders/model.py
+(`_configure_embedding_dtypes`) and loaders/adapter.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.program.trainers.behaviour import (
+    EMULATE,
+    WITHOUT_MEMORY,
+    Behaviour,
+    Planned,
+    adapters,
+    attention,
+    checkpointing,
+    number,
+    optimizer,
+    unset,
+)
+from tuner.program.training import Arguments, Training
+
+_VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
+
+_NOT_PREDICTED = {
+    "sample_packing": "a batch as one long row",
+    "plugins": "what a plugin does (cut cross entropy, Liger)",
+    "cut_cross_entropy": "cut cross entropy",
+    "chunked_cross_entropy": "chunked cross entropy",
+    "liger_fused_linear_cross_entropy": "Liger's loss",
+    "deepspeed": "training with DeepSpeed",
+    "fsdp": "training with FSDP",
+    "fsdp_config": "training with FSDP",
+    "torch_compile": "what compiled code takes",
+    "activation_offloading": "offloading of activations",
+    "selective_checkpointing": "checkpointing of some operators",
+    "rl": "preference training",
+    "unfrozen_parameters": "training of some weights",
+    "relora": "ReLoRA",
+    "peft_use_dora": "DoRA",
+    "qat": "quantisation-aware training",
+    "gptq": "GPTQ",
+    "embeddings_skip_upcast": "embeddings that are not widened",
+    "tensor_parallel_size": "tensor parallelism",
+    "context_parallel_size": "context parallelism",
+}
+
+_LORA = {
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+}
+
+_WITHOUT_MEMORY = (
+    "base_model", "tokenizer", "model_type", "is_", "trust_remote", "special_tokens", "tokens",
+    "chat_template", "strict", "excess_length", "pad_to", "train_on", "group_by", "tf32",
+    "debug", "mlflow", "comet", "early_stopping", "auto_resume", "lora_alpha", "resize_token",
+    "lora_fan", "weight", "profiler", "flash_attention", "sdp_attention", "eval_sample_packing",
+    "load_best", "bfloat16", "float16", "datasets", "sequence_len", "type_of", "hub",
+)  # fmt: skip
+
+
+def _plan(training: Training) -> Planned:
+    file = training["arguments"]
+    unset(file, _NOT_PREDICTED)
+    weights = _dtype(file)
+    knobs: dict[str, Any] = {
+        "micro_batch": number(file, "micro_batch_size", 1),
+        "grad_accum": number(file, "gradient_accumulation_steps", 1),
+        **checkpointing(file, default=False),
+        "max_length": number(file, "sequence_len", 512),
+        "optimizer": optimizer(file, "optimizer", "adamw_torch_fused"),
+        "max_grad_norm": number(file, "max_grad_norm", 1.0),
+        "precision": weights,
+        "mixed_precision": weights if weights != "fp32" else "no",
+        "attention": _attention(file),
+        "training_loop": "trainer",
+        "loss": "transformers",
+        # peft's preparation widens to fp32, and Axolotl narrows it again.
+        "kbit_preparation": "none",
+        "lora_rank": 0,
+    }
+    adapter = file.take("adapter")
+    if adapter in ("lora", "qlora"):
+        knobs |= adapters(file, _LORA)
+        if file.take("lora_target_linear", False, quietly=True):
+            knobs["lora_targets"] = ("all-linear",)
+        knobs |= _quantized(file, weights)
+        _fused_kernels(file)
+    elif adapter is not None:
+        file.refuse("adapter", f"is {adapter}; predicted are lora, qlora and none: {EMULATE}")
+    elif weights != "fp32":
+        why = (
+            f"are widened to fp32 where all weights are trained, which is not predicted: {EMULATE}"
+        )
+        file.refuse("embeddings and norms", why)
+    model = file.take("base_model")
+    file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
+    return Planned(model, knobs)
+
+
+def _dtype(file: Arguments) -> str:
+    if file.take("bf16", "auto", quietly=True) in (True, "auto", "true", "full"):
+        return "bf16"
+    return "fp16" if file.take("fp16") or file.take("load_in_8bit") else "fp32"
+
+
+def _attention(file: Arguments) -> str:
+    if file.take("flash_attention"):
+        return "flash_attention_2"
+    if file.take("eager_attention"):
+        return "eager"
+    return attention(file, "attn_implementation")
+
+
+def _quantized(file: Arguments, weights: str) -> dict[str, Any]:
+    if file.take("load_in_8bit"):
+        return {"precision": "int8", "compute_dtype": weights}
+    if file.take("load_in_4bit"):
+        return {"precision": "nf4", "compute_dtype": weights, "double_quant": True}
+    return {}
+
+
+def _fused_kernels(file: Arguments) -> None:
+    """Name LoRA kernels that are there unless they are turned off."""
+    names = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+    given = [file.take(name) for name in names]
+    is_int8 = file.take("adapter") == "lora" and file.take("load_in_8bit")
+    if any(given) or (not is_int8 and all(value is None for value in given)):
+        file.found.left_out.append("Axolotl's LoRA kernels (lora_mlp_kernel and others)")
+
+
+BEHAVIOURS = (Behaviour("Axolotl", "Axolotl", _VERSIONS, _plan),)

@@ -1,0 +1,285 @@
+"""What a behaviour is: from the arguments of a trainer to knobs of workload `causal_lm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.program.training import DTYPES, Arguments, Training
+from tuner.records import KnobValue
+from tuner.space.optimizers import OPTIMIZERS
+from tuner.space.schemas import ALL_LINEAR
+
+STORED = "stored"
+"""In place of a dtype: the one that the checkpoint has."""
+
+PEFT_DEFAULT = "peft's default"
+"""In place of names of modules: those that peft has for the kind of model."""
+
+EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
+
+
+@dataclass(slots=True)
+class Planned:
+    """What a training is predicted as.
+
+    Knobs may have `STORED` and `PEFT_DEFAULT` for what the model decides. `sequences` is how many
+    one example of the micro-batch makes: two in preference training.
+    """
+
+    model: str | None
+    knobs: dict[str, Any]
+    sequences: int = 1
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """A trainer of one version: `plan` makes knobs of what a program says.
+
+    `trainer` is the name that `read_training` has for it. `read` are the versions of packages whose
+    code `plan` was written from.
+    """
+
+    name: str
+    trainer: str
+    read: Mapping[str, str]
+    plan: Callable[[Training], Planned]
+
+
+def number(arguments: Arguments, name: str, default: int | float) -> Any:
+    """A number; anything else is noted as a problem."""
+    value = arguments.take(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        arguments.refuse(name, f"is {value!r}, and a number is wanted")
+        return default
+    return value
+
+
+def unset(arguments: Arguments, reasons: Mapping[str, str]) -> None:
+    """Note a problem for each of these that is set, and neither false nor none."""
+    for name, why in reasons.items():
+        value = arguments.take(name)
+        if value not in (None, False, 0, "none", "no", "", ()):
+            arguments.refuse(name, f"{why} is not predicted: {EMULATE}")
+
+
+def mixed_precision(arguments: Arguments, default: str) -> str:
+    """What `bf16` and `fp16` of TrainingArguments say."""
+    bf16, fp16 = arguments.take("bf16"), arguments.take("fp16")
+    if bf16 in (True, "true", "auto"):
+        return "bf16"
+    if fp16 is True:
+        return "fp16"
+    if bf16 is None:
+        arguments.found.assumed.append(f"mixed_precision={default}")
+        return default
+    return "no"
+
+
+def checkpointing(arguments: Arguments, *, default: bool) -> dict[str, KnobValue]:
+    """Whether layers are recomputed, and how.
+
+    transformers 5 enables it without reentrance unless the arguments say otherwise.
+    """
+    on = arguments.take("gradient_checkpointing", default)
+    inner = "gradient_checkpointing_kwargs"
+    reentrant = arguments.take(f"{inner}.use_reentrant", False, quietly=True)
+    arguments.taken.add(inner)
+    for name in arguments.values:
+        if name.startswith(f"{inner}.") and name != f"{inner}.use_reentrant":
+            arguments.refuse(name, f"is not predicted: {EMULATE}")
+    if not isinstance(on, bool):
+        arguments.refuse("gradient_checkpointing", f"is {on!r}, and is predicted as true or false")
+    return {"gradient_checkpointing": bool(on), "use_reentrant": bool(reentrant)}
+
+
+def optimizer(arguments: Arguments, name: str, default: str) -> str:
+    """An optimizer that is known; others are noted as a problem."""
+    chosen = str(arguments.take(name, default))
+    if chosen not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
+        arguments.refuse(name, f"is {chosen}, whose memory is not predicted (known: {known})")
+    return chosen
+
+
+_NOT_PREDICTED = {
+    "use_liger_kernel": "what Liger's kernels take",
+    "deepspeed": "training with DeepSpeed",
+    "fsdp": "training with FSDP",
+    "torch_compile": "what compiled code takes",
+    "activation_offloading": "offloading of activations",
+    "label_smoothing_factor": "a loss with label smoothing",
+    "auto_find_batch_size": "a search for the batch size",
+    "neftune_noise_alpha": "noise on embeddings",
+}
+
+WITHOUT_MEMORY = (
+    "output_dir", "overwrite", "do_", "eval", "per_device_eval", "prediction", "num_train_epochs",
+    "num_epochs", "max_steps", "learning_rate", "weight_decay", "adam", "lr_", "cosine", "warmup",
+    "log", "disable_tqdm", "save", "seed", "data", "report_to", "run_name", "hub", "push", "resume",
+    "ddp_", "remove_unused", "load_best", "metric", "greater", "train_sampling", "group_by_length",
+    "include", "project", "trackio", "wandb", "use_cpu", "shuffle", "eos_token", "chat_template",
+    "assistant_only", "completion_only", "val_", "test_", "train_dataset", "processing_class",
+    "tokenizer", "callbacks", "beta", "formatting", "compute_metrics", "average_tokens", "jit_mode",
+)  # fmt: skip
+"""Beginnings of names that have no part in the memory and time of a training step."""
+
+
+def trainer_arguments(
+    arguments: Arguments, *, checkpoints: bool, precision: str
+) -> dict[str, KnobValue]:
+    """Knobs of `transformers.TrainingArguments` and its subclasses (transformers 5.23).
+
+    `checkpoints` and `precision` are the defaults of the class.
+    """
+    unset(arguments, _NOT_PREDICTED)
+    return {
+        "micro_batch": number(arguments, "per_device_train_batch_size", 8),
+        "grad_accum": number(arguments, "gradient_accumulation_steps", 1),
+        **checkpointing(arguments, default=checkpoints),
+        "mixed_precision": mixed_precision(arguments, precision),
+        "optimizer": optimizer(arguments, "optim", "adamw_torch_fused"),
+        "max_grad_norm": number(arguments, "max_grad_norm", 1.0),
+        "training_loop": "trainer",
+    }
+
+
+_LOADING = (
+    "0", "device_map", "trust_remote_code", "quantization_config", "low_cpu", "use_cache",
+    "revision", "token", "cache_dir", "max_memory",
+)  # fmt: skip
+
+
+def loaded_model(training: Training, default: str) -> tuple[str | None, dict[str, Any]]:
+    """The model and how its weights are kept: by `from_pretrained`, or by the trainer itself.
+
+    `default` is the dtype that the trainer loads in where it is given a name.
+    """
+    arguments = training["arguments"]
+    if training.has("model"):
+        source, prefix = training["model"], ""
+        name = source.take("0", source.take("pretrained_model_name_or_path"))
+        default = STORED  # transformers 5 loads in the dtype of the checkpoint
+    else:
+        source, prefix = arguments, "model_init_kwargs."
+        arguments.taken.add("model_init_kwargs")
+        name = training.model_by_name
+    knobs: dict[str, Any] = {
+        "precision": dtype(source, (f"{prefix}dtype", f"{prefix}torch_dtype"), default)
+    }
+    knobs["attention"] = attention(source, f"{prefix}attn_implementation")
+    if training.has("quantization"):
+        knobs |= quantized(training["quantization"], knobs["precision"])
+    else:
+        unset(source, {f"{prefix}quantization_config": "a quantisation other than bitsandbytes'"})
+    unset(source, {f"{prefix}use_kernels": "what other kernels take"})
+    if source is not arguments:
+        source.leave_out((*WITHOUT_MEMORY, *_LOADING))
+    return name, knobs
+
+
+def dtype(arguments: Arguments, names: tuple[str, ...], default: str) -> str:
+    """Tuner's word for a dtype: "bf16", or `STORED`."""
+    for name in names:
+        value = arguments.take(name)
+        if value is None:
+            continue
+        word = str(value).removeprefix("torch.")
+        if word == "auto":
+            return STORED
+        if word in DTYPES:
+            return DTYPES[word]
+        arguments.refuse(name, f"is {value}: expected one of {', '.join(DTYPES)} or auto")
+    arguments.found.assumed.append(f"the model in {default if default != STORED else 'its dtype'}")
+    return default
+
+
+def attention(arguments: Arguments, name: str) -> str:
+    """The attention; transformers takes sdpa where nothing is said."""
+    chosen = str(arguments.take(name, "sdpa"))
+    if chosen in ("eager", "sdpa", "flash_attention_2"):
+        return chosen
+    if chosen.startswith("kernels-community/flash-attn2"):
+        return "flash_attention_2"
+    arguments.refuse(name, f"is {chosen}; predicted are eager, sdpa and flash_attention_2")
+    return "sdpa"
+
+
+def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
+    """Knobs of a `BitsAndBytesConfig`; `loaded` is the dtype of what is not quantised."""
+    arguments.leave_out(("load_in", "bnb_4bit", "llm_int8_enable", "llm_int8_threshold"))
+    if arguments.take("load_in_8bit", quietly=True):
+        return {"precision": "int8", "compute_dtype": loaded}
+    if not arguments.take("load_in_4bit", quietly=True):
+        arguments.refuse("load_in_4bit", "is not true, nor is load_in_8bit: what is meant?")
+    kind = arguments.take("bnb_4bit_quant_type", "fp4")
+    computed = dtype(arguments, ("bnb_4bit_compute_dtype",), "fp32")
+    if loaded not in (computed, STORED):
+        why = f"is {computed} beside weights in {loaded}: predicted where both are the same"
+        arguments.refuse("bnb_4bit_compute_dtype", why)
+    if kind not in ("nf4", "fp4"):
+        arguments.refuse("bnb_4bit_quant_type", f"is {kind}: expected nf4 or fp4")
+    return {
+        "precision": "nf4",  # fp4 has the same sizes
+        "compute_dtype": computed,
+        "double_quant": bool(arguments.take("bnb_4bit_use_double_quant", False)),
+    }
+
+
+_NO_ADAPTERS = {
+    "use_dora": "DoRA",
+    "target_parameters": "an adapter on parameters",
+    "layers_to_transform": "an adapter on some layers",
+    "layers_pattern": "an adapter on some layers",
+    "rank_pattern": "ranks that differ by module",
+    "trainable_token_indices": "training of single tokens",
+    "modules_to_tie": "tied modules",
+}
+
+
+def adapters(
+    lora: Arguments, names: Mapping[str, str], *, rank: int = 8, dropout: float = 0.0
+) -> dict[str, Any]:
+    """Knobs of an adapter; `names` are what the trainer calls `LoraConfig`'s arguments."""
+    unset(lora, {names.get(name, name): why for name, why in _NO_ADAPTERS.items()})
+    given_rank = number(lora, names.get("r", "r"), rank)
+    return {
+        "lora_rank": given_rank,
+        "lora_alpha": lora.take(names.get("lora_alpha", "lora_alpha"), 8, quietly=True),
+        "lora_dropout": number(lora, names.get("lora_dropout", "lora_dropout"), dropout),
+        "lora_targets": modules(lora, names.get("target_modules", "target_modules")),
+        **saved(lora, names.get("modules_to_save", "modules_to_save")),
+    }
+
+
+def modules(arguments: Arguments, name: str) -> tuple[str, ...] | str:
+    """Names of modules; `PEFT_DEFAULT` where nothing is said."""
+    chosen = listed(arguments, name)
+    if not chosen:
+        arguments.found.assumed.append(f"{name}: {PEFT_DEFAULT}")
+        return PEFT_DEFAULT
+    if chosen in (("all-linear",), ("all",)):
+        return ALL_LINEAR
+    for part in chosen:
+        if not part.replace("_", "").replace(".", "").isalnum():
+            arguments.refuse(name, f"is {part}: a pattern, whose modules are not predicted")
+    return chosen
+
+
+def saved(arguments: Arguments, name: str) -> dict[str, Any]:
+    """`modules_to_save`, where there are some."""
+    chosen = listed(arguments, name)
+    return {"modules_to_save": chosen} if chosen else {}
+
+
+def listed(arguments: Arguments, name: str) -> tuple[str, ...]:
+    """Words in a list, or with commas between them; none where nothing is set."""
+    value = arguments.take(name)
+    if value is None or value is True:  # of a list in YAML, whose items stand alone
+        items = [arguments.take(key) for key in arguments.values if key.startswith(f"{name}.")]
+        return tuple(map(str, items))
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(map(str, value))

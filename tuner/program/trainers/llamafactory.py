@@ -1,0 +1,111 @@
+"""LLaMA-Factory.
+
+Read from 0.9.5: hparams/, model/adapter.py (`init_adapter`), model/patcher.py,
+model/model_utils/checkpointing.py and quantization.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.program.trainers.behaviour import (
+    STORED,
+    WITHOUT_MEMORY,
+    Behaviour,
+    Planned,
+    adapters,
+    number,
+    trainer_arguments,
+    unset,
+)
+from tuner.program.training import Arguments, Training
+
+_VERSIONS = {"llamafactory": "0.9.5", "transformers": "5.6", "peft": "0.18"}
+
+_ATTENTION = {"auto": "sdpa", "sdpa": "sdpa", "disabled": "eager", "fa2": "flash_attention_2"}
+
+_NOT_PREDICTED = {
+    "neat_packing": "a batch as one long row",
+    "enable_liger_kernel": "what Liger's kernels take",
+    "use_unsloth": "what Unsloth's kernels take",
+    "use_unsloth_gc": "offloading of activations",
+    "use_galore": "GaLore",
+    "use_apollo": "APOLLO",
+    "use_badam": "BAdam",
+    "use_muon": "Muon",
+    "pissa_init": "PiSSA",
+    "shift_attn": "shifted attention",
+    "mixture_of_depths": "mixture of depths",
+    "resize_vocab": "a vocabulary that grows",
+    "upcast_layernorm": "norms in fp32",
+    "upcast_lmhead_output": "logits in fp32",
+    "use_asft_loss": "a second model in memory",
+    "quantization_device_map": "a model on several devices",
+}
+
+_WITHOUT_MEMORY = ("template", "preprocessing", "trust_remote", "plot", "tokenized", "max_samples")
+
+_LORA = {
+    "r": "lora_rank",
+    "target_modules": "lora_target",
+    "modules_to_save": "additional_target",
+}
+
+
+def _plan(training: Training) -> Planned:
+    file = training["arguments"]
+    unset(file, _NOT_PREDICTED)
+    for name, allowed in (("stage", ("sft",)), ("finetuning_type", ("lora", "full"))):
+        value = file.take(name, allowed[0])
+        if value not in allowed:
+            file.refuse(name, f"is {value}; predicted: {', '.join(allowed)}")
+    knobs: dict[str, Any] = trainer_arguments(file, checkpoints=False, precision="no")
+    knobs["gradient_checkpointing"] = not file.take("disable_gradient_checkpointing", False)
+    knobs["use_reentrant"] = bool(file.take("use_reentrant_gc", True))
+    pure = bool(file.take("pure_bf16", False, quietly=True))
+    computed = "bf16" if pure else str(knobs["mixed_precision"])
+    computed = STORED if computed == "no" else computed
+    is_full = file.take("finetuning_type", "lora", quietly=True) == "full"
+    knobs |= {
+        # What is trained is widened to fp32; adapters are anyway.
+        "precision": "fp32" if is_full and not pure else computed,
+        "attention": _attention(file),
+        "max_length": number(file, "cutoff_len", 2048),
+        "loss": "transformers",
+        "kbit_preparation": "none",
+        "lora_rank": 0,
+    }
+    file.take("packing")  # whole rows of one length are what is predicted anyway
+    if not is_full:
+        knobs |= adapters(file, _LORA)
+        if "lora_target" not in file:
+            knobs["lora_targets"] = ("all-linear",)
+    knobs |= _quantized(file, computed)
+    model = file.take("model_name_or_path")
+    file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
+    return Planned(model, knobs)
+
+
+def _attention(file: Arguments) -> str:
+    chosen = str(file.take("flash_attn", "auto"))
+    if chosen not in _ATTENTION:
+        file.refuse("flash_attn", f"is {chosen}; predicted: {', '.join(_ATTENTION)}")
+    return _ATTENTION.get(chosen, "sdpa")
+
+
+def _quantized(file: Arguments, computed: str) -> dict[str, Any]:
+    bits = file.take("quantization_bit")
+    if bits is None:
+        return {}
+    method = file.take("quantization_method", "bnb", quietly=True)
+    if bits not in (4, 8) or method not in ("bnb", "bitsandbytes"):
+        file.refuse("quantization_bit", f"is {bits} by {method}; predicted: 4 or 8 by bnb")
+    file.take("quantization_type")  # fp4 has the same sizes
+    return {
+        "precision": "nf4" if bits == 4 else "int8",
+        "compute_dtype": computed,
+        "double_quant": bool(file.take("double_quantization", True)),
+    }
+
+
+BEHAVIOURS = (Behaviour("LLaMA-Factory", "LLaMA-Factory", _VERSIONS, _plan),)

@@ -1,0 +1,164 @@
+"""TRL's SFTTrainer and DPOTrainer.
+
+Read from TRL 1.16: trainer/sft_trainer.py, dpo_trainer.py, base_config.py, utils.py
+(`create_model_from_path`, `add_fused_lm_head`), model_config.py and scripts/sft.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.program.trainers.behaviour import (
+    EMULATE,
+    WITHOUT_MEMORY,
+    Behaviour,
+    Planned,
+    adapters,
+    loaded_model,
+    number,
+    trainer_arguments,
+    unset,
+)
+from tuner.program.training import Argument, Arguments, Training
+
+_VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
+
+
+def _sft(training: Training) -> Planned:
+    model, knobs = _trained(training)
+    arguments = training["arguments"]
+    _no_long_rows(arguments, str(knobs["attention"]))
+    loss = arguments.take("loss_type", "nll", quietly=True)
+    if loss not in ("nll", "chunked_nll", "dft"):
+        arguments.refuse("loss_type", f"is {loss}: expected nll or dft")
+    arguments.leave_out((*WITHOUT_MEMORY, "pad_", "truncation"))
+    return Planned(model, knobs)
+
+
+def _dpo(training: Training) -> Planned:
+    model, knobs = _trained(training)
+    arguments = training["arguments"]
+    kind = arguments.take("loss_type", "sigmoid", quietly=True)
+    if kind not in ("sigmoid", ["sigmoid"]):
+        arguments.refuse("loss_type", f"is {kind}; predicted is sigmoid: {EMULATE}")
+    unset(arguments, {
+        "padding_free": "a batch as one long row",
+        "sync_ref_model": "a second model in memory",
+        "use_weighting": "a weighted loss",
+    })  # fmt: skip
+    unset(training["trainer"], {"ref_model": "a second model in memory"})
+    precomputed = arguments.take("precompute_ref_log_probs", False, quietly=True)
+    if not knobs["lora_rank"] and not precomputed:
+        why = "all weights are trained beside a reference, which is a second model in memory"
+        arguments.refuse("precompute_ref_log_probs", f"{why}, not predicted: {EMULATE}")
+    if knobs["lora_rank"] and not precomputed:
+        knobs["reference_pass"] = True
+    if arguments.take("disable_dropout", True, quietly=True):
+        knobs["lora_dropout"] = 0.0
+    knobs["micro_batch"] *= 2  # the chosen and the rejected answer
+    arguments.leave_out((*WITHOUT_MEMORY, "pad_", "truncation", "label_smoothing", "discopop"))
+    note = "two sequences an example, the chosen and the rejected answer, both of full length"
+    return Planned(model, knobs, sequences=2, notes=[note])
+
+
+def _trained(training: Training) -> tuple[str | None, dict[str, Any]]:
+    """What both trainers do alike."""
+    if training.trainer == "TRL":
+        training = _as_script(training)
+    arguments = training["arguments"]
+    model, loaded = loaded_model(training, "fp32")
+    knobs = {
+        **trainer_arguments(arguments, checkpoints=True, precision="bf16"),
+        **loaded,
+        "max_length": number(arguments, "max_length", 1024),
+        "loss": "chunked",
+        "lora_rank": 0,
+        "kbit_preparation": "peft" if training.has("preparation") else "none",
+    }
+    trainer = training["trainer"]
+    if trainer.take("peft_config") is not None or training.has("adapted") or training.has("lora"):
+        knobs |= adapters(training["lora"], {})
+        training["lora"].leave_out(("task_type", "bias", "use_rslora", "init_lora", "inference"))
+    if knobs["precision"] in ("nf4", "int8"):
+        knobs["adapter_dtype"] = "bf16"
+    trainer.leave_out(("0", "1", "model", "args", "peft_config", "quantization", *WITHOUT_MEMORY))
+    return model, knobs
+
+
+def _no_long_rows(arguments: Arguments, kernel: str) -> None:
+    """Note packing that makes one row of a batch; other packing leaves rows of full length."""
+    strategy = arguments.take("packing_strategy", "bfd", quietly=True)
+    long = arguments.take("padding_free") or (
+        arguments.take("packing", False) and strategy != "wrapped"
+    )
+    if long:
+        name = "padding_free" if arguments.take("padding_free") else "packing"
+        why = f"makes one row of each batch, whose mask ({kernel}) is not predicted: {EMULATE}"
+        arguments.refuse(name, why)
+
+
+_MODEL_NAMES = {
+    "model_name_or_path": "0",
+    "dtype": "dtype",
+    "torch_dtype": "torch_dtype",
+    "attn_implementation": "attn_implementation",
+}
+_LORA_NAMES = {
+    "lora_r": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_target_modules": "target_modules",
+    "lora_target_parameters": "target_parameters",
+    "lora_modules_to_save": "modules_to_save",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+}
+
+
+def _as_script(training: Training) -> Training:
+    """The file of `trl sft --config` as the calls that scripts/sft.py makes of it (ModelConfig)."""
+    flat, found = training["arguments"], training.found
+    bits = {"load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type"}
+    own = {*bits, "use_peft", "use_bnb_nested_quant"}
+    values = {
+        name: argument
+        for name, argument in flat.values.items()
+        if name not in {*own, *_MODEL_NAMES, *_LORA_NAMES} and not name.startswith("lora_")
+    }
+    model = _renamed(flat, _MODEL_NAMES)
+    model.setdefault("dtype", Argument("float32", "TRL's ModelConfig"))
+    groups = {
+        "arguments": Arguments(flat.title, values, found),
+        "model": Arguments(flat.title, model, found),
+    }
+    if flat.take("use_peft", False, quietly=True):
+        defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
+        lora = {n: Argument(v, "TRL's ModelConfig") for n, v in defaults.items()}
+        groups["lora"] = Arguments(flat.title, {**lora, **_renamed(flat, _LORA_NAMES)}, found)
+    if flat.take("load_in_4bit", quietly=True) or flat.take("load_in_8bit", quietly=True):
+        nested = flat.take("use_bnb_nested_quant", False, quietly=True)
+        quantization = {
+            "bnb_4bit_quant_type": Argument("nf4", "TRL's ModelConfig"),
+            "bnb_4bit_use_double_quant": Argument(nested, "TRL's ModelConfig"),
+            "bnb_4bit_compute_dtype": model["dtype"],
+            **{n: a for n, a in flat.values.items() if n in bits},
+        }
+        groups["quantization"] = Arguments(flat.title, quantization, found)
+    return Training(training.trainer, groups, found)
+
+
+def _renamed(flat: Arguments, names: dict[str, str]) -> dict[str, Argument]:
+    """The values behind these names, and the items of those that are lists."""
+    found = {}
+    for name, argument in flat.values.items():
+        first, dot, rest = name.partition(".")
+        if first in names:
+            found[f"{names[first]}{dot}{rest}"] = argument
+    return found
+
+
+BEHAVIOURS = (
+    Behaviour("TRL SFTTrainer", "SFTTrainer", _VERSIONS, _sft),
+    Behaviour("TRL SFTTrainer", "TRL", _VERSIONS, _sft),
+    Behaviour("TRL DPOTrainer", "DPOTrainer", _VERSIONS, _dpo),
+)

@@ -1,0 +1,283 @@
+"""What a program says of its training: the arguments of its trainer, its model and its adapters.
+
+`tuner.program.settings` finds the few that are changed; here is all that decides memory, under the
+names that the program has for it. The program is parsed, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.apply.source import SourceFile
+from tuner.errors import Problem
+from tuner.expressions import show
+from tuner.program.names import Literal, OptionValue, OutsideKeys, Script, last_name
+from tuner.program.program import Program
+from tuner.program.settings import PYTHON, typed
+
+DTYPES: Mapping[str, str] = {
+    "float32": "fp32",
+    "float": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+}
+"""By the names that PyTorch has for them: tuner's."""
+
+_MODEL_CLASSES = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument as it is written. `problem` says why its value is not known."""
+
+    value: Any
+    where: str
+    problem: str | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of reading: what could not be, what nobody set, and what is not in the numbers."""
+
+    problems: list[Problem] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The arguments of one call, or the values of one file; what is taken of them is noted."""
+
+    title: str
+    values: Mapping[str, Argument]
+    found: Found
+    taken: set[str] = field(default_factory=set)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def take(self, name: str, default: Any = None, *, quietly: bool = False) -> Any:
+        """The value of `name`, else its default, which is noted unless it is None or `quietly`."""
+        self.taken.add(name)
+        argument = self.values.get(name)
+        if argument is None:
+            if default is not None and not quietly:
+                self.found.assumed.append(f"{name}={show(default)}")
+            return default
+        if argument.problem is not None:
+            self.found.problems.append(Problem(argument.problem, self.where(name)))
+            return default
+        return default if argument.value is None else argument.value
+
+    def where(self, name: str) -> str:
+        """For people: "train.py:12 max_length"."""
+        argument = self.values.get(name)
+        return f"{argument.where} {name}" if argument is not None else f"{self.title} {name}"
+
+    def refuse(self, name: str, why: str) -> None:
+        """Note that the value of `name` cannot be predicted."""
+        self.found.problems.append(Problem(why, self.where(name)))
+
+    def leave_out(self, prefixes: Sequence[str] = ()) -> None:
+        """Name what nobody took; `prefixes` are those of names that take no memory."""
+        for name in self.values:
+            if name not in self.taken and not name.startswith(tuple(prefixes)):
+                self.found.left_out.append(self.where(name))
+
+
+@dataclass(slots=True)
+class Training:
+    """The training of one program.
+
+    `trainer` is the class or the tool that runs it. Of a program that is a script there are the
+    calls: "trainer", "arguments", "model", "lora", "quantization", "preparation" and "adapted",
+    each once at most; of a tool's file all stands under "arguments".
+    """
+
+    trainer: str
+    groups: Mapping[str, Arguments]
+    found: Found
+    model_by_name: str | None = None
+    """The model, where the trainer itself loads it."""
+    lengths: tuple[Argument, ...] = ()
+    """What the calls of a script have as `max_length`, whatever they are."""
+
+    def __getitem__(self, group: str) -> Arguments:
+        return self.groups.get(group) or Arguments(group, {}, self.found)
+
+    def has(self, group: str) -> bool:
+        """Whether there is such a call."""
+        return group in self.groups
+
+
+_CALLS = {
+    "SFTTrainer": "trainer",
+    "DPOTrainer": "trainer",
+    "Trainer": "trainer",
+    "SFTConfig": "arguments",
+    "DPOConfig": "arguments",
+    "TrainingArguments": "arguments",
+    "LoraConfig": "lora",
+    "BitsAndBytesConfig": "quantization",
+    "prepare_model_for_kbit_training": "preparation",
+    "get_peft_model": "adapted",
+}
+_OTHERS = ("FastLanguageModel", "FastModel", "Accelerator", "LightningModule", "deepspeed")
+"""Names of libraries that train in ways of their own."""
+
+
+def read_training(program: Program) -> Training:
+    """What `program` says of its training; problems are noted, nothing is raised for them."""
+    found = Found()
+    scripts = [Script(source) for source in program.sources if source.path.suffix in PYTHON]
+    data = [source for source in program.sources if source.path.suffix not in PYTHON]
+    if not scripts:
+        arguments = Arguments(program.trainer, _flat(program, data), found)
+        return Training(program.trainer, {"arguments": arguments}, found)
+    calls = [(script, call) for script in scripts for call in script.calls]
+    groups: dict[str, Arguments] = {}
+    trainers: list[tuple[Script, ast.Call]] = []
+    for script, call in calls:
+        name = last_name(call.func) or ""
+        group = _CALLS.get(name) or ("model" if _loads_model(call) else None)
+        if _is_other(call):
+            problem = f"trains with {script.shown(call.func)}, whose memory is not predicted"
+            found.problems.append(Problem(problem, _at(script, call)))
+        if group is None:
+            continue
+        if group == "trainer":
+            trainers.append((script, call))
+        if group in groups:
+            text = f"there are several calls like {name}: which of them counts is not known"
+            found.problems.append(Problem(text, _at(script, call)))
+            continue
+        groups[group] = Arguments(name, dict(_keywords(program, script, call)), found)
+    lengths = tuple(
+        argument
+        for script, call in calls
+        if last_name(call.func) not in _CALLS
+        for name, argument in _keywords(program, script, call, only=("max_length",))
+    )
+    training = Training("", groups, found, lengths=lengths)
+    if trainers:
+        script, call = trainers[0]
+        training.trainer = last_name(call.func) or ""
+        model = next((k.value for k in call.keywords if k.arg == "model"), None)
+        model = model or (call.args[0] if call.args else None)
+        value = _argument(program, script, model).value if model is not None else None
+        training.model_by_name = value if isinstance(value, str) else None
+    return training
+
+
+def _is_other(call: ast.Call) -> bool:
+    return any(last_name(node) in _OTHERS for node in (call.func, getattr(call.func, "value", None))
+               if isinstance(node, ast.expr))  # fmt: skip
+
+
+def _loads_model(call: ast.Call) -> bool:
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    name = last_name(owner) if owner is not None else None
+    return last_name(call.func) == "from_pretrained" and (name or "").endswith(_MODEL_CLASSES)
+
+
+def _at(script: Script, node: ast.AST) -> str:
+    return f"{script.source.path}:{script.place_of(node).line}"
+
+
+def _keywords(
+    program: Program, script: Script, call: ast.Call, only: Sequence[str] = ()
+) -> Iterator[tuple[str, Argument]]:
+    """The arguments of a call by name; those in a dictionary as "its name.its key"."""
+    if not only and call.args:
+        yield "0", _argument(program, script, call.args[0])
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            if not only:
+                text = f"has **{script.shown(keyword.value)}, whose keys are not known"
+                yield "**", Argument(None, _at(script, keyword.value), text)
+        elif not only or keyword.arg in only:
+            value = keyword.value
+            if isinstance(value, ast.Dict):
+                for key, item in zip(value.keys, value.values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        yield f"{keyword.arg}.{key.value}", _argument(program, script, item)
+            yield keyword.arg, _argument(program, script, value)
+
+
+def _argument(program: Program, script: Script, node: ast.expr) -> Argument:
+    """The one value that an expression has."""
+    where = _at(script, node)
+    if isinstance(node, ast.Call | ast.Dict) and last_name(getattr(node, "func", node)) not in (
+        "int", "float", "str", "bool",
+    ):  # fmt: skip
+        return Argument(script.shown(node), where)  # an object: what it is made with is read there
+    values = [_end(program, script, end) for end in script.ends(node)]
+    distinct = {repr(value.value): value for value in values}
+    if len(distinct) == 1:
+        return next(iter(distinct.values()))
+    shown = script.shown(node)
+    return Argument(None, where, f"is {shown}, which is set in several places")
+
+
+def _end(program: Program, script: Script, end: Any) -> Argument:
+    where = _at(script, end.option.call if isinstance(end, OptionValue) else end.node)
+    if isinstance(end, Literal):
+        try:
+            return Argument(ast.literal_eval(end.node), where)
+        except ValueError:
+            return Argument(None, where, f"is {script.shown(end.node)}, which is computed")
+    if isinstance(end, OptionValue):
+        return _option_value(program, script, end, where)
+    keys = end.keys if isinstance(end, OutsideKeys) else ("",)
+    if keys[0] == "argv" and isinstance(keys[-1], int):
+        return _word(program, script, keys[-1], where)
+    if str(keys[-1]) in DTYPES or isinstance(end.node, ast.Call | ast.Dict):
+        return Argument(str(keys[-1]) or script.shown(end.node), where)
+    return Argument(None, where, f"is {script.shown(end.node)}, which cannot be read")
+
+
+def _word(program: Program, script: Script, number: int, where: str) -> Argument:
+    names = [word for word, source in program.files.items() if source is script.source]
+    at = program.command.index(names[0]) + number if names else len(program.command)
+    if at < len(program.command):
+        return Argument(program.command[at], "the command line")
+    return Argument(None, where, f"is word {number} behind the script, and there is none")
+
+
+def _option_value(program: Program, script: Script, end: OptionValue, where: str) -> Argument:
+    command, option = program.command, end.option
+    for number, word in enumerate(command):
+        head, equals, text = word.partition("=")
+        if head in option.names:
+            text = text if equals else (command[number + 1] if number + 1 < len(command) else "")
+            return Argument(typed(text, option.dest), "the command line")
+    if option.default is None or option.is_positional:
+        return Argument(None, where, f"is the option {option.names[0]}, which has no default")
+    return _argument(program, script, option.default)
+
+
+def _flat(program: Program, files: Sequence[SourceFile]) -> dict[str, Argument]:
+    """The values of a tool's files by key, those of nested keys with dots; words count more."""
+    values: dict[str, Argument] = {}
+    for source in files:
+        for place in source.places:
+            name = ".".join(map(str, place.path))
+            problem = place.problem if not place.is_list else None
+            values[name] = Argument(place.value, f"{source.path}:{place.line}", problem)
+            for step in range(1, len(place.path)):
+                outer = ".".join(map(str, place.path[:step]))
+                values.setdefault(outer, Argument(True, f"{source.path}:{place.line}"))
+    words = iter(program.command)
+    for word in words:
+        if not word.startswith("--"):
+            continue
+        name, equals, text = word.lstrip("-").partition("=")
+        if name == "config":
+            continue
+        text = text if equals else next(words, "")
+        values[name.replace("-", "_")] = Argument(typed(text, name), "the command line")
+    return values
