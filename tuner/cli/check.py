@@ -32,9 +32,11 @@ from tuner.terminal.render import echo, print_json
     is_flag=True,
     default=True,
     flag_value=False,
-    help="Look at the program as it is only: one run.",
+    help="Only check the program as it is: one run.",
 )
-@click.option("--seed", default=0, metavar="N", cls=RareOption, help="Of values that are made up.")
+@click.option(
+    "--seed", default=0, metavar="N", cls=RareOption, help="Random seed of made-up values."
+)
 @click.option("--quiet", is_flag=True, help="Print the answer only.")
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -50,15 +52,14 @@ def command(  # noqa: PLR0913 - one argument for each option
     as_json: bool,
     program: tuple[str, ...],
 ) -> None:
-    """Check whether PROGRAM fits a GPU, and find a faster change of it that does.
+    """Check whether PROGRAM fits a GPU, and find the fastest change that does.
 
-    PROGRAM is a script with its arguments, a notebook, a file of Axolotl, LLaMA-Factory, TRL or
-    torchtune, or after -- any command. It runs unchanged on an emulated GPU, some steps long.
-    Then its micro-batch, accumulation and checkpointing are varied; effective batch, adapters and
-    lengths stay. The change is shown as a diff; no file is written.
+    PROGRAM is a script with its arguments, a notebook, an Axolotl, LLaMA-Factory, TRL or torchtune
+    file, or any command after --. It runs unchanged for a few steps on an emulated GPU. Then
+    micro-batch, accumulation and checkpointing are varied; effective batch, adapters and lengths
+    stay. The change is shown as a diff; no file is written.
 
-    Exit code 0 when it fits, 1 when it does not, 2 when the program itself failed, 3 when it
-    cannot be emulated.
+    Exit codes: 0 fits, 1 does not fit, 2 the program failed, 3 cannot be emulated.
     """
     # numpy, which no `--help` needs to wait for
     from tuner.cli.checked_text import checked_to_dict, print_checked

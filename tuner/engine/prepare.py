@@ -235,7 +235,7 @@ def _program_predictions(plan: SearchPlan, listener: Listener) -> list[Predictio
     command = plan.part.space.command
     assert command is not None
     started = time.monotonic()
-    listener.say("running the program with some values, to predict all of them")
+    listener.say("running the program with a few values to predict all of them")
     program = read_program(command.argv, Path(command.cwd))
     with ProgramRuns(program, plan.target.gpu, margin_fraction=plan.margin_fraction) as runs:
         predictions = program_predictions(plan.part.space, plan.part.supported, runs)

@@ -106,6 +106,6 @@ def nothing_fits_error(
     """The error that ends a command which has nothing to recommend."""
     return NothingFitsError(
         nothing_fits(target, records, conditions),
-        hint="lower the floors with --where, allow smaller values in the space, try more "
-        "trials, or take a larger GPU",
+        hint="lower the floors with --where, allow smaller values in the space, run more trials, "
+        "or choose a larger GPU",
     )

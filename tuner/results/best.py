@@ -315,8 +315,8 @@ def best_yaml(
         source = str(best.source).upper()
         device = _one_line(getattr(best.evidence, "device", "a GPU"))
         how = {
-            Source.PREDICTED: "no GPU was used, try it before you rely on it",
-            Source.EMULATED: f"on a {device} that is not there; times are estimates",
+            Source.PREDICTED: "no GPU was used; verify it before you rely on it",
+            Source.EMULATED: f"on an emulated {device}; times are estimates",
             Source.MEASURED: f"on {device}",
         }[best.source]
         comment = (
