@@ -168,8 +168,8 @@ def pack(job_id: str) -> Iterator[str]:
     data = json.dumps(content).encode("ascii")
     if len(data) > MAX_BYTES:
         raise UnavailableError(
-            f"the files of {job_id!r} hold {len(data) >> 20} MiB; at most {MAX_BYTES >> 20} MiB can "
-            "be fetched",
+            f"the files of {job_id!r} hold {len(data) >> 20} MiB; at most {MAX_BYTES >> 20} MiB "
+            "can be fetched",
             hint=f"copy {str(folder)!r} from the head node",
         )
     packed = base64.b64encode(zlib.compress(data)).decode("ascii")
