@@ -118,7 +118,7 @@ def test_words_that_are_misspelt_are_refused():
 
 def test_keys_of_a_command_need_one():
     text = GOOD.replace("command:", "workload: causal_lm\nmodel: x\ndescription:")
-    assert "is about a command" in problems(text)
+    assert "is for a command" in problems(text)
 
 
 def test_a_workload_of_ones_own_needs_no_model():

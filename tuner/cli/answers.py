@@ -134,7 +134,7 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = ()) -> None:
     """
     speed, memory = best.evidence.speed, best.evidence.memory
     echo(f"Recommended ({best.source}): {best.title}")
-    free = f"{format_size(best.free_bytes)} stay free"
+    free = f"{format_size(best.free_bytes)} free"
     around = best.device_bytes_interval
     size = format_size(memory.device_bytes) + (f" ({around.text(format_size)})" if around else "")
     margin = best.record.budget.margin_bytes
@@ -151,7 +151,7 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = ()) -> None:
                 "memory",
                 f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
                 f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, "
-                f"{format_size(margin)} of it margin",
+                f"margin {format_size(margin)}",
             ),
             ("ranks", ranks_text(best.evidence)),
             (

@@ -93,7 +93,7 @@ def _fits_text(found: Emulation) -> str:
     use = found.limiting
     if found.fits is None or use is None:
         return "not known"
-    margin = f"the margin is {format_size(found.margin_bytes)}"
+    margin = f"margin {format_size(found.margin_bytes)}"
     needs = f"{format_size(use.device_bytes)} of {format_size(limit)}"
     if found.fits:
         return f"yes: {needs}, {format_size(limit - use.device_bytes)} free, {margin}"

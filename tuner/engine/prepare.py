@@ -266,7 +266,7 @@ def why_infeasible(
     return (
         f"none of the {len(predictions):,} configurations is predicted to fit {gpu.name}: the "
         f"smallest needs {format_size(least)} of {format_size(gpu.memory_bytes)}, of which "
-        f"{format_size(plan.margin_bytes)} are to stay free"
+        f"{format_size(plan.margin_bytes)} must stay free"
     )
 
 

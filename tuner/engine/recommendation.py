@@ -96,7 +96,7 @@ def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Seq
     return (
         f"{tried}: the smallest needs {format_size(min(sizes))} ({source_label(records)}) of "
         f"{limit}, of which "
-        f"{format_size(margin)} are to stay free"
+        f"{format_size(margin)} must stay free"
     )
 
 

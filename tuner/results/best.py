@@ -152,7 +152,7 @@ class BestTrial:
         if found.checkpoint_bytes is not None:
             done += f", a checkpoint of {format_size(found.checkpoint_bytes)} saved"
         used_bytes = found.memory.device_bytes
-        free = f"{format_size(self.memory_bytes - used_bytes)} stay free"
+        free = f"{format_size(self.memory_bytes - used_bytes)} free"
         if check.source is Source.EMULATED:
             return f"emulated: {format_size(used_bytes)}, {free} ({done})"
         return f"{done}: {free}"
