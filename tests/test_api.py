@@ -378,7 +378,7 @@ class TestEstimate:
         assert not tight.fits
 
     def test_errors(self, searches):
-        with pytest.raises(tuner.InputError, match="neither a search space nor a model"):
+        with pytest.raises(tuner.InputError, match="no search space and no model"):
             tuner.estimate(gpu="a6000")
         with pytest.raises(tuner.InputError, match="bf16"):
             tuner.estimate("wide.yaml", gpu="t4", precision="bf16")

@@ -406,7 +406,7 @@ def test_python_is_equal_outside_the_value(tmp_path, newline, key, value, old, n
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("a", "is assigned with other names at once"),
+        ("a", "is assigned together with other names"),
         ("train.x", "is there 2 times"),
         (".logging_steps", "is computed, os.cpu_count()"),
         ("TRAINING_CONFIG", "is a dictionary"),
@@ -421,8 +421,8 @@ def test_python_that_is_refused(tmp_path, key, reason):
     ("text", "reason"),
     [
         ("a = f'{b}'\n", "is computed"),
-        ("a = 'x' 'y'\n", "is no plain string"),
-        ("a = '''x'''\n", "is no plain string"),
+        ("a = 'x' 'y'\n", "is not a plain string"),
+        ("a = '''x'''\n", "is not a plain string"),
         ("a = b'x'\n", "which is no value of a knob"),
         ("a = 1\na += 1\n", "is there 2 times"),
         ("CONFIG = {'a': 1}\nCONFIG.update(a=2)\n", "is there 2 times"),
@@ -528,7 +528,7 @@ def test_replacing_keeps_mode_and_links_and_makes_backups(tmp_path):
 
 def test_a_file_that_changed_meanwhile_is_not_overwritten(tmp_path):
     one, two = write(tmp_path, "a: 1\n"), write(tmp_path, "b: 1\n", "two.yaml")
-    with pytest.raises(InputError, match="changed by somebody else"):
+    with pytest.raises(InputError, match="changed meanwhile by another program"):
         replace_files({one: (b"a: 1\n", b"a: 2\n"), two: (b"other", b"b: 2\n")})
     assert (one.read_bytes(), two.read_bytes()) == (b"a: 1\n", b"b: 1\n")
     assert len(list(tmp_path.iterdir())) == 2

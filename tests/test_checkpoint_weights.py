@@ -114,5 +114,5 @@ def test_code_of_a_checkpoint_is_never_run(checkpoint, tmp_path):
     config["model_type"] = "of_its_own"
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "own.py").write_text("raise SystemExit('ran')\n")
-    with pytest.raises(InputError, match="code of its own"):
+    with pytest.raises(InputError, match="its own code"):
         opened(tmp_path)

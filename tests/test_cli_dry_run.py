@@ -32,7 +32,7 @@ class TestDryRun:
         out, err = capsys.readouterr()
         assert err == ""
         text = " ".join(out.split())
-        for part in ("Dry run: nothing was run", ">99%", "5 trials, about", "of GPU time",
+        for part in ("Dry run: no trial was run", ">99%", "5 trials, about", "of GPU time",
                      "USD at 2 USD per hour", "simulated, which takes no GPU time"):  # fmt: skip
             assert part in text, part
         assert max(map(len, out.splitlines())) <= 80
@@ -65,7 +65,7 @@ class TestDryRun:
 
     def test_says_which_trials_would_be_given_up(self, folder, capsys):
         assert run([*SEARCH, "--trials", "3", "--timeout", "20s"]) == 0
-        assert "3 of them would on a GPU be given up after 20.0 s" in " ".join(
+        assert "on a GPU, 3 of them would be stopped after 20.0 s" in " ".join(
             capsys.readouterr().out.split()
         )
 
@@ -95,12 +95,12 @@ class TestDryRun:
     ("arguments", "message"),
     [
         (["--min-gain", "1"], "'1' is not a share"),
-        (["--min-gain", "1%", "--searcher", "tpe"], "does not say what it expects to gain"),
+        (["--min-gain", "1%", "--searcher", "tpe"], "does not estimate its gain"),
         (["--max-cost", "-1"], "'-1' is not a number above 0"),
         (["--gpu-hours", "nan"], "'nan' is not a number above 0"),
-        (["--max-cost", "1", "--gpu", "rtx2080ti"], "price of the GPU, which is not known"),
+        (["--max-cost", "1", "--gpu", "rtx2080ti"], "price of the GPU, which is unknown"),
         (["--study", "nowhere/study.log"], "folder that does not exist"),
-        (["--study", "tiny.yaml"], "no Optuna study"),
+        (["--study", "tiny.yaml"], "not an Optuna study"),
         (["--study", "tiny-model"], "is a folder"),
     ],
 )

@@ -103,7 +103,7 @@ def test_interrupt_leaves_what_was_done(folder):
     out, err = process.communicate(timeout=600)
     assert process.returncode == 130, out + err
     assert "Traceback" not in out + err
-    assert "interrupted, the same command goes on from here" in " ".join(out.split())
+    assert "interrupted; the same command continues from here" in " ".join(out.split())
     assert "Recommended (predicted)" in out
     records = read_journal(journal).records
     assert 2 <= len(records) < 30

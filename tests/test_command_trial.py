@@ -88,7 +88,7 @@ def test_a_progress_bar_is_measured(run):
 
 
 def test_a_bar_without_samples_ends_the_search_with_what_to_write(run):
-    with pytest.raises(UnavailableError, match="how many samples a step has"):
+    with pytest.raises(UnavailableError, match="the samples in a step are unknown"):
         run(BAR, samples=None)
 
 

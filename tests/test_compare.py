@@ -123,7 +123,7 @@ class TestBaseline:
         [
             ("micro_bach: 2\nprecision: bf16\n", "did you mean 'micro_batch'"),
             ("micro_batch: many\n", "now.yaml:1 micro_batch: micro_batch cannot be 'many'"),
-            ("learning_rate: 3\n", "neither knobs of this space"),
+            ("learning_rate: 3\n", "no knob of this space"),
             ("micro_batch: 2\nmicro_batch: 4\n", "micro_batch"),
             ("micro_batch:\n", "micro_batch"),
         ],

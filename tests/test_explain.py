@@ -301,4 +301,4 @@ class TestCommand:
             "knobs: {batch: [1, 2]}\nsamples_per_step: batch\n"
         )
         assert run([name, "--space", "own.yaml", "--gpu", "a6000"]) == 3
-        assert "can be measured and not predicted" in capfd.readouterr().err.replace("\n", " ")
+        assert "can be measured but not predicted" in capfd.readouterr().err.replace("\n", " ")

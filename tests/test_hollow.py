@@ -396,7 +396,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights of somebody")
     for overwrite in (False, True):
-        with pytest.raises(InputError, match="not empty and no hollow checkpoint"):
+        with pytest.raises(InputError, match="not empty and not a hollow checkpoint"):
             written(tmp_path, overwrite=overwrite)
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hollow", "source"]

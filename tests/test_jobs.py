@@ -216,7 +216,7 @@ def test_without_the_token_nobody_is_let_in(cluster, tmp_path):
     nowhere.pop("RAY_AUTH_TOKEN")
     nowhere.pop("RAY_AUTH_MODE", None)
     for changes, problem in (
-        ({"RAY_AUTH_TOKEN": "another"}, "has another token than the one that is here"),
+        ({"RAY_AUTH_TOKEN": "another"}, "has another token than this machine"),
         ({}, "asks for a token, and there is none here"),
         ({"RAY_AUTH_MODE": "token"}, "there is no token"),
     ):

@@ -117,7 +117,7 @@ class TestSearch:
     def test_interruption_keeps_what_was_done_of_each(self, searches, tmp_path, capsys):
         searches.stops = {"a6000": StoppedBy.INTERRUPTED, "h100_sxm": StoppedBy.INTERRUPTED}
         assert run(["search", *FP16, "--gpu", "a6000,h100_sxm", "--trials", "3"]) == 130
-        assert words(capsys.readouterr().out).count("the same command goes on from here") == 2
+        assert words(capsys.readouterr().out).count("the same command continues from here") == 2
         for gpu in ("a6000", "h100_sxm"):
             journal = tmp_path / "results" / "wide" / gpu / "trials.jsonl"
             assert len(read_journal(journal).records) == 1

@@ -253,7 +253,7 @@ def test_a_local_folder_with_a_config_is_a_model(tmp_path):
         ('{"model_type": "llama", "architectures": NaN}', "cannot be used"),
         (
             '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}',
-            "code of its own, which is never run",
+            "its own code, which is never run",
         ),
     ],
 )

@@ -178,7 +178,7 @@ def test_the_report_says_predicted_at_the_top_and_on_the_axes():
     assert "predicted" in layout["yaxis"]["title"]["text"]
     assert layout["yaxis"]["title"]["text"].endswith("samples/s")
     measured = render([make_record(measured=True)])
-    assert "Nothing here was measured" not in "".join(measured.text)
+    assert "Nothing was measured" not in "".join(measured.text)
     assert "measured" in measured.data["figures"]["front"]["layout"]["xaxis"]["title"]["text"]
 
 

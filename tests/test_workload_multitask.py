@@ -184,7 +184,7 @@ def test_a_sample_is_its_text():
     [
         ({"max_length": 65}, "64 positions"),
         ({"trained_tasks": ("cod",)}, "cod: no such tasks"),
-        ({"short_target_tasks": ("qa",)}, "qa are no generation tasks"),
+        ({"short_target_tasks": ("qa",)}, "qa are not generation tasks"),
         ({"generation_tasks": ("qa",), "short_target_tasks": ("none",)}, "named twice: qa"),
         ({"lora_targets": ("q_proj",)}, "q_proj do not exist"),
     ],

@@ -7,7 +7,7 @@
     result = tuner.search("qlora27b", gpu="a6000")
     print(result.best().configuration)
 
-Importing this loads nothing else; what is used is loaded when it is first named.
+Importing this loads nothing else; names are loaded at first use.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _check_figures(file: YamlFile, node: Node, gpu: Gpu) -> None:
             message = f"{precision} has neither a rate in `tflops` nor a reason in `unsupported`"
             file.report(node, where, message)
         elif places == 2:
-            file.report(node, where, f"{precision} stands in both `tflops` and `unsupported`")
+            file.report(node, where, f"{precision} is in both `tflops` and `unsupported`")
     if "fp32" not in gpu.flops:
         file.report(node, where, "needs a rate for fp32, which every GPU has")
     if gpu.context_bytes >= gpu.memory_bytes:
@@ -166,4 +166,4 @@ def _check_figures(file: YamlFile, node: Node, gpu: Gpu) -> None:
     }
     for group in _SOURCE_GROUPS:
         if not gpu.sources.get(group) and not absent.get(group, False):
-            file.report(node, where, f"`sources` does not say where `{group}` comes from")
+            file.report(node, where, f"`sources` has no source for `{group}`")

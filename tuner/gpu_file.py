@@ -93,7 +93,7 @@ class YamlFile:
                 hint = f"did you mean {close!r}?" if close else f"allowed: {', '.join(known)}"
                 self.report(key_node, where, f"unknown key {key!r}; {hint}")
             elif key in found:
-                self.report(key_node, where, f"key {key!r} stands here twice")
+                self.report(key_node, where, f"key {key!r} is set twice")
             else:
                 found[key] = value
         return found

@@ -48,8 +48,8 @@ class DeviceLostError(UnavailableError, LookupError):
     def __init__(self, message: str) -> None:
         super().__init__(
             message,
-            hint="the kernel's log says why (`dmesg | grep -i xid`); a reset (`nvidia-smi "
-            "--gpu-reset`) or a restart of the machine may bring it back",
+            hint="the kernel log says why (`dmesg | grep -i xid`); a reset (`nvidia-smi "
+            "--gpu-reset`) or a reboot may bring it back",
         )
 
 

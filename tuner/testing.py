@@ -1,10 +1,10 @@
-"""A contract for workloads of the user's own, as tests to inherit.
+"""A contract for the user's own workloads, as tests to inherit.
 
     class TestMine(WorkloadContract):
         workload = "my_package.training:Mine"
         configuration = {"micro_batch": 2, "grad_accum": 2}
 
-pytest runs the methods below for it then, on the processor; it should take a tiny model.
+pytest then runs the methods below on the processor; use a tiny model.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class WorkloadContract:
         session.close()
 
     def test_runs_as_a_trial(self) -> None:
-        """A trial in a process of its own measures it."""
+        """A trial in its own process measures it."""
         # The GPU type has no meaning on the processor, but for its name.
         job = TrialJob(self.workload, self.model, get_gpu("a6000"))
         with IsolatedRunner(job, MeasureOptions(device="cpu", budget_s=0.2)) as runner:

@@ -173,7 +173,7 @@ def test_map_may_name_the_file(folder, capsys):
         (["--map", "precision=data_loader.batch_size"], "would become the text 'bf16'"),
         (["--as", "hydr"], "did you mean 'hydra'?"),
         (["--as", "script"], "none of the keys"),
-        (["--to", "config.yaml"], "this file is named twice"),
+        (["--to", "config.yaml"], "this file is given twice"),
         (["--to", "missing.yaml"], "missing.yaml: cannot be read"),
     ],
 )

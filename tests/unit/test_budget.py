@@ -86,7 +86,7 @@ class TestBudget:
         assert str(error.value).count("must be") == 4
 
     def test_refuses_a_cost_without_a_price(self):
-        with pytest.raises(InputError, match="price of the GPU, which is not known"):
+        with pytest.raises(InputError, match="price of the GPU, which is unknown"):
             Budget(trials=1, max_cost_usd=5.0)
 
 

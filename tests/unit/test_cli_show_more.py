@@ -43,7 +43,7 @@ class TestStale:
     def test_is_left_out_and_said(self, folder, capsys):
         assert run(["show", *TARGET]) == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert "1 trial of other versions (torch 1.0) left out; --stale shows them" in text
+        assert "1 trial of other versions (torch 1.0) left out; --stale includes them" in text
         assert "950" not in text
         assert shown(capsys)["stale"] == []
 

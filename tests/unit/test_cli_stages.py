@@ -53,7 +53,7 @@ def test_every_stage_is_predicted_and_the_hardest_named(folder, capfd):
     assert run(asked) == 0
     text = capfd.readouterr().out
     assert "Stages (predicted)" in text
-    assert "* needs most memory" in text
+    assert "* needs the most memory" in text
     assert "one epoch of each" in text
     assert run([*asked, "--gpu-memory", "160MiB"]) == 0
     assert "does not fit" in capfd.readouterr().out

@@ -100,7 +100,7 @@ class TestAnswers:
 @pytest.mark.usefixtures("folder")
 class TestBadInput:
     def test_a_space_that_states_nothing(self, capsys):
-        assert "states no token lengths" in error_of(capsys, "--space", "silent.yaml")
+        assert "has no token lengths" in error_of(capsys, "--space", "silent.yaml")
 
     def test_a_column_without_a_file(self, capsys):
         err = error_of(capsys, "--space", "stated.yaml", "--length-column", "n")

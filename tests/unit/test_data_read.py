@@ -273,7 +273,7 @@ def test_arguments_that_contradict_each_other(tmp_path: Path):
             read_lengths(path, length_column="n", **options)
     with pytest.raises(InputError, match="need a tokenizer"):
         read_lengths(path, text_column="text")
-    with pytest.raises(InputError, match=r"nothing says how many[\s\S]*first line: n\)"):
+    with pytest.raises(InputError, match=r"is unknown[\s\S]*first line: n\)"):
         read_lengths(path)
 
 

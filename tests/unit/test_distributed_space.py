@@ -62,7 +62,7 @@ def test_trials_of_several_gpus_are_left_out_where_their_link_is_unknown(tmp_pat
     part = supported_part(space, get_gpu("a10g"), ())
     assert (part.left_out, {gpus_per_trial(c) for c in part.supported}) == (3, {1})
     ((reason, count),) = part.reasons.items()
-    assert "how fast NVIDIA A10G send to each other" in reason
+    assert "no link rate is known for NVIDIA A10G" in reason
     assert count == 3
     # Nothing would be left: the prediction says what is known, and what to do.
     alone = load_space(write(tmp_path, fixed="gpus_per_trial: 2"))

@@ -136,7 +136,7 @@ class TestVerification:
         assert (together.verified, together.verified_source) == (True, Source.EMULATED)
         best = recommend([together], SPACE, GPU)
         assert best.source is Source.PREDICTED
-        assert best.verified_text.startswith("emulated: 31.00 GiB, 16.40 GiB stay free")
+        assert best.verified_text.startswith("emulated: 31.00 GiB, 16.40 GiB free")
         assert best.to_dict()["verified"] == "emulated"
         assert "verified: emulated" in best_yaml(best, SPACE, GPU, trials=1)
         assert "Verified: emulated: 31.00 GiB" in report_html(build_view([together], SPACE, GPU))

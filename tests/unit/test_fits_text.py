@@ -24,7 +24,7 @@ def prediction(high_bytes: int) -> Prediction:
 def test_an_interval_that_reaches_past_the_card_is_named() -> None:
     text = fits_text(prediction(25 * GIB), fits=True, limit_bytes=24 * GIB)
     assert text == (
-        "yes: 22.00 GiB of 24.00 GiB, 2.00 GiB free, the margin is 1.00 GiB; "
+        "yes: 22.00 GiB of 24.00 GiB, 2.00 GiB free, margin 1.00 GiB; "
         "at the upper end of its interval, 25.00 GiB, it does not"
     )
 

@@ -104,7 +104,7 @@ def test_an_id_is_a_name_and_never_a_path(home, text):
 def test_files_that_are_too_large_stay_there(home, trials, monkeypatch):
     a_job(home, trials)
     monkeypatch.setattr(job_files, "MAX_BYTES", 100)
-    with pytest.raises(UnavailableError, match="is the most"):
+    with pytest.raises(UnavailableError, match="at most"):
         list(pack(ID))
 
 
@@ -208,7 +208,7 @@ def test_a_torn_last_line_of_a_running_job_waits_for_the_next_time(home, trials)
 def test_a_journal_with_anything_else_is_refused_and_nothing_is_written(home, trials):
     text = encode(trials[0]).decode()
     for bad in ('{"schema":1}\n', "<script>\n", "[1]\n"):
-        with pytest.raises(UnavailableError, match="holds what is no trial"):
+        with pytest.raises(UnavailableError, match="holds something that is not a trial"):
             take_home(files_of([text, bad + text]), home / "results", CHOICE)
     assert not (home / "results").exists()
 

@@ -142,7 +142,7 @@ class TestAgreement:
         found = verdicts(records)
         assert (found.right, found.too_large, found.too_small, found.count) == (2, 1, 1, 4)
         text = verdict_text(found)
-        assert "2 of 4 trials; 1 did not fit against the prediction; 1 fitted" in text
+        assert "2 of 4 trials; 1 did not fit, contrary to the prediction; 1 fitted" in text
 
     def test_nothing_measured_nothing_said(self):
         assert pairs([record(1, 300)]) == []

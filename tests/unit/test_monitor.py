@@ -195,7 +195,7 @@ class TestCommand:
         pretend(monkeypatch)
         assert run(["monitor", "--once"]) == 0
         text = capsys.readouterr().out
-        assert "no NVIDIA GPU that a driver answers for" in text
+        assert "no NVIDIA GPU with a working driver" in text
         assert "processors" in text
 
     def test_a_pipe_gets_a_line_for_each_reading_until_it_is_interrupted(

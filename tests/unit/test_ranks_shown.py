@@ -75,7 +75,7 @@ def test_the_recommendation_says_how_many_gpus_and_what_each_takes(capsys) -> No
     print_recommendation(best)
     text = " ".join(capsys.readouterr().out.split())
     assert "2 x NVIDIA RTX A6000, all memory is of one of them" in text
-    assert "40.00 GiB of 47.40 GiB on each: 7.40 GiB stay free" in text
+    assert "40.00 GiB of 47.40 GiB on each: 7.40 GiB free" in text
     assert "ranks 40.00 GiB, 39.50 GiB" in text
     assert "at 0.5 USD per hour for each of 2 GPUs" in text
     assert "on 2 x a6000" in repr(best)
@@ -110,7 +110,7 @@ def test_the_files_say_it() -> None:
     assert data["memory"]["rank_device_bytes"] == [40 * GIB, 40 * GIB - GIB // 2]
     page = report_html(view)
     assert "2 x NVIDIA RTX A6000, all memory is of one of them" in page
-    assert "on each, 7.40 GiB stay free; by rank 40.00 GiB, 39.50 GiB" in page
+    assert "on each, 7.40 GiB free; by rank 40.00 GiB, 39.50 GiB" in page
     assert "USD per hour for each of 2 GPUs" in page
     assert view.best.source is Source.MEASURED
     assert f"{8 * GIB - 7 * GIB}" in pareto_csv(build_view([measured(7 * GIB, CPU)], SPACE, CPU))

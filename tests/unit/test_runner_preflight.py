@@ -88,7 +88,7 @@ def test_a_device_in_use_is_refused_with_names(install):
     with pytest.raises(UnavailableError) as caught:
         wait()
     assert "train.py (process 4711, 5.00 GiB), process 99 (process 99)" in caught.value.message
-    assert "ends no other process" in caught.value.hint
+    assert "never ends other people's processes" in caught.value.hint
 
 
 def test_a_device_in_use_is_waited_for(install):

@@ -45,8 +45,8 @@ def test_one_panel_for_predictions_and_one_more_for_time_on_a_device():
     figure = progress_figure(progress(view_of([slow, fast])))
     assert len(figure["data"]) == 3
     assert progress_text(progress(view_of([slow, fast]))) == (
-        "99 % of the hypervolume of all 2 trials was there after 2, a configuration within 2 % of "
-        "the fastest after 2; 0 ran out of memory"
+        "99 % of the hypervolume of all 2 trials was reached after 2, a configuration within 2 % "
+        "of the fastest after 2; 0 ran out of memory"
     )
     measured = [
         dataclasses.replace(r, outcome=dataclasses.replace(r.outcome, duration_s=60.0))

@@ -92,11 +92,11 @@ def test_a_space_travels():
     ("old", "new", "said"),
     [
         ("{micro_batch} {flag}", "{micro_bach} {flag}", "did you mean 'micro_batch'?"),
-        ("{micro_batch} {flag}", "{micro_batch:d} {flag}", "braces that are no placeholder"),
-        ("{micro_batch} {flag}", "{ {flag}", "braces that are no placeholder"),
+        ("{micro_batch} {flag}", "{micro_batch:d} {flag}", "braces that are not a placeholder"),
+        ("{micro_batch} {flag}", "{ {flag}", "braces that are not a placeholder"),
         ("'{text}'\"", "'{text}\"", "cannot be split into words"),
         ("samples_per_step: micro_batch", "samples_per_step: micro_bach", "micro_bach"),
-        ("name: mine", "name: mine\nworkload: causal_lm", "there is a command too"),
+        ("name: mine", "name: mine\nworkload: causal_lm", "there is also a command"),
         ("name: mine", "name: mine\ncwd: no/such/folder", "there is no folder"),
         ("SEEN:", "TUNER_SEEN:", "cannot be set"),
         ("  effective: 8", "  effective: 8\n  not-a-name: 1", "not a name for a value"),
@@ -118,7 +118,7 @@ def test_words_that_are_misspelt_are_refused():
 
 def test_keys_of_a_command_need_one():
     text = GOOD.replace("command:", "workload: causal_lm\nmodel: x\ndescription:")
-    assert "is about a command" in problems(text)
+    assert "is for a command" in problems(text)
 
 
 def test_a_workload_of_ones_own_needs_no_model():
@@ -176,4 +176,4 @@ def test_a_program_needs_no_placeholders_and_its_batch_is_known():
 
 def test_a_program_and_a_command_are_one_too_many():
     text = problems(PROGRAM + "command: python train.py\n")
-    assert "there is a program too" in text
+    assert "there is also a program" in text

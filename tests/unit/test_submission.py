@@ -65,8 +65,8 @@ def test_submit_has_the_options_of_search_but_for_those_of_this_machine():
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["--gpu", "auto"], "--gpu auto means the machine that it is typed on"),
-        (["--gpu", "cpu"], "--gpu cpu means the machine that it is typed on"),
+        (["--gpu", "auto"], "--gpu auto means this machine"),
+        (["--gpu", "cpu"], "--gpu cpu means this machine"),
         (["--gpu", "a60000"], "unknown GPU 'a60000'"),
         (["--gpu", "a6000,t5"], "unknown GPU 't5'"),
         (["--gpu", "a6000,"], "lacks a name"),
@@ -156,7 +156,7 @@ def test_a_shipped_space_goes_along_as_it_is_here(tmp_path):
 @pytest.mark.parametrize("model", ["/", ".."])
 def test_a_model_elsewhere_is_refused(folder, tmp_path_factory, model):
     there = tmp_path_factory.mktemp("there")
-    with pytest.raises(InputError, match="outside of this one"):
+    with pytest.raises(InputError, match="outside the current one"):
         put_together(load_space("tiny.yaml"), model, there)
     assert not list(there.iterdir())
 
@@ -165,7 +165,7 @@ def test_own_code_goes_only_with_the_folder_that_is_named(folder, tmp_path_facto
     (folder / "own.yaml").write_text(OWN)
     (folder / "train.py").write_text("")
     space = load_space("own.yaml")
-    with pytest.raises(InputError, match="code of your own"):
+    with pytest.raises(InputError, match="your own code"):
         put_together(space, None, tmp_path_factory.mktemp("there"))
     assert space_in(folder, "own.yaml", space) == "./own.yaml"
     (folder / "below").mkdir()

@@ -1,1 +1,1 @@
-"""What a person should change, and why: explanations, comparisons, the state of the machine."""
+"""What to change, and why: explanations, comparisons, the state of the machine."""

@@ -114,9 +114,9 @@ def _nothing(space: SearchSpace, top: set[str]) -> str:
     if strange and top & space.terms.keys():
         close = nearest(strange[0], space.terms)
         hint = f" (did you mean {close!r}?)" if close else ""
-        return f"{strange[0]!r} is no knob of this space{hint}"
+        return f"{strange[0]!r} is not a knob of this space{hint}"
     return (
-        "it has neither knobs of this space (micro_batch: 4) nor any key that the space names "
+        "it has no knob of this space (such as micro_batch: 4) and no key that the space names "
         "under apply"
     )
 

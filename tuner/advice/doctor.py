@@ -101,8 +101,8 @@ def _devices(facts: MachineFacts) -> Iterator[Finding]:
             "GPU",
             Severity.PROBLEM,
             text,
-            "the kernel's log says why (dmesg | grep -i xid); nvidia-smi --gpu-reset or a restart "
-            "of the machine may bring it back",
+            "the kernel log says why (dmesg | grep -i xid); nvidia-smi --gpu-reset or a reboot "
+            "may bring it back",
         )
     if facts.lost and not facts.devices:
         return
@@ -118,8 +118,8 @@ def _devices(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding(
             "GPU",
             Severity.WARNING,
-            "no NVIDIA GPU on this machine: everything about GPUs is predicted",
-            "nothing to do for predictions; trials need a machine with the GPU, or --gpu cpu",
+            "no NVIDIA GPU on this machine: all GPU numbers are predicted",
+            "fine for predictions; trials need a machine with the GPU, or --gpu cpu",
         )
         return
     for device in facts.devices:
@@ -164,8 +164,8 @@ def _driver(facts: MachineFacts) -> Iterator[Finding]:
             "driver",
             Severity.PROBLEM,
             f"{text}; PyTorch (CUDA {built}) sees no GPU",
-            "look at CUDA_VISIBLE_DEVICES and at what python -c 'import torch; "
-            "torch.cuda.init()' says",
+            "check CUDA_VISIBLE_DEVICES and the output of python -c 'import torch; "
+            "torch.cuda.init()'",
         )
         return
     yield Finding("driver", Severity.OK, f"{text}; PyTorch was built for CUDA {built}")
@@ -230,7 +230,7 @@ def _working(facts: MachineFacts) -> Iterator[Finding]:
             "torch works",
             Severity.PROBLEM,
             f"importing it failed: {facts.probe['error']}",
-            "install it again, in a fresh environment, with -c constraints.txt",
+            "reinstall it in a fresh environment with -c constraints.txt",
         )
         return
     wrong = facts.probe.get("bitsandbytes")
@@ -256,14 +256,14 @@ def _use(facts: MachineFacts) -> Iterator[Finding]:
         text = f"{device.index}: {format_gib(free)} of {format_gib(device.total_bytes)} free"
         names = ", ".join(f"{p.name} (process {p.pid})" for p in device.processes)
         if names:
-            fix = "trials wait for it or refuse it; end them or take another GPU"
+            fix = "trials wait for it or refuse it; stop them or use another GPU"
             yield Finding("free memory", Severity.WARNING, f"{text}, in use by {names}", fix)
         elif device.used_bytes > IDLE_BYTES:
             yield Finding(
                 "free memory",
                 Severity.WARNING,
                 f"{text}, held by processes that the driver does not name",
-                "look for processes of other containers or users, or a desktop",
+                "look for processes of other containers or users, or for a desktop",
             )
         else:
             yield Finding("free memory", Severity.OK, text)
@@ -277,7 +277,7 @@ def _tf32(facts: MachineFacts) -> Iterator[Finding]:
             "tf32",
             Severity.WARNING,
             "NVIDIA_TF32_OVERRIDE=0 turns tf32 off for every program",
-            "unset it where fp32 products need not be exact",
+            "unset it if fp32 products need not be exact",
         )
     elif able and not facts.probe.get("tf32", True):
         gain = able[0].flops["tf32"] / able[0].flops["fp32"]
@@ -287,7 +287,7 @@ def _tf32(facts: MachineFacts) -> Iterator[Finding]:
             f"off, which is PyTorch's default: fp32 products of {able[0].name} could be up to "
             f"{gain:.1f} x as fast",
             "torch.set_float32_matmul_precision('high'), or tf32=True of Trainer; bf16 and fp16 "
-            "products are not concerned",
+            "products are not affected",
         )
 
 
@@ -326,7 +326,7 @@ def _loader(facts: MachineFacts) -> Iterator[Finding]:
             Severity.WARNING,
             f"{facts.cpus} processors for {gpus} training process{'es' if gpus > 1 else ''}: few "
             "for loader workers beside it",
-            "tokenise before the training, so that loading needs little",
+            "tokenise before training, so that loading is cheap",
         )
     else:
         yield Finding(

@@ -1,1 +1,1 @@
-"""Searching and predicting from Python: what `tuner.search` and its like are made of."""
+"""The Python API: `tuner.search` and the other public functions."""

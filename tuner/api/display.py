@@ -1,7 +1,7 @@
-"""How results look in a notebook and in rich: the front as a table, and as a picture.
+"""Results in a notebook and in rich: the front as a table and a picture.
 
-HTML holds no script and asks for nothing from elsewhere: the picture is part of it. What comes
-from files (names, settings, notes) is escaped.
+The HTML has no script and loads nothing: the picture is part of it. Text from files (names,
+settings, notes) is escaped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trials as a table of pandas."""
+"""Trials as a pandas table."""
 
 from __future__ import annotations
 

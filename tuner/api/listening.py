@@ -1,4 +1,4 @@
-"""What a search tells a program while it runs: a callback, and lines for people."""
+"""Progress of a running search: a callback, and lines for people."""
 
 from __future__ import annotations
 

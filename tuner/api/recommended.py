@@ -1,4 +1,4 @@
-"""A recommendation in a program: with the ways to take its values to where one trains."""
+"""A recommendation with the ways to apply and export its values."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tuner.results import best as results
 class Applied:
     """What `Recommendation.apply` changed, or with `dry_run` would change.
 
-    `difference` is a unified diff, `missing` are values that no file has a key for
-    ("lora_dropout = 0.05"), `backups` the dated copy of each file as it was; empty where nothing
-    was written. As text it is the difference.
+    `difference` is a unified diff, `missing` lists values that no file has a key for ("lora_dropout
+    = 0.05"), `backups` the dated copy of each old file; empty if nothing was written. As text it is
+    the difference.
     """
 
     difference: str
@@ -35,7 +35,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Recommendation(results.BestTrial):
-    """The best configuration that fits with its margin, with what follows from it.
+    """The best configuration that fits with its margin, with its numbers.
 
     `trials` and `fitting` count the configurations that it was chosen from; `conditions` are the
     floors and conditions that they had to meet.
@@ -66,11 +66,11 @@ class Recommendation(results.BestTrial):
             best.apply("conf/config.yaml", keys={"micro_batch": "data_loader.batch_size"})
 
         `keys` says where values belong, as `--map` does: "train.batch_size", ".batch_size"
-        (anywhere) or "FILE:KEY", and None leaves a knob out; `mappings` names those of the space
-        that are used, as `--as`. Only the values change, and a dated copy of each file is kept
-        beside it. `check` is how values are seen to reach the training, as in `--check`: "read",
-        "emulate" or "none"; `program` has the words that start it. Raises one `InputError` with
-        everything that cannot be done safely or does not arrive, and then nothing is written.
+        (anywhere) or "FILE:KEY"; None leaves a knob out. `mappings` picks mappings of the space, as
+        `--as` does. Only the values change, and a dated copy of each file is kept beside it.
+        `check` is how values are seen to reach the training, as in `--check`: "read", "emulate" or
+        "none"; `program` has the words that start it. If anything cannot be done safely or does not
+        arrive, raises one `InputError` with all of it, and writes nothing.
         """
         from tuner.engine.arriving import look  # numpy, which takes a while
 
@@ -96,6 +96,6 @@ class Recommendation(results.BestTrial):
 
             print(best.export("trl"))
 
-        Raises `InputError` for a tool that is not known or cannot train this.
+        Raises `InputError` for an unknown tool, or one that cannot train this.
         """
         return export_recommended(self.target, self, format_name).text

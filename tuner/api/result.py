@@ -1,4 +1,4 @@
-"""What a search came to, for programs and notebooks."""
+"""Results of a search, for programs and notebooks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Kept = tempfile.TemporaryDirectory[str]
 
 
 class SearchResult:
-    """What a search of one GPU type came to.
+    """The result of a search on one GPU type.
 
-    Holds what it showed when it was made: a later search in the same folder does not change it.
+    It keeps what it showed when made: a later search in the same folder does not change it.
     Temporary files (`results=None`) are removed with the last reference to it.
     """
 
@@ -83,21 +83,21 @@ class SearchResult:
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
-        """The trials, one of each configuration: earlier ones that can be compared are among them.
+        """The trials, one per configuration, including comparable earlier ones.
 
-        A record says with `fits` whether it fits with its margin, with `source` whether it was
-        measured, and in `outcome` what it came to.
+        A record's `fits` says whether it fits with its margin, `source` whether it was measured,
+        and `outcome` how it ended.
         """
         return self._view.records
 
     @property
     def front(self) -> tuple[TrialRecord, ...]:
-        """The trials that no other one beats in everything, from the least memory to the most."""
+        """The Pareto front: trials that no other beats in every objective, by rising memory."""
         return self._view.front
 
     @property
     def source(self) -> str:
-        """Where the numbers of the front are from: "predicted" or "measured"."""
+        """Source of the front's numbers, such as "predicted" or "measured"."""
         return self._view.source
 
     @property
@@ -107,7 +107,7 @@ class SearchResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the search that people should read."""
+        """Notes on the search, as sentences for people."""
         return self._view.notes
 
     @property
@@ -122,7 +122,7 @@ class SearchResult:
 
     @property
     def folder(self) -> Path:
-        """Where the files are."""
+        """The results folder."""
         return self._target.known.path
 
     @property
@@ -132,7 +132,7 @@ class SearchResult:
 
     @property
     def journal(self) -> Path:
-        """The journal, from which all other files can be made again."""
+        """The journal, from which all other files can be rebuilt."""
         return self._target.known.journal
 
     def best(
@@ -149,9 +149,9 @@ class SearchResult:
 
             result.best(max_memory="40GiB", headroom="10%", objective="epoch_usd").configuration
 
-        `max_memory` is the memory that may be used, in bytes or as text; `headroom` is to stay
-        free in place of the search's margin, a fraction or text; `where` takes the place of the
-        search's conditions, and `objective` that of its first one. Raises `NothingFitsError`.
+        `max_memory` limits the memory, in bytes or as text; `headroom` replaces the search's
+        margin, a fraction or text; `where` replaces the search's conditions, and `objective` its
+        first objective. Raises `NothingFitsError`.
 
         ::
 
@@ -188,7 +188,7 @@ class SearchResult:
         return self.best().export(format_name)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each trial: the values of its configuration, what it came to, its numbers.
+        """One row per trial: the values of its configuration, its outcome, its numbers.
 
         Sizes are in bytes, times in seconds. Raises `UnavailableError` without pandas.
         """
@@ -210,9 +210,9 @@ class SearchResult:
 
 
 class SearchResults(Mapping[str, SearchResult]):
-    """The results of several GPU types by their ids, in the order in which they were named.
+    """The results of several GPU types by id, in the order given.
 
-    `refused` says of the other types why no trial was run on them.
+    `refused` says why the other types ran no trial.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class SearchResults(Mapping[str, SearchResult]):
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Why no trial was run on a GPU type, by its id."""
+        """Why a GPU type ran no trial, by its id."""
         return {gpu: one.reason for gpu, one in self._refused.items()}
 
     def comparison(self, **choice: Any) -> tuple[Answer, ...]:

@@ -92,8 +92,8 @@ def search(
 ) -> SearchResult | SearchResults:
     """Search a space for the fastest configuration that fits a GPU: `tuner search`.
 
-    With a GPU of that type at hand, or in the Ray cluster at `address`, each trial is a short
-    training run in a process of its own; else every number is predicted, and says so::
+    With a GPU of that type in this machine, or in the Ray cluster at `address`, each trial is a
+    short training run in its own process; otherwise every number is predicted, and says so::
 
         result = tuner.search("qlora27b", gpu="a6000", trials=60, where="lora_rank >= 64")
         print(result.best().configuration)
@@ -110,7 +110,7 @@ def search(
       on from what is there. By default the files are temporary, and end with the result.
     - `where` are conditions such as "lora_rank >= 64", which replace the space's floors on the
       same knobs; `settings` hold knobs at values; `objectives` are what the front is over.
-    - `margin` is the memory that is to stay free: a fraction, or text such as "3%" or "2GiB".
+    - `margin` is the memory to keep free: a fraction, or text such as "3%" or "2GiB".
     - `mode` "measure" insists on real trials, "emulate" runs them on emulated GPUs, "predict" runs
       none, and "auto", the default, measures where there is such a GPU. `workers` trials run at
       once. `verify=False` leaves out the verification.
@@ -126,12 +126,11 @@ def search(
     - `progress` prints how far it is, by default in a notebook and in a terminal; `on_progress`
       is called with the same at each change, by GPU id. What it raises ends the search.
 
-    Ctrl-C ends the search; what was done until then is returned, and `interrupted` is true.
+    Ctrl-C ends the search; results so far are returned, and `interrupted` is true.
 
-    Raises `InputError` for what is wrong with the arguments, `UnavailableError` for what is
-    missing here, and `NothingFitsError` where no type can run or is predicted to fit anything;
-    `TypeError` for the name of an argument that there is none of.
-    Where trials ran and none fits, the result has an empty front.
+    Raises `InputError` for wrong arguments, `UnavailableError` for what is missing here,
+    `NothingFitsError` if no type can run or is predicted to fit anything, and `TypeError` for an
+    unknown argument. If trials ran and none fits, the result has an empty front.
     """
     given: dict[str, Any] = dict(arguments)
     _check_names(given)
@@ -187,15 +186,15 @@ def load_results(
     model: str | None = None,
     where: str | Sequence[str] = (),
 ) -> SearchResult | SearchResults:
-    """The results of earlier searches, read from their journals: nothing is run or written.
+    """Results of earlier searches, read from their journals; nothing is run or written.
 
     ::
 
         result = tuner.load_results("qlora27b", gpu="a6000", results="results")
         print(result.best(headroom="10%").configuration)
 
-    The arguments are those of `tuner.search`; with `gpu="all"` or a list the result is a mapping
-    of the types' ids. Raises `UnavailableError` where nothing was searched yet.
+    The arguments are those of `tuner.search`; with `gpu="all"` or a list the result is a mapping by
+    the types' ids. Raises `UnavailableError` if nothing was searched yet.
     """
     names, several = _gpu_names(gpu)
     if names == [ALL]:
@@ -226,10 +225,10 @@ def estimate(
 
         tuner.estimate(model="mistral-7b-v0.3", gpu="rtx4090", precision="nf4")
 
-    Values of knobs are given by name, or in `settings` where the name is one of another argument.
-    Those that are not given have the space's baseline, or without a space defaults. The other
-    arguments are those of `tuner.search`. Raises `InputError` for what
-    is wrong with the arguments, and where the GPU cannot run the configuration at all.
+    Give knob values by name, or in `settings` if another argument has that name. Others have the
+    value of the space's baseline, or the default without a space. The other arguments are those of
+    `tuner.search`. Raises `InputError` for wrong arguments, and if the GPU cannot run the
+    configuration at all.
     """
     memory_bytes = as_bytes(gpu_memory, "gpu_memory")
     device = find_gpu(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price)

@@ -10,7 +10,7 @@ from tuner.units import parse_bytes
 
 
 def as_bytes(value: int | str | None, name: str) -> int | None:
-    """Bytes of "40GiB" or of a number of bytes. Raises `InputError` for what is none."""
+    """Bytes of "40GiB" or of a number of bytes. Raises `InputError` for anything else."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -40,7 +40,7 @@ def as_texts(value: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def as_mode(value: str) -> Mode:
-    """How trials run. Raises `InputError` for a word that says no such thing."""
+    """How trials run. Raises `InputError` for an unknown word."""
     if value not in tuple(Mode):
         raise InputError(f"unknown mode {value!r}", hint=f"allowed: {', '.join(Mode)}")
     return Mode(value)

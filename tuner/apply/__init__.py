@@ -1,1 +1,1 @@
-"""The chosen values back into the user's own files, byte for byte the same around them."""
+"""Writes the chosen values into the user's own files, and changes no other byte."""

@@ -57,7 +57,7 @@ def assignments(
         except InputError as error:
             problems.append(Problem(f"{error.message} ({error.hint})", f"--map {text!r}"))
     if problems:
-        raise InputError("--map names what is no knob", problems=problems)
+        raise InputError("--map names something that is not a knob", problems=problems)
     replaced = {expression for expression, _, _ in own}
     stages = space.stage_configurations(configuration)
     chosen = _chosen(space, targets)
@@ -147,7 +147,7 @@ def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue
     lacking = sorted(compiled.names - values.keys())
     if lacking:
         raise InputError(
-            f"the chosen configuration says nothing of {', '.join(lacking)}",
+            f"the chosen configuration has no {', '.join(lacking)}",
             hint="it was written by another version: search again",
         )
     value = compiled.evaluate(values)

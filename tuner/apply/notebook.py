@@ -85,7 +85,7 @@ def code_cells(text: str, file: str) -> Iterator[Cell]:
             for part in _ESCAPE.finditer(text, start, end)
         ]
         if len(starts) != len(source) or not _is_text(source):
-            raise InputError(f"{file}: the source of cell {number} is no plain text")
+            raise InputError(f"{file}: the source of cell {number} is not plain text")
         end = strings[number - 1][-1][1]
         yield Cell(number, _without_magic(source) + "\n", (*starts, end, end))
 

@@ -127,7 +127,7 @@ class _Planner:
         sources: list[SourceFile] = []
         for path in paths:
             if path.resolve() in seen:
-                self.problems.append(Problem("this file is named twice", str(path)))
+                self.problems.append(Problem("this file is given twice", str(path)))
                 continue
             seen.add(path.resolve())
             try:
@@ -243,7 +243,7 @@ class _Planner:
         after = source.changed(changes)
         if changes and not source.reads_as_wanted(after, changes):
             lines = ", ".join(str(change.place.line) for change in changes)
-            text = f"cannot be changed safely in line {lines}: it would not read as it should"
+            text = f"cannot be changed safely in line {lines}: it would read back as something else"
             self.problems.append(Problem(text, str(source.path)))
         return FileEdit(source.path, source.data, after, tuple(changes), len(wanted) - len(changes))
 

@@ -95,7 +95,7 @@ class _Reader:
         paths = [path for t in node.targets if (path := _path_of(t, prefix))]
         if len(paths) > 1:
             for path in paths:
-                yield self._place(node.value, path, problem="is assigned with other names at once")
+                yield self._place(node.value, path, problem="is assigned together with other names")
             return
         yield from self._value(node.value, paths, prefix)
 
@@ -271,7 +271,7 @@ def _literal_value(node: ast.expr, raw: str) -> tuple[Value, str | None]:
     if value is None or isinstance(value, bool):
         return value, None
     if isinstance(value, str):
-        return (value, None) if _STRING.fullmatch(raw) else (None, "is no plain string")
+        return (value, None) if _STRING.fullmatch(raw) else (None, "is not a plain string")
     if isinstance(value, int | float):
         number = read_number(raw)
         return (math.nan if number is None else number), None

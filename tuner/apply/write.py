@@ -79,7 +79,7 @@ def replace_files(
 
 def _check_unchanged(contents: Mapping[Path, tuple[bytes, bytes]]) -> None:
     problems = [
-        Problem("was changed by somebody else meanwhile", str(path))
+        Problem("was changed meanwhile by another program", str(path))
         for path, (before, _) in contents.items()
         if read_bytes(path) != before
     ]

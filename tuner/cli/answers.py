@@ -102,9 +102,9 @@ def print_levels(view: View) -> None:
 
 def _front_text(view: View) -> str:
     if view.is_default:
-        return "nothing tried is both faster and smaller"
+        return "no tried configuration is both faster and smaller"
     labels = " and ".join(objective.label for objective in view.objectives)
-    return f"nothing tried is better in {labels}"
+    return f"no tried configuration is better in {labels}"
 
 
 def _cell(value: KnobValue | None) -> str:
@@ -134,7 +134,7 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = ()) -> None:
     """
     speed, memory = best.evidence.speed, best.evidence.memory
     echo(f"Recommended ({best.source}): {best.title}")
-    free = f"{format_size(best.free_bytes)} stay free"
+    free = f"{format_size(best.free_bytes)} free"
     around = best.device_bytes_interval
     size = format_size(memory.device_bytes) + (f" ({around.text(format_size)})" if around else "")
     margin = best.record.budget.margin_bytes
@@ -151,7 +151,7 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = ()) -> None:
                 "memory",
                 f"{size} of {format_size(best.memory_bytes)}{' on each' * (best.gpus > 1)}"
                 f"{' ' * bool(best.limit_text)}{best.limit_text}: {free}, "
-                f"{format_size(margin)} of it margin",
+                f"margin {format_size(margin)}",
             ),
             ("ranks", ranks_text(best.evidence)),
             (
@@ -256,7 +256,7 @@ def _gain_text(best: BestTrial) -> str:
     if gain is None or gain.speedup is None or gain.saved_bytes is None:
         return ""
     if gain.baseline.configuration == best.configuration:
-        return "the baseline itself: nothing else that was tried and fits is faster"
+        return "the baseline itself: no other tried configuration that fits is faster"
     baseline = settings_text(gain.baseline.configuration, best.space.knobs)
     more = "less" if gain.saved_bytes >= 0 else "more"
     fits = "" if gain.baseline_fits else " (which does not fit)"

@@ -36,7 +36,7 @@ from tuner.units import format_size
 )
 @space_option()
 @gpu_options
-@model_option("The model that --model of the search named.")
+@model_option("The --model of the search.")
 @choice_options
 @click.option(
     "--to",
@@ -53,25 +53,25 @@ from tuner.units import format_size
     multiple=True,
     metavar="KNOB=KEY",
     help="Where a value belongs: a key such as train.batch_size, .batch_size (anywhere) or "
-    "FILE:KEY; nothing after the = leaves the knob out. Repeatable; it replaces what the space "
-    "says of that knob.",
+    "FILE:KEY; nothing after the = leaves the knob out. Repeatable; replaces the space's mapping "
+    "of that knob.",
 )
 @click.option(
     "--as",
     "targets",
     multiple=True,
     metavar="NAME",
-    help="Use only this one of the mappings that the space names under apply; repeatable.",
+    help="Use only this mapping of those the space names under apply; repeatable.",
 )
 @click.option(
     "--check",
     "way",
     type=click.Choice(WAYS),
-    help="How to see that the values reach the training before they are written: emulate runs "
-    "the changed program for a step, read looks into its files, none does neither. [default: "
-    "emulate where that can be, else read]",
+    help="How to check, before writing, that the values reach the training: emulate runs the "
+    "changed program for a step, read inspects its files, none skips the check. [default: "
+    "emulate where possible, else read]",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would change, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the diff and write nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @results_option
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
@@ -97,11 +97,11 @@ def command(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Write the recommended values into your own configuration files.
 
-    Only the values change: comments, order, quotes and line ends stay as they are, byte by
-    byte. The difference is shown first, and a dated copy of each file is kept beside it. What
-    cannot be written safely is said, all at once, and then nothing is written (exit code 2). So
-    is a value that does not reach the training: PROGRAM, after --, is the script or the command
-    that takes its settings from the files, by default the file itself.
+    Only values change: comments, order, quotes and line ends stay, byte by byte. The diff is shown
+    first, and a dated copy of each file is kept beside it. If a value cannot be written safely, or
+    does not reach the training, all such problems are listed and nothing is written (exit code 2).
+    PROGRAM, after --, is the script or command that takes its settings from the files; by default
+    the file itself.
     """
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
@@ -139,7 +139,7 @@ def _show(found: Applying) -> None:
             kept = f"has all {edit.kept} values already" if edit.kept else "has none of the keys"
             echo(f"{edit.path}: {kept}", err=True)
     if found.rest:
-        echo("not in these files, so set it where your project does:", err=True)
+        echo("not in these files; set them where your project does:", err=True)
         for text in found.rest:
             echo(f"  {text}", err=True)
 

@@ -33,7 +33,7 @@ from tuner.terminal.render import echo, print_json
 )
 @space_option()
 @gpu_options
-@model_option("The model that --model of the search named.")
+@model_option("The --model of the search.")
 @choice_options
 @results_option
 @json_option
@@ -51,10 +51,10 @@ def command(  # noqa: PLR0913 - one argument for each option
     results: Path,
     as_json: bool,
 ) -> None:
-    """Print the fastest configuration that fits, from a search that was run.
+    """Print the fastest configuration that fits, from a finished search.
 
-    --gpu all compares every GPU type that the space was searched on, --gpu a6000,t4 those that
-    are named. Exit code 1 when nothing that was tried fits.
+    --gpu all compares every searched GPU type, --gpu a6000,t4 the named ones. Exit code 1 if
+    nothing tried fits.
     """
     choice: dict[str, Any] = {
         "headroom": headroom,

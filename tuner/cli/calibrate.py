@@ -30,7 +30,7 @@ DEFAULT_BUDGET_S = 90.0
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Where the profile goes.  [default: ~/.config/tuner/profiles/GPU.yaml]",
+    help="File of the profile.  [default: ~/.config/tuner/profiles/GPU.yaml]",
 )
 @click.option(
     "--budget",
@@ -38,18 +38,21 @@ DEFAULT_BUDGET_S = 90.0
     type=DurationType(),
     default=DEFAULT_BUDGET_S,
     metavar="TIME",
-    help="Time after which what is left is skipped.  [default: 90s]",
+    help="Time after which remaining measurements are skipped.  [default: 90s]",
 )
-@click.option("--smoke", is_flag=True, help="A few tiny shapes: tries the code, not the device.")
+@click.option(
+    "--smoke", is_flag=True, help="Test the code, not the device, with a few tiny shapes."
+)
 @json_option
 def command(
     *, device: str, output: Path | None, budget_s: float, smoke: bool, as_json: bool
 ) -> None:
-    """Measure a GPU in about a minute, and save the figures as its device profile.
+    """Measure a GPU in about a minute and save the figures as its device profile.
 
-    Matrix products of many shapes, memory traffic, attention, 4-bit and 8-bit dequantisation,
-    the cost of a launch and the size of the CUDA context. Predictions for this GPU type then use
-    what was measured in place of the data sheet. Nothing else should run on the GPU meanwhile.
+    Measures matrix products of many shapes, memory traffic, attention, 4-bit and 8-bit
+    dequantisation, the launch cost and the size of the CUDA context. Predictions for this GPU type
+    then use these figures instead of the data sheet's. Nothing else should run on the GPU
+    meanwhile.
     """
     output or profiles_folder()  # a minute of measuring must not end at a missing folder
     with quiet_libraries():
@@ -97,7 +100,7 @@ def _print(profile: DeviceProfile, path: Path) -> None:
             ("GPU type", profile.gpu or "not in the catalogue"),
             ("best TFLOP/s", rates),
             ("bandwidth", f"{significant(bandwidth / 1e9)} GB/s" if bandwidth else ""),
-            ("launch", f"{significant(profile.launch_s * 1e6)} us an operator"),
+            ("launch", f"{significant(profile.launch_s * 1e6)} us per operator"),
             ("shortest kernel", f"{significant(profile.kernel_s * 1e6)} us"),
             ("CUDA context", format_gib(context) if context is not None else "unknown"),
             ("figures", str(len(profile.matmul) + len(profile.traffic) + len(profile.attention))),

@@ -41,16 +41,18 @@ from tuner.terminal.render import echo, print_json
     is_flag=True,
     default=True,
     flag_value=False,
-    help="Look at the program as it is only: one run.",
+    help="Only check the program as it is: one run.",
 )
 @click.option(
     "--predict",
     is_flag=True,
-    help="Read the settings and predict, in seconds; what is done where nothing can be emulated.",
+    help="Predict from the settings, in seconds. The default where nothing can be emulated.",
 )
-@model_option("With --predict: the model, where the program does not say it.")
+@model_option("With --predict: the model, where the program does not name it.")
 @set_option
-@click.option("--seed", default=0, metavar="N", cls=RareOption, help="Of values that are made up.")
+@click.option(
+    "--seed", default=0, metavar="N", cls=RareOption, help="Random seed of made-up values."
+)
 @click.option("--quiet", is_flag=True, help="Print the answer only.")
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -69,18 +71,17 @@ def command(  # noqa: PLR0913 - one argument for each option
     as_json: bool,
     program: tuple[str, ...],
 ) -> None:
-    """Check whether PROGRAM fits a GPU, and find a faster change of it that does.
+    """Check whether PROGRAM fits a GPU, and find the fastest change that does.
 
-    PROGRAM is a script with its arguments, a notebook, a file of Axolotl, LLaMA-Factory, TRL or
-    torchtune, or after -- any command. It runs unchanged on an emulated GPU, some steps long.
-    Then its micro-batch, accumulation and checkpointing are varied; effective batch, adapters and
-    lengths stay. The change is shown as a diff; no file is written.
+    PROGRAM is a script with its arguments, a notebook, an Axolotl, LLaMA-Factory, TRL or torchtune
+    file, or any command after --. It runs unchanged for a few steps on an emulated GPU. Then
+    micro-batch, accumulation and checkpointing are varied; effective batch, adapters and lengths
+    stay. The change is shown as a diff; no file is written.
 
-    Where nothing can be emulated, or with --predict, its settings are read and predicted, with the
-    trainer's defaults for the rest; --set and --model say what the program does not.
+    Where nothing can be emulated, or with --predict, memory and speed are predicted from its
+    settings and the trainer's defaults; --set and --model add what the program does not say.
 
-    Exit code 0 when it fits, 1 when it does not, 2 when the program itself failed, 3 when it
-    cannot be emulated.
+    Exit codes: 0 fits, 1 does not fit, 2 the program failed, 3 cannot be emulated or predicted.
     """
     # numpy, which no `--help` needs to wait for
     from tuner.cli.checked_text import checked_to_dict, print_checked

@@ -67,7 +67,7 @@ def _print_suggestion(checked: CheckedProgram, found: BetterChange) -> None:
 
 
 def _print_nothing_fits(checked: CheckedProgram) -> None:
-    echo("No change with the same effective batch, adapters and lengths was seen to fit.")
+    echo("No change tried with the same effective batch, adapters and lengths fits.")
     if checked.least_bytes is None:
         return
     margin = checked.found.margin_bytes / checked.found.gpu.memory_bytes

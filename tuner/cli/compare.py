@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 )
 @space_option()
 @gpu_options
-@model_option("The model that --model of the search named.")
+@model_option("The --model of the search.")
 @click.option(
     "--baseline",
     "files",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="What is used now: YAML of knobs and values, or your own configuration file with the "
+    help="What you use now: YAML of knobs and values, or your own configuration file with the "
     "keys that the space names under apply; repeatable. [default: the space's baseline]",
 )
 @set_option
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     type=click.Choice(["table", "markdown"]),
     default="table",
     show_default=True,
-    help="How the table is written.",
+    help="Format of the table.",
 )
 @results_option
 @json_option
@@ -86,8 +86,8 @@ def command(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Compare what you use now with the recommendation: memory, speed, time, cost, truncation.
 
-    The recommendation is that of a search, or without one the best of the predicted space. Both
-    sides are measured where both were, and otherwise both are predicted.
+    The recommendation comes from a search, or, without one, from the predicted space. Both sides
+    are measured if both were, else both are predicted.
     """
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
@@ -129,11 +129,11 @@ def _compare(
         )
     notes = list(baseline.notes)
     if baseline.assumed:
-        notes.append(f"not in the file, so as in the space: {', '.join(baseline.assumed)}")
+        notes.append(f"not in the file, taken from the space: {', '.join(baseline.assumed)}")
     if seen != found:
         notes.append("only one of the two was measured, so both are shown as predicted")
     if baseline.configuration == chosen:
-        notes.append("what is used now is what is recommended")
+        notes.append("you already use the recommendation")
     return Comparison(target.space, predictor.gpu, current, recommended, chosen_from, tuple(notes))
 
 
@@ -157,7 +157,7 @@ def _predicted(
         raise NothingFitsError(
             f"none of {number} configurations is predicted to fit {target.gpu.name}, so there is "
             "nothing to compare with",
-            hint="set other floors with --where, or ask for a larger GPU",
+            hint="set other floors with --where, or choose a larger GPU",
         )
     return best.configuration, f"fastest of {number} predicted configurations; no search was run"
 
@@ -186,7 +186,8 @@ def _remarks(comparison: Comparison) -> Iterable[str]:
         when = f" (price of {gpu.price_date})" if gpu.price_date else ""
         yield f"costs at {gpu.price_usd_per_hour:g} USD an hour{when}"
     if comparison.current.batch != comparison.recommended.batch:
-        yield "the effective batches differ: compare samples/s, not steps, and mind what is learnt"
+        yield "the effective batches differ: compare samples/s, not steps; the training result "
+        "differs too"
     yield from comparison.notes
 
 

@@ -21,10 +21,10 @@ SHELLS = ("bash", "zsh", "fish")
 )
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(*, shell: str) -> None:
-    """Print the script that lets SHELL complete commands, options and their values.
+    """Print the completion script of SHELL, for commands, options and values.
 
-    Search spaces, GPU types, models, knobs and trials are completed too. Open a new
-    shell after the script was added.
+    It completes search spaces, GPU types, models, knobs and trials too. Open a new shell after
+    adding the script.
     """
     found = get_completion_class(shell)
     assert found is not None  # click knows the three

@@ -41,17 +41,17 @@ def command(
 ) -> None:
     """Show what each max length of a space does to the training data.
 
-    Which share of the examples is truncated, how much of a batch is padding, how long batches
-    are on average and at worst, and how many optimizer steps an epoch has. Where only mean and
-    maximum of the lengths are known, intervals are shown.
+    Shows the share of truncated examples, the padding in a batch, the average and worst length of
+    batches, and the optimizer steps in an epoch. If only mean and maximum of the lengths are known,
+    these are intervals.
     """
     space = pin(load_space(space_name), parse_settings(settings))
     data = DataFile(**file)
     lengths = data.lengths() or _stated(space)
     if lengths is None:
         raise InputError(
-            f"search space {space.name!r} states no token lengths",
-            hint="name a JSONL file with --data, or add data.token_lengths to the space",
+            f"search space {space.name!r} has no token lengths",
+            hint="give a JSONL file with --data, or add data.token_lengths to the space",
         )
     report = _report(space, lengths)
     if as_json:

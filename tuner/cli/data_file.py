@@ -29,9 +29,7 @@ def data_options(function: _Decorated) -> _Decorated:
             help="Column of text or messages; repeatable, the texts are joined. "
             "[default: messages, text, or prompt and completion]",
         ),
-        click.option(
-            "--length-column", metavar="COLUMN", help="Column that holds numbers of tokens."
-        ),
+        click.option("--length-column", metavar="COLUMN", help="Column with numbers of tokens."),
         click.option(
             "--tokenizer",
             metavar="NAME",
@@ -42,7 +40,7 @@ def data_options(function: _Decorated) -> _Decorated:
             "path",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="JSONL file of examples, in place of the lengths that the space states.",
+            help="JSONL file of examples, instead of the space's lengths.",
         ),
     ):
         function = option(function)

@@ -31,15 +31,15 @@ _DEVICE_FILES = Path("/proc/driver/nvidia/gpus")
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="Your configuration file (YAML, JSON, TOML, Python), to look for settings that cost "
-    "speed; repeatable.",
+    help="Your configuration file (YAML, JSON, TOML, Python), checked for slow settings; "
+    "repeatable.",
 )
 @json_option
 def command(*, files: tuple[Path, ...], as_json: bool) -> int:
     """Check driver, libraries, free memory and settings that cost speed.
 
-    Each line is ok, a warning or a problem, with what to do about it. Exit code 3 where there
-    is a problem.
+    Each line is ok, a warning or a problem, with what to do about it. Exit code 3 if there is a
+    problem.
     """
     own = [finding for path in files for finding in own_settings(path, host.usable_cpus())]
     findings = [*examine(gather()), *own]

@@ -51,7 +51,7 @@ def _dry_run(
     options = plan.options
     if not plan.part.space.predictable:
         raise InputError(
-            "a dry run says what is predicted, and of your own code nothing is",
+            "a dry run shows predictions, and there are none for your own code",
             hint="tuner search --trials 1 tries one configuration",
         )
     known = () if options.fresh else comparable(plan.target.folder.read().records, plan.target)
@@ -73,7 +73,7 @@ def _dry_run(
 
 
 def _print(plan: SearchPlan, found: Preview) -> None:
-    echo("\nDry run: nothing was run, and no results were written.")
+    echo("\nDry run: no trial was run, and no results were written.")
     if not found.trials:
         echo(f"No trial would run{stopped_text(plan.options, str(found.stopped_by))}.")
         return
@@ -130,8 +130,8 @@ def _too_long_text(plan: SearchPlan, found: Preview) -> str:
     if not long:
         return ""
     return (
-        f"{long} of them would on a GPU be given up after {format_duration(timeout_s)}; "
-        "--timeout sets another limit"
+        f"on a GPU, {long} of them would be stopped after {format_duration(timeout_s)}; --timeout "
+        "sets another limit"
     )
 
 

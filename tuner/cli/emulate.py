@@ -35,17 +35,19 @@ from tuner.terminal.render import print_json
     default=3,
     show_default=True,
     metavar="N",
-    help="End it after N optimizer steps; 0: let it end.",
+    help="Stop it after N optimizer steps; 0: never.",
 )
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
-@click.option("--timeout", type=DurationType(), metavar="TIME", help="End it after this time.")
+@click.option("--timeout", type=DurationType(), metavar="TIME", help="Stop it after this time.")
 @click.option(
     "--snapshot",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write PyTorch's memory snapshot, for pytorch.org/memory_viz.",
 )
-@click.option("--seed", default=0, metavar="N", cls=RareOption, help="Of values that are made up.")
+@click.option(
+    "--seed", default=0, metavar="N", cls=RareOption, help="Random seed of made-up values."
+)
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(  # noqa: PLR0913 - one argument for each option
@@ -63,11 +65,11 @@ def command(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Run PROGRAM on an emulated GPU: real PyTorch, real memory allocator, no arithmetic.
 
-    Prints whether it fits, its peak memory with the lines of code that take it, and an estimate
-    of the time of a step. Needs a CUDA build of PyTorch and a C compiler, and no GPU.
+    Prints whether it fits, its peak memory with the lines of code that take it, and an estimated
+    step time. Needs a CUDA build of PyTorch and a C compiler, but no GPU.
 
-    Exit code 0 when it fits, 1 when it does not, 2 when the program itself failed, 3 when it
-    needs what the emulator does not have.
+    Exit codes: 0 fits, 1 does not fit, 2 the program failed, 3 it needs something that is not
+    emulated.
     """
     from tuner.cli.emulated_text import exit_code, print_emulation
     from tuner.engine.emulating import EmulateOptions, emulate

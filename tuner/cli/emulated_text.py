@@ -74,7 +74,7 @@ def _steps_text(found: Emulation) -> str:
 def _ended_text(found: Emulation) -> str:
     if found.ended == "crash":
         how = f"signal {-found.exit_status}" if found.exit_status < 0 else "no result"
-        return f"the program broke off ({how}): this is the emulator's fault or the program's"
+        return f"the program aborted ({how}): a fault of the emulator or of the program"
     if found.ended == "oom" and found.error is not None:
         where = f", at {found.error.line}" if found.error.line else ""
         return f"out of memory: {format_size(found.refused_bytes)} asked for{where}"
@@ -82,7 +82,7 @@ def _ended_text(found: Emulation) -> str:
         where = f", at {found.error.line}" if found.error.line else ""
         return f"the program failed: {found.error.type}: {found.error.message}{where}"
     if found.steps == 0:
-        return "no optimizer step was seen: the memory below is of what ran"
+        return "no optimizer step ran: the memory below is of what did"
     return ""
 
 
@@ -93,7 +93,7 @@ def _fits_text(found: Emulation) -> str:
     use = found.limiting
     if found.fits is None or use is None:
         return "not known"
-    margin = f"the margin is {format_size(found.margin_bytes)}"
+    margin = f"margin {format_size(found.margin_bytes)}"
     needs = f"{format_size(use.device_bytes)} of {format_size(limit)}"
     if found.fits:
         return f"yes: {needs}, {format_size(limit - use.device_bytes)} free, {margin}"
@@ -169,8 +169,8 @@ def _ranks_text(found: Emulation) -> str:
         return ""
     sizes = [use.peak_allocated_bytes for use in found.devices]
     return (
-        f"{len(sizes)}, {format_size(min(sizes))} to {format_size(max(sizes))} allocated;"
-        " shown is the one that takes most"
+        f"{len(sizes)}, {format_size(min(sizes))} to {format_size(max(sizes))} allocated; the "
+        "largest is shown"
     )
 
 

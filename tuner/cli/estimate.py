@@ -51,9 +51,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     margin: str | None,
     as_json: bool,
 ) -> None:
-    """Predict memory and speed of one configuration; nothing is run and nothing is written.
+    """Predict memory and speed of one configuration, without running or writing anything.
 
-    Exit code 0 whether it fits or not: see `fits`.
+    Exit code 0 whether or not it fits: see `fits`.
     """
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     fraction = parse_margin(margin, gpu)

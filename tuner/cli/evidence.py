@@ -69,7 +69,7 @@ def fits_text(
     numbers = f"{format_size(used_bytes)} of {format_size(limit_bytes)}"
     if free_bytes < 0:
         return f"no: {numbers}, {format_size(-free_bytes)} too much"
-    margin = f"the margin is {format_size(margin_bytes)}" if margin_bytes else "no margin asked"
+    margin = f"margin {format_size(margin_bytes)}" if margin_bytes else "no margin asked"
     text = f"{'yes' if fits else 'no'}: {numbers}, {format_size(free_bytes)} free, {margin}"
     _, high_bytes = evidence.intervals.get("device_bytes", (0.0, 0.0))
     if fits and high_bytes > limit_bytes:

@@ -70,11 +70,11 @@ def command(  # noqa: PLR0913 - one argument for each option
     results: Path,
     as_json: bool,
 ) -> None:
-    """Say why a configuration does not fit, or how close it is, and what slows it.
+    """Explain why a configuration does not fit, or how close it is, and what slows it.
 
-    Knobs that are not set have the value of the space's baseline. All changes of one knob within
-    the space are predicted; those that fit are listed by the throughput that they cost. Exit
-    code 0 whether it fits or not.
+    Knobs not set keep the value of the space's baseline. Every change of one knob within the space
+    is predicted; those that fit are listed by the throughput that they cost. Exit code 0 whether or
+    not it fits.
     """
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
@@ -94,8 +94,8 @@ def require_predictable(target: Target) -> None:
     """Raise `UnavailableError` for code of the user's own, of which nothing can be predicted."""
     if not target.space.predictable:
         raise UnavailableError(
-            f"search space {target.space.name!r} runs code of your own, which can be measured and "
-            "not predicted",
+            f"search space {target.space.name!r} runs your own code, which can be measured but not "
+            "predicted",
             hint=f"`{target.command('show')}` shows what trials of it came to",
         )
 
@@ -150,13 +150,13 @@ def _print(target: Target, explanation: Explanation) -> None:
     _print_allocations(explanation)
     _print_changes(explanation)
     echo(f"\nWhat slows it ({prediction.source})")
-    notes = [note.text for note in explanation.notes] or ["nothing that takes 1 % of a step"]
+    notes = [note.text for note in explanation.notes] or ["nothing takes 1 % of a step"]
     print_fields([("-", text) for text in notes], indent=2)
 
 
 def _stage_text(explanation: Explanation) -> str:
     stage = explanation.current.stage
-    return f"{stage} needs most memory of all stages; speed is that of all" if stage else ""
+    return f"{stage} needs the most memory; speed is that of all stages" if stage else ""
 
 
 def _print_allocations(explanation: Explanation) -> None:

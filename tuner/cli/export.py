@@ -31,7 +31,7 @@ from tuner.results.store import write_atomically
 )
 @space_option()
 @gpu_options
-@model_option("The model that --model of the search named.")
+@model_option("The --model of the search.")
 @choice_options
 @click.option(
     "--format",
@@ -44,7 +44,7 @@ from tuner.results.store import write_atomically
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="A new file to write; without it the settings are printed.",
+    help="New file to write.  [default: print]",
 )
 @click.option(
     "--map",
@@ -58,7 +58,7 @@ from tuner.results.store import write_atomically
     "targets",
     multiple=True,
     metavar="NAME",
-    help="Names of the flags: a mapping that the space has under apply; for --format command.",
+    help="Mapping under apply in the space that names the flags, for --format command.",
 )
 @results_option
 def command(  # noqa: PLR0913 - one argument for each option
@@ -80,7 +80,7 @@ def command(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Print the recommended configuration as the settings of another tool.
 
-    What the tool has no setting for is said in a comment and on stderr.
+    Settings that the tool does not have are named in a comment and on stderr.
     """
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)

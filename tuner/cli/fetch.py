@@ -41,10 +41,10 @@ READER_LEFT_S = 60
 @results_option
 @json_option
 def command(*, job_id: str, address: str | None, results: Path, as_json: bool) -> None:
-    """Bring the trials of the search ID into the results folder, and write its files anew.
+    """Fetch the trials of the search ID into the results folder, and rewrite its files.
 
-    Nothing is overwritten: trials that are not in the journal yet are appended to it. While the
-    search runs, this brings what there is; the same command later brings the rest.
+    No trial is overwritten: new ones are appended to the journal. While the search runs, this
+    fetches the finished trials; run it again for the rest.
     """
     from tuner.tune.jobs import connect  # Ray: seconds to import
 
@@ -60,11 +60,11 @@ def command(*, job_id: str, address: str | None, results: Path, as_json: bool) -
         print_json({"id": job_id, "fetched": [_to_dict(each) for each in found]})
         return
     if job is not None and not job.state.ended:
-        echo(f"{job_id} still runs: these are its trials until now", err=True)
+        echo(f"{job_id} is still running: these are its trials so far", err=True)
     for each in found:
         _print(each)
     if not found:
-        echo("no trial has ended yet")
+        echo("no trial has finished yet")
 
 
 def _job(server: JobServer, job_id: str) -> RayJob | None:
@@ -175,6 +175,6 @@ def _print(fetched: Fetched) -> None:
     if fetched.note:
         echo(f"  the journal only: {fetched.note}", err=True)
     elif fetched.view is not None and fetched.view.best is None:
-        echo("  nothing that was tried fits")
+        echo("  no tried configuration fits")
     else:
         echo(f"  `tuner best --space {folder.space} --gpu {folder.gpu}` prints the best")

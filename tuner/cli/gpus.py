@@ -26,7 +26,7 @@ from tuner.units import format_gib
 @click.argument("gpu_name", metavar="[GPU]", required=False)
 @json_option
 def command(*, gpu_name: str | None, as_json: bool) -> None:
-    """List the GPU types, or print all that is known of one, with its sources.
+    """List the GPU types, or print one with its sources.
 
     "auto" is this machine's GPU, and "cpu" its processor.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 address_option = click.option(
     "--address",
     metavar="URL",
-    help="RayJob server of the cluster: its dashboard.  [default: RAY_API_SERVER_ADDRESS, or "
+    help="Job server of the Ray cluster: its dashboard.  [default: RAY_API_SERVER_ADDRESS, or "
     "http://127.0.0.1:8265]",
 )
 

@@ -20,9 +20,9 @@ from tuner.units import format_duration
 @address_option
 @json_option
 def command(*, address: str | None, as_json: bool) -> None:
-    """List the searches that a cluster runs or has run, the newest first.
+    """List the searches of a cluster, newest first.
 
-    The cluster forgets them when its head node is started anew; their results stay on its disk.
+    The cluster forgets them when its head node restarts; their results stay on its disk.
     """
     from tuner.tune.jobs import connect  # Ray: seconds to import
 
@@ -32,7 +32,7 @@ def command(*, address: str | None, as_json: bool) -> None:
         print_json([to_dict(job) for job in found])
         return
     if not found:
-        echo(f"the cluster at {server.address} has had no search yet")
+        echo(f"the cluster at {server.address} has no searches yet")
         return
     rows = []
     for job in found:

@@ -14,12 +14,12 @@ from tuner.engine.job_files import check_id
     epilog=examples("tuner logs qlora27b-a6000-3f9a1c2b --follow"),
 )
 @job_argument
-@click.option("--follow", "-f", is_flag=True, help="Go on until the search ends.")
+@click.option("--follow", "-f", is_flag=True, help="Continue until the search ends.")
 @address_option
 def command(*, job_id: str, follow: bool, address: str | None) -> None:
-    """Print what the search ID has printed until now.
+    """Print the output of the search ID so far.
 
-    Ctrl-C ends the printing, and not the search: `tuner stop` does that.
+    Ctrl-C stops the printing, not the search: `tuner stop` does that.
     """
     from tuner.tune.jobs import connect  # Ray: seconds to import
 

@@ -48,7 +48,7 @@ class _ModelGroup(click.Group):
 def command(ctx: click.Context, *, as_json: bool) -> None:
     """List the models that work offline, or print the architecture of one.
 
-    Any other model of the hub, and any folder with a config.json, can be named with --model.
+    --model also takes any other model of the hub and any folder with a config.json.
     """
     if ctx.invoked_subcommand is None:
         found = list(load_catalogue().values())
@@ -82,8 +82,8 @@ def _show(model: str, as_json: bool) -> None:
 @click.option(
     "--tokenizer",
     metavar="NAME",
-    help="Tokenizer to copy: a folder, or a model in the local Hugging Face cache.  "
-    "[default: the model's own where it is at hand, else a byte-level one]",
+    help="Tokenizer to copy: a folder, or a model in the local Hugging Face cache.  [default: the "
+    "model's own if available locally, else a byte-level one]",
 )
 @click.option("--overwrite", is_flag=True, help="Replace a hollow checkpoint in FOLDER.")
 @json_option

@@ -24,9 +24,7 @@ REMEMBERED = 30
 """Readings on which advice is based."""
 FIRST_S = 0.2
 """The processors' share of the first reading is of this long."""
-NO_GPU = (
-    "no NVIDIA GPU that a driver answers for: only the host is shown (`tuner doctor` says more)"
-)
+NO_GPU = "no NVIDIA GPU with a working driver: only the host is shown (see `tuner doctor`)"
 
 
 @click.command(
@@ -40,13 +38,13 @@ NO_GPU = (
     metavar="TIME",
     help="Time between two readings.  [default: 1s]",
 )
-@click.option("--once", is_flag=True, help="Read once, and end.")
+@click.option("--once", is_flag=True, help="Read once and exit.")
 @json_option
 def command(*, interval: float, once: bool, as_json: bool) -> None:
     """Watch memory, utilisation, power, temperature, clocks and processes of this machine's GPUs.
 
-    Beside them the processors and the memory of the host, and what all this advises. Live in a
-    terminal, lines in a pipe, a JSON object a line with --json; Ctrl-C ends it.
+    Shows the host's processors and memory too, with advice. Live in a terminal, lines in a pipe,
+    one JSON object per line with --json; Ctrl-C ends it.
     """
     for text in lost_gpus():
         echo(f"warning: {text} (`tuner doctor` says what to do)", err=True)

@@ -24,14 +24,14 @@ from tuner.units import format_gib
 )
 @json_option
 def command(*, as_json: bool) -> None:
-    """Print the resources of this machine as `ray start --resources` takes them.
+    """Print this machine's resources for `ray start --resources`.
 
-    A resource is named after its GPU type (`tuner gpus`), because Ray's own labels are coarser:
-    to Ray, an A100 with 40 GB and one with 80 GB are the same. Without a GPU it prints {}. Only
-    GPUs that CUDA_VISIBLE_DEVICES shows are counted. What keeps a GPU from being used goes to
-    stderr, such as one that does not answer its driver.
+    A resource is named after its GPU type (`tuner gpus`), because Ray's own labels are coarser: to
+    Ray, A100s with 40 and 80 GB are the same. Without a GPU it prints {}. Only GPUs that
+    CUDA_VISIBLE_DEVICES shows are counted. Unusable GPUs, such as one that does not answer its
+    driver, are named on stderr.
 
-    --json prints all that was found: {"resources": ..., "num_gpus": ..., "devices": [...]}.
+    --json prints everything found: {"resources": ..., "num_gpus": ..., "devices": [...]}.
     """
     devices = local_gpus()
     resources = dict(Counter(device.gpu.id for device in devices if device.gpu is not None))
@@ -77,8 +77,8 @@ def warnings(devices: Sequence[LocalGpu]) -> list[str]:
     if len(kinds) > 1:
         of_each = ", ".join(f"{kind}: {','.join(indices)}" for kind, indices in kinds.items())
         found.append(
-            f"GPUs of several types ({of_each}), and Ray may hand a worker one of the other type, "
-            "which it then refuses. Start Ray once for each type, with only its GPUs in "
+            f"GPUs of several types ({of_each}): Ray may hand a worker the wrong type, which it "
+            "then refuses. Start Ray once for each type, with only its GPUs in "
             "CUDA_VISIBLE_DEVICES"
         )
     return found

@@ -49,7 +49,7 @@ def with_help_all(command: click.Command) -> click.Command:
             is_flag=True,
             is_eager=True,
             expose_value=False,
-            help="Show all options, also those that few need.",
+            help="Show all options, including rare ones.",
             callback=_show_all,
         )
     )
@@ -246,7 +246,7 @@ def measure_options(function: _Decorated) -> _Decorated:
             cls=RareOption,
             type=DurationType(),
             metavar="TIME",
-            help="How long a device that others use is waited for.  [default: 3s]",
+            help="How long to wait for a device that others use.  [default: 3s]",
         ),
         click.option(
             "--weights",
@@ -267,8 +267,8 @@ def measure_options(function: _Decorated) -> _Decorated:
             "budget_s",
             type=DurationType(),
             metavar="TIME",
-            help="Time for the timed steps of a real trial; less where the rate is certain "
-            "sooner.  [default: 20s; in a search on a processor 0.5s]",
+            help="Time for the timed steps of a real trial; less if the rate is certain sooner.  "
+            "[default: 20s; in a search on a processor 0.5s]",
         ),
     ):
         function = option(function)
@@ -322,7 +322,7 @@ set_option = click.option(
     multiple=True,
     metavar="KNOB=VALUE",
     shell_complete=completing.settings,
-    help="Holds a knob at a value; repeatable.",
+    help="Hold a knob at a value; repeatable.",
 )
 
 results_option = click.option(

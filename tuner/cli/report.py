@@ -30,7 +30,7 @@ from tuner.terminal.render import print_fields, print_json
 )
 @space_option()
 @gpu_options
-@model_option("The model that --model of the search named.")
+@model_option("The --model of the search.")
 @where_option
 @click.option("--open", "is_opened", is_flag=True, help="Open the report in a browser.")
 @results_option
@@ -47,11 +47,11 @@ def command(  # noqa: PLR0913 - one argument for each option
     results: Path,
     as_json: bool,
 ) -> int:
-    """Write report.html, pareto.png, pareto.csv and best.yaml again from the journal.
+    """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
 
-    Nothing is searched and nothing is run. Without --where the conditions of the search
-    stay. --gpu all draws every GPU type that was searched, --gpu a6000,t4 those that are named;
-    each report shows the others. Exit code 1 when nothing that was tried fits.
+    Runs no trial. Without --where, the search's conditions stay. --gpu all draws every searched GPU
+    type, --gpu a6000,t4 the named ones; each report shows the others too. Exit code 1 if nothing
+    tried fits.
     """
     targets = named_targets(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price

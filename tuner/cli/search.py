@@ -58,14 +58,14 @@ def _search_options(function: _Decorated) -> _Decorated:
     for option in (
         click.option(
             "--memory-limit", cls=RareOption, type=MemoryLimitType(), metavar="SIZE",
-            help="Memory that a real trial may use, such as 24GiB, where a larger GPU stands in; "
-            "auto: as much as the one asked for has.",
+            help="Memory that a real trial may use, such as 24GiB, if a larger GPU stands in; "
+            "auto: that of --gpu.",
         ),
         click.option(
             "--mode", cls=RareOption, type=click.Choice([str(mode) for mode in Mode]),
             default="auto", show_default=True,
-            help="Run trials, on a GPU or on an emulated one, simulate them, or run them where "
-            "there is such a GPU.",
+            help="measure: run trials on a GPU; emulate: run them on an emulated one; predict: "
+            "simulate them; auto: measure if there is such a GPU, else predict.",
         ),
         click.option(
             "--address", metavar="ADDRESS", help="Ray cluster to use. [default: one of its own]"
@@ -73,7 +73,7 @@ def _search_options(function: _Decorated) -> _Decorated:
         click.option("--quiet", is_flag=True, help="Print the result only."),
         click.option(
             "--fresh", cls=RareOption, is_flag=True,
-            help="Run known trials again; keeps the old file.",
+            help="Run known trials again; keep the old journal.",
         ),
         click.option(
             "--workers", cls=RareOption, type=click.IntRange(1), metavar="N",
@@ -82,37 +82,38 @@ def _search_options(function: _Decorated) -> _Decorated:
         click.option(
             "--searcher", cls=RareOption, type=SearcherType(), metavar="NAME",
             default=DEFAULT_SEARCHER, show_default=True,
-            help=f"Who proposes: {', '.join(SEARCHERS)}, or package.module:Class of Optuna's kind.",
+            help=f"Search strategy: {', '.join(SEARCHERS)}, or package.module:Class of an Optuna "
+            "sampler.",
         ),
         click.option(
             "--study", cls=RareOption, metavar="FILE",
             type=click.Path(path_type=Path, dir_okay=True),
-            help="Keep the Optuna study in a file too, for optuna-dashboard.",
+            help="Also keep the Optuna study in a file, for optuna-dashboard.",
         ),
         click.option(
             "--track", cls=RareOption, multiple=True, metavar="TOOL:PLACE",
-            help="Trials as runs, too: tensorboard:FOLDER, mlflow:FOLDER or mlflow:URI.",
+            help="Track trials as runs: tensorboard:FOLDER, mlflow:FOLDER or mlflow:URI.",
         ),
         click.option(
             "--dashboard", cls=RareOption, is_flag=True,
-            help="With Ray's dashboard on this machine; prints its address.",
+            help="Start Ray's dashboard on this machine and print its address.",
         ),
         click.option(
             "--metrics-port", cls=RareOption, type=click.IntRange(0, 65535), metavar="PORT",
-            help="Metrics for Prometheus on this port of localhost; 0 is any.",
+            help="Serve metrics for Prometheus on this port of localhost; 0: any.",
         ),
         click.option(
             "--dry-run", is_flag=True,
-            help="Say what would run and at what cost; run nothing.",
+            help="Show what would run and at what cost; run nothing.",
         ),
         click.option(
             "--no-verify", "verify", cls=RareOption, is_flag=True, default=True, flag_value=False,
-            help="Do not run the recommendation once more, where that can be done.",
+            help="Skip the verification run of the recommendation.",
         ),
         click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]"),
         click.option(
             "--min-gain", type=ShareType(), metavar="SHARE",
-            help="Stop when no trial is expected to gain this, as 1%.",
+            help="Stop when no trial is expected to gain as much, such as 1%.",
         ),
         click.option(
             "--max-cost", "max_cost_usd", type=AmountType(), metavar="USD",
@@ -177,10 +178,10 @@ def command(  # noqa: PLR0913 - one argument for each option that is not about h
 ) -> int:
     """Search a space for the fastest configuration that fits a GPU.
 
-    With a GPU of that type at hand, each trial is a short training run in a process of its own;
-    else every number is predicted, and all output says so. Several types (--gpu a6000,t4) are
-    searched together and compared; budgets are for each. Ctrl-C leaves a valid result of what
-    was done, and the same command goes on from there. Exit code 1 when nothing fits.
+    With a GPU of that type in this machine or cluster, each trial is a short training run in its
+    own process; otherwise every number is predicted, and the output says so. Several types (--gpu
+    a6000,t4) are searched together and compared, with a budget each. Ctrl-C keeps a valid result;
+    the same command continues from it. Exit code 1 if nothing fits.
     """
     targets = load_targets(
         space_name,

@@ -45,7 +45,7 @@ def print_plan(
     wanted = f"{number} {count(there)} configurations"
     searcher = f"{options.searcher}, seed {options.seed}"
     if options.searcher == MEASURED_ONLY and not target.space.predictable:
-        searcher += "; guided needs predictions, and there are none of your own code"
+        searcher += "; guided needs predictions, and there are none for your own code"
     common = [
         ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
         ("model" if target.space.model else "trains", target.space.subject),
@@ -59,7 +59,7 @@ def print_plan(
             ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {_price_text(plan)}"),
             ("to try", f"{wanted} ({searcher})"),
             ("left out", _left_out_text(part)),
-            ("margin", f"{format_gib(plan.margin_bytes)} of memory are to stay free (--margin)"),
+            ("margin", f"{format_gib(plan.margin_bytes)} of memory to keep free (--margin)"),
             ("known", _known_text(plan, known)),
             ("numbers", _numbers_text(plan)),
         ],
@@ -126,12 +126,12 @@ def stopped_text(options: SearchOptions, stopped_by: str) -> str:
     text = {
         "budget": "",
         "exhausted": "every configuration has been tried",
-        "nothing_left": "no configuration is left that may fit",
+        "nothing_left": "no remaining configuration may fit",
         "time_limit": "the time limit was reached",
         "gpu_hours": "one more may go beyond {:g} GPU hours",
         "max_cost": "one more may cost more than {:g} USD",
         "min_gain": "no trial is expected to gain {:g}% of hypervolume or throughput",
-        "interrupted": "interrupted, the same command goes on from here",
+        "interrupted": "interrupted; the same command continues from here",
     }[stopped_by].format(limits.get(stopped_by))
     return f"; {text}" if text else ""
 
@@ -150,7 +150,7 @@ def print_answer(found: SearchedGpu, *, as_json: bool) -> None:
     if view.best is None:
         met = [r for r in view.records if plan.meets(r.configuration)]
         echo(nothing_fits(plan.target, met, plan.conditions))
-        echo("Lower the floors with --where, widen the space, or take a larger GPU.")
+        echo("Lower the floors with --where, widen the space, or choose a larger GPU.")
     else:
         print_front(view)
         echo()

@@ -55,11 +55,13 @@ from tuner.terminal.render import echo, print_fields, print_json, settings_text
 @click.argument("trial_id", metavar="[TRIAL]", required=False, shell_complete=completing.trials)
 @space_option()
 @gpu_options
-@model_option("The model that --model of the search named.")
+@model_option("The --model of the search.")
 @where_option
 @objective_option
 @click.option("--levels", "by_level", is_flag=True, help="One front per level of rank and length.")
-@click.option("--stale", "with_stale", is_flag=True, help="Trials of other library versions too.")
+@click.option(
+    "--stale", "with_stale", is_flag=True, help="Include trials of other library versions."
+)
 @results_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
@@ -77,7 +79,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     results: Path,
     as_json: bool,
 ) -> None:
-    """Print the front of a search, or all that is known of one TRIAL of it."""
+    """Print the front of a search, or everything known about one TRIAL."""
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
     )
@@ -89,7 +91,7 @@ def command(  # noqa: PLR0913 - one argument for each option
             show = replace(show, stale=frozenset(record.trial_id for record in old))
             records = (*old, *records)
         elif old:
-            show = replace(show, note=f"{stale_text(old, records)} left out; --stale shows them")
+            show = replace(show, note=f"{stale_text(old, records)} left out; --stale includes them")
         _show_front(target, records, show)
     else:
         _show_trial(target, _find((*old, *records), trial_id), old, as_json=as_json)
@@ -215,7 +217,7 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
         return by_id[begun[0]]
     if begun:
         raise InputError(
-            f"trial {trial_id!r} is ambiguous: {len(begun)} trials begin so",
+            f"trial {trial_id!r} is ambiguous: {len(begun)} trials begin with it",
             hint=f"for example {begun[0]}",
         )
     raise unknown("trial", trial_id, by_id, list_command="tuner show --json")

@@ -25,8 +25,8 @@ from tuner.terminal.tables import print_rows
 def command(*, space_name: str | None, as_json: bool) -> None:
     """List the search spaces, or print one: its knobs, rules, floors and data.
 
-    They are found in ./search_spaces and among those that come with tuner; a YAML file can be
-    named by its path.
+    Spaces are found in ./search_spaces and among those that ship with tuner; name other YAML files
+    by path.
     """
     if space_name is not None:
         space = load_space(space_name)

@@ -58,6 +58,6 @@ def print_rows_of_stages(rows: Sequence[StageRow], source: str) -> None:
     needed = out.measure(wide, options=out.options.update(width=10_000)).maximum
     # The space says what a stage sets; its name and numbers are nowhere else.
     out.print(wide if needed <= out.width else narrow)
-    echo("* needs most memory: it decides what fits")
+    echo("* needs the most memory and decides what fits")
     if not all(row.fits for row in rows):
         echo("! does not fit")

@@ -18,9 +18,9 @@ from tuner.terminal.render import echo
 @job_argument
 @address_option
 def command(*, job_id: str, address: str | None) -> None:
-    """End the search ID. The trials that run are given up; those that ended stay in its results.
+    """Stop the search ID: running trials are interrupted, finished ones stay in its results.
 
-    Returns when it has ended. A search that has ended already stays as it is.
+    Returns when the search has ended. A finished search stays as it is.
     """
     from tuner.tune.jobs import STOP_WAIT_S, connect  # Ray: seconds to import
 

@@ -83,13 +83,13 @@ def search_arguments(raw: Mapping[str, Any]) -> list[str]:
     "--working-dir",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Folder of your own training code; all of it goes along.",
+    help="Folder of your own training code, sent whole.",
 )
 @click.option(
     "--id",
     "job_id",
     metavar="ID",
-    help="Id of the job.  [default: space, GPU type and a number]",
+    help="Job id.  [default: space, GPU type and a number]",
 )
 @address_option
 @json_option
@@ -104,12 +104,11 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Send a search to a Ray cluster and return; the cluster runs it without this machine.
+    """Send a search to a Ray cluster, which runs it without this machine.
 
-    The options are those of `tuner search`. All that can be checked is checked here first. What
-    goes along is the file of the space; where the space runs code of your own, also the folder
-    that --working-dir names. Prints the job's id, which the commands jobs, logs, stop and fetch
-    take.
+    The options are those of `tuner search`, and are checked here first. The space's file is sent
+    with the job; if the space runs your own code, so is the folder of --working-dir. Prints the
+    job's id for the commands jobs, logs, stop and fetch.
     """
     asked = _checked(options)
     target, gpus = asked[0].targets[0], list(dict.fromkeys(one.label for one in asked))

@@ -47,7 +47,7 @@ from tuner.terminal.render import print_json
     "--gpu",
     "gpu_name",
     metavar="GPU",
-    help="GPU type that the device is, or that it stands in for.  [default: the device's own]",
+    help="GPU type of the device, or the one it stands in for.  [default: the device's own]",
 )
 @click.option(
     "--gpu-memory", type=SizeType(), metavar="SIZE", help="Memory of the GPU, such as 80GiB."
@@ -56,7 +56,7 @@ from tuner.terminal.render import print_json
     "--memory-limit",
     type=MemoryLimitType(),
     metavar="SIZE",
-    help="Memory that the trial may use, such as 24GiB; auto: as much as --gpu has.",
+    help="Memory that the trial may use, such as 24GiB; auto: that of --gpu.",
 )
 @measure_options
 @data_options
@@ -64,10 +64,10 @@ from tuner.terminal.render import print_json
 @set_option
 @json_option
 def command(*, as_json: bool, margin: str | None, **options: Any) -> int:
-    """Train a few steps, in a process of its own, and print what that took.
+    """Train a few steps in a separate process, and print the result.
 
-    What was predicted stands beside it. Nothing is written. Exit code 1 when the configuration
-    does not fit or did not run to its end.
+    The prediction is shown beside it. Nothing is written. Exit code 1 if the configuration does not
+    fit or does not finish.
     """
     question = TrialOptions.of(**options)
     gpu, trials_on = question.device_type()

@@ -125,7 +125,7 @@ class TrialOptions:
         else:
             gpu = find_gpu(self.gpu_name or AUTO, memory_bytes=self.gpu_memory)
         if is_cpu(gpu):
-            raise InputError(f"--gpu cpu is a processor, and --device {device} is none")
+            raise InputError(f"--gpu cpu is a processor, but --device {device} is not")
         return gpu, Measuring(
             device,
             (found.name,),
@@ -145,7 +145,7 @@ class TrialOptions:
             )
         if self.device not in (None, "cuda", "cuda:0"):
             raise InputError(
-                f"--device {self.device} is one of this machine, and --mode emulate makes its own",
+                f"--device {self.device} is of this machine, but --mode emulate makes its own",
                 hint="leave --device out",
             )
         gpu = find_gpu(self.gpu_name, memory_bytes=self.gpu_memory)
@@ -333,5 +333,5 @@ def _names(text: str | None, word: str) -> bool:
 def _cuda_index(device: str) -> int:
     name, _, number = device.partition(":")
     if name != "cuda" or not (number or "0").isdigit():
-        raise InputError(f"device {device!r} is not one to train on", hint="write cuda:0 or cpu")
+        raise InputError(f"device {device!r} cannot train", hint="write cuda:0 or cpu")
     return int(number or "0")

@@ -94,12 +94,12 @@ def command(  # noqa: PLR0913 - one argument for each option
     as_json: bool,
     program: tuple[str, ...],
 ) -> int:
-    """Search the settings of PROGRAM for the fastest that fit a GPU.
+    """Search the settings of PROGRAM for the fastest that fits a GPU.
 
-    PROGRAM is what `tuner check` takes. Its settings are found in its files and on its command
-    line, and varied in copies of them; a few emulated runs predict the whole space, and trials
-    verify the front. The space is written to a file: edit it, and go on with `tuner search`.
-    Exit code 1 when nothing fits.
+    PROGRAM is as for `tuner check`. Its settings are found in its files and on its command line,
+    and varied in copies. A few emulated runs predict the whole space; trials verify the front. The
+    space is written to a file: edit it, then continue with `tuner search`. Exit code 1 if nothing
+    fits.
     """
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory)
     if Mode(mode) is Mode.EMULATE and is_cpu(gpu):
@@ -109,18 +109,18 @@ def command(  # noqa: PLR0913 - one argument for each option
     read = read_program(program)
     path = space_path or Path(f"tune-{Path(program[0]).stem}.yaml")
     if path.suffix not in (".yaml", ".yml"):
-        raise InputError(f"--space {str(path)!r} is no .yaml file")
+        raise InputError(f"--space {str(path)!r} is not a .yaml file")
     settings = find_settings(read)
     arrived: Mapping[str, KnobValue] = {}
     fits = True
     if Mode(mode) is Mode.EMULATE or can_emulate(gpu):
         if not quiet:
-            echo("running the program as it is ...", err=True)
+            echo("running the unchanged program ...", err=True)
             sys.stderr.flush()
         base = _as_it_is(read, gpu, parse_margin(margin, gpu))
         arrived, fits = base.settings, bool(base.fits)
     elif not quiet:
-        echo("settings are those of its files: nothing was run to see which arrive", err=True)
+        echo("settings are read from its files: nothing was run to see which arrive", err=True)
     found = knobs_of(read, settings, arrived, knobs)
     _write(path, space_text(path.stem, read, program, settings, arrived, found, fits=fits))
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
@@ -137,7 +137,7 @@ def _as_it_is(program: Program, gpu: Gpu, margin_fraction: float | None) -> Emul
     if base.steps == 0:
         why = f": {base.error.message}" if base.error else ""
         raise InputError(
-            f"the program came to no optimizer step{why}",
+            f"the program reached no optimizer step{why}",
             hint=f"`tuner check` shows why; its last lines: {runs.log_tail[-600:].strip()}",
         )
     return base
@@ -147,7 +147,7 @@ def _write(path: Path, text: str) -> None:
     """The space at `path`. Raises `InputError` where another one is there."""
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise InputError(
-            f"{path} is there, and says something else than what was asked for",
+            f"{path} exists with other content",
             hint=f"search it with `tuner search --space {path}`, or name another with --space",
         )
     path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Token lengths of the training data, and what batches made of them look like."""
+"""Token lengths of the training data, and the batches made of them."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _parse(line: bytes, number: int, problems: LineProblems) -> Mapping[str, Any
 
 def _hint(line: bytes) -> str:
     if line.lstrip().startswith(b"["):
-        return "JSONL has one object a line; `jq -c '.[]'` turns a JSON array into it"
+        return "JSONL has one object per line; `jq -c '.[]'` converts a JSON array"
     return 'JSONL has one object a line, such as {"text": "..."}'
 
 

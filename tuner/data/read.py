@@ -88,7 +88,7 @@ def _nothing_counts(record: Mapping[str, Any], path: Path) -> InputError:
     numbers = [name for name, value in record.items() if type(value) is int]
     column = f" (whole numbers on the first line: {_names(numbers)})" if numbers else ""
     return InputError(
-        f"nothing says how many tokens the examples of {str(path)!r} have",
+        f"the number of tokens of the examples in {str(path)!r} is unknown",
         hint="name a tokenizer with --tokenizer, or a column of token counts with "
         f"--length-column{column}",
     )
@@ -166,7 +166,7 @@ def _count_texts(
         raise InputError(
             f"tokenizer {tokenizer!r} has no chat template, and {layout.columns[0]} holds "
             "conversations",
-            hint="take the tokenizer of an instruction-tuned model, or a column of text with "
+            hint="use the tokenizer of an instruction-tuned model, or a column of text with "
             "--text-column",
         )
     counts: Counter[int] = Counter()

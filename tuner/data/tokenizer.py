@@ -73,7 +73,7 @@ def load_tokenizer(name: str) -> TokenCounter:
     except RuntimeError as error:  # ~nobody, or no home directory
         raise InputError(f"tokenizer {name!r}: {error}") from error
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"tokenizer {name!r} is a file", hint="give the folder that it is in")
+        raise InputError(f"tokenizer {name!r} is a file", hint="give its folder")
     entry = None if folder.is_dir() else get_entry(name)
     source = str(folder) if folder.is_dir() else entry.hub_id if entry else name
     try:

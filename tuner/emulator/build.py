@@ -220,8 +220,8 @@ class _Compiler:
         if ran.returncode != 0:
             raise UnavailableError(
                 f"{self.command} cannot build {name}: {ran.stderr.strip()[-1500:]}",
-                hint="a C compiler with the C library's headers is needed"
-                " (Debian, Ubuntu: apt install gcc libc6-dev)",
+                hint="install a C compiler and the C library's headers (Debian, Ubuntu: apt "
+                "install gcc libc6-dev)",
             )
 
 

@@ -256,7 +256,7 @@ class _Program:
     def _notes(self, calls: list[_Call]) -> Iterator[str]:
         kinds = {self._kinds[call.number] for call in calls}
         if EXCHANGE in kinds and self._ranks > 1 and not self._gpu.link_bytes_per_s:
-            yield f"without what GPUs send to each other: no rate is known for {self._gpu.name}"
+            yield f"without communication between GPUs: no rate is known for {self._gpu.name}"
         if any(self._sources[call.number] == "product" for call in calls):
             yield "FLOPs of Triton kernels that multiply matrices are guessed from their tensors"
 

@@ -1,1 +1,1 @@
-"""What the commands and the Python API do: plan, predict, search, choose. It prints nothing."""
+"""Plan, predict, search, recommend: shared by commands and Python API. It prints nothing."""

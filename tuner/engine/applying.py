@@ -154,7 +154,7 @@ def _into_program(
     others = [str(path) for path in files if path.resolve() not in own]
     if others:
         raise InputError(
-            f"{', '.join(others)} is no file of the program that was searched",
+            f"{', '.join(others)} is not a file of the searched program",
             hint=f"its files are {', '.join(map(str, own))}",
         )
     settings = find_settings(program)

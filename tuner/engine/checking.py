@@ -128,7 +128,7 @@ def check_program(
     log_tail = runs.log_tail
     needed = None
     if found.ended == "oom":
-        report("out of memory: running it on a larger GPU, to see what it needs")
+        report("out of memory: running on a larger GPU to see what it needs")
         needed = runs.as_it_is(roomy=True)
     base = needed or found
     notes: list[str] = []
@@ -367,8 +367,8 @@ class _Search:
         checkpointing = arrived.get("gradient_checkpointing")
         if way is not None and checkpointing is not None and checkpointing != way:
             return (
-                f"gradient_checkpointing={show(way)} does nothing in this program: the training "
-                f"has {show(checkpointing)} all the same"
+                f"gradient_checkpointing={show(way)} has no effect in this program: the training "
+                f"still has {show(checkpointing)}"
             )
         # A loop of one's own tells no settings: then what its model got has to be different.
         same_size = found.inputs and set(found.inputs) == set(self.base.inputs)

@@ -41,10 +41,10 @@ def require_trials(space: SearchSpace, trials_on: Measuring | Simulating) -> Non
     if space.predictable or isinstance(trials_on, Measuring):
         return
     raise UnavailableError(
-        f"search space {space.name!r} runs code of your own, which can be measured and not "
-        f"predicted: {trials_on.why}",
-        hint="--gpu auto takes this machine's GPU, --gpu cpu its processor, --mode emulate a GPU "
-        "that is not there",
+        f"search space {space.name!r} runs your own code, which can be measured but not predicted: "
+        f"{trials_on.why}",
+        hint="--gpu auto uses this machine's GPU, --gpu cpu its processor, --mode emulate an "
+        "emulated GPU",
     )
 
 

@@ -103,7 +103,7 @@ def with_profile(gpu: Gpu, notices: Notices = UNHEARD) -> tuple[Gpu, DeviceProfi
     if profile is None or profile.lacks_reference:
         from tuner.estimators.measure_device import measure_device
 
-        notices.say(f"measuring {gpu.name}, once: it has no device profile")
+        notices.say(f"measuring {gpu.name} once: it has no device profile")
         profile = measure_device(CPU, budget_s=CPU_BUDGET_S)
         try:
             profile.save(profile_path(label))
@@ -111,8 +111,8 @@ def with_profile(gpu: Gpu, notices: Notices = UNHEARD) -> tuple[Gpu, DeviceProfi
             notices.warn(f"cannot keep the profile: {error}")
     if (profile.step_spread or 0.0) > BUSY_SPREAD:
         notices.warn(
-            f"warning: {gpu.name} was busy when it was measured: predicted speeds are uncertain; "
-            "`tuner calibrate --device cpu` measures again"
+            f"warning: {gpu.name} was busy when measured: predicted speeds are uncertain; `tuner "
+            "calibrate --device cpu` measures again"
         )
     return _with_rates(gpu, profile), profile
 
@@ -174,22 +174,22 @@ def this_gpu() -> Gpu:
     devices = local_gpus()
     if not devices:
         raise UnavailableError(
-            "this machine has no NVIDIA GPU that a driver answers for, so --gpu auto finds none",
-            hint="--gpu cpu takes its processor; `tuner gpus` lists the types that can be "
-            "predicted without having one",
+            "this machine has no NVIDIA GPU with a working driver, so --gpu auto finds none",
+            hint="--gpu cpu uses its processor; `tuner gpus` lists the types that can be "
+            "predicted without one",
         )
     types = {device.name: device for device in devices}
     if len({(d.gpu.id if d.gpu else d.name) for d in devices}) > 1:
         raise InputError(
             f"--gpu auto is ambiguous: this machine has {', '.join(types)}",
-            hint="name the type, or show the program only one with CUDA_VISIBLE_DEVICES",
+            hint="name the type, or leave only one visible with CUDA_VISIBLE_DEVICES",
         )
     first = devices[0]
     if first.gpu is None:
         raise UnavailableError(
             f"this machine's {first.name} with {format_gib(first.total_bytes)} is not in the "
             "catalogue of GPUs, and has no device profile",
-            hint="`tuner calibrate` measures it, in about a minute, and --gpu auto knows it then; "
+            hint="`tuner calibrate` measures it in about a minute, and then --gpu auto knows it; "
             "or describe it in ~/.config/tuner/gpus.yaml",
         )
     return first.gpu

@@ -87,7 +87,7 @@ def one_configuration(
     elif model is not None:
         space = default_space(model, settings)
     else:
-        raise InputError("neither a search space nor a model is named", hint="name one of them")
+        raise InputError("no search space and no model is named", hint="name one of them")
     return space, configure(space, settings, strict=False)
 
 

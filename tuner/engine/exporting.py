@@ -93,5 +93,5 @@ def _flags(
     left_out = {text.rpartition("=")[0].strip() for text in maps if text.endswith("=")}
     own = [n for n in values if n not in space.defaulted and n not in {*spoken, *left_out}]
     flags = {**{n: values[n] for n in own}, **flags}
-    silent = {n: "a default of the vocabulary" for n in values if n in space.defaulted}
+    silent = {n: "a default of the workload" for n in values if n in space.defaulted}
     return flags, {**silent, **{n: "--map leaves it out" for n in values if n in left_out}}

@@ -85,7 +85,7 @@ def _records(files: JobFiles) -> list[TrialRecord]:
                 found += read_journal(path).records
             except InputError as error:
                 raise UnavailableError(
-                    f"a journal of {files.request.id!r} holds what is no trial: "
+                    f"a journal of {files.request.id!r} holds something that is not a trial: "
                     + "; ".join(str(p.message) for p in error.problems[:3]),
                     hint="is the same version of tuner installed on the cluster?",
                 ) from error

@@ -168,8 +168,8 @@ def pack(job_id: str) -> Iterator[str]:
     data = json.dumps(content).encode("ascii")
     if len(data) > MAX_BYTES:
         raise UnavailableError(
-            f"the files of {job_id!r} hold {len(data) >> 20} MiB, and {MAX_BYTES >> 20} is the most"
-            " that comes home this way",
+            f"the files of {job_id!r} hold {len(data) >> 20} MiB; at most {MAX_BYTES >> 20} MiB "
+            "can be fetched",
             hint=f"copy {str(folder)!r} from the head node",
         )
     packed = base64.b64encode(zlib.compress(data)).decode("ascii")
@@ -201,7 +201,7 @@ def unpack(lines: Iterable[str], job_id: str) -> JobFiles | None:
         if schema != str(SCHEMA):
             raise ValueError(f"the cluster packs files as version {schema}, not {SCHEMA}")
         if int(size) > MAX_BYTES:
-            raise ValueError(f"{int(size) >> 20} MiB are too much")
+            raise ValueError(f"{int(size) >> 20} MiB is too much")
         data = _inflate(base64.b64decode(packed, validate=True), int(size))
         if hashlib.sha256(data).hexdigest() != digest:
             raise ValueError("not all of it arrived")

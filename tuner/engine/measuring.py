@@ -100,7 +100,7 @@ class Measuring:
         many = f"{len(self.local)} x " if len(self.local) > 1 else ""
         text = f"measured on {many}{name}"
         if self.memory_limit_bytes is not None:
-            text += f", of whose memory a trial may use {format_gib(self.memory_limit_bytes)}"
+            text += f", of which a trial may use {format_gib(self.memory_limit_bytes)} of memory"
         if self.stands_in:
             text += f": memory as on {gpu.name}, speed as on {name}"
         if self.awaited:
@@ -127,7 +127,7 @@ def decide(
     if mode is Mode.PREDICT:
         if memory_limit is not None:
             raise InputError(
-                "--memory-limit is about real trials, and --mode predict runs none",
+                "--memory-limit is for real trials, and --mode predict runs none",
                 hint="--gpu-memory predicts for another amount of memory",
             )
         return Simulating("--mode predict")
@@ -136,9 +136,9 @@ def decide(
     found = _for_ranks(_found(gpu, memory_limit, address, workers), gpus_per_trial)
     if isinstance(found, Simulating) and mode is Mode.MEASURE:
         raise UnavailableError(
-            f"--mode measure finds nothing to measure on: {found.why}",
-            hint="--mode emulate trains on a GPU that is not there, --mode predict simulates the "
-            "trials, --gpu cpu measures on the processor",
+            f"--mode measure has nothing to measure on: {found.why}",
+            hint="--mode emulate trains on an emulated GPU, --mode predict simulates the trials, "
+            "--gpu cpu measures on the processor",
         )
     return found
 
@@ -164,7 +164,7 @@ def emulating(gpu: Gpu, memory_limit: int | None = None, *, gpus: int = 1) -> Me
     """
     if is_cpu(gpu):
         raise InputError(
-            "a processor is not emulated: it is there",
+            "--mode emulate needs a GPU type, and --gpu cpu is this machine's processor",
             hint="--mode measure runs trials on it, --gpu names a GPU type to emulate",
         )
     reason = unavailable()
@@ -207,10 +207,12 @@ def _on_processor(
     gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
 ) -> Measuring | Simulating:
     if address is not None:
-        return Simulating("--gpu cpu is this machine's processor, and --address another's")
+        return Simulating(
+            "--gpu cpu is this machine's processor, but --address names another machine"
+        )
     if workers is not None and workers > 1:
         raise InputError(
-            f"{workers} trials at once on one processor would measure each other",
+            f"{workers} trials at once on one processor would disturb each other's timing",
             hint="leave --workers out, or simulate with --mode predict",
         )
     # What the user says the machine has is all that a trial may use.

@@ -274,6 +274,6 @@ def check_study(path: Path | None) -> None:
         start = file.readline(1000)
     if start and b'"op_code"' not in start:  # in each line of Optuna's journal files
         raise InputError(
-            f"--study {str(path)!r} is another file, and no Optuna study",
-            hint="it stays as it is; name a new one",
+            f"--study {str(path)!r} exists and is not an Optuna study",
+            hint="name a new file",
         )

@@ -235,7 +235,7 @@ def _program_predictions(plan: SearchPlan, listener: Listener) -> list[Predictio
     command = plan.part.space.command
     assert command is not None
     started = time.monotonic()
-    listener.say("running the program with some values, to predict all of them")
+    listener.say("running the program with a few values to predict all of them")
     program = read_program(command.argv, Path(command.cwd))
     with ProgramRuns(program, plan.target.gpu, margin_fraction=plan.margin_fraction) as runs:
         predictions = program_predictions(plan.part.space, plan.part.supported, runs)
@@ -266,7 +266,7 @@ def why_infeasible(
     return (
         f"none of the {len(predictions):,} configurations is predicted to fit {gpu.name}: the "
         f"smallest needs {format_size(least)} of {format_size(gpu.memory_bytes)}, of which "
-        f"{format_size(plan.margin_bytes)} are to stay free"
+        f"{format_size(plan.margin_bytes)} must stay free"
     )
 
 

@@ -63,7 +63,7 @@ def program_predictions(
     ]
     if not ran:
         raise UnavailableError(
-            "no run of the program came to an optimizer step",
+            "no run of the program reached an optimizer step",
             hint=f"its last lines: {runs.log_tail[-600:].strip()}",
         )
     return _Model(space, ran, runs.gpu, runs.margin_fraction).predict(configurations)

@@ -96,7 +96,7 @@ def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Seq
     return (
         f"{tried}: the smallest needs {format_size(min(sizes))} ({source_label(records)}) of "
         f"{limit}, of which "
-        f"{format_size(margin)} are to stay free"
+        f"{format_size(margin)} must stay free"
     )
 
 
@@ -106,6 +106,6 @@ def nothing_fits_error(
     """The error that ends a command which has nothing to recommend."""
     return NothingFitsError(
         nothing_fits(target, records, conditions),
-        hint="lower the floors with --where, allow smaller values in the space, try more "
-        "trials, or take a larger GPU",
+        hint="lower the floors with --where, allow smaller values in the space, run more trials, "
+        "or choose a larger GPU",
     )

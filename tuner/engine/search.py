@@ -28,7 +28,7 @@ from tuner.results.view import View
 from tuner.tune.progress import Progress
 from tuner.tune.request import SearchOutcome, SearchRequest
 
-HINT = "lower the floors with --where, allow smaller values in the space, or take a larger GPU"
+HINT = "lower the floors with --where, allow smaller values in the space, or choose a larger GPU"
 
 LEAST_TIME_S = 1e-3
 """What is left of a time limit that is over: no trial starts, and what is known is still told."""

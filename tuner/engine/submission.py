@@ -33,7 +33,7 @@ def check_type(name: str) -> str:
     """`name`. Raises `InputError` for a GPU "type" that means the machine it is typed on."""
     if name.strip().lower() in (AUTO, CPU):
         raise InputError(
-            f"--gpu {name} means the machine that it is typed on, and the trials run on another",
+            f"--gpu {name} means this machine, but the trials run on another",
             hint="name the GPU type; `tuner gpus` lists them",
         )
     return name
@@ -119,8 +119,8 @@ def _check_predictable(target: Target, options: SearchOptions) -> None:
 def _check_own_code(target: Target, options: SearchOptions) -> None:
     if options.mode is Mode.PREDICT:
         raise InputError(
-            f"search space {target.space.name!r} runs code of your own, of which nothing is "
-            "predicted: --mode predict has no meaning here"
+            f"search space {target.space.name!r} runs your own code, which cannot be predicted: "
+            "leave out --mode predict"
         )
     space = pin(target.space, options.settings) if options.settings else target.space
     check_conditions(dataclasses.replace(target, space=space), options.where)
@@ -141,8 +141,8 @@ def put_together(space: SearchSpace, model: str | None, folder: Path) -> str:
     """
     if not space.predictable:
         raise InputError(
-            f"search space {space.name!r} runs code of your own, and that has to go along",
-            hint="say which folder it is in with --working-dir; the space's file must be in it",
+            f"search space {space.name!r} runs your own code, which must be sent with the job",
+            hint="name its folder with --working-dir; the space's file must be in it",
         )
     own_model = model or space.model
     if own_model is not None and Path(own_model).is_dir():
@@ -156,9 +156,9 @@ def put_together(space: SearchSpace, model: str | None, folder: Path) -> str:
 def _copy_model(path: Path, folder: Path) -> None:
     if path.is_absolute() or ".." in path.parts:
         raise InputError(
-            f"the model {str(path)!r} is a folder outside of this one, and the cluster does not "
-            "have it",
-            hint="name it by a path below the folder that you are in",
+            f"the model {str(path)!r} is a folder outside the current one, and the cluster does "
+            "not have it",
+            hint="name it by a path below the current folder",
         )
     if not (path / MODEL_FILE).is_file():
         raise InputError(f"the model {str(path)!r} is a folder without a {MODEL_FILE}")

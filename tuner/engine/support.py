@@ -74,8 +74,8 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
     predicted = [c for c in supported if _link_known(c, gpu)] if space.predictable else supported
     if predicted and len(predicted) < len(supported):  # with none, its prediction says what to do
         reasons[
-            f"trials of several GPUs, whose time is unknown: nothing says how fast {gpu.name} send "
-            f"to each other; add link_gb_per_s to an entry `like: {gpu.id}` of your gpus.yaml"
+            f"trials of several GPUs, whose time is unknown: no link rate is known for {gpu.name}; "
+            f"add link_gb_per_s to an entry `like: {gpu.id}` in your gpus.yaml"
         ] = len(supported) - len(predicted)
         left_out += len(supported) - len(predicted)
         supported = predicted

@@ -242,8 +242,8 @@ def link_of(gpu: Gpu, parallelism: Parallelism, memory: Memory) -> float:
         else f"add link_gb_per_s to an entry `like: {gpu.id}` of your gpus.yaml"
     )
     raise UnavailableError(
-        f"how fast {parallelism.ranks} x {gpu.name} train is not known, because nothing says how "
-        f"fast they send to each other; a rank needs {format_gib(memory.device_bytes)} and "
+        f"how fast {parallelism.ranks} x {gpu.name} train is unknown, because no link rate between "
+        f"them is known; a rank needs {format_gib(memory.device_bytes)} and "
         f"{'fits' if fits else 'does not fit'}",
         hint=how,
     )

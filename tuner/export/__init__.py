@@ -1,4 +1,4 @@
-"""The chosen configuration as the settings of other tools."""
+"""The recommended configuration as other tools' settings."""
 
 from tuner.export.formats import FORMATS, Exported, ExportInput, export
 

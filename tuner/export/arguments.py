@@ -9,7 +9,7 @@ from tuner.export.settings_reader import SettingsReader
 Settings = dict[str, Any]
 
 
-_OWN_PREPARATION = "the tool prepares quantised models in its own way"
+_OWN_PREPARATION = "the tool prepares quantised models itself"
 
 
 def without_none(settings: Settings) -> Settings:

@@ -1,6 +1,6 @@
-"""One line in existing training code: tell the trial that it runs in of each step.
+"""Callbacks that report each step of existing training code to its trial.
 
-Outside a trial, all of it does nothing.
+Outside a trial they do nothing.
 """
 
 from tuner.integrations.reporting import Reporter, in_trial, report_step

@@ -244,7 +244,7 @@ def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig
         ValueError, LookupError, TypeError, AttributeError, StrictDataclassError
     ) as error:  # fmt: skip
         if "trust_remote_code" in str(error):
-            problem = "it needs code of its own, which is never run"
+            problem = "it needs its own code, which is never run"
         else:
             problem = " ".join(str(error).split())[:300]
         raise InputError(
@@ -280,7 +280,7 @@ def _no_hub(name: str, reason: str) -> InputError:
     meant = f"did you mean {close!r}? " if close else ""
     return InputError(
         f"model {name!r} is not in the catalogue and needs the network: {reason}",
-        hint=f"{meant}take a model that `{LIST_COMMAND}` lists, or a folder with its config.json",
+        hint=f"{meant}use a model that `{LIST_COMMAND}` lists, or a folder with its config.json",
     )
 
 
@@ -300,7 +300,7 @@ def _hub_error(name: str, error: _NotThereError) -> InputError:
     if any(isinstance(e, GatedRepoError) for e in chain):
         return InputError(
             f"model {name!r} is gated on the hub",
-            hint="accept its licence there and run `hf auth login`, or take a folder with its "
+            hint="accept its licence there and run `hf auth login`, or use a folder with its "
             "config.json",
         )
     if any(isinstance(e, RepositoryNotFoundError) for e in chain):

@@ -127,7 +127,7 @@ def _require_plain(config: PreTrainedConfig, model: str) -> None:
     fields = quantization if isinstance(quantization, Mapping) else vars(quantization)
     method = str(fields.get("quant_method", "unknown")).rpartition(".")[2]
     raise InputError(
-        f"the checkpoint of model {model!r} is quantised ({method}), and hollow ones are not",
+        f"the checkpoint of model {model!r} is quantised ({method}); hollow ones cannot be",
         hint="take quantization_config out of a copy of its config.json, or name the model that "
         "was quantised",
     )
@@ -143,7 +143,7 @@ def _require_free(target: Path, overwrite: bool) -> None:
         return
     if not is_hollow(target):
         raise InputError(
-            f"folder {str(target)!r} is not empty and no hollow checkpoint",
+            f"folder {str(target)!r} is not empty and not a hollow checkpoint",
             hint="name a new folder",
         )
     if not overwrite:

@@ -1,1 +1,1 @@
-"""Somebody's training program: how it is started, the settings in it, and copies with others."""
+"""The user's training program: how it starts, its settings, and copies with other settings."""

@@ -168,7 +168,7 @@ def _opened(path: Path) -> SourceFile:
         raise InputError(f"the program {str(path)!r} {why}", hint="name a file that exists")
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path}: larger than {_MOST_BYTES} bytes, which no program is")
+            raise InputError(f"{path}: larger than {_MOST_BYTES} bytes, too large for a program")
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""The frozen values that travel between the layers, and nothing else.
+"""Frozen values passed between the layers.
 
 Sizes are in bytes and times in seconds; every physical quantity carries its unit in its
 name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device or an emulated one

@@ -1,1 +1,1 @@
-"""From the journal of a search to what people read: the front, the best, plot and report."""
+"""From the journal of a search to front, recommendation, plot and report."""

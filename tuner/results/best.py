@@ -152,7 +152,7 @@ class BestTrial:
         if found.checkpoint_bytes is not None:
             done += f", a checkpoint of {format_size(found.checkpoint_bytes)} saved"
         used_bytes = found.memory.device_bytes
-        free = f"{format_size(self.memory_bytes - used_bytes)} stay free"
+        free = f"{format_size(self.memory_bytes - used_bytes)} free"
         if check.source is Source.EMULATED:
             return f"emulated: {format_size(used_bytes)}, {free} ({done})"
         return f"{done}: {free}"
@@ -315,8 +315,8 @@ def best_yaml(
         source = str(best.source).upper()
         device = _one_line(getattr(best.evidence, "device", "a GPU"))
         how = {
-            Source.PREDICTED: "no GPU was used, try it before you rely on it",
-            Source.EMULATED: f"on a {device} that is not there; times are estimates",
+            Source.PREDICTED: "no GPU was used; verify it before you rely on it",
+            Source.EMULATED: f"on an emulated {device}; times are estimates",
             Source.MEASURED: f"on {device}",
         }[best.source]
         comment = (

@@ -173,7 +173,7 @@ class JournalWriter:
         if not before.st_nlink:
             raise UnavailableError(
                 f"{str(self.path)!r} was removed while the search ran",
-                hint="the same command begins again, or goes on from a copy that is put back",
+                hint="the same command starts again, or continues from a restored copy",
             )
         try:
             written = os.write(self._fd, line)

@@ -34,7 +34,7 @@ SHORT = {
 """What people call the objectives that they name most."""
 
 NEEDS = {
-    "energy_j_per_sample": "it is measured on GPUs that tell their power, and never predicted",
+    "energy_j_per_sample": "it is measured on GPUs that report their power, and never predicted",
     "epoch_usd": "it needs --price and the number of examples in the space's data",
     "length_coverage": "it needs the quantiles or a histogram of token_lengths in the space's data",
     "lora_rank": "the configurations have none",
@@ -87,7 +87,7 @@ def require_known(records: Iterable[TrialRecord], objectives: Iterable[Objective
     for objective in objectives:
         if ended and all(objective.value(record) is None for record in ended):
             raise UnavailableError(
-                f"no trial has a value of objective {objective.name!r}: {objective.label}",
+                f"no trial has a value for objective {objective.name!r}: {objective.label}",
                 hint=NEEDS.get(objective.name),
             )
 

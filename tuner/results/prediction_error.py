@@ -145,9 +145,9 @@ def verdict_text(found: Verdicts) -> str:
     """`verdicts` in words; empty when there is nothing to say."""
     if not found.count:
         return ""
-    text = f"whether it fits was predicted rightly for {found.right} of {found.count} trials"
+    text = f"whether it fits was predicted correctly for {found.right} of {found.count} trials"
     if found.too_large:
-        text += f"; {found.too_large} did not fit against the prediction"
+        text += f"; {found.too_large} did not fit, contrary to the prediction"
     if found.too_small:
-        text += f"; {found.too_small} fitted against the prediction"
+        text += f"; {found.too_small} fitted, contrary to the prediction"
     return text

@@ -96,7 +96,7 @@ def progress_text(rows: Sequence[SearchProgress]) -> str:
     volume = next(row.trials for row in rows if row.hypervolume >= 0.99)
     speed = next(row.trials for row in rows if row.throughput >= 0.98)
     return (
-        f"99 % of the hypervolume of all {len(rows)} trials was there after {volume}, a "
+        f"99 % of the hypervolume of all {len(rows)} trials was reached after {volume}, a "
         f"configuration within 2 % of the fastest after {speed}; {rows[-1].oom} ran out of memory"
     )
 

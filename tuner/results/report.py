@@ -168,7 +168,7 @@ def _tiles(best: BestTrial) -> list[tuple[str, str, str]]:
             "Peak device memory",
             format_size(memory.device_bytes),
             f"{share:.0%} of {format_gib(limit)}{' on each' * (best.gpus > 1)}, "
-            f"{format_gib(best.free_bytes)} stay free{limits}{around}",
+            f"{format_gib(best.free_bytes)} free{limits}{around}",
         ),
     ]
     cost = best.cost

@@ -69,11 +69,9 @@ class CommandTrial:
                 hint="name one on the PATH, or by its path from the folder of the space file",
             )
         if options.weights != "synthetic":
-            raise InputError("--weights is about models that tuner loads, and here a command does")
+            raise InputError("--weights is for models that tuner loads; here a command does")
         if options.lengths != "full":
-            raise InputError(
-                "--lengths is about data that tuner makes, and here a command reads it"
-            )
+            raise InputError("--lengths is for data that tuner makes; here a command reads its own")
 
     def measure(
         self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
@@ -271,8 +269,8 @@ def nothing_heard(log_tail: str) -> Exception:
         return NoStepsError(f"the command ended, and its log says: {end}")
     lines = " | ".join(line.strip() for line in end.splitlines()[-5:] if line.strip())
     text = (
-        "the command ended without telling of enough steps: print a line "
-        'such as tuner: {"samples": 8} after each, or show a tqdm bar, and train some more'
+        "the command ended without reporting enough steps: print a line "
+        'such as tuner: {"samples": 8} after each, or show a tqdm bar, and train longer'
     )
     return NoStepsError(f"{text}; its log ends: {lines}" if lines else text)
 
@@ -304,5 +302,5 @@ def device_name(options: MeasureOptions) -> str:
         return cpu_name()
     identity = nvml.device_identity(index)
     if identity is None:
-        raise UnavailableError(f"no NVIDIA driver answers for {options.device}")
+        raise UnavailableError(f"no NVIDIA driver works for {options.device}")
     return identity.name

@@ -98,8 +98,7 @@ def required(samples_per_step: float | None) -> float:
     """The samples of a step. Raises `UnavailableError` where nobody says how many they are."""
     if samples_per_step is None:
         raise UnavailableError(
-            "the progress bar of the command tells of steps, and nobody says how many samples "
-            "a step has",
+            "the command's progress bar counts steps, but the samples in a step are unknown",
             hint="write samples_per_step into the space, such as samples_per_step: micro_batch, "
             'or have the command print tuner: {"samples": 8} after each step',
         )
@@ -113,6 +112,6 @@ def _memory_note(heard: CommandProgress, memory: TreeMemory, options: MeasureOpt
         "what PyTorch allocates is not known: device memory stands in"
     )  # fmt: skip
     if memory.is_of_device:
-        text = "the driver does not tell processes apart: memory is all that was added to the GPU"
+        text = "the driver does not name processes: memory is everything added to the GPU"
         return "; ".join(filter(None, (note, text)))
     return note

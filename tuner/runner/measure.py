@@ -218,7 +218,7 @@ def _data(job: TrialJob, options: MeasureOptions) -> DataFacts | None:
         return None
     if job.data is None or job.data.token_lengths is None:
         raise InputError(
-            "nothing says how long the examples of the data are",
+            "the lengths of the data's examples are unknown",
             hint="add data.token_lengths to the space, or train on full lengths",
         )
     return job.data

@@ -199,7 +199,7 @@ def classify(ending: Ending) -> Outcome:
     if ending.raised:
         return _raised(ending)
     if ending.given_up:
-        return _outcome(ending, Status.INTERRUPTED, "given up before it had ended")
+        return _outcome(ending, Status.INTERRUPTED, "interrupted before it had ended")
     if ending.timed_out_after_s is not None:
         text = f"killed after {ending.timed_out_after_s:g} s"
         return _outcome(ending, Status.TIMEOUT, text)
@@ -215,8 +215,8 @@ def _measured(ending: Ending, measurement: Measurement) -> Outcome:
     elif retries is not None and retries >= max(2.0, measurement.steps / STEPS_PER_RETRY):
         status = Status.THRASHING
         message = (
-            f"{retries} allocator retries in {measurement.steps} steps: memory is only just "
-            "enough, and costs speed"
+            f"{retries} allocator retries in {measurement.steps} steps: memory is barely enough, "
+            "and costs speed"
         )
     return Outcome.of(
         status,
@@ -257,10 +257,10 @@ def _cause(ending: Ending) -> tuple[_Verdict | None, Raised]:
 def _died(ending: Ending) -> Outcome:
     """No result, no exception: only how the process ended, and its log."""
     if ending.oom_kills and _was_killed(ending.exit_code):
-        text = f"{_exit_text(ending)}: the kernel killed a process here for want of memory"
+        text = f"{_exit_text(ending)}: the kernel killed a process for lack of memory"
         return _outcome(ending, Status.OOM, text, exhausted=Exhausted.HOST)
     if ending.starter_died:
-        text = "given up, because the process that starts trials ended"
+        text = "interrupted, because the process that starts trials ended"
         return _outcome(ending, Status.INTERRUPTED, text)
     tail = ending.log_tail[-LOG_CHARS:]
     # A signal other than that of abort() comes from outside or from a bug: what the log says

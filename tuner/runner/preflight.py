@@ -39,7 +39,8 @@ def wait_for_device(options: MeasureOptions, given_up_within: Waiting) -> bool:
         if left_s <= 0:
             raise UnavailableError(
                 text,
-                hint="end them, wait for them, or take another device: tuner ends no other process",
+                hint="stop them, wait for them, or use another device: tuner never ends other "
+                "people's processes",
             )
         if given_up_within(min(left_s, _LOOK_EVERY_S)):
             return False
@@ -89,8 +90,8 @@ def _memory_obstacle(options: MeasureOptions, use: nvml.DeviceUse) -> str | None
     if limit is not None and use.total_bytes - use.used_bytes >= limit + IDLE_BYTES:
         return None
     return (
-        f"{format_gib(use.used_bytes)} of {options.device} are in use by processes that the "
-        "driver does not name"
+        f"{format_gib(use.used_bytes)} of {options.device} is in use by processes that the driver "
+        "does not name"
     )
 
 

@@ -82,7 +82,7 @@ class ProcessDevice:
         if known.context_bytes is not None:
             return known.context_bytes
         note = (
-            "the driver does not tell what the CUDA context takes: the catalogue's size stands in"
+            "the driver does not report what the CUDA context takes: the catalogue's size is used"
         )
         if note not in self.notes:
             self.notes.append(note)

@@ -30,7 +30,7 @@ def apply_settings(configuration: Configuration, device: str) -> tuple[str, ...]
             notes.append(f"the environment sets the allocator: {inherited}")
     torch.backends.cudnn.benchmark = bool(configuration.get("cudnn_benchmark", False))
     if torch.backends.cudnn.benchmark:
-        notes.append("cudnn_benchmark acts on convolutions; a model without any is not affected")
+        notes.append("cudnn_benchmark acts on convolutions only")
     return tuple(notes)
 
 

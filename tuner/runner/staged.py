@@ -69,7 +69,7 @@ class StagedRunner:
             if values in found:
                 continue
             if self._interrupted:
-                ended = Outcome(Status.INTERRUPTED, message="given up between two stages")
+                ended = Outcome(Status.INTERRUPTED, message="interrupted between two stages")
             else:
                 ended = self._runner.run(values, instructions)
             found[values] = ended

@@ -101,9 +101,7 @@ def warm_up(
         else:
             micro_steps, step = plan.micro_steps, stepper.whole()
         if step.whole_s <= 0:
-            raise UnavailableError(
-                "the clock of the emulated device stands still: nothing is priced"
-            )
+            raise UnavailableError("the emulated device's clock stands still: nothing is priced")
         if first is None:
             first = step
             on_pace(plan.needed_s(step.whole_s))

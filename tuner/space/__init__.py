@@ -1,4 +1,4 @@
-"""Search spaces: the YAML format, the vocabulary of knobs, and the valid configurations."""
+"""Search spaces: the YAML format, the knob schemas, and the valid configurations."""
 
 from tuner.space.apply import ApplyTarget
 from tuner.space.data import DataFacts, TokenLengths

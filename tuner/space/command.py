@@ -106,13 +106,13 @@ def placeholders(text: str) -> Iterator[str]:
         parts = list(string.Formatter().parse(text))
     except ValueError as error:
         raise InputError(
-            f"{text[:60]!r} has braces that are no placeholder: {error}", hint=_BRACES
+            f"{text[:60]!r} has braces that are not a placeholder: {error}", hint=_BRACES
         ) from error
     for _, name, style, conversion in parts:
         if name is None:
             continue
         if not name.isidentifier() or style or conversion:
-            raise InputError(f"{text[:60]!r} has braces that are no placeholder", hint=_BRACES)
+            raise InputError(f"{text[:60]!r} has braces that are not a placeholder", hint=_BRACES)
         yield name
 
 

@@ -25,10 +25,10 @@ def read_command(
     if kind not in entries:
         for name in _BESIDE:
             if name in entries:
-                problems.add(entries[name].key, f"{name} is about a command, and there is none")
+                problems.add(entries[name].key, f"{name} is for a command, and there is none")
         return None
     if kind == PROGRAM and COMMAND in entries:
-        problems.add(entries[COMMAND].key, "there is a program too", at=COMMAND, hint="keep one")
+        problems.add(entries[COMMAND].key, "there is also a program", at=COMMAND, hint="keep one")
     # The settings of a program take the values: braces among its words mean nothing.
     argv = _argv(entries[kind].value, names if kind == COMMAND else None, problems, kind)
     folder = path.parent if path is not None else Path()

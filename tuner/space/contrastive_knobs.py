@@ -32,13 +32,13 @@ _OWN = (
     KnobSchema(
         "channels",
         "names",
-        "texts that a sample consists of; each has an encoder of its own",
+        "texts of a sample; each has its own encoder",
         default=("text",),
     ),
     KnobSchema(
         "short_channels",
         "names",
-        "channels that are cut at short_length instead of max_length; none for no channel",
+        "channels cut at short_length instead of max_length; none for no channel",
         default=("none",),
     ),
     KnobSchema(
@@ -62,7 +62,7 @@ _OWN = (
     KnobSchema(
         "experts",
         "int",
-        "experts behind the concatenated channels; 0 for none",
+        "experts after the concatenated channels; 0 for none",
         default=0,
         minimum=0,
     ),
@@ -73,7 +73,7 @@ _OWN = (
     KnobSchema(
         "geometry",
         "word",
-        "where distances are taken: on the hyperboloid (Lorentz model) or between unit vectors",
+        "distances: on the hyperboloid (Lorentz model) or between unit vectors",
         default="cosine",
         allowed=("lorentz", "cosine"),
     ),

@@ -130,10 +130,10 @@ def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
         )
     if configuration.get("mixed_precision") == "fp16":
         yield (
-            "fp16 needs a gradient scaler that agrees between the ranks, which is not built here: "
-            "use bf16, or ddp"
+            "fp16 needs a gradient scaler that agrees between ranks, which is not supported: use "
+            "bf16, or ddp"
         )
     if configuration.get("offload"):
         yield "offload moves whole layers, and fsdp2 shards them: use one of the two"
     if configuration.get("torch_compile"):
-        yield "torch_compile with fsdp2 is not built here: use ddp"
+        yield "torch_compile with fsdp2 is not supported: use ddp"

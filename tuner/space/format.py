@@ -145,7 +145,7 @@ class _Reader:
         if COMMAND in self.entries or PROGRAM in self.entries:
             if entry and text != COMMAND:
                 hint = f"leave one of them out, or write workload: {COMMAND}"
-                self.problems.add(entry.value, "there is a command too", at="workload", hint=hint)
+                self.problems.add(entry.value, "there is also a command", at="workload", hint=hint)
             return COMMAND
         if _OBJECT.fullmatch(text):
             return text
@@ -180,7 +180,7 @@ class _Reader:
                 self.nodes["name"], f"{name[:60]!r} is not a name", at="name", hint=hint
             )
         elif name and path is not None and name != path.stem:
-            hint = "two spaces of one name would mix their results"
+            hint = "two spaces with one name would mix their results"
             self.problems.add(
                 self.nodes["name"],
                 f"the name {name!r} differs from that of the file, {path.stem!r}",

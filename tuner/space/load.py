@@ -57,7 +57,7 @@ def default_space(model: str, settings: Collection[str] = ()) -> SearchSpace:
     empty = SearchSpace(
         name="default",
         workload=DEFAULT_WORKLOAD,
-        description="defaults of the vocabulary",
+        description="defaults of the workload",
         model=model,
     )
     given = {n: empty.terms[n].default for n in settings if n in empty.terms}

@@ -67,7 +67,7 @@ _OWN = (
     KnobSchema(
         "classification_tasks",
         "names",
-        "tasks with one of two classes a sample; none for no task",
+        "tasks with one of two classes per sample; none for no task",
         default=("classification",),
     ),
     KnobSchema(

@@ -65,7 +65,7 @@ _CAUSAL_LM = (
     KnobSchema(
         "modules_to_save",
         "names",
-        "modules of which a full copy is trained beside the adapters, as lm_head or embed_tokens; "
+        "modules trained as full copies beside the adapters, such as lm_head or embed_tokens; "
         "none for no module",
         default=NO_NAMES,
         optional=True,

@@ -111,12 +111,12 @@ class SearchSpace:
         """The model, for predictions. Raises `InputError` where nothing can be predicted."""
         if not self.predictable:
             raise InputError(
-                f"search space {self.name!r} runs code of your own, of which nothing is predicted",
+                f"search space {self.name!r} runs your own code, which cannot be predicted",
                 hint="`tuner trial` runs one configuration, `tuner search` measures many",
             )
         if self.model is None:
             raise InputError(
-                f"search space {self.name!r} names no model", hint="say which with --model"
+                f"search space {self.name!r} names no model", hint="name one with --model"
             )
         return self.model
 

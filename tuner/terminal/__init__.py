@@ -1,1 +1,1 @@
-"""What is printed for people: fields, tables, progress, JSON."""
+"""Terminal output: fields, tables, progress, JSON."""

@@ -110,8 +110,8 @@ class Budget:
             raise InputError("; ".join(problems))
         if self.max_cost_usd is not None and self.usd_per_hour is None:
             raise InputError(
-                "a maximal cost needs the price of the GPU, which is not known",
-                hint="say what an hour of it costs with --price, or limit --gpu-hours",
+                "a maximum cost needs the price of the GPU, which is unknown",
+                hint="give its price per hour with --price, or limit --gpu-hours",
             )
 
     def device_limit_s(self) -> tuple[float, StoppedBy] | None:

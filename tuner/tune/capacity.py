@@ -108,9 +108,9 @@ def no_node(
     there = f"its nodes offer {', '.join(offered)}" if offered else "it has no node for trials"
     return UnavailableError(
         f"{what}: a trial needs {wanted}, and {there}",
-        hint="`tuner node-resources` on each node with a GPU prints the resources to start it with "
-        "(`ray start --address HOST:PORT --resources ...`); a cluster that grows needs a node "
-        "type with them",
+        hint="`tuner node-resources` on each GPU node prints the resources to start it with (`ray "
+        "start --address HOST:PORT --resources ...`); a cluster that grows needs a node type with "
+        "them",
     )
 
 

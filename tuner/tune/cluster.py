@@ -226,7 +226,7 @@ def _join(address: str) -> str:
         context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except AuthenticationError as error:
         raise UnavailableError(
-            f"the token for the Ray cluster at {address!r} is missing or another one",
+            f"the token for the Ray cluster at {address!r} is missing or wrong",
             hint=_HOW_TO_ENTER,
         ) from error
     except ConnectionError as error:

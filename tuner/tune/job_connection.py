@@ -145,7 +145,7 @@ def said(url: str) -> Iterator[None]:
                 f"the cluster at {url} asks for a token, and there is none here", hint=_WHERE
             ) from error
         raise UnavailableError(
-            f"the cluster at {url} has another token than the one that is here", hint=_WHERE
+            f"the cluster at {url} has another token than this machine", hint=_WHERE
         ) from error
     except (TimeoutError, ConnectionError, requests.exceptions.RequestException) as error:
         raise _no_server(url) from error

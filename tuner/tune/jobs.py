@@ -177,8 +177,8 @@ class JobServer:
                 if job_id and "does not exist" in str(error):
                     raise InputError(
                         f"the cluster at {self.address} knows no job {job_id!r}",
-                        hint="`tuner jobs` lists those that it knows; it forgets them when its "
-                        "head node is started anew",
+                        hint="`tuner jobs` lists those it knows; it forgets them when its head "
+                        "node restarts",
                     ) from error
                 raise UnavailableError(
                     f"the job server at {self.address} refuses: {_short(error)}"

@@ -51,8 +51,8 @@ def started(start: Callable[[], Started]) -> Started:
             said = str(error).strip().splitlines()[0]
     raise UnavailableError(
         f"Ray did not start on this machine within its time, {STARTS} times: {said}",
-        hint="the machine is likely overloaded, or short of memory: try again, with fewer "
-        "--workers or when less else runs; --address takes a cluster that runs already",
+        hint="the machine is likely overloaded or short of memory: try again with fewer --workers "
+        "or when it is less busy; --address uses a running cluster",
     )
 
 
@@ -137,8 +137,8 @@ def lost_ray(what: str) -> UnavailableError:
     """The answer where Ray itself is lost under a search."""
     return UnavailableError(
         f"Ray on this machine was lost during the search: {what}",
-        hint="every trial that ended is in the journal, and the same command goes on from there; "
-        "where this happens again, look whether memory ran out (`dmesg`), and use fewer --workers",
+        hint="every finished trial is in the journal, and the same command goes on from there; if "
+        "this happens again, check whether memory ran out (`dmesg`), and use fewer --workers",
     )
 
 

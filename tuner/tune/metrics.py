@@ -26,15 +26,15 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 
 its class: the sum of a histogram of Ray's is no sum, and its mean no mean."""
 
 COUNTERS: Mapping[str, str] = {
-    "tuner_trials": "Trials that ended, by outcome and source, without those taken over.",
+    "tuner_trials": "Finished trials, by outcome and source, without those of earlier searches.",
     "tuner_trial_seconds": "Time that measured trials took, in seconds.",
     "tuner_decisions": "Decisions on what to try next.",
     "tuner_decision_seconds": "Time that the search took to decide what to try, in seconds.",
 }
 GAUGES: Mapping[str, str] = {
-    "tuner_trials_running": "Trials that run now.",
-    "tuner_trials_done": "Trials that ended, with those taken over from earlier searches.",
-    "tuner_trials_planned": "Trials that the search is to come to, with those taken over.",
+    "tuner_trials_running": "Running trials.",
+    "tuner_trials_done": "Finished trials, including those of earlier searches.",
+    "tuner_trials_planned": "Planned trials, including those of earlier searches.",
     "tuner_elapsed_seconds": "Time since the search began, in seconds.",
     "tuner_oom_ratio": "Trials that ran out of memory, as a share of those that ended.",
     "tuner_best_samples_per_second": "Throughput of the fastest that fits, in samples/s.",

@@ -199,8 +199,8 @@ def check_min_gain(min_gain: float | None, searcher: str) -> None:
     """Raise `InputError` for a smallest gain where `searcher` does not say what it expects."""
     if min_gain is not None and searcher != DEFAULT_SEARCHER:
         raise InputError(
-            f"searcher {searcher!r} does not say what it expects to gain",
-            hint=f"search with {DEFAULT_SEARCHER!r}, or without a smallest gain",
+            f"searcher {searcher!r} does not estimate its gain",
+            hint=f"search with {DEFAULT_SEARCHER!r}, or without a minimum gain",
         )
 
 

@@ -356,5 +356,5 @@ class SearchState:
 def _no_worker(message: str) -> UnavailableError:
     return UnavailableError(
         message,
-        hint="this is not the trials' doing; check the memory of the machines that they run on",
+        hint="the trials are not the cause; check the memory of their machines",
     )

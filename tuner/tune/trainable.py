@@ -118,6 +118,6 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
 def _lost_device(text: str) -> UnavailableError:
     return UnavailableError(
         f"a GPU of {socket.gethostname()} is lost: {text}",
-        hint="the driver's log says more (`dmesg | grep -i xid`); a reset or a reboot may bring it "
-        "back, and the same search then goes on",
+        hint="the driver's log says more (`dmesg | grep -i xid`); a reset or a reboot may bring "
+        "it back; then continue the same search",
     )

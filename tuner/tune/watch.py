@@ -62,7 +62,7 @@ def parse_tracking(text: str) -> Tracking:
     name, _, where = text.partition(":")
     if name not in list(Tracker) or not where:
         raise InputError(
-            f"{text!r} is nothing to track trials with",
+            f"{text!r} cannot track trials",
             hint="write tensorboard:FOLDER, mlflow:FOLDER or mlflow:URI",
         )
     tracking = Tracking(Tracker(name), where)

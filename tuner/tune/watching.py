@@ -35,7 +35,7 @@ class Watching:
             except Exception as error:  # a server, a database or a folder, each with its own
                 raise UnavailableError(
                     f"{tracking.tracker} at {tracking.where!r} cannot be written to: {error}",
-                    hint="mend that, or search without --track",
+                    hint="fix that, or search without --track",
                 ) from error
             self._trackers.append((tracking, tracker))
         watched = [Watched(r.space.name, r.gpu.id, r.run_id, r.gpu.memory_bytes) for r in

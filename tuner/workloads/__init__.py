@@ -1,4 +1,4 @@
-"""Workloads: what is trained, and how one configuration becomes a training session."""
+"""Workloads: what is trained, and how a configuration becomes a training session."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class CausalLMSettings:
         if self.mixed_precision == "fp16" and self._trains_fp16_weights:
             yield (
                 "mixed_precision",
-                "gradients of fp16 weights cannot be scaled: train them with precision fp32",
+                "gradients of fp16 weights cannot be scaled: train with precision fp32",
             )
 
     @property
@@ -184,7 +184,8 @@ class CausalLMSettings:
                 "without gradient_checkpointing autograd keeps every weight on the device",
             )
         if self.torch_compile:
-            yield "offload", "the layers' weights come and go, which torch_compile cannot follow"
+            yield "offload", "torch_compile cannot follow weights that move between host and "
+            "device"
 
 
 def _loader(values: Configuration) -> LoaderSettings:

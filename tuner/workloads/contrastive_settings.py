@@ -39,7 +39,7 @@ class ContrastiveSettings:
         strange = [name for name in short if name not in channels]
         if strange:
             raise InputError(
-                f"short_channels {', '.join(strange)} are no channels",
+                f"short_channels {', '.join(strange)} are not channels",
                 hint=f"the channels are {', '.join(channels)}",
             )
         short_length = whole(values["short_length"])

@@ -78,7 +78,7 @@ class LossSession:
         if machine.data is not None and machine.data.token_lengths is not None:
             raise InputError(
                 "only language models are trained on the lengths of the data",
-                hint="--lengths full gives every sample the lengths that the configuration names",
+                hint="--lengths full gives every sample the configuration's lengths",
             )
         if settings.loader.persistent_workers and not settings.loader.num_workers:
             raise InputError("persistent_workers true has no effect with num_workers 0")

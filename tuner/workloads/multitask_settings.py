@@ -86,7 +86,7 @@ def _tasks(values: Configuration) -> tuple[Task, ...]:
     generated = names(values["generation_tasks"])
     strange = [name for name in short if name not in generated]
     if strange:
-        raise InputError(f"short_target_tasks {', '.join(strange)} are no generation tasks")
+        raise InputError(f"short_target_tasks {', '.join(strange)} are not generation tasks")
     lengths = {
         name: whole(values["short_target_length" if name in short else "target_length"])
         for name in generated

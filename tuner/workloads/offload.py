@@ -19,7 +19,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     decoder: nn.Module = find() if find is not None else model
     lists = [list(module) for module in decoder.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
-        raise InputError("offload needs a model made of layers, and this one has no list of them")
+        raise InputError("offload needs a model made of layers, and this model has no list of them")
     return max(lists, key=len)
 
 

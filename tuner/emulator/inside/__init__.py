@@ -1,5 +1,5 @@
 """What runs inside an emulated program; see `sitecustomize` beside this file.
 
 These modules import nothing but the standard library, PyTorch, and modules of this package that
-do the same: the program's environment may have no other package of tuner's.
+do the same: the program's environment may have none of tuner's other packages.
 """

@@ -1,1 +1,1 @@
-"""The formats: a file each, with its `FORMAT`."""
+"""The formats: one file each, with its `FORMAT`."""
