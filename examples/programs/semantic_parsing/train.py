@@ -33,6 +33,7 @@ class Parses(Dataset):
 
 def main():
     tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=DTYPE, device_map={"": 0})
     model.enable_input_require_grads()
     model = get_peft_model(model, LoraConfig(**LORA_CONFIG))
