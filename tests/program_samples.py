@@ -21,7 +21,10 @@ from tuner.records import KnobValue
 
 FOLDER = Path(__file__).with_name("programs")
 EXPECTED = FOLDER / "expected.txt"
-TOOLS = ("axolotl", "llamafactory-cli", "tune", "trl", "accelerate", "deepspeed", "torchrun")
+TOOLS = (
+    "axolotl", "llamafactory-cli", "tune", "trl", "accelerate", "deepspeed", "torchrun", "uv",
+    "poetry", "python",
+)  # fmt: skip
 
 
 def sections() -> dict[str, str]:

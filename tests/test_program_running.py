@@ -155,6 +155,67 @@ def test_another_launcher_gets_the_changed_script(folder):
     assert json.loads(done.stdout)[:3] == [9, str(folder / "train.py"), ["project/train.py", "a"]]
 
 
+def test_changed_modules_and_settings_reach_what_imports_and_opens_them(folder):
+    (folder / "inner").mkdir()
+    (folder / "inner" / "__init__.py").write_text("")
+    module = "import pathlib\nBATCH_SIZE = 4\nFILE = __file__\n"
+    (folder / "inner" / "settings.py").write_text(module)
+    (folder / "conf").mkdir()
+    yaml_text = "accumulate_grad_batches: 2\n"
+    (folder / "conf" / "base.yaml").write_text(yaml_text)
+    (folder / "train.py").write_text(
+        "import sys, json\nfrom pathlib import Path\nfrom inner import settings\n"
+        "import inner.settings\n"
+        "place = Path(__file__).parent / 'conf' / 'base.yaml'\n"
+        "print(json.dumps([settings.BATCH_SIZE, settings.FILE, place.read_text(),"
+        " open(place).read(), open(str(place), 'rb').read().decode(), sys.argv]))\n"
+        "place.with_name('new.txt').write_text('new')\n"
+    )
+    read = read_program(["project/train.py", "a"])
+    settings = find_settings(read)
+    after = change(read, settings, {"micro_batch": 9, "grad_accum": 7}).after
+    done = run(after, read)
+    assert done.returncode == 0, done.stderr
+    new = "accumulate_grad_batches: 7\n"
+    own = str(folder / "inner" / "settings.py")
+    assert json.loads(done.stdout) == [9, own, new, new, new, ["project/train.py", "a"]]
+    assert json.loads(run(read, read).stdout)[0] == 4
+    assert (folder / "inner" / "settings.py").read_text() == module
+    assert (folder / "conf" / "base.yaml").read_text() == yaml_text
+    assert (folder / "conf" / "new.txt").read_text() == "new"
+
+
+@pytest.mark.parametrize("changed", ["micro_batch", "grad_accum"])
+def test_a_module_that_is_run_by_its_name_is_run_with_the_change(changed, tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "other.py").write_text("accumulation_steps = 4\n")
+    (tmp_path / "package" / "train.py").write_text(
+        "import sys\nfrom . import other\nBATCH_SIZE = 4\n"
+        "print(__name__, __package__, BATCH_SIZE, other.accumulation_steps, sys.argv, sys.path[0])"
+    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    words = [sys.executable, "-m", "package.train", "-x"]
+    plain = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    read = read_program(words)
+    after = change(read, find_settings(read), {changed: 9}).after
+    with runnable(after, read) as command:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    wanted = {"micro_batch": "package 9 4", "grad_accum": "package 4 9"}[changed]
+    assert done.stdout == plain.replace("package 4 4", wanted)
+
+
+def test_a_notebook_may_wait_outside_of_functions(folder):
+    cells = [
+        cell("import asyncio\nbatch_size = 4\nawait asyncio.sleep(0)\nqueue = asyncio.Queue()"),
+        cell("await queue.put(batch_size)\nprint(await queue.get())"),
+    ]
+    (folder / "n.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    original, after = with_batch(["project/n.ipynb"], 9)
+    assert run(after, original).stdout == "9\n"
+
+
 def test_copies_of_a_killed_process_are_gone_after_the_next_run(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],

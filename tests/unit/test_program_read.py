@@ -64,7 +64,7 @@ def test_a_script_is_run_by_this_python_with_its_arguments(folder):
     read = read_program(["t.py", "--config", "c.yaml", "--other=c.yaml", "-x", "no.yaml"])
     assert read.command[:2] == (sys.executable, "t.py")
     assert list(read.files) == ["t.py", "c.yaml"]
-    assert read.trainer == ""
+    assert (read.trainer, read.main) == ("", "t.py")
 
 
 def test_a_notebook_is_run_by_this_python(folder):
@@ -78,6 +78,108 @@ def test_a_command_is_as_it_is(tool, folder):
     read = read_program([tool, "t.py"])
     assert read.command == (tool, "t.py")
     assert list(read.files) == ["t.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "trainer"),
+    [
+        ("axolotl train c.yaml", "Axolotl"),
+        ("uv run axolotl train c.yaml", "Axolotl"),
+        ("llamafactory-cli train c.yaml", "LLaMA-Factory"),
+        ("poetry run trl sft --config c.yaml", "TRL"),
+        ("tune run lora_finetune_single_device --config c.yaml", "torchtune"),
+        ("trl dpo --config c.yaml", ""),
+        ("accelerate launch t.py --config c.yaml", ""),
+    ],
+)
+def test_a_trainer_that_a_command_starts_is_known(words, trainer, folder):
+    (folder / "c.yaml").write_text("batch_size: 2\n")
+    (folder / "t.py").write_text("")
+    read = read_program(words.split())
+    assert (read.trainer, list(read.files)[-1]) == (trainer, "c.yaml")
+
+
+LAUNCHED = ["python", "uv run", "uv run python", "torchrun --nproc-per-node 2",
+            "accelerate launch", "poetry run python -u"]  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_a_module_is_found_by_its_name(launcher, folder):
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "train.py").write_text("from .b import x\nfrom a.b.y import *\nimport os\n")
+    (folder / "a" / "b" / "x.py").write_text("B = 4\n")
+    (folder / "a" / "b" / "y.py").write_text("C = open('a/c.json')\n")
+    (folder / "a" / "c.json").write_text('{"batch_size": 4}')
+    (folder / "other.py").write_text("")
+    read = read_program([*launcher.split(), "-m", "a.train", "other.py"])
+    assert read.main == "a.train"
+    assert {str(source.path) for source in read.sources} == {
+        "a/train.py", "a/b/x.py", "a/b/y.py", "a/c.json", "other.py",
+    }  # fmt: skip
+
+
+def test_an_option_m_of_a_script_is_no_module(folder):
+    (folder / "t.py").write_text("B = 4\n")
+    (folder / "model.py").write_text("B = 4\n")
+    assert list(read_program(["t.py", "-m", "model"]).files) == ["t.py"]
+    assert list(read_program(["python", "-m", "json.tool"]).files) == []
+
+
+def test_what_a_script_reads_is_named_as_the_script_is(folder, monkeypatch):
+    (folder / "project" / "conf").mkdir(parents=True)
+    (folder / "elsewhere").mkdir()
+    script = folder / "project" / "train.py"
+    script.write_text("import lib\nopen('conf/a.yaml'); open('missing.yaml'); open('big.json')\n")
+    (folder / "project" / "lib.py").write_text("import train, lib\nPLACE = 'b.toml'\n")
+    (folder / "project" / "big.json").write_text('{"a": "' + "x" * 2_000_000 + '"}')
+    (folder / "project" / "conf" / "a.yaml").write_text("a: 1\n")
+    (folder / "project" / "b.toml").write_text("a = 1\n")
+    names = ["train.py", "lib.py", "conf/a.yaml", "b.toml"]
+    assert list(read_program(["project/train.py"]).files) == [f"project/{n}" for n in names]
+    assert list(read_program([str(script)]).files) == [str(script.parent / n) for n in names]
+    monkeypatch.chdir("elsewhere")
+    assert list(read_program(["../project/train.py"]).files) == [f"../project/{n}" for n in names]
+    read = read_program(["train.py"], folder / "project")
+    assert [source.path for source in read.sources] == [script.parent / n for n in names]
+
+
+HYDRA = """\
+import hydra
+@hydra.main(config_path="conf", config_name="main")
+def main(cfg): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        ([], ["main.yaml", "data/small.yaml", "data/more/deep.yaml"]),
+        (["data=large"], ["main.yaml", "data/large.yaml"]),
+        (["data=missing"], ["main.yaml"]),
+        (["--config-name", "other"], ["other.yaml"]),
+        (["--config-name=other"], ["other.yaml"]),
+        (["-cp", "conf/data", "-cn", "large"], ["data/large.yaml"]),
+    ],
+)
+def test_hydra_puts_its_files_together(words, files, folder):
+    texts = {
+        "main.yaml": "defaults: [_self_, data: small, optional x: y, override hydra/a: b]\na: 1\n",
+        "other.yaml": "a: 2\n",
+        "data/small.yaml": "defaults: [more: deep]\nsize: 1\n",
+        "data/large.yaml": "size: 2\n",
+        "data/more/deep.yaml": "# @package _global_\nsize: 3\n",
+    }
+    for name, text in texts.items():
+        path = folder / "conf" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "t.py").write_text(HYDRA)
+    read = read_program(["t.py", *words])
+    assert list(read.files) == ["t.py", *(f"conf/{name}" for name in files)]
+    below = {"data/small.yaml": ("data",), "data/large.yaml": ("data",)}
+    if "-cp" in words:
+        below = {}
+    assert read.below == {f"conf/{n}": below[n] for n in files if n in below}
 
 
 def test_a_program_may_be_read_only_and_linked(folder):

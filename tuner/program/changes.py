@@ -12,8 +12,14 @@ from tuner.apply.place import Location, NotWritableError
 from tuner.apply.source import SourceFile, read_places
 from tuner.errors import InputError, Problem
 from tuner.expressions import show
-from tuner.program.program import Program
-from tuner.program.settings import PYTHON, Setting, Switch, arguments_of_trainers, find_settings
+from tuner.program.program import PYTHON, Program
+from tuner.program.settings import (
+    Setting,
+    Switch,
+    arguments_of_trainers,
+    as_named,
+    find_settings,
+)
 from tuner.records import KnobValue
 
 _BESIDE: Mapping[str, Mapping[str, str]] = {
@@ -149,6 +155,7 @@ def _put(  # noqa: PLR0911 - one for each thing in the way
     if setting is None:
         return _insert(program, settings, knob, value, edits)
     named = f"{setting.where} {setting.name}"
+    value = setting.written(value)
     if setting.problem is not None:
         return Problem(f"{setting.problem}: set it to {show(value)} by hand", named)
     if setting.switch is not None:
@@ -199,6 +206,7 @@ def _insert(
             f"nothing in the program sets {knob}: set it to {show(value)} by hand{where}"
         )
     name, at = anchor
+    value = as_named(name, value)
     if isinstance(at, int):
         edits.behind.setdefault(at, []).extend((f"--{name}", show(value)))
         return None
@@ -212,23 +220,24 @@ def _anchor(
     program: Program, settings: Mapping[str, Setting], knob: str
 ) -> tuple[str, int | tuple[str, Location]] | None:
     """The name of a knob that is left out, and what it is to stand behind."""
-    if program.trainer == "LLaMA-Factory" and knob == "gradient_checkpointing":
-        return None  # its own key is disable_gradient_checkpointing
     set_by_word = settings.get("micro_batch")
     for anchor, names in _BESIDE.items():
         if knob not in names:
             continue
+        name = names[knob]
+        if program.trainer == "LLaMA-Factory" and name == "gradient_checkpointing":
+            name = "disable_gradient_checkpointing"  # it checkpoints unless told not to
         for word, source in program.files.items():
             places = [p for p in source.places if p.path and p.path[-1] == anchor]
             if source.path.suffix in PYTHON:
                 places = arguments_of_trainers(source, places)
             if len({place.start for place in places}) == 1 and not places[0].is_alias:
-                return names[knob], (word, places[0])
+                return name, (word, places[0])
         if set_by_word and set_by_word.word is not None and set_by_word.name == anchor:
             head = program.command[set_by_word.word].partition("=")[0]
             before = program.command[set_by_word.word - 1]
             if f"--{anchor}" in (head, before):
-                return names[knob], set_by_word.word
+                return name, set_by_word.word
     return None
 
 

@@ -9,12 +9,14 @@ import ast
 import bisect
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 
 from tuner.apply.notebook import notebook_python
 from tuner.apply.place import Location
 from tuner.apply.source import SourceFile
+from tuner.program.reads import module_path
 from tuner.space.keypath import Path
 
 ANY = None
@@ -69,7 +71,15 @@ class Unclear:
     why: str
 
 
-End = Literal | OutsideKeys | OptionValue | Unclear
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """An end in another file of the program."""
+
+    script: Script
+    end: Literal | OutsideKeys | OptionValue
+
+
+End = Literal | OutsideKeys | OptionValue | Unclear | Elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +124,16 @@ class Scope:
 
 
 class Script:
-    """A Python file or notebook, and what its names mean."""
+    """A Python file or notebook, and what its names mean.
 
-    def __init__(self, source: SourceFile) -> None:
+    Names that it imports are followed into `others`, scripts by absolute path, which are below
+    `roots`.
+    """
+
+    def __init__(self, source: SourceFile, roots: Sequence[FilePath] = ()) -> None:
         self.source = source
+        self.others: Mapping[FilePath, Script] = {}
+        self._roots = roots
         text = source.data.decode("utf-8")
         starts: Sequence[int]
         if source.path.suffix == ".ipynb":
@@ -138,9 +154,8 @@ class Script:
         self._budget = _MOST_LOOKS
         self.given: dict[str, str | int] = {}
         """By name: what the command line says of an option, in place of its default."""
-        self.modules: dict[str, Script] = {}
-        """By the last part of a module's name: other files of the program."""
-        self._walk(self.tree, Scope(self.tree, None))
+        self._top = Scope(self.tree, None)
+        self._walk(self.tree, self._top)
         self._by_span: dict[tuple[int, int], list[ast.expr]] = {}
         for node in self.scopes:
             if isinstance(node, ast.expr):
@@ -373,20 +388,19 @@ class Script:
             found = self._follow(value, keys, left)
             if not any(isinstance(end, Unclear) for end in found):
                 return found
-        definition = self._definition(node)
+        home, definition = self._definition(node)
         if isinstance(definition, ast.ClassDef):
-            if node.args and self._method(definition, "__init__") is None:
+            if node.args and home._method(definition, "__init__") is None:
                 return [Unclear(node, "is made with values that have no names")]
-            return self._attribute(definition, keys, left)
+            return self._from(home, node, home._attribute(definition, keys, left))
         if isinstance(definition, _Function):
             returned = [
                 n.value
                 for n in ast.walk(definition)
                 if isinstance(n, ast.Return) and n.value is not None
             ]
-            return [end for value in returned for end in self._follow(value, keys, left)] or [
-                Unclear(node, "cannot be followed")
-            ]
+            ends = [end for value in returned for end in home._follow(value, keys, left)]
+            return self._from(home, node, ends) or [Unclear(node, "cannot be followed")]
         if len(node.args) == 1 and isinstance(node.args[0], ast.Dict | ast.Name | ast.Call):
             found = self._follow(node.args[0], keys, left)
             if not any(isinstance(end, Unclear | OutsideKeys) for end in found):
@@ -398,22 +412,73 @@ class Script:
             return [Unclear(node, "is chosen while the program runs")]
         return [OutsideKeys(tuple(key for key in keys if key is not None), node)]
 
-    def _definition(self, call: ast.Call) -> ast.AST | None:
-        """The class or function of this file that is called."""
-        if not isinstance(call.func, ast.Name):
+    def _definition(self, call: ast.Call) -> tuple[Script, ast.AST | None]:
+        """The class or function of the program that is called, and the script that has it."""
+        base, keys = _unrolled(call.func)
+        found = self.scopes[call].find(base.id) if isinstance(base, ast.Name) else None
+        if found is None or len(found[1]) != 1:
+            return self, None
+        binding = found[1][0]
+        if isinstance(binding, ast.Import | ast.ImportFrom):
+            assert isinstance(base, ast.Name)
+            other, name, rest = self._imported(binding, base.id, keys)
+            values = other._top.names.get(name, ()) if other is not None and not rest else ()
+            return (other or self), (values[0] if len(values) == 1 else None)
+        return self, binding if not keys else None
+
+    def _imported(
+        self, node: ast.Import | ast.ImportFrom, name: str, keys: Keys
+    ) -> tuple[Script | None, str, Keys]:
+        """What an imported name with `keys` is: a script, a name in it, and keys of that."""
+        for alias in node.names:
+            if isinstance(node, ast.ImportFrom):
+                if (alias.asname or alias.name) != name:
+                    continue
+                module = node.module or ""
+                inner = f"{module}.{alias.name}" if module else alias.name
+                if (script := self._module(inner, node.level)) and keys:
+                    return script, str(keys[0]), keys[1:]
+                return self._module(module, node.level), alias.name, keys
+            parts = [] if alias.asname else alias.name.split(".")[1:]
+            bound = alias.asname or alias.name.partition(".")[0]
+            if bound == name and list(keys[: len(parts)]) == parts and len(keys) > len(parts):
+                script = self._module(alias.name, 0)
+                return script, str(keys[len(parts)]), keys[len(parts) + 1 :]
+        return None, name, keys
+
+    def _module(self, name: str, level: int) -> Script | None:
+        path = module_path(name, level, self.source.path, self._roots) if self.others else None
+        return None if path is None else self.others.get(path)
+
+    def _of_import(
+        self, binding: ast.Import | ast.ImportFrom, node: ast.Name, keys: Keys, left: int
+    ) -> list[End] | None:
+        """What an imported name is; None for one of no other script."""
+        other, name, rest = self._imported(binding, node.id, keys)
+        if other is None or name not in other._top.names:
             return None
-        found = self.scopes[call].find(call.func.id)
-        return found[1][0] if found is not None and len(found[1]) == 1 else None
+        there = ast.copy_location(ast.Name(name), node)
+        other.scopes[there] = other._top
+        other._budget = self._budget
+        return self._from(other, node, other._name(there, rest, left - 1))
+
+    def _from(self, other: Script, node: ast.AST, ends: Sequence[End]) -> list[End]:
+        """The ends of another script, as those of this one."""
+        if other is self:
+            return list(ends)
+        return [
+            Unclear(node, end.why)
+            if isinstance(end, Unclear)
+            else end
+            if isinstance(end, Elsewhere)
+            else Elsewhere(other, end)
+            for end in ends
+        ]
 
     def _name(self, node: ast.Name, keys: Keys, left: int) -> list[End]:
         found = self.scopes[node].find(node.id)
         if found is None:
             return [Unclear(node, "is set nowhere here")]
-        return self._named(node, found, keys, left)
-
-    def _named(
-        self, node: ast.Name, found: tuple[Scope, list[ast.AST]], keys: Keys, left: int
-    ) -> list[End]:
         scope, bindings = found
         # What is assigned to the attribute or the item afterwards counts too.
         ends: list[End] = [
@@ -425,30 +490,6 @@ class Script:
         for binding in bindings:
             ends += self._binding(binding, scope, node, keys, left, had=bool(ends))
         return ends
-
-    def _imported(
-        self, binding: ast.Import | ast.ImportFrom, node: ast.Name, keys: Keys, left: int
-    ) -> list[End] | None:
-        """What a name of another file of the program is; None where it is of none."""
-        alias = next(a for a in binding.names if (a.asname or a.name).partition(".")[0] == node.id)
-        name: Key
-        if isinstance(binding, ast.ImportFrom) and binding.module:
-            module, name, rest = binding.module, alias.name, keys
-        elif keys:
-            module, name, rest = alias.name, keys[0], keys[1:]
-        else:
-            return None
-        other = self.modules.get(module.rpartition(".")[2])
-        if other is None or other is self:
-            return None
-        found = other.scopes[other.tree].find(str(name))
-        if found is None:
-            return None
-        inside = ast.copy_location(ast.Name(str(name), ast.Load()), node)
-        other._budget = self._budget
-        ends = other._named(inside, found, rest, left)
-        # What cannot be followed there is said of the place that is known here.
-        return [Unclear(node, e.why) if isinstance(e, Unclear) else e for e in ends]
 
     def _follow_own(self, value: ast.AST, node: ast.expr, left: int) -> list[End]:
         if isinstance(value, ast.expr) and not _mentions(value, node):
@@ -462,6 +503,10 @@ class Script:
             return self._parameter(binding, scope, node, keys, left)
         if isinstance(binding, ast.ClassDef):
             return self._attribute(binding, keys, left) if keys else [Unclear(node, "is a class")]
+        if isinstance(binding, ast.Import | ast.ImportFrom):
+            found = self._of_import(binding, node, keys, left)
+            if found is not None:
+                return found
         is_value = isinstance(binding, ast.expr) and not (
             isinstance(getattr(binding, "ctx", None), ast.Store)
         )
@@ -469,10 +514,6 @@ class Script:
             ends = self._follow(binding, keys, left)
             absent = had and all(isinstance(end, Unclear) for end in ends)
             return [] if absent else ends  # `CONFIG = {}`, then `CONFIG["batch"] = 4`
-        if isinstance(binding, ast.Import | ast.ImportFrom):
-            imported = self._imported(binding, node, keys, left)
-            if imported is not None:
-                return imported
         if keys and not isinstance(binding, ast.AugAssign):
             return self._outside(node, keys)
         return [Unclear(binding, "is set while the program runs")]
@@ -491,10 +532,10 @@ class Script:
         calls, skipped = self._calls_of(function, owner)
         default = _default(function.args, argument)
         ends: list[End] = []
-        given = [_given(call, argument, arguments, skipped) for call in calls]
-        for value in given:
+        given = [_given(call, argument, arguments, skipped) for _, call in calls]
+        for (home, _), value in zip(calls, given, strict=True):
             if isinstance(value, ast.expr):
-                ends += self._follow(value, keys, left)
+                ends += self._from(home, node, home._follow(value, keys, left))
             elif value is not None:
                 ends.append(Unclear(node, "is passed in a way that cannot be followed"))
         if not calls or any(value is None for value in given):
@@ -509,14 +550,30 @@ class Script:
                 ends.append(_with_option(end, "" if calls or keys else argument.arg))
         return ends
 
-    def _calls_of(self, function: _Function, owner: Scope) -> tuple[list[ast.Call], int]:
+    def _calls_of(
+        self, function: _Function, owner: Scope
+    ) -> tuple[list[tuple[Script, ast.Call]], int]:
         """The calls of a function, and how many of its parameters they do not name."""
         if not isinstance(owner.node, ast.ClassDef):
-            named = [c for c in self.calls if isinstance(c.func, ast.Name)]
-            return [c for c in named if last_name(c.func) == function.name], 0
+            calls = [(self, c) for c in self.calls if isinstance(c.func, ast.Name)]
+            calls = [(s, c) for s, c in calls if last_name(c.func) == function.name]
+            return calls + self._calls_elsewhere(function.name, function), 0
         static = any(last_name(d) == "staticmethod" for d in function.decorator_list)
         name = owner.node.name if function.name == "__init__" else function.name
-        return [c for c in self.calls if last_name(c.func) == name], 0 if static else 1
+        calls = [(self, c) for c in self.calls if last_name(c.func) == name]
+        if function.name == "__init__":
+            calls += self._calls_elsewhere(name, owner.node)
+        return calls, 0 if static else 1
+
+    def _calls_elsewhere(self, name: str, definition: ast.AST) -> list[tuple[Script, ast.Call]]:
+        """The calls of a function or class in the scripts that import it."""
+        return [
+            (other, call)
+            for other in self.others.values()
+            if other is not self
+            for call in other.calls
+            if last_name(call.func) == name and other._definition(call)[1] is definition
+        ]
 
     def _is_passed_with_others(self, function: _Function) -> bool:
         """Whether a call gets a function and more: `partial(train, batch=4)`, `spawn(train, 4)`."""
@@ -636,8 +693,10 @@ def set_at(script: Script, place: Location) -> Location | None:
     node = script.node_at(place)
     found: dict[int, Location] = {}
     for end in script.ends(node) if node is not None else ():
+        if not isinstance(end, Literal | OptionValue):
+            return None
         literal = end.option.default if isinstance(end, OptionValue) else end.node
-        if not isinstance(end, Literal | OptionValue) or literal not in script.scopes:
+        if literal is None:
             return None
         target = script.place_of(literal)
         found[target.start] = target

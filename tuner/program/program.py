@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from tuner.apply.place import Location
-from tuner.apply.source import READERS, SourceFile, read_places
+from tuner.apply.source import SourceFile, read_places
 from tuner.errors import InputError, UnavailableError
 from tuner.host import find_program
+from tuner.program.reads import NOTEBOOK, SETTINGS_FILES, module_path, opened, read_by
+from tuner.space.keypath import Path as Keys
 
-NOTEBOOK = ".ipynb"
-_SETTINGS_FILES = tuple(suffix for suffix in READERS if suffix != ".py")
+PYTHON = (".py", NOTEBOOK)
 
 _PLACEHOLDER = "{file}"
 
 _MOST_BYTES = 64 * 1024 * 1024
 """Of the program itself: a notebook keeps its pictures."""
-
-_MOST_BYTES_OF_SETTINGS = 1024 * 1024
-"""Of a file that an argument names: a larger one holds data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,10 @@ TRAINERS = (
 class Program:
     """A training program.
 
-    `command` starts it. `files` are those that its words name and that settings can be read from,
-    by the name in the word; of a notebook it is the notebook. `trainer` is the name of the tool
-    whose file it is, "" for a program of its own.
+    `command` starts it. `files` are those that settings can be read from: first those that its
+    words name, by the name in the word (of a notebook it is the notebook), then those that its
+    code reads by itself, by their path. `trainer` is the name of the tool whose file it is, "" for
+    a program of its own.
     """
 
     command: tuple[str, ...]
@@ -76,11 +77,27 @@ class Program:
     trainer: str = ""
     folder: Path = Path()
     """The folder that it runs in, from which relative files are meant."""
+    main: str = ""
+    """The word of the script that is run, "" where it is not known."""
+    below: Mapping[str, Keys] = field(default_factory=dict)
+    """By file: the keys below which the program has all its values; none for most."""
 
     @property
     def sources(self) -> list[SourceFile]:
         """The files, in the order of the words."""
         return list(self.files.values())
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the script is named as a module, as in `python -m package.train`."""
+        return self.main != "" and Path(self.main).suffix not in PYTHON
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders in which the program's own modules are looked for."""
+        if not self.main or self.is_module:
+            return (self.folder.resolve(),)
+        return (self.files[self.main].path.resolve().parent, self.folder.resolve())
 
 
 def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = True) -> Program:
@@ -96,21 +113,70 @@ def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = 
             "torchtune, or after -- any command",
         )
     first = Path(words[0])
-    if first.suffix in (".py", NOTEBOOK):
-        return _script(folder, words)
-    if first.suffix in _SETTINGS_FILES:
+    if first.suffix in PYTHON:
+        files = {words[0]: _opened(folder / words[0]), **_files_in(folder, words[1:])}
+        return _with_read(Program((sys.executable, *words), files, folder=folder))
+    if first.suffix in SETTINGS_FILES:
         return _tool(folder, words, is_run=is_run)
     if find_program(words[0]) is None:
         raise InputError(
             f"there is no program {words[0]!r}",
             hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
         )
-    return Program(tuple(words), _files_in(folder, words[1:]), folder=folder)
+    trainer = next((t.name for t in TRAINERS if _starts(words, t)), "")
+    return _with_read(Program(tuple(words), _files_in(folder, words[1:]), trainer, folder))
 
 
-def _script(folder: Path, words: Sequence[str]) -> Program:
-    files = {words[0]: _opened(folder / words[0]), **_files_in(folder, words[1:])}
-    return Program((sys.executable, *words), files, folder=folder)
+def _starts(words: Sequence[str], trainer: Trainer) -> bool:
+    """Whether a command starts a trainer: `uv run axolotl train config.yml`."""
+    names = [Path(word).name for word in words]
+    return any(
+        names[number : number + 2] == list(trainer.command[:2]) for number in range(len(names))
+    )
+
+
+def _with_read(program: Program) -> Program:
+    """The program with its script, and what that reads by itself, where a word names one."""
+    files = dict(program.files)
+    main = next((word for word, source in files.items() if source.path.suffix in PYTHON), "")
+    named = _module_in(program) if not main or _is_behind_module(program, main) else None
+    if named is not None:
+        main, source = named
+        files = {main: source, **files}
+    if not main:
+        return program
+    program = replace(program, files=files, main=main)
+    own = {source.path.resolve() for source in files.values()}
+    below: dict[str, Keys] = {}
+    for path, read in read_by(files[main], program.roots, program.command).items():
+        if path not in own:
+            # As the script itself is named: relative or not.
+            near = os.path.relpath(path, files[main].path.resolve().parent)
+            shown = os.path.normpath(files[main].path.parent / near)
+            files[shown] = replace(read.source, path=Path(shown))
+            below[shown] = read.below
+    return replace(program, below={word: keys for word, keys in below.items() if keys})
+
+
+def _module_in(program: Program) -> tuple[str, SourceFile] | None:
+    """The module that `-m` names, if it is one of the folder's own."""
+    for before, word in pairwise(program.command):
+        if before in ("-m", "--module"):
+            place = (program.folder.resolve(),)
+            for name in (f"{word}.__main__", word):
+                path = module_path(name, 0, program.folder, place)
+                source = opened(path) if path is not None else None
+                if source is not None:
+                    return word, replace(source, path=Path(os.path.relpath(source.path)))
+            return None
+    return None
+
+
+def _is_behind_module(program: Program, word: str) -> bool:
+    """Whether a file is an argument of the module that `-m` names."""
+    command = program.command
+    start = next((n for n, w in enumerate(command) if w in ("-m", "--module")), len(command))
+    return any(file_in(other) == word for other in command[start:])
 
 
 def _tool(folder: Path, words: Sequence[str], *, is_run: bool) -> Program:
@@ -150,14 +216,10 @@ def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
     """The files that words of a command name, if settings can be read from them."""
     files = {}
     for word in map(file_in, words):
-        path = folder / word
-        if path.suffix not in (*READERS, NOTEBOOK) or word in files:
-            continue
-        try:
-            if path.is_file() and path.stat().st_size <= _MOST_BYTES_OF_SETTINGS:
-                files[word] = _opened(path)
-        except (OSError, ValueError, InputError):  # an argument that is no path; broken JSON
-            continue
+        if Path(word).suffix in (*PYTHON, *SETTINGS_FILES):
+            source = opened(folder / word)
+            if source is not None:
+                files[word] = source
     return files
 
 

@@ -1,11 +1,13 @@
 """Starts a program with the changes that were made to its files, which stay as they are.
 
 A changed script is compiled from a copy under the script's own name: its folder, its arguments and
-the lines of its errors are those of the original. Of a file of settings the command gets a copy.
+the lines of its errors are those of the original. Where it imports or opens another changed file,
+it gets the copy of that. Of a file of settings that the command names the command gets a copy.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -18,19 +20,59 @@ import psutil
 
 from tuner.apply.notebook import code_cells
 from tuner.apply.source import SourceFile
-from tuner.program.program import NOTEBOOK, Program, file_in
+from tuner.program.program import PYTHON, Program, file_in
+from tuner.program.reads import NOTEBOOK
 
 _START = """\
 import sys as _sys
+with open({start!r}, encoding="utf-8") as _file:
+    _start = __import__("json").load(_file)
+exec(compile(_start["copies"], "<tuner>", "exec"), {{"COPIES": _start["files"]}})
 _sys.argv[0], _sys.path[0] = {name!r}, {folder!r}
-__file__ = {path!r}
-with open({copy!r}, encoding="utf-8") as _file:
-    _parts = __import__("json").load(_file)
-for _name, _text in _parts:
-    exec(compile(_text, _name, "exec", dont_inherit=True))
+if _start["module"]:
+    __import__("runpy").run_module(_start["module"], run_name="__main__", alter_sys=True)
+else:
+    __file__ = {path!r}
+    for _name, _text in _start["parts"]:
+        _code = compile(_text, _name, "exec", {flags}, dont_inherit=True)
+        _more = eval(_code)
+        if _more is not None:
+            _loop = globals().get("_loop") or __import__("asyncio").new_event_loop()
+            _loop.run_until_complete(_more)
 """
 """What Python is given in place of a script."""
 
+_COPIES = """\
+import builtins, importlib.machinery, io, os
+
+real_open = io.open
+real_code = importlib.machinery.SourceFileLoader.get_code
+
+
+def copy_of(file):
+    if isinstance(file, int):
+        return None
+    return COPIES.get(os.path.realpath(os.fsdecode(file)))
+
+
+def opened(file, mode="r", *args, **kwargs):
+    copy = copy_of(file) if mode.startswith("r") else None
+    return real_open(file if copy is None else copy, mode, *args, **kwargs)
+
+
+def code(loader, name):
+    path = loader.get_filename(name)
+    copy = copy_of(path)
+    return real_code(loader, name) if copy is None else loader.source_to_code(
+        loader.get_data(copy), path
+    )
+
+
+if COPIES:
+    io.open = builtins.open = opened
+    importlib.machinery.SourceFileLoader.get_code = code
+"""
+"""What a program that reads changed files gets in their place; it writes to none of them."""
 
 _NOTEBOOK = "def get_ipython():\n    return None\ndisplay = print\n"
 """What Jupyter adds to the names of a notebook, as far as a program can do with it."""
@@ -46,14 +88,43 @@ def runnable(program: Program, original: Program | None = None) -> Iterator[list
     The copies are gone when the block ends.
     """
     clear_left()
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as name:
+        folder = Path(name)
+        changed = [
+            word
+            for word, source in program.files.items()
+            if original is not None and source.data != original.files[word].data
+        ]
+        inside = [word for word in changed if word != program.main and _is_read(program, word)]
         copied = {
-            word: _copy(source, word, Path(folder, str(number)))
-            for number, (word, source) in enumerate(program.files.items())
-            if source.path.suffix == NOTEBOOK
-            or (original is not None and source.data != original.files[word].data)
+            word: _copy(program.files[word], folder / str(number))
+            for number, word in enumerate(changed)
+            if word != program.main
         }
-        yield [_with_copy(word, copied) for word in program.command]
+        main = program.files.get(program.main)
+        starts = {}
+        if main is not None and (inside or program.main in changed or main.path.suffix == NOTEBOOK):
+            replaced = {os.path.realpath(program.files[w].path): copied[w] for w in inside}
+            if program.is_module and program.main in changed:
+                replaced[os.path.realpath(main.path)] = _copy(main, folder / "module")
+            starts[program.main] = _start(program, main, replaced, folder / "start")
+        words = {word: copied[word] for word in copied if word not in inside} | starts
+        yield _with_copies(program, words)
+
+
+def _is_read(program: Program, word: str) -> bool:
+    """Whether the program's own code reads a file; a trainer is given a copy."""
+    source = program.files[word]
+    named = any(file_in(part) == word for part in program.command)
+    return program.main != "" and (not named or source.path.suffix in PYTHON)
+
+
+def _with_copies(program: Program, copied: Mapping[str, str]) -> list[str]:
+    command = [_with_copy(word, copied) for word in program.command]
+    if program.is_module and program.main in copied:
+        place = program.command.index(program.main)
+        del command[place - 1]  # the -m before it
+    return command
 
 
 def _with_copy(word: str, copied: Mapping[str, str]) -> str:
@@ -71,20 +142,35 @@ def clear_left() -> None:
             shutil.rmtree(folder, ignore_errors=True)  # somebody else's cannot be removed
 
 
-def _copy(source: SourceFile, word: str, folder: Path) -> str:
+def _copy(source: SourceFile, folder: Path) -> str:
     folder.mkdir()
-    if source.path.suffix not in (".py", NOTEBOOK):
-        copy = folder / source.path.name
-        copy.write_bytes(source.data)
-        return str(copy)
-    parts = folder / "parts.json"
-    parts.write_text(json.dumps(_parts(source, word)), encoding="utf-8")
-    start = folder / f"{source.path.stem}.py"
-    path = source.path.resolve()
-    start.write_text(
-        _START.format(name=word, folder=str(path.parent), path=str(path), copy=str(parts)),
-        encoding="utf-8",
+    copy = folder / source.path.name
+    copy.write_bytes(source.data)
+    return str(copy)
+
+
+def _start(program: Program, main: SourceFile, copies: Mapping[str, str], folder: Path) -> str:
+    """A script that runs the program's own, with `copies` by path in place of what it reads."""
+    folder.mkdir()
+    is_module = program.is_module
+    file = folder / "start.json"
+    told = {
+        "module": program.main if is_module else "",
+        "parts": [] if is_module else _parts(main, program.main),
+        "files": copies,
+        "copies": _COPIES,
+    }
+    file.write_text(json.dumps(told), encoding="utf-8")
+    path = main.path.resolve()
+    start = folder / f"{path.stem}.py"
+    text = _START.format(
+        name=str(path) if is_module else program.main,
+        folder=str(program.folder.resolve() if is_module else path.parent),
+        path=str(path),
+        start=str(file),
+        flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if path.suffix == NOTEBOOK else 0,
     )
+    start.write_text(text, encoding="utf-8")
     return str(start)
 
 

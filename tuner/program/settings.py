@@ -11,11 +11,12 @@ import ast
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.apply.place import Location, Value
 from tuner.apply.source import SourceFile
 from tuner.program.names import (
+    Elsewhere,
     End,
     Literal,
     Option,
@@ -24,7 +25,8 @@ from tuner.program.names import (
     Script,
     last_name,
 )
-from tuner.program.program import Program
+from tuner.program.program import PYTHON, Program
+from tuner.records import KnobValue
 from tuner.space.keypath import Path
 
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -66,6 +68,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "use_gradient_checkpointing",
         "enable_activation_checkpointing",
         "grad_ckpt",
+        "disable_gradient_checkpointing",
     ),
     "use_reentrant": ("use_reentrant",),
     "optimizer": ("optim", "optimizer"),
@@ -94,8 +97,6 @@ _OTHER_DATA = frozenset((
     "evalloader", "evalset", "evaldata", "validloader",
 ))  # fmt: skip
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-
-PYTHON = (".py", ".ipynb")
 
 _SWITCHES = ("gradient_checkpointing", "use_reentrant", "packing", "fused_kernels")
 """Knobs that an option may turn on without a value."""
@@ -139,6 +140,10 @@ class Setting:
             return "the command line"
         return f"{self.source.path}:{self.location.line}"
 
+    def written(self, value: KnobValue) -> KnobValue:
+        """What the program is to say for a value of the knob."""
+        return as_named(self.name, value)
+
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
@@ -159,6 +164,11 @@ class _Candidate:
         return self.script is not None and self.strength[0] == 0
 
 
+def as_named(name: str, value: KnobValue) -> KnobValue:
+    """The value of a knob under a name that may turn it off: disable_gradient_checkpointing."""
+    return not value if isinstance(value, bool) and name.startswith("disable_") else value
+
+
 def find_settings(program: Program) -> dict[str, Setting]:
     """The settings of `program`, by knob; what it leaves to its trainer's defaults is not there."""
     finder = _Finder(program)
@@ -166,7 +176,9 @@ def find_settings(program: Program) -> dict[str, Setting]:
     for knob, names in NAMES.items():
         setting = finder.find(knob, names)
         if setting is not None:
-            found[knob] = setting
+            value = setting.value
+            value = None if value is None else as_named(setting.name, value)
+            found[knob] = replace(setting, value=value)
     return found
 
 
@@ -175,16 +187,36 @@ def scripts_of(program: Program) -> list[Script]:
     return _Finder(program).scripts
 
 
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """A file of settings, and every value in it by its whole path."""
+
+    source: SourceFile
+    is_named: bool
+    """Whether the command names it: what code only mentions it may also write."""
+    places: Sequence[Location]
+
+
+def _below(source: SourceFile, keys: Path) -> list[Location]:
+    return [replace(place, path=(*keys, *place.path)) for place in source.places]
+
+
 class _Finder:
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.scripts = [Script(s) for s in program.sources if s.path.suffix in PYTHON]
-        self.data = [s for s in program.sources if s.path.suffix not in PYTHON]
+        python = [s for s in program.sources if s.path.suffix in PYTHON]
+        self.scripts = [Script(source, program.roots) for source in python]
+        by_path = {script.source.path.resolve(): script for script in self.scripts}
+        for script in self.scripts:
+            script.others = by_path
+        self.data = [
+            _Data(source, word in program.command, _below(source, program.below.get(word, ())))
+            for word, source in program.files.items()
+            if source.path.suffix not in PYTHON
+        ]
         words = [n for n, word in enumerate(program.command) if word in program.files]
         self.first_word = min(words, default=0) + 1
-        modules = {script.source.path.stem: script for script in self.scripts}
         for script in self.scripts:
-            script.modules = modules
             script.given = dict(self._given(script))
 
     def _given(self, script: Script) -> Iterator[tuple[str, str | int]]:
@@ -273,9 +305,10 @@ class _Finder:
                     )
 
     def _in_data(self, knob: str, names: Sequence[str]) -> Iterator[_Candidate]:
-        for source in self.data:
-            is_deepspeed = any(p.path[:1] == ("zero_optimization",) for p in source.places)
-            for place in source.places:
+        for data in self.data:
+            source = data.source
+            is_deepspeed = any(p.path[:1] == ("zero_optimization",) for p in data.places)
+            for place in data.places:
                 own = str(place.path[-1]).lower() if place.path else ""
                 if own not in names or place.value == "auto" or _is_collection(place):
                     continue
@@ -284,7 +317,8 @@ class _Finder:
                 above = [str(step) for step in place.path[:-1]]
                 if not _is_other(above) and _is_meant(knob, own, above):
                     name = str(place.path[-1])
-                    yield _Candidate(name, (0, names.index(own)), source, place)
+                    kind = 0 if data.is_named else 2
+                    yield _Candidate(name, (kind, names.index(own)), source, place)
 
     # -- following a value -------------------------------------------------------------------
 
@@ -314,8 +348,8 @@ class _Finder:
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
     def _settled(self, knob: str, at: _Candidate, script: Script, end: End) -> Setting:
-        node = end.option.call if isinstance(end, OptionValue) else end.node
-        script = next((s for s in self.scripts if node in s.scopes), script)
+        if isinstance(end, Elsewhere):
+            return self._settled(knob, at, end.script, end.end)
         if isinstance(end, Literal):
             if end.option and (word := self._word((end.option,), knob, at.name)) is not None:
                 return word
@@ -351,7 +385,7 @@ class _Finder:
             return None
         if (word := self._word(keys, knob, at.name)) is not None:
             return word
-        places = [(s, p) for s in self.data for p in s.places if not _is_collection(p)]
+        places = [(d.source, p) for d in self.data for p in d.places if not _is_collection(p)]
         ending = [(s, p) for s, p in places if p.path[-len(keys) :] == keys]
         for found in ([(s, p) for s, p in ending if p.path == keys], ending):
             if len(found) == 1:
@@ -379,10 +413,10 @@ class _Finder:
                 return Setting(knob, name, place.value, source, place, problem=place.problem)
             inner = re.fullmatch(r"""["']?\$\{([\w.]+)\}["']?""", place.raw.strip())
             path = tuple(inner[1].split(".")) if inner else ()
-            targets = [p for p in source.places if path and p.path == path]
-            if len(targets) != 1:
+            targets = [(d.source, p) for d in self.data for p in d.places if p.path == path]
+            if not path or len(targets) != 1:
                 break
-            place = targets[0]
+            source, place = targets[0]
         problem = f"is {first.raw.strip()}, which is set in none of the files that are named"
         return Setting(knob, name, None, source, first, problem=problem)
 

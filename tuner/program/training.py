@@ -15,8 +15,8 @@ from tuner.apply.source import SourceFile
 from tuner.errors import Problem
 from tuner.expressions import show
 from tuner.program.names import Literal, OptionValue, OutsideKeys, Script, last_name
-from tuner.program.program import Program
-from tuner.program.settings import PYTHON, typed
+from tuner.program.program import PYTHON, Program
+from tuner.program.settings import typed
 
 DTYPES: Mapping[str, str] = {
     "float32": "fp32",

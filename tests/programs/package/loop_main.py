@@ -1,0 +1,5 @@
+from package.settings import MICRO as B
+from package.sub.loop import fit
+
+accumulation_steps = 2
+fit([], batch=B, steps=accumulation_steps)

@@ -1,0 +1,170 @@
+"""`tuner check` and `tune` on the programs of examples/programs, as they are, with tiny models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.programs.models import make
+from tests.emulating import needs_emulator
+from tuner.models.hollow import write_hollow
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
+
+pytestmark = needs_emulator
+
+ENCODERS = {
+    "bert": {"model_type": "bert", "pad_token_id": 0},
+    "roberta": {"model_type": "roberta", "pad_token_id": 1, "type_vocab_size": 1},
+}
+SMALL = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 514,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, values in ENCODERS.items():
+        config = folder / f"config-of-{name}"
+        config.mkdir()
+        (config / "config.json").write_text(json.dumps({**SMALL, **values}))
+        write_hollow(str(config), folder / name)
+    make("llama", folder, tiny=True)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(EXAMPLES, tmp_path / "programs")
+    return tmp_path / "programs"
+
+
+def tuner(folder: Path, *words: str, **environment: str) -> Any:
+    """What a command answers with `--json`; its exit code is "exit"."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", *words],
+        capture_output=True, text=True, check=False, cwd=folder,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert ran.stdout.startswith("{"), ran.stderr + ran.stdout
+    return {**json.loads(ran.stdout), "exit": ran.returncode}
+
+
+def check(folder: Path, *words: str, gpu: tuple[str, ...] = ("t4",), **environment: str) -> Any:
+    """What `tuner check` says of a program."""
+    return tuner(folder, "check", "--json", "--gpu", *gpu, *words, **environment)
+
+
+def values_of(found: Any, *knobs: str) -> list[object]:
+    """What the program says of knobs, or why that is not known."""
+    settings = found["settings"]
+    return [settings[knob]["problem"] or settings[knob]["value"] for knob in knobs]
+
+
+def test_settings_in_a_module_of_the_program_are_changed(folder: Path, models: Path) -> None:
+    text = (folder / "semantic_parsing/config.py").read_text()
+    found = check(folder, "semantic_parsing/train.py", str(models / "tiny-llama"))
+
+    assert (found["exit"], found["fits"]) == (0, True)
+    assert values_of(found, "micro_batch", "grad_accum", "max_length") == [1, 16, 512]
+    assert found["settings"]["micro_batch"]["where"] == "semantic_parsing/config.py:19"
+    assert found["program"]["inputs"][0] == [1, 512]
+    # Each value that was tried has arrived, through the import.
+    assert not any("does not reach" in note for note in found["notes"]), found["notes"]
+    suggestion = found["suggestion"]
+    size = suggestion["values"]["micro_batch"]
+    assert suggestion["found"]["settings"]["micro_batch"] == size > 1
+    lines = suggestion["difference"].splitlines()
+    assert lines[0] == "--- semantic_parsing/config.py"
+    assert f'+    "per_device_train_batch_size": {size},' in lines
+    assert (folder / "semantic_parsing/config.py").read_text() == text
+
+
+def test_settings_in_a_file_that_the_program_opens_are_searched(folder: Path, models: Path) -> None:
+    words = ["multitask/train.py", str(models / "roberta")]
+    limit = ["--gpu", "t4", "--gpu-memory", "1GiB"]
+    answer = tuner(folder, "tune", "--json", *limit, "--trials", "2", *words)
+
+    best = answer["best"]["configuration"]
+    assert best["micro_batch"] * best["grad_accum"] == 64
+    assert (
+        "micro_batch: batch_size, multitask/config.yaml:7"
+        in (folder / "tune-train.yaml").read_text()
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", "apply", "--space", "tune-train.yaml", *limit, "--yes",
+         "--to", "multitask/config.yaml"],
+        capture_output=True, text=True, check=False, cwd=folder,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    text = (folder / "multitask/config.yaml").read_text()
+    assert f"  batch_size: {best['micro_batch']}\n" in text
+    assert "phase: 3             # router, adapters and heads" in text
+
+
+@pytest.mark.slow
+def test_an_embedder_reads_yaml_in_folders_of_its_own(folder: Path, models: Path) -> None:
+    found = check(folder, "--no-changes", "embedder/train.py", str(models / "bert"))
+
+    assert (found["exit"], found["fits"]) == (0, True)
+    assert values_of(found, "micro_batch", "grad_accum", "max_length") == [12, 2, 512]
+    assert found["program"]["inputs"][0] == [12, 24]
+    assert {tuple(shape) for shape in found["program"]["inputs"]} >= {(12, 512), (12 * 24, 512)}
+
+
+@pytest.mark.slow
+def test_an_edit_that_does_nothing_is_told(folder: Path, models: Path) -> None:
+    found = check(folder, "medical_qa/train.py", str(models / "tiny-llama"), gpu=("a6000",))
+
+    assert (found["exit"], found["fits"]) == (0, True)
+    checkpointing = found["settings"]["gradient_checkpointing"]
+    assert (checkpointing["value"], checkpointing["arrived"]) == (False, True)
+    assert found["program"]["settings"]["use_reentrant"] is True
+    values = (found["suggestion"] or {"values": {}})["values"]
+    assert "gradient_checkpointing" not in values
+
+
+@pytest.mark.slow
+def test_options_of_a_command_are_changed(folder: Path, models: Path) -> None:
+    words = ["--model", str(models / "tiny-llama"), "--batch_size", "2"]
+    found = check(folder, "--", "reasoning/train.py", *words, gpu=("h100_sxm",))
+
+    assert (found["exit"], found["fits"]) == (0, True)
+    assert values_of(found, "micro_batch", "grad_accum", "lora_rank") == [2, 2, 64]
+    assert found["program"]["inputs"][0][0] == 2
+
+
+@pytest.mark.slow
+def test_a_notebook_runs(folder: Path, models: Path) -> None:
+    model = str(models / "tiny-llama")
+    found = check(folder, "--no-changes", "notebook.ipynb", MODEL=model)
+
+    assert (found["exit"], found["fits"]) == (0, True)
+    assert found["program"]["settings"]["mixed_precision"] == "fp16"
+    assert found["settings"]["micro_batch"]["arrived"] == 2
+
+
+@pytest.mark.slow
+def test_a_file_of_trl_runs(folder: Path, models: Path) -> None:
+    trainers = folder / "trainers"
+    subprocess.run([sys.executable, "make_data.py"], cwd=trainers, check=True)
+    (trainers / "model").symlink_to(models / "tiny-llama")
+    found = check(trainers, "--no-changes", "trl-sft.yaml", gpu=("a6000",))
+
+    assert (found["exit"], found["fits"]) == (0, True)
+    arrived = {name: setting["arrived"] for name, setting in found["settings"].items()}
+    assert (arrived["micro_batch"], arrived["grad_accum"], arrived["lora_rank"]) == (8, 4, 32)
+    assert arrived["gradient_checkpointing"] is True
