@@ -39,6 +39,7 @@ TOGETHER = (
     "tests/test_predictor.py",
     "tests/test_import_context.py",
     "tests/test_emulator_pricing.py",
+    "tests/test_emulated_examples.py",
 )
 """Other long files, the longest first. All that are named nowhere come after these."""
 

@@ -71,15 +71,7 @@ class Unclear:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """An end in another file of the program."""
-
-    script: Script
-    end: Literal | OutsideKeys | OptionValue
-
-
-End = Literal | OutsideKeys | OptionValue | Unclear | Elsewhere
+End = Literal | OutsideKeys | OptionValue | Unclear
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,32 +445,30 @@ class Script:
     def _of_import(
         self, binding: ast.Import | ast.ImportFrom, node: ast.Name, keys: Keys, left: int
     ) -> list[End] | None:
-        """What an imported name is; None for one of no other script."""
+        """What an imported name is; None for one of no other file of the program."""
         other, name, rest = self._imported(binding, node.id, keys)
         if other is None or name not in other._top.names:
             return None
-        there = ast.copy_location(ast.Name(name), node)
-        other.scopes[there] = other._top
+        inside = ast.copy_location(ast.Name(name, ast.Load()), node)
         other._budget = self._budget
-        return self._from(other, node, other._name(there, rest, left - 1))
+        found = (other._top, other._top.names[name])
+        return self._from(other, node, other._named(inside, found, rest, left - 1))
 
     def _from(self, other: Script, node: ast.AST, ends: Sequence[End]) -> list[End]:
-        """The ends of another script, as those of this one."""
+        """The ends of another script; what is unclear there is said of the `node` here."""
         if other is self:
             return list(ends)
-        return [
-            Unclear(node, end.why)
-            if isinstance(end, Unclear)
-            else end
-            if isinstance(end, Elsewhere)
-            else Elsewhere(other, end)
-            for end in ends
-        ]
+        return [Unclear(node, end.why) if isinstance(end, Unclear) else end for end in ends]
 
     def _name(self, node: ast.Name, keys: Keys, left: int) -> list[End]:
         found = self.scopes[node].find(node.id)
         if found is None:
             return [Unclear(node, "is set nowhere here")]
+        return self._named(node, found, keys, left)
+
+    def _named(
+        self, node: ast.Name, found: tuple[Scope, list[ast.AST]], keys: Keys, left: int
+    ) -> list[End]:
         scope, bindings = found
         # What is assigned to the attribute or the item afterwards counts too.
         ends: list[End] = [
@@ -693,10 +683,8 @@ def set_at(script: Script, place: Location) -> Location | None:
     node = script.node_at(place)
     found: dict[int, Location] = {}
     for end in script.ends(node) if node is not None else ():
-        if not isinstance(end, Literal | OptionValue):
-            return None
         literal = end.option.default if isinstance(end, OptionValue) else end.node
-        if literal is None:
+        if not isinstance(end, Literal | OptionValue) or literal not in script.scopes:
             return None
         target = script.place_of(literal)
         found[target.start] = target

@@ -81,6 +81,8 @@ class Program:
     """The word of the script that is run, "" where it is not known."""
     below: Mapping[str, Keys] = field(default_factory=dict)
     """By file: the keys below which the program has all its values; none for most."""
+    mentioned: frozenset[str] = frozenset()
+    """The files that only code of the program names."""
 
     @property
     def sources(self) -> list[SourceFile]:
@@ -155,7 +157,8 @@ def _with_read(program: Program) -> Program:
             shown = os.path.normpath(files[main].path.parent / near)
             files[shown] = replace(read.source, path=Path(shown))
             below[shown] = read.below
-    return replace(program, below={word: keys for word, keys in below.items() if keys})
+    put = {word: keys for word, keys in below.items() if keys}
+    return replace(program, below=put, mentioned=frozenset(below))
 
 
 def _module_in(program: Program) -> tuple[str, SourceFile] | None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from tuner.apply.place import Location, Value
 from tuner.apply.source import SourceFile
 from tuner.program.names import (
-    Elsewhere,
     End,
     Literal,
     Option,
@@ -193,7 +192,7 @@ class _Data:
 
     source: SourceFile
     is_named: bool
-    """Whether the command names it: what code only mentions it may also write."""
+    """Whether people named it: what code only mentions it may also write."""
     places: Sequence[Location]
 
 
@@ -210,7 +209,9 @@ class _Finder:
         for script in self.scripts:
             script.others = by_path
         self.data = [
-            _Data(source, word in program.command, _below(source, program.below.get(word, ())))
+            _Data(
+                source, word not in program.mentioned, _below(source, program.below.get(word, ()))
+            )
             for word, source in program.files.items()
             if source.path.suffix not in PYTHON
         ]
@@ -348,8 +349,8 @@ class _Finder:
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
     def _settled(self, knob: str, at: _Candidate, script: Script, end: End) -> Setting:
-        if isinstance(end, Elsewhere):
-            return self._settled(knob, at, end.script, end.end)
+        node = end.option.call if isinstance(end, OptionValue) else end.node
+        script = next((s for s in self.scripts if node in s.scopes), script)
         if isinstance(end, Literal):
             if end.option and (word := self._word((end.option,), knob, at.name)) is not None:
                 return word

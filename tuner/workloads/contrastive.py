@@ -67,7 +67,7 @@ def _build(
     for number, encoder in enumerate(model.encoders):
         if settings.gradient_checkpointing:
             enable_checkpointing(encoder, environment, settings.step.autocast_dtype)
-        # The pooler is one of all linear layers: its adapter is trainable, and gets no gradient.
+        # Poolers are among all linear layers; their adapters never get a gradient.
         model.encoders[number] = add_adapter(encoder, adapters, environment, "default")
     model.train()
     return model
