@@ -38,9 +38,11 @@ INTRODUCTION = """\
 # Casebook: five projects, as they were and as they could be
 
 Written by `python -m benchmarks.casebook`; all of the tool's numbers are *predicted*, uncalibrated,
-from the GPUs' data sheets. What the projects ran, *reported* (observed) and *expected* (guessed)
-comes from their public sources. GB is as they printed it, GiB is 2^30 bytes. Times are for examples
-at full length. "Fits" keeps 3 % of the GPU's memory free.
+from the GPUs' data sheets, but for those marked *emulated*: `tuner check` of the programs in
+[`examples/programs`](../examples/programs), which have the shapes of the projects' own. What the
+projects ran, *reported* (observed) and *expected* (guessed) comes from their public sources. GB is
+as they printed it, GiB is 2^30 bytes. Times are for examples at full length. "Fits" keeps 3 % of
+the GPU's memory free.
 
 Phases show the peak of allocated memory; "device" is what `nvidia-smi` would show, allocator and
 CUDA context included. The recommended row is the fastest configuration that fits within the space's

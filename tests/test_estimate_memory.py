@@ -41,6 +41,24 @@ def test_breakdown_adds_up_to_device_memory(values, settings):
     assert memory.phase_peak_bytes[memory.peak_phase] == max(memory.phase_peak_bytes.values())
 
 
+def test_reentrant_checkpoints_keep_what_int8_layers_save_out_of_memory():
+    """`prepare_model_for_kbit_training` with its defaults turns these on.
+
+    Each further layer then keeps its input only; the newer way keeps much more of int8 layers.
+    """
+    growth = {}
+    for reentrant in (False, True):
+        peaks = []
+        for layers in (2, 3):
+            values = {"precision": "int8", "gradient_checkpointing": True}
+            values |= {"use_reentrant": reentrant, "micro_batch": 4, "max_length": 256}
+            config = tiny_config("llama", num_hidden_layers=layers)
+            memory = peak_memory(traced(config, **values).timeline, context_bytes=CONTEXT)
+            peaks.append(memory.phase_peak_bytes["backward"])
+        growth[reentrant] = peaks[1] - peaks[0]
+    assert growth[False] > 3 * growth[True] > 0
+
+
 def made_up(*, sizes: list[int], events: list[tuple[int, int]], forward_at: int) -> Timeline:
     """A timeline of blocks without names: loaded up to `forward_at`, then one forward pass."""
     blocks = []

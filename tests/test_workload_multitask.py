@@ -19,6 +19,8 @@ from encoder_samples import (
 from tuner.errors import InputError
 from tuner.estimators.predict import predict, resolve_subject
 from tuner.gpus import get_gpu
+from tuner.records import Configuration
+from tuner.space import configure, load_space
 from tuner.workloads import tokens_per_sample
 
 TASKS = {
@@ -239,3 +241,15 @@ def test_outputs_that_are_held_are_paid_for(tmp_path):
     logits = 8 * (128 + 256 + 256) * 50265 * 4
     assert peaks["function"] - peaks["frees"] == pytest.approx(logits, rel=0.05)
     assert peaks["loop"] >= peaks["function"]
+
+
+@pytest.mark.slow
+def test_what_ran_out_of_memory_on_a_t4_does_not_fit_one(tmp_path):
+    """32 x 2 at 512 tokens; the encoder is frozen, so that its depth is a matter of weights."""
+    model = shallow_encoder(tmp_path, "roberta-base", layers=2)
+    gpu, subject = get_gpu("t4"), resolve_subject("multitask", model)
+    space = load_space("dynamo_t4")
+    ran = {"phase": "joint", "trained_tasks": ("all",), "max_length": 512, "micro_batch": 32}
+    knobs = configure(space, {**space.baseline, "max_length": 512, "micro_batch": 32})
+    found = predict(subject, Configuration({**knobs, **ran}), gpu)
+    assert found.memory.peak_allocated_bytes > gpu.memory_bytes
