@@ -15,6 +15,9 @@ from tuner.expressions import show
 from tuner.records import Configuration, KnobValue, Prediction
 from tuner.space import SearchSpace, configure
 
+REENTRANT = "use_reentrant"
+"""The knob of how layers are checkpointed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
@@ -59,13 +62,25 @@ def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Sugges
     What the space's rules exclude, and what the GPU cannot run, is left out.
     """
     space = predictor.space
-    settings = [
+    settings: list[Mapping[str, KnobValue]] = [
         {name: value}
         for name, values in space.choices.items()
         for value in values
         if value != current.configuration.get(name)
     ]
+    if _may_be_reentrant(space, current.configuration):
+        settings.append({REENTRANT: True})
     return _predicted(predictor, current, settings)
+
+
+def _may_be_reentrant(space: SearchSpace, configuration: Configuration) -> bool:
+    """Whether checkpoints can be reentrant, of which a space need not speak: nothing is learnt."""
+    return (
+        REENTRANT in space.terms
+        and REENTRANT not in space.choices
+        and configuration.get("gradient_checkpointing") is True
+        and configuration.get(REENTRANT) is not True
+    )
 
 
 def paired_changes(

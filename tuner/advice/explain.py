@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.advice.allocations import PeakAllocation, largest_allocations
-from tuner.advice.changes import Suggestion, paired_changes, single_changes
+from tuner.advice.changes import REENTRANT, Suggestion, paired_changes, single_changes
 from tuner.advice.predicting import Predicted, SpacePredictor
 from tuner.advice.speed import Note, speed_notes
 from tuner.records import Configuration, Measurement, Prediction
+
+LEAST_SAVING = 0.01
+"""Of the device memory; a smaller saving is not pointed out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,15 @@ class Explanation:
         """The single change that needs least."""
         return min(self.changes, key=lambda c: c.prediction.memory.device_bytes, default=None)
 
+    @property
+    def reentrant(self) -> Suggestion | None:
+        """The change to reentrant checkpoints, where it saves memory that is worth a word."""
+        least = LEAST_SAVING * self.prediction.memory.device_bytes
+        return next(
+            (c for c in self.changes if c.settings == {REENTRANT: True} and c.saved_bytes > least),
+            None,
+        )
+
     def shares(self) -> list[tuple[str, int, float]]:
         """What the peak consists of: (category, bytes, share), the largest first."""
         memory = self.prediction.memory
@@ -70,6 +82,7 @@ class Explanation:
             "largest_allocations": [a.to_dict() for a in self.allocations],
             "changes_that_fit": [c.to_dict() for c in self.fitting],
             "pairs_that_fit": [c.to_dict() for c in self.pairs],
+            "reentrant_checkpointing": self.reentrant.to_dict() if self.reentrant else None,
             "smallest_change": self.smallest.to_dict() if self.smallest else None,
             "slowed_by": [note.to_dict() for note in self.notes],
             "prediction": prediction.to_dict(),
