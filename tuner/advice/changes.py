@@ -62,25 +62,26 @@ def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Sugges
     What the space's rules exclude, and what the GPU cannot run, is left out.
     """
     space = predictor.space
-    settings: list[Mapping[str, KnobValue]] = [
+    settings = [
         {name: value}
         for name, values in space.choices.items()
         for value in values
         if value != current.configuration.get(name)
     ]
-    if _may_be_reentrant(space, current.configuration):
-        settings.append({REENTRANT: True})
     return _predicted(predictor, current, settings)
 
 
-def _may_be_reentrant(space: SearchSpace, configuration: Configuration) -> bool:
-    """Whether checkpoints can be reentrant, of which a space need not speak: nothing is learnt."""
-    return (
-        REENTRANT in space.terms
-        and REENTRANT not in space.choices
-        and configuration.get("gradient_checkpointing") is True
-        and configuration.get(REENTRANT) is not True
-    )
+def reentrant_change(predictor: SpacePredictor, current: Predicted) -> Suggestion | None:
+    """Reentrant in place of other checkpoints, of which a space need not speak.
+
+    What is learnt stays the same. None where layers are not checkpointed, or are so already.
+    """
+    configuration = current.configuration
+    if REENTRANT not in predictor.space.terms or configuration.get(REENTRANT) is True:
+        return None
+    if configuration.get("gradient_checkpointing") is not True:
+        return None
+    return next(iter(_predicted(predictor, current, [{REENTRANT: True}])), None)
 
 
 def paired_changes(

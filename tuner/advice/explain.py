@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.advice.allocations import PeakAllocation, largest_allocations
-from tuner.advice.changes import REENTRANT, Suggestion, paired_changes, single_changes
+from tuner.advice.changes import (
+    Suggestion,
+    paired_changes,
+    reentrant_change,
+    single_changes,
+)
 from tuner.advice.predicting import Predicted, SpacePredictor
 from tuner.advice.speed import Note, speed_notes
 from tuner.records import Configuration, Measurement, Prediction
@@ -21,7 +26,8 @@ class Explanation:
     """Everything that is known of one configuration on one GPU, without running it.
 
     `changes` are all single changes of a knob, by throughput lost, whether they fit or not;
-    `pairs` those of two knobs that fit, looked for only where no single one does.
+    `pairs` those of two knobs that fit, looked for only where no single one does. `reentrant` is
+    the change to reentrant checkpoints, where it saves memory.
     """
 
     current: Predicted
@@ -29,6 +35,7 @@ class Explanation:
     changes: Sequence[Suggestion]
     pairs: Sequence[Suggestion]
     notes: Sequence[Note]
+    reentrant: Suggestion | None
 
     @property
     def prediction(self) -> Prediction:
@@ -50,15 +57,6 @@ class Explanation:
     def smallest(self) -> Suggestion | None:
         """The single change that needs least."""
         return min(self.changes, key=lambda c: c.prediction.memory.device_bytes, default=None)
-
-    @property
-    def reentrant(self) -> Suggestion | None:
-        """The change to reentrant checkpoints, where it saves memory that is worth a word."""
-        least = LEAST_SAVING * self.prediction.memory.device_bytes
-        return next(
-            (c for c in self.changes if c.settings == {REENTRANT: True} and c.saved_bytes > least),
-            None,
-        )
 
     def shares(self) -> list[tuple[str, int, float]]:
         """What the peak consists of: (category, bytes, share), the largest first."""
@@ -105,6 +103,10 @@ def explain(
     pairs: list[Suggestion] = []
     if not current.prediction.fits and not any(c.prediction.fits for c in changes):
         pairs = [c for c in paired_changes(predictor, current, changes) if c.prediction.fits]
+    reentrant = reentrant_change(predictor, current)
+    if reentrant is not None:
+        saved_share = reentrant.saved_bytes / current.prediction.memory.device_bytes
+        reentrant = reentrant if saved_share >= LEAST_SAVING else None
     return Explanation(
         current=current,
         allocations=largest_allocations(
@@ -112,6 +114,7 @@ def explain(
         ),
         changes=changes,
         pairs=pairs,
+        reentrant=reentrant,
         notes=speed_notes(
             space,
             configuration,
