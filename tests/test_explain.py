@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from results_samples import make_memory, make_speed
 
-from tuner.advice.changes import paired_changes, single_changes
+from tuner.advice.changes import paired_changes, reentrant_change, single_changes
 from tuner.advice.explain import explain
 from tuner.advice.predicting import SpacePredictor
 from tuner.advice.speed import compute_precision, speed_notes
@@ -116,6 +116,24 @@ def test_pairs_only_where_no_single_change_helps(space):
     roomy = explain(predictor_of(space, min(sizes.values()) / MIB * 1.04), current)
     assert roomy.fitting
     assert roomy.pairs == []
+
+
+def test_reentrant_checkpoints_are_offered_where_they_save(space):
+    """Beside the changes within the space stands what is learnt all the same."""
+    current = configure(space, {"micro_batch": 8, "max_length": 256})
+    predictor = predictor_of(space, 4000)
+    (now,) = predictor.predict([current])
+    change = reentrant_change(predictor, now)
+    assert change.configuration["use_reentrant"] is True
+    assert change.saved_bytes == (
+        now.prediction.memory.device_bytes - change.prediction.memory.device_bytes
+    )
+    (after,) = predictor.predict([change.configuration])
+    assert reentrant_change(predictor, after) is None
+    found = explain(predictor, current)
+    worth = change.saved_bytes >= 0.01 * now.prediction.memory.device_bytes
+    assert (found.reentrant is not None) == worth
+    assert not any("use_reentrant" in c.settings for c in found.changes)  # the space's own
 
 
 def test_breakdown_has_shares_of_everything_and_allocations_say_where_they_are_from(space):

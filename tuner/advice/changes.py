@@ -15,6 +15,9 @@ from tuner.expressions import show
 from tuner.records import Configuration, KnobValue, Prediction
 from tuner.space import SearchSpace, configure
 
+REENTRANT = "use_reentrant"
+"""The knob of how layers are checkpointed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
@@ -66,6 +69,19 @@ def single_changes(predictor: SpacePredictor, current: Predicted) -> list[Sugges
         if value != current.configuration.get(name)
     ]
     return _predicted(predictor, current, settings)
+
+
+def reentrant_change(predictor: SpacePredictor, current: Predicted) -> Suggestion | None:
+    """Reentrant in place of other checkpoints, of which a space need not speak.
+
+    What is learnt stays the same. None where layers are not checkpointed, or are so already.
+    """
+    configuration = current.configuration
+    if REENTRANT not in predictor.space.terms or configuration.get(REENTRANT) is True:
+        return None
+    if configuration.get("gradient_checkpointing") is not True:
+        return None
+    return next(iter(_predicted(predictor, current, [{REENTRANT: True}])), None)
 
 
 def paired_changes(

@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.advice.allocations import PeakAllocation, largest_allocations
-from tuner.advice.changes import Suggestion, paired_changes, single_changes
+from tuner.advice.changes import (
+    Suggestion,
+    paired_changes,
+    reentrant_change,
+    single_changes,
+)
 from tuner.advice.predicting import Predicted, SpacePredictor
 from tuner.advice.speed import Note, speed_notes
 from tuner.records import Configuration, Measurement, Prediction
+
+LEAST_SAVING = 0.01
+"""Of the device memory; a smaller saving is not pointed out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +26,8 @@ class Explanation:
     """Everything that is known of one configuration on one GPU, without running it.
 
     `changes` are all single changes of a knob, by throughput lost, whether they fit or not;
-    `pairs` those of two knobs that fit, looked for only where no single one does.
+    `pairs` those of two knobs that fit, looked for only where no single one does. `reentrant` is
+    the change to reentrant checkpoints, where it saves memory.
     """
 
     current: Predicted
@@ -26,6 +35,7 @@ class Explanation:
     changes: Sequence[Suggestion]
     pairs: Sequence[Suggestion]
     notes: Sequence[Note]
+    reentrant: Suggestion | None
 
     @property
     def prediction(self) -> Prediction:
@@ -70,6 +80,7 @@ class Explanation:
             "largest_allocations": [a.to_dict() for a in self.allocations],
             "changes_that_fit": [c.to_dict() for c in self.fitting],
             "pairs_that_fit": [c.to_dict() for c in self.pairs],
+            "reentrant_checkpointing": self.reentrant.to_dict() if self.reentrant else None,
             "smallest_change": self.smallest.to_dict() if self.smallest else None,
             "slowed_by": [note.to_dict() for note in self.notes],
             "prediction": prediction.to_dict(),
@@ -92,6 +103,10 @@ def explain(
     pairs: list[Suggestion] = []
     if not current.prediction.fits and not any(c.prediction.fits for c in changes):
         pairs = [c for c in paired_changes(predictor, current, changes) if c.prediction.fits]
+    reentrant = reentrant_change(predictor, current)
+    if reentrant is not None:
+        saved_share = reentrant.saved_bytes / current.prediction.memory.device_bytes
+        reentrant = reentrant if saved_share >= LEAST_SAVING else None
     return Explanation(
         current=current,
         allocations=largest_allocations(
@@ -99,6 +114,7 @@ def explain(
         ),
         changes=changes,
         pairs=pairs,
+        reentrant=reentrant,
         notes=speed_notes(
             space,
             configuration,

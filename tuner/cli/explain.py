@@ -149,6 +149,13 @@ def _print(target: Target, explanation: Explanation) -> None:
     print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.limit_bytes)
     _print_allocations(explanation)
     _print_changes(explanation)
+    if explanation.reentrant is not None:
+        change = explanation.reentrant
+        saved = format_size(change.saved_bytes)
+        echo(
+            f"\nReentrant checkpointing ({change}) saves {saved} here, at {-change.lost:+.1%} "
+            "speed (predicted)"
+        )
     echo(f"\nWhat slows it ({prediction.source})")
     notes = [note.text for note in explanation.notes] or ["nothing takes 1 % of a step"]
     print_fields([("-", text) for text in notes], indent=2)
