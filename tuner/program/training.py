@@ -84,8 +84,13 @@ class Arguments:
 
     def leave_out(self, prefixes: Sequence[str] = ()) -> None:
         """Name what nobody took; `prefixes` are those of names that take no memory."""
-        for name in self.values:
-            if name not in self.taken and not name.startswith(tuple(prefixes)):
+        for name, argument in self.values.items():
+            outer = {name[:end] for end, letter in enumerate(name) if letter == "."}
+            if {name, *outer} & self.taken or name.startswith(tuple(prefixes)):
+                continue
+            if name == "**" and argument.problem is not None:
+                self.found.problems.append(Problem(argument.problem, argument.where))
+            else:
                 self.found.left_out.append(self.where(name))
 
 
@@ -266,11 +271,14 @@ def _flat(program: Program, files: Sequence[SourceFile]) -> dict[str, Argument]:
     for source in files:
         for place in source.places:
             name = ".".join(map(str, place.path))
-            problem = place.problem if not place.is_list else None
-            values[name] = Argument(place.value, f"{source.path}:{place.line}", problem)
-            for step in range(1, len(place.path)):
-                outer = ".".join(map(str, place.path[:step]))
-                values.setdefault(outer, Argument(True, f"{source.path}:{place.line}"))
+            if not name:
+                continue  # the file itself
+            where, problem = f"{source.path}:{place.line}", place.problem
+            if place.is_list or (problem or "").startswith("is a mapping"):
+                # What stands in it has places of its own.
+                values[name] = Argument(place.value or True, where)
+            else:
+                values[name] = Argument(place.value, where, problem)
     words = iter(program.command)
     for word in words:
         if not word.startswith("--"):

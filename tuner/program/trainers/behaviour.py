@@ -277,9 +277,8 @@ def saved(arguments: Arguments, name: str) -> dict[str, Any]:
 def listed(arguments: Arguments, name: str) -> tuple[str, ...]:
     """Words in a list, or with commas between them; none where nothing is set."""
     value = arguments.take(name)
-    if value is None or value is True:  # of a list in YAML, whose items stand alone
-        items = [arguments.take(key) for key in arguments.values if key.startswith(f"{name}.")]
-        return tuple(map(str, items))
+    if value is None:
+        return ()
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(map(str, value))

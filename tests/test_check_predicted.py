@@ -1,0 +1,91 @@
+"""`tuner check --predict`: a program's settings are read, and nothing of it is run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.emulating import needs_emulator
+
+PROGRAM = """\
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+
+raise SystemExit("this was run")
+BATCH_SIZE = 64
+SFTTrainer(
+    model="tiny-llama-3m",
+    args=SFTConfig(per_device_train_batch_size=BATCH_SIZE, max_length=512, secret=3),
+    peft_config=LoraConfig(r=4, target_modules="all-linear"),
+)
+"""
+
+
+def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tuner", "check", "--gpu", "rtx4090", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("predicted")
+    (folder / "train.py").write_text(PROGRAM)
+    found = ran(folder, "--gpu-memory", "1GiB", "--predict", "--json", "train.py")
+    assert found.stdout, found.stderr
+    assert (folder / "train.py").read_text() == PROGRAM
+    return {**json.loads(found.stdout), "exit": found.returncode}
+
+
+def test_what_does_not_fit_is_predicted_with_the_trainers_defaults(answer: Any) -> None:
+    assert (answer["exit"], answer["source"], answer["fits"]) == (1, "predicted", False)
+    program = answer["program"]
+    assert program["source"] == "predicted"
+    assert program["configuration"]["loss"] == "chunked"
+    assert "mixed_precision=bf16" in program["assumed"]
+    assert program["left_out"] == ["train.py:8 secret"]
+
+
+def test_a_change_that_fits_is_predicted_and_shown_as_a_diff(answer: Any) -> None:
+    found = answer["suggestion"]
+    values = found["values"]
+    assert values["micro_batch"] * values["grad_accum"] == 64
+    assert found["found"]["fits"] is True
+    assert found["found"]["configuration"]["micro_batch"] == values["micro_batch"]
+    assert f"+BATCH_SIZE = {values['micro_batch']}" in found["difference"].splitlines()
+
+
+def test_what_is_said_in_words_names_what_was_assumed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.replace("BATCH_SIZE = 64", "BATCH_SIZE = 2"))
+    found = ran(tmp_path, "--predict", "--no-changes", "train.py")
+    assert found.returncode == 0, found.stderr
+    text = " ".join(found.stdout.split())
+    assert "trainer TRL SFTTrainer" in text
+    assert "every sequence is of full length" in text
+    assert "left out train.py:8 secret" in text
+    assert "predicted, in 1 prediction; nothing was written" in text
+
+
+def test_a_program_that_cannot_be_predicted_is_refused_with_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.replace("secret=3", "packing=True, optim='x'"))
+    found = ran(tmp_path, "--predict", "train.py")
+    assert found.returncode == 2
+    text = " ".join(found.stderr.split())
+    assert "train.py:8 packing" in text
+    assert "train.py:8 optim" in text
+
+
+@needs_emulator
+def test_set_means_that_it_is_predicted_where_it_could_be_emulated(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    found = ran(tmp_path, "--set", "micro_batch=2", "--no-changes", "--json", "train.py")
+    assert json.loads(found.stdout)["source"] == "predicted"

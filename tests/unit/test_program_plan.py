@@ -1,0 +1,181 @@
+"""What a program is predicted as: its settings, and its trainer's defaults for the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import InputError
+from tuner.program.planned import ProgramPlan, plan_program
+from tuner.program.program import read_program
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+MODEL = "tiny-llama-3m"
+
+SCRIPT = """\
+import sys
+import torch
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+"""
+NF4 = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)"
+
+
+def planned(folder: Path, text: str, *words: str, name: str = "train.py", **given) -> ProgramPlan:
+    (folder / name).write_text((SCRIPT if name.endswith(".py") else "") + text)
+    return plan_program(read_program((name, *words), folder, is_run=False), given)
+
+
+def knobs(plan: ProgramPlan, *names: str) -> tuple[object, ...]:
+    return tuple(plan.configuration[name] for name in names)
+
+
+def refusals(folder: Path, text: str, **more) -> str:
+    with pytest.raises(InputError) as caught:
+        planned(folder, text, **more)
+    return "; ".join(f"{p.where}: {p.message}" for p in caught.value.problems)
+
+
+SFT = "SFTTrainer(model='tiny-llama-3m', args=SFTConfig({}), {})"
+
+
+def test_sft_without_settings_is_full_training_in_fp32_under_bf16(tmp_path):
+    plan = planned(tmp_path, SFT.format("output_dir='out'", ""))
+    assert plan.model == MODEL
+    assert knobs(plan, "lora_rank", "precision", "mixed_precision") == (0, "fp32", "bf16")
+    assert knobs(plan, "micro_batch", "max_length", "optimizer") == (8, 1024, "adamw_torch_fused")
+    assert knobs(plan, "gradient_checkpointing", "use_reentrant", "loss") == (
+        True,
+        False,
+        "chunked",
+    )
+    assert "per_device_train_batch_size=8" in plan.assumed
+    assert not plan.left_out
+
+
+def test_an_adapter_of_a_quantised_model_is_bf16_with_sft(tmp_path):
+    text = (
+        f"model = AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config={NF4}, "
+        "dtype=torch.bfloat16)\n"
+        "SFTTrainer(model, args=SFTConfig(per_device_train_batch_size=2, weights_in_the_sky=1), "
+        "peft_config=LoraConfig(r=4, modules_to_save=['lm_head']))\n"
+    )
+    plan = planned(tmp_path, text, MODEL)
+    assert knobs(plan, "precision", "compute_dtype", "adapter_dtype") == ("nf4", "bf16", "bf16")
+    assert knobs(plan, "kbit_preparation", "double_quant") == ("none", False)
+    # peft's default modules for llama models.
+    assert knobs(plan, "lora_rank", "lora_targets") == (4, ("q_proj", "v_proj"))
+    assert plan.configuration["modules_to_save"] == ("lm_head",)
+    assert [text.partition(" ")[2] for text in plan.left_out] == ["weights_in_the_sky"]
+
+
+def test_preference_training_has_two_sequences_and_a_reference(tmp_path):
+    text = (
+        "B = 3\nDPOTrainer(model='tiny-llama-3m', args=DPOConfig(per_device_train_batch_size=B), "
+        "peft_config=LoraConfig(lora_dropout=0.1))"
+    )
+    plan = planned(tmp_path, text)
+    assert knobs(plan, "micro_batch", "reference_pass", "lora_dropout") == (6, True, 0.0)
+    assert plan.settings["micro_batch"] == 3
+    refused = refusals(tmp_path, "DPOTrainer(model='tiny-llama-3m', args=DPOConfig())")
+    assert "second model in memory" in refused
+
+
+TRAINER = """\
+model = AutoModelForCausalLM.from_pretrained("tiny-llama-3m", {})
+{}
+rows = tokenizer(text, truncation=True, max_length=512)
+Trainer(model=model, args=TrainingArguments({}))
+"""
+
+
+def test_plain_preparation_checkpoints_reentrantly_whatever_the_arguments_say(tmp_path):
+    prepared = "model = prepare_model_for_kbit_training(model)\nget_peft_model(model, LoraConfig())"
+    for arguments, reentrant in (
+        ("bf16=True", True),
+        ("bf16=True, gradient_checkpointing=False", True),
+        ("bf16=True, gradient_checkpointing=True", False),
+    ):
+        text = TRAINER.format(f"quantization_config={NF4}", prepared, arguments)
+        plan = planned(tmp_path, text)
+        assert knobs(plan, "gradient_checkpointing", "use_reentrant") == (True, reentrant)
+        assert knobs(plan, "kbit_preparation", "max_length", "loss") == (
+            "peft",
+            512,
+            "transformers",
+        )
+
+
+def test_the_dtype_of_the_checkpoint_is_taken_where_none_is_given(tmp_path):
+    plan = planned(tmp_path, TRAINER.format("", "", "optim='adamw_torch'"))
+    assert knobs(plan, "precision", "mixed_precision") == ("fp32", "no")
+    assert knobs(plan, "gradient_checkpointing", "optimizer") == (False, "adamw_torch")
+    halved = planned(tmp_path, TRAINER.format("torch_dtype='bfloat16'", "", "fp16=True"))
+    assert knobs(halved, "precision", "mixed_precision") == ("bf16", "fp16")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (SFT.format("packing=True", ""), "train.py:7 packing: makes one row of each batch"),
+        (SFT.format("use_liger_kernel=True", ""), "use_liger_kernel: what Liger's kernels take"),
+        (SFT.format("optim='lion_32bit'", ""), "optim: is lion_32bit"),
+        (SFT.format("**settings", ""), "has **settings"),
+        (SFT.format("max_length=rows // 2", ""), "max_length: is rows // 2, which cannot be read"),
+        (SFT.format("deepspeed='z3.json'", ""), "deepspeed: training with DeepSpeed"),
+        (SFT.format("", "peft_config=LoraConfig(use_dora=True)"), "use_dora: DoRA"),
+        (SFT.format("optim='adamw_8bit'", ""), "keeps states of embeddings in fp32"),
+        (SFT.format("", "") + "\n" + SFT.format("", ""), "several calls like SFTTrainer"),
+        (TRAINER.format("", "", "").replace("max_length=512", ""), "--set max_length=1024"),
+    ],
+)
+def test_what_is_not_predicted_is_refused_by_its_line(tmp_path, text, named):
+    assert named in refusals(tmp_path, text)
+
+
+def test_what_cannot_be_read_can_be_said(tmp_path):
+    plan = planned(tmp_path, SFT.format("max_length=rows // 2", ""), max_length="64")
+    assert plan.configuration["max_length"] == 64
+
+
+def test_a_loop_of_its_own_is_refused(tmp_path):
+    with pytest.raises(InputError, match="a loop of its own") as caught:
+        planned(tmp_path, "for batch in loader:\n    model(**batch).loss.backward()\n")
+    assert "TRL SFTTrainer" in str(caught.value.hint)
+
+
+def test_files_of_tools_have_their_tools_defaults(tmp_path, monkeypatch):
+    monkeypatch.chdir(PROGRAMS)
+    read = read_program(("llamafactory.yaml",), is_run=False)
+    plan = plan_program(read, model=MODEL)
+    assert knobs(plan, "micro_batch", "grad_accum", "max_length") == (1, 8, 2048)
+    assert knobs(plan, "precision", "mixed_precision", "lora_rank") == ("bf16", "bf16", 8)
+    assert knobs(plan, "gradient_checkpointing", "use_reentrant") == (True, True)
+    assert knobs(plan, "lora_targets", "kbit_preparation") == (("all-linear",), "none")
+
+    sft = plan_program(read_program(("trl_sft.yaml",), is_run=False), model=MODEL)
+    assert knobs(sft, "micro_batch", "lora_rank", "lora_dropout") == (8, 16, 0.05)
+    assert knobs(sft, "precision", "attention", "loss") == ("fp32", "flash_attention_2", "chunked")
+
+    with pytest.raises(InputError) as caught:
+        plan_program(read_program(("axolotl_full.yml",), is_run=False), model=MODEL)
+    [problem] = caught.value.problems
+    assert problem.where == "axolotl_full.yml:11 sample_packing"
+
+
+def test_axolotl_without_packing(tmp_path):
+    text = (
+        "base_model: tiny-llama-3m\ndatasets:\n  - path: d.jsonl\nadapter: qlora\n"
+        "load_in_4bit: true\nlora_r: 32\nlora_target_modules:\n  - q_proj\n  - v_proj\n"
+        "sequence_len: 256\nmicro_batch_size: 2\ngradient_checkpointing: true\n"
+    )
+    plan = planned(tmp_path, text, name="axolotl.yml")
+    assert knobs(plan, "precision", "compute_dtype", "double_quant") == ("nf4", "bf16", True)
+    assert knobs(plan, "lora_rank", "lora_targets") == (32, ("q_proj", "v_proj"))
+    assert knobs(plan, "micro_batch", "grad_accum", "max_length") == (2, 1, 256)
+    assert plan.left_out == ("Axolotl's LoRA kernels (lora_mlp_kernel and others)",)
+    full = text.replace("adapter: qlora\nload_in_4bit: true\n", "")
+    assert "embeddings and norms" in refusals(tmp_path, full, name="axolotl.yml")
