@@ -204,3 +204,29 @@ def test_a_search_that_loses_ray_says_so_before_ray_ends_it(kind):
     said = done.stdout + done.stderr  # stderr where Ray did not return
     assert f"lost during the search: its process {kind} has ended" in said
     assert "Traceback" not in said
+
+
+FOLDERS = """
+import stat
+from pathlib import Path
+from tuner.tune import cluster
+from tuner.tune.ray_private import node_here
+from tuner.tune.ray_token import default_path
+
+with cluster.quiet(), cluster.connected(None, cpus=1):
+    session = Path(node_here().get_session_dir_path())
+    print([oct(stat.S_IMODE(path.stat().st_mode)) for path in session.parents[:2]])
+    print(oct(stat.S_IMODE(default_path().stat().st_mode)))
+print(session.parents[1].exists())
+"""
+
+
+@pytest.mark.slow
+def test_other_users_reach_neither_the_folder_nor_the_token_of_an_own_ray(tmp_path):
+    """Ray itself makes its folder for all to write into, and the token for all to read."""
+    home = {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ran = subprocess.run(
+        [sys.executable, "-c", FOLDERS],
+        env={**os.environ, **home}, capture_output=True, text=True, check=False, umask=0,
+    )  # fmt: skip
+    assert ran.stdout.splitlines() == ["['0o777', '0o700']", "0o600", "False"], ran.stderr

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -66,6 +68,9 @@ def module_of(command: str) -> str:
 
 COMPLETE_VARIABLE = "_TUNER_COMPLETE"
 """Set by the script of `tuner completion`, when a shell asks how a word may end."""
+
+AT_ONCE_S = 1.0
+"""SIGTERMs that are not further apart are one."""
 
 EXIT_BROKEN_PIPE = 128 + 13
 """What a shell reports of a program that SIGPIPE ended."""
@@ -166,15 +171,20 @@ def _as_printable(error: click.ClickException) -> click.ClickException:
     return click.ClickException(text)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    """Once: `timeout` sends SIGTERM twice, and the second is not to disturb the cleaning up."""
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+class _Stop:
+    """What SIGTERM does: `timeout` sends it twice at once, which is to stop a command once."""
+
+    _heard_s = -math.inf
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        before_s, self._heard_s = self._heard_s, time.monotonic()
+        if self._heard_s - before_s > AT_ONCE_S:
+            raise KeyboardInterrupt
 
 
 def main() -> None:
     """Entry point of the console script. SIGTERM stops a command as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _Stop())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A name that the terminal's encoding lacks is spelled out, and ends nothing.

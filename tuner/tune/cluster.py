@@ -24,6 +24,7 @@ from tuner.runner.environment import DEVICE_ORDER
 from tuner.tune.growth import grows
 from tuner.tune.local_ray import started
 from tuner.tune.ray_private import in_own_groups, nodes_not_printed, on_localhost
+from tuner.tune.ray_token import keep_private
 from tuner.tune.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -37,6 +38,8 @@ NOT_WATCHED = Watch()
 
 METRICS_PERIOD_MS = 2000
 """How often processes of a cluster of its own hand in their metrics; Ray's default is 10 s."""
+
+RAY_FOLDER = "r"
 
 SOCKET_ROOM = 60
 """Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""
@@ -115,7 +118,7 @@ def scratch_folder() -> Iterator[Path]:
     """
     try:
         parent = Path(tempfile.gettempdir())
-        if len(str(parent)) + SOCKET_ROOM + len("/tuner-12345678") > 107:
+        if len(f"{parent}/tuner-12345678/{RAY_FOLDER}") + SOCKET_ROOM > 107:
             parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
         folder = Path(tempfile.mkdtemp(prefix="tuner-", dir=parent))
     except OSError as error:
@@ -165,6 +168,8 @@ def offered(address: str) -> Mapping[str, float]:
 
 def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
     """Start a cluster on this machine; returns the address of its dashboard, if it has one."""
+    if said := keep_private():
+        watch.tell(said)
     with _visible(gpus), on_localhost(), in_own_groups():
         context = ray.init(
             address="local",
@@ -175,7 +180,8 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=str(folder),
+            # Ray lets everybody write into its folder, which nobody reaches in one of ours.
+            _temp_dir=str(folder / RAY_FOLDER),
             _metrics_export_port=watch.metrics_port or None,
             # Collecting them takes time of the processor that trials run on.
             _system_config={

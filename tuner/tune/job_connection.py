@@ -23,6 +23,7 @@ from ray.job_submission import JobSubmissionClient
 from tuner.errors import InputError, UnavailableError
 from tuner.meanwhile import environment, log_level
 from tuner.tune.ray_private import PACKAGING_LOGGER
+from tuner.tune.ray_token import default_path
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 """Where `ray start --head` puts its dashboard, and where a tunnel to one usually ends."""
@@ -86,10 +87,7 @@ def auth_token(host: str | None) -> str | None:
         return token
     if named := os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return _token_in(Path(named))
-    try:
-        usual = Path.home() / ".ray" / "auth_token"
-    except RuntimeError:  # no home directory, as in some containers
-        usual = None
+    usual = default_path()
     if usual is not None and usual.is_file() and (mode == "token" or _is_here(host)):
         return _token_in(usual)
     if mode == "token":
