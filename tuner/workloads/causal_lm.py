@@ -8,24 +8,23 @@ optimizer. Nothing is approximated here; a trace and a real run execute this sam
 from __future__ import annotations
 
 import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
 
 from tuner.records import Configuration, Phase
 from tuner.space.distributed_knobs import Parallelism
-from tuner.workloads.base import Counts, Environment, Machine
+from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_model import build_model
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.flops import StepFlops, step_flops
-from tuner.workloads.optimizers import build_optimizer, unscale_without_data
 from tuner.workloads.parallel import Ranks, distribute
-from tuner.workloads.quantized import logical_numel
+from tuner.workloads.session import ModelSession
 from tuner.workloads.token_data import TokenBatches, build_loader
 
 
-class CausalLMSession:
+class CausalLMSession(ModelSession):
     """A causal language model ready to train on batches of random tokens."""
 
     def __init__(
@@ -35,27 +34,14 @@ class CausalLMSession:
         environment: Environment,
         ranks: Ranks | None = None,
     ) -> None:
-        self.model = model
+        super().__init__(model, settings, environment)
+        self._settings: CausalLMSettings = settings
         self._ranks = ranks or Ranks.alone(model)
-        self._settings = settings
-        self._environment = environment
-        parameters = list(model.parameters())
-        self._trainable = [p for p in parameters if p.requires_grad]
-        self.trainable_params = sum(p.numel() for p in self._trainable)
-        self.total_params = sum(map(logical_numel, parameters))
-        self.optimizer = build_optimizer(settings.optimizer, self._trainable)
         self._outputs: Any = None
-        self.counts = Counts()
-        self.loss: Any = None
-        self._batches: TokenBatches | None = None
         self._flops: StepFlops | None = None
-        self._scaler: torch.amp.GradScaler | None = None
 
     def use_data(self, machine: Machine, flops: StepFlops | None) -> None:
-        """Train on batches of a data loader, and count what was done; see `Counts`.
-
-        Under fp16 autocast the loss is scaled, as Trainer(fp16=True) does.
-        """
+        """Train on batches of a data loader, and count what was done; see `Counts`."""
         settings = self._settings
         loader = build_loader(
             settings.loader,
@@ -66,35 +52,12 @@ class CausalLMSession:
             padded=settings.padded,
             rank=self._ranks.number,
         )
-        self._batches = TokenBatches(loader, machine.device)
+        self._train_on(TokenBatches(loader, machine.device), machine)
         self._flops = flops
         self.counts.model_flops = None if flops is None else 0.0
-        if settings.mixed_precision == "fp16":
-            self._scaler = torch.amp.GradScaler(torch.device(machine.device).type)
 
-    def close(self) -> None:
-        """End the data loader's processes. The session cannot be used after it."""
-        if self._batches is not None:
-            self._batches.close()
-
-    def optimizer_step(self, micro_steps: int) -> None:
-        """Run `micro_steps` forward and backward passes, clip, and update once."""
-        for micro_step in range(micro_steps):
-            with self._ranks.exchange(is_last=micro_step == micro_steps - 1):
-                self.micro_step(micro_step)
-        self._environment.enter(Phase.OPTIMIZER, micro_steps)
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
-        elif self._settings.mixed_precision == "fp16":  # a trace
-            unscale_without_data(self._trainable)
-        if self._settings.max_grad_norm > 0:
-            nn.utils.clip_grad_norm_(self._trainable, self._settings.max_grad_norm)
-        if self._scaler is not None:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-        else:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+    def _exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return self._ranks.exchange(is_last=is_last)
 
     def micro_step(self, micro_step: int) -> None:
         """Run one forward and backward pass; gradients accumulate."""

@@ -1,14 +1,14 @@
 """A training session of a model that turns rows of tokens into a loss.
 
-The loop is the usual hand-written one: autocast around the forward pass, a gradient scaler
-under fp16, clipping, an optimizer. What differs between workloads is in their models.
+The loop is the usual hand-written one, with autocast around the forward pass. What differs
+between workloads is in their models.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -16,9 +16,9 @@ from torch import nn
 from tuner.errors import InputError
 from tuner.records import Phase
 from tuner.space.data import DataFacts
-from tuner.workloads.base import Counts, Environment, Machine
+from tuner.workloads.base import Environment, Machine
 from tuner.workloads.encoder_settings import EncoderSettings
-from tuner.workloads.optimizers import build_optimizer, unscale_without_data
+from tuner.workloads.session import ModelSession
 from tuner.workloads.token_data import TokenBatches, build_loader
 
 
@@ -29,7 +29,7 @@ class Field(NamedTuple):
     length: int
 
 
-class LossSession:
+class LossSession(ModelSession):
     """Trains `model`, which is called with token tensors: one a field, (samples * texts, length).
 
     `sample_tokens` are the tokens of a sample that an encoder reads; fields may hold targets
@@ -49,22 +49,12 @@ class LossSession:
         sample_tokens: int,
         after_backward: Callable[[], None] = lambda: None,
     ) -> None:
-        self.model: Any = model
-        self._settings = settings
-        self._environment = environment
+        super().__init__(model, settings, environment)
+        self._settings: EncoderSettings = settings
         self._vocab_size = vocab_size
         self._fields = tuple(fields)
         self._sample_tokens = sample_tokens
         self._after_backward = after_backward
-        parameters = list(model.parameters())
-        self._trainable = [p for p in parameters if p.requires_grad]
-        self.trainable_params = sum(p.numel() for p in self._trainable)
-        self.total_params = sum(p.numel() for p in parameters)
-        self.optimizer = build_optimizer(settings.optimizer, self._trainable)
-        self.counts = Counts(model_flops=None)
-        self.loss: Any = None
-        self._batches: TokenBatches | None = None
-        self._scaler: torch.amp.GradScaler | None = None
         if isinstance(environment, Machine):
             self._use_data(environment)
 
@@ -88,32 +78,7 @@ class LossSession:
             shape=(settings.micro_batch, sum(f.texts * f.length for f in self._fields)),
             data=DataFacts(examples=machine.data.examples) if machine.data else None,
         )
-        self._batches = TokenBatches(loader, machine.device)
-        if settings.mixed_precision == "fp16":
-            self._scaler = torch.amp.GradScaler(torch.device(machine.device).type)
-
-    def close(self) -> None:
-        """End the data loader's processes. The session cannot be used after it."""
-        if self._batches is not None:
-            self._batches.close()
-
-    def optimizer_step(self, micro_steps: int) -> None:
-        """Run `micro_steps` forward and backward passes, clip, and update once."""
-        for micro_step in range(micro_steps):
-            self.micro_step(micro_step)
-        self._environment.enter(Phase.OPTIMIZER, micro_steps)
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
-        elif self._settings.mixed_precision == "fp16":  # a trace
-            unscale_without_data(self._trainable)
-        if self._settings.max_grad_norm > 0:
-            nn.utils.clip_grad_norm_(self._trainable, self._settings.max_grad_norm)
-        if self._scaler is not None:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-        else:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._train_on(TokenBatches(loader, machine.device), machine)
 
     def micro_step(self, micro_step: int) -> None:
         """Run one forward and backward pass; gradients accumulate."""
