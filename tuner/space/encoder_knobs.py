@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.space.batch_knobs import BATCH, LORA_DROPOUT
 from tuner.space.knob_schema import KnobSchema
 from tuner.space.machine_knobs import MACHINE
 from tuner.space.optimizers import OPTIMIZERS
@@ -9,31 +10,8 @@ from tuner.space.optimizers import OPTIMIZERS
 _LOADER = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 ENCODER: tuple[KnobSchema, ...] = (
-    KnobSchema(
-        "micro_batch",
-        "int",
-        "samples in one forward and backward pass on one GPU",
-        default=1,
-        minimum=1,
-    ),
-    KnobSchema(
-        "effective_batch",
-        "int",
-        "samples in one optimizer step: micro_batch * grad_accum",
-        default=16,
-        minimum=1,
-    ),
-    KnobSchema(
-        "grad_accum",
-        "int",
-        "micro-steps whose gradients are added up before an optimizer step",
-        default=16,
-        default_rule="effective_batch // micro_batch",
-        minimum=1,
-    ),
-    KnobSchema(
-        "lora_dropout", "float", "dropout before each adapter", default=0.0, minimum=0, below=1
-    ),
+    *BATCH,
+    LORA_DROPOUT,
     KnobSchema(
         "max_length",
         "int",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.records import Configuration
+from tuner.space.batch_knobs import BATCH, LORA_DROPOUT
 from tuner.space.contrastive_knobs import CONTRASTIVE
 from tuner.space.distributed_knobs import DISTRIBUTED_TERMS
 from tuner.space.knob_schema import KnobSchema, WorkloadSchema
@@ -25,28 +26,7 @@ NO_NAMES: tuple[str, ...] = ("none",)
 """The empty list of names, which a space file cannot write."""
 
 _CAUSAL_LM = (
-    KnobSchema(
-        "micro_batch",
-        "int",
-        "sequences in one forward and backward pass on one GPU",
-        default=1,
-        minimum=1,
-    ),
-    KnobSchema(
-        "effective_batch",
-        "int",
-        "sequences in one optimizer step: micro_batch * grad_accum (* gpus_per_trial)",
-        default=16,
-        minimum=1,
-    ),
-    KnobSchema(
-        "grad_accum",
-        "int",
-        "micro-steps whose gradients are added up before an optimizer step",
-        default=16,
-        default_rule="effective_batch // micro_batch",
-        minimum=1,
-    ),
+    *BATCH,
     KnobSchema(
         "lora_rank", "int", "rank of the LoRA adapters", default=16, minimum=1, capacity=True
     ),
@@ -58,9 +38,7 @@ _CAUSAL_LM = (
         default_rule="2 * lora_rank",
         minimum=1,
     ),
-    KnobSchema(
-        "lora_dropout", "float", "dropout before each adapter", default=0.0, minimum=0, below=1
-    ),
+    LORA_DROPOUT,
     KnobSchema("lora_targets", "names", "modules that get an adapter", default=ALL_LINEAR),
     KnobSchema(
         "modules_to_save",
