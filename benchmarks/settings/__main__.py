@@ -1,10 +1,10 @@
 """Compares predictions from settings with the emulated programs that have them.
 
-    python -m benchmarks.settings --markdown docs/settings_tables.md
+    python -m benchmarks.settings
     python -m benchmarks.settings --emulate --python /an/environment/bin/python --only axolotl
 
 Emulated peaks are kept in benchmarks/settings/emulated.json: programs of several environments come
-together there. Predictions are made anew each time.
+together there. Predictions are made anew each time; rows of a Markdown table are printed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ from tuner.gpus import get_gpu
 from tuner.models.hollow import is_hollow, write_hollow
 from tuner.program.program import read_program
 from tuner.units import GIB
-
-CLOSE = 0.03
-"""What is asked of the predictions."""
 
 EMULATED = Path(__file__).with_name("emulated.json")
 
@@ -66,35 +63,12 @@ class Comparison:
         return f"{start} {emulated_gib} | {predicted} | {error} |"
 
 
-def page(rows: Sequence[Comparison]) -> str:
-    """The table and what it comes to, as Markdown."""
-    errors = [abs(row.error) for row in rows if row.error is not None]
-    close = sum(error <= CLOSE for error in errors)
-    head = "| trainer | settings | model | emulated, GiB | predicted, GiB | error |"
-    return "\n".join([
-        "# Predicted from settings, and emulated",
-        "",
-        "Written by `python -m benchmarks.settings --markdown docs/settings_tables.md`. Each row is"
-        " a program or a file as people write it: its peak of allocated memory *emulated*, by"
-        " running it, and *predicted*, from its text alone.",
-        "",
-        f"{close} of {len(rows)} are within 3 %; the largest error of a prediction is"
-        f" {max(errors, default=0):.2%}.",
-        "",
-        head,
-        "|---|---|---|---:|---:|---|",
-        *(row.line for row in rows),
-        "",
-    ])  # fmt: skip
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="cases whose names begin so, commas between")
     parser.add_argument("--emulate", action="store_true", help="run the programs first")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that runs them")
     parser.add_argument("--models", type=Path, help="folder for the hollow checkpoints")
-    parser.add_argument("--markdown", type=Path, help="the table to write")
     parser.add_argument("--log", type=Path, help="file for what the programs print")
     options = parser.parse_args(arguments)
     wanted = [c for c in CASES if c.name.startswith(tuple(options.only.split(",")))]
@@ -105,9 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows = {**emulated(), case.name: row}
             EMULATED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
             print(case.name, row, flush=True)
-        rows = [] if options.emulate else [compared(c, model_of(c, folder)) for c in wanted]
-    if options.markdown is not None:
-        options.markdown.write_text(page(rows), encoding="utf-8")
+        for case in () if options.emulate else wanted:
+            print(compared(case, model_of(case, folder)).line, flush=True)
     return 0
 
 
@@ -124,9 +97,7 @@ def compared(case: Case, model: Path) -> Comparison:
         except InputError as error:
             found = error
     peak_bytes = int(emulated().get(case.name, {}).get("peak_allocated_bytes", 0))
-    row = Comparison(case, found, peak_bytes)
-    print(row.line, flush=True)
-    return row
+    return Comparison(case, found, peak_bytes)
 
 
 def emulated() -> dict[str, Any]:

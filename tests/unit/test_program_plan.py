@@ -70,6 +70,7 @@ def test_an_adapter_of_a_quantised_model_is_bf16_with_sft(tmp_path):
     assert knobs(plan, "lora_rank", "lora_targets") == (4, ("q_proj", "v_proj"))
     assert plan.configuration["modules_to_save"] == ("lm_head",)
     assert [text.partition(" ")[2] for text in plan.left_out] == ["weights_in_the_sky"]
+    assert any("7 % lower" in note for note in plan.notes)
 
 
 def test_preference_training_has_two_sequences_and_a_reference(tmp_path):
@@ -117,6 +118,17 @@ def test_the_dtype_of_the_checkpoint_is_taken_where_none_is_given(tmp_path):
     assert knobs(halved, "precision", "mixed_precision") == ("bf16", "fp16")
 
 
+def test_checkpointing_that_a_call_turns_on_is_seen(tmp_path):
+    called = "model.gradient_checkpointing_enable()"
+    plan = planned(tmp_path, TRAINER.format("", called, "bf16=True"))
+    assert knobs(plan, "gradient_checkpointing", "use_reentrant") == (True, False)
+
+
+def test_plain_training_arguments_keep_their_own_defaults_with_sft(tmp_path):
+    plan = planned(tmp_path, SFT.format("", "").replace("SFTConfig", "TrainingArguments"))
+    assert knobs(plan, "gradient_checkpointing", "mixed_precision") == (False, "no")
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -129,6 +141,12 @@ def test_the_dtype_of_the_checkpoint_is_taken_where_none_is_given(tmp_path):
         (SFT.format("", "peft_config=LoraConfig(use_dora=True)"), "use_dora: DoRA"),
         (SFT.format("optim='adamw_8bit'", ""), "keeps states of embeddings in fp32"),
         (SFT.format("", "") + "\n" + SFT.format("", ""), "several calls like SFTTrainer"),
+        ("SFTTrainer('tiny-llama-3m', args=parser.parse()[0])", "what it is made with is not seen"),
+        (SFT.format("", "peft_config=get_peft_config(a)"), "peft_config: is get_peft_config(a)"),
+        (
+            "for p in model.parameters():\n    p.requires_grad = False\n" + SFT.format("", ""),
+            "says which weights are trained",
+        ),
         (TRAINER.format("", "", "").replace("max_length=512", ""), "--set max_length=1024"),
     ],
 )

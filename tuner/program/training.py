@@ -130,6 +130,7 @@ _CALLS = {
     "BitsAndBytesConfig": "quantization",
     "prepare_model_for_kbit_training": "preparation",
     "get_peft_model": "adapted",
+    "gradient_checkpointing_enable": "enabled",
 }
 _OTHERS = ("FastLanguageModel", "FastModel", "Accelerator", "LightningModule", "deepspeed")
 """Names of libraries that train in ways of their own."""
@@ -167,6 +168,8 @@ def read_training(program: Program) -> Training:
         if last_name(call.func) not in _CALLS
         for name, argument in _keywords(program, script, call, only=("max_length",))
     )
+    for script in scripts:
+        found.problems += _freezes(script)
     training = Training("", groups, found, lengths=lengths)
     if trainers:
         script, call = trainers[0]
@@ -175,7 +178,26 @@ def read_training(program: Program) -> Training:
         model = model or (call.args[0] if call.args else None)
         value = _argument(program, script, model).value if model is not None else None
         training.model_by_name = value if isinstance(value, str) else None
+        made = {"args": "arguments", "peft_config": "lora"}
+        for name, group in (*made.items(), ("1", "arguments")):
+            given = training["trainer"].values.get(name)
+            if given is not None and given.value is not None and group not in groups:
+                text = f"is {given.value}, and what it is made with is not seen"
+                found.problems.append(Problem(text, f"{given.where} {name}"))
+    if "adapted" in groups and "lora" not in groups:
+        text = "gets a configuration that is not seen to be a LoraConfig"
+        found.problems.append(Problem(text, "get_peft_model"))
     return training
+
+
+def _freezes(script: Script) -> Iterator[Problem]:
+    """Weights that are frozen or trained one by one: which, nobody knows before it runs."""
+    for node in script.scopes:
+        is_set = isinstance(node, ast.Attribute) and node.attr == "requires_grad"
+        is_called = isinstance(node, ast.Call) and last_name(node.func) == "requires_grad_"
+        if is_called or (is_set and isinstance(getattr(node, "ctx", None), ast.Store)):
+            yield Problem("says which weights are trained, and that is not predicted",
+                          _at(script, node))  # fmt: skip
 
 
 def _is_other(call: ast.Call) -> bool:
@@ -197,8 +219,8 @@ def _keywords(
     program: Program, script: Script, call: ast.Call, only: Sequence[str] = ()
 ) -> Iterator[tuple[str, Argument]]:
     """The arguments of a call by name; those in a dictionary as "its name.its key"."""
-    if not only and call.args:
-        yield "0", _argument(program, script, call.args[0])
+    for number, value in enumerate(call.args if not only else ()):
+        yield str(number), _argument(program, script, value)
     for keyword in call.keywords:
         if keyword.arg is None:
             if not only:

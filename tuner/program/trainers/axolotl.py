@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.program.trainers.behaviour import (
     EMULATE,
+    NOT_COMPARED,
     WITHOUT_MEMORY,
     Behaviour,
     Planned,
@@ -98,7 +99,7 @@ def _plan(training: Training) -> Planned:
         file.refuse("embeddings and norms", why)
     model = file.take("base_model")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
-    return Planned(model, knobs)
+    return Planned(model, knobs, notes=[NOT_COMPARED])
 
 
 def _dtype(file: Arguments) -> str:

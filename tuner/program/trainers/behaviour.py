@@ -20,6 +20,10 @@ PEFT_DEFAULT = "peft's default"
 EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
 
 
+NOT_COMPARED = "this is not compared with the emulated program yet"
+"""A note beside numbers that nothing was held against."""
+
+
 @dataclass(slots=True)
 class Planned:
     """What a training is predicted as.
@@ -93,6 +97,15 @@ def checkpointing(arguments: Arguments, *, default: bool) -> dict[str, KnobValue
     if not isinstance(on, bool):
         arguments.refuse("gradient_checkpointing", f"is {on!r}, and is predicted as true or false")
     return {"gradient_checkpointing": bool(on), "use_reentrant": bool(reentrant)}
+
+
+def enabled_by_call(training: Training) -> dict[str, KnobValue]:
+    """What `model.gradient_checkpointing_enable()` says, where the arguments say nothing more."""
+    if not training.has("enabled"):
+        return {}
+    inner = "gradient_checkpointing_kwargs.use_reentrant"
+    reentrant = training["enabled"].take(inner, False, quietly=True)
+    return {"gradient_checkpointing": True, "use_reentrant": bool(reentrant)}
 
 
 def optimizer(arguments: Arguments, name: str, default: str) -> str:

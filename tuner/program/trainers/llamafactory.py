@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.program.trainers.behaviour import (
+    NOT_COMPARED,
     STORED,
     WITHOUT_MEMORY,
     Behaviour,
@@ -83,7 +84,8 @@ def _plan(training: Training) -> Planned:
     knobs |= _quantized(file, computed)
     model = file.take("model_name_or_path")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
-    return Planned(model, knobs)
+    compared = knobs["lora_rank"] and knobs["precision"] == "bf16"
+    return Planned(model, knobs, notes=[] if compared else [NOT_COMPARED])
 
 
 def _attention(file: Arguments) -> str:

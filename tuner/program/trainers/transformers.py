@@ -11,6 +11,7 @@ from tuner.program.trainers.behaviour import (
     Behaviour,
     Planned,
     adapters,
+    enabled_by_call,
     loaded_model,
     trainer_arguments,
     unset,
@@ -25,6 +26,8 @@ def _plan(training: Training) -> Planned:
     model, loaded = loaded_model(training, "fp32")
     knobs = {**trainer_arguments(arguments, checkpoints=False, precision="no"), **loaded}
     knobs |= {"loss": "transformers", "lora_rank": 0, "kbit_preparation": "none"}
+    if not knobs["gradient_checkpointing"]:
+        knobs |= enabled_by_call(training)
     if training.has("preparation"):
         knobs["kbit_preparation"] = "peft"
         enables = preparation.take("use_gradient_checkpointing", True, quietly=True)
