@@ -79,7 +79,7 @@ CASES = (
     Case("trl", LORA, {"loss": "chunked"}),
     Case("trl", QLORA, TRL),
     Case("trl", {**QLORA, **REENTRANT}, TRL),
-    Case("accelerate", LORA, {"training_loop": "function", "max_grad_norm": 0.0}),
+    Case("accelerate", LORA, {"max_grad_norm": 0.0}),
     Case("axolotl", LORA),
     Case("axolotl", QLORA),
     Case("axolotl", {**QLORA, **REENTRANT}),
@@ -132,14 +132,9 @@ model, optimizer, rows = accelerator.prepare(model, torch.optim.AdamW(trained), 
 model.train()
 
 
-def step(tokens):
-    outputs = model(input_ids=tokens, labels=tokens)
-    accelerator.backward(outputs.loss)
-
-
 for tokens in rows:
     with accelerator.accumulate(model):
-        step(tokens)
+        accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
         optimizer.step()
         optimizer.zero_grad()
 """
