@@ -208,6 +208,7 @@ def run(case: Case, model: Path, python: str = sys.executable) -> tuple[int, Emu
     gpu = get_gpu(GPU)
     predicted = predict(resolve_subject("causal_lm", str(model)), trained, gpu)
     programs = Path(python).parent
+    os.environ["PATH"] = os.pathsep.join([str(programs), os.environ["PATH"]])
     os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as log:
         folder = Path(name)
