@@ -63,28 +63,18 @@ class Case:
     def name(self) -> str:
         """For people: "trl nf4 reentrant"."""
         words = [self.tool, str(self.settings["precision"])]
-        if not self.settings["gradient_checkpointing"]:
-            words.append("not checkpointed")
         return " ".join([*words, *["reentrant"] * bool(self.settings.get("use_reentrant"))])
 
 
 TRL = {"loss": "chunked", "adapter_dtype": "bf16", "kbit_preparation": "none"}
-PLAIN = {"gradient_checkpointing": False}
 REENTRANT = {"use_reentrant": True}
 CASES = (
     Case("trainer", LORA),
-    Case("trainer", QLORA),
-    Case("trainer", {**QLORA, **PLAIN}),
     Case("trainer", {**QLORA, **REENTRANT}),
     Case("trl", LORA, {"loss": "chunked"}),
     Case("trl", QLORA, TRL),
     Case("trl", {**QLORA, **REENTRANT}, TRL),
-    Case("accelerate", LORA, {"max_grad_norm": 0.0}),
-    Case("axolotl", LORA),
-    Case("axolotl", QLORA),
-    Case("axolotl", {**QLORA, **REENTRANT}),
     Case("llamafactory", LORA),
-    Case("llamafactory", QLORA),
 )
 
 _TRAINER = """\
@@ -112,32 +102,6 @@ Trainer(
     args=TrainingArguments("out", max_steps=4, report_to="none", **s.TRAINING),
 ).train()
 """
-_ACCELERATE = """\
-import torch
-from accelerate import Accelerator
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
-
-accelerator = Accelerator(gradient_accumulation_steps={grad_accum})
-model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
-model.gradient_checkpointing_enable({{"use_reentrant": False}})
-model.enable_input_require_grads()
-model = get_peft_model(model, LoraConfig(r={lora_rank}, lora_alpha={lora_alpha},
-    target_modules="all-linear", task_type="CAUSAL_LM"))
-trained = [p for p in model.parameters() if p.requires_grad]
-rows = torch.utils.data.DataLoader(
-    [torch.full(({max_length},), 7) for _ in range(64)], batch_size={micro_batch}
-)
-model, optimizer, rows = accelerator.prepare(model, torch.optim.AdamW(trained), rows)
-model.train()
-
-
-for tokens in rows:
-    with accelerator.accumulate(model):
-        accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
-        optimizer.step()
-        optimizer.zero_grad()
-"""
 
 
 def prepared(case: Case, configuration: Configuration, folder: Path) -> list[str]:
@@ -148,11 +112,6 @@ def prepared(case: Case, configuration: Configuration, folder: Path) -> list[str
         (folder / "settings.py").write_text(text, encoding="utf-8")
         (folder / "train.py").write_text(_TRAINER.format(text=TEXT), encoding="utf-8")
         return ["python", "train.py"]
-    if case.tool == "accelerate":
-        (folder / "accelerate.yaml").write_text(text, encoding="utf-8")
-        script = _ACCELERATE.format(**configuration)
-        (folder / "train.py").write_text(script, encoding="utf-8")
-        return ["accelerate", "launch", "--config_file", "accelerate.yaml", "train.py"]
     more, command = _FILES[case.tool](folder)
     path = folder / "settings.yaml"
     path.write_text(text + yaml.safe_dump({"max_steps": 4, **more}), encoding="utf-8")
@@ -163,17 +122,6 @@ def _trl(folder: Path) -> tuple[dict[str, Any], list[str]]:
     _rows(folder / "data" / "train.jsonl", {"text": TEXT})
     more = {"dataset_name": "data", "output_dir": "out", "report_to": "none"}
     return more, ["trl", "sft", "--config"]
-
-
-def _axolotl(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    _rows(folder / "data.jsonl", {"text": TEXT})
-    more = {
-        "datasets": [{"path": "data.jsonl", "ds_type": "json", "type": "completion"}],
-        "output_dir": "out",
-        "learning_rate": 2e-4,
-        "special_tokens": {"pad_token": "<|reserved_special_token_0|>"},
-    }
-    return more, ["axolotl", "train"]
 
 
 def _llamafactory(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -193,7 +141,7 @@ def _llamafactory(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return more, ["llamafactory-cli", "train"]
 
 
-_FILES = {"trl": _trl, "axolotl": _axolotl, "llamafactory": _llamafactory}
+_FILES = {"trl": _trl, "llamafactory": _llamafactory}
 
 
 def _rows(path: Path, row: Mapping[str, str]) -> None:
@@ -209,7 +157,6 @@ def run(case: Case, model: Path, python: str = sys.executable) -> tuple[int, Emu
     predicted = predict(resolve_subject("causal_lm", str(model)), trained, gpu)
     programs = Path(python).parent
     os.environ["PATH"] = os.pathsep.join([str(programs), os.environ["PATH"]])
-    os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as log:
         folder = Path(name)
         (folder / "model").symlink_to(model)
