@@ -74,6 +74,7 @@ CASES = (
     Case("trl", LORA, {"loss": "chunked"}),
     Case("trl", QLORA, TRL),
     Case("trl", {**QLORA, **REENTRANT}, TRL),
+    Case("accelerate", LORA, {"max_grad_norm": 0.0}),
     Case("llamafactory", LORA),
 )
 
@@ -102,6 +103,32 @@ Trainer(
     args=TrainingArguments("out", max_steps=4, report_to="none", **s.TRAINING),
 ).train()
 """
+_ACCELERATE = """\
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+accelerator = Accelerator(gradient_accumulation_steps={grad_accum})
+model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
+model.gradient_checkpointing_enable({{"use_reentrant": False}})
+model.enable_input_require_grads()
+model = get_peft_model(model, LoraConfig(r={lora_rank}, lora_alpha={lora_alpha},
+    target_modules="all-linear", task_type="CAUSAL_LM"))
+trained = [p for p in model.parameters() if p.requires_grad]
+rows = torch.utils.data.DataLoader(
+    [torch.full(({max_length},), 7) for _ in range(64)], batch_size={micro_batch}
+)
+model, optimizer, rows = accelerator.prepare(model, torch.optim.AdamW(trained), rows)
+model.train()
+
+
+for tokens in rows:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
 
 
 def prepared(case: Case, configuration: Configuration, folder: Path) -> list[str]:
@@ -112,6 +139,11 @@ def prepared(case: Case, configuration: Configuration, folder: Path) -> list[str
         (folder / "settings.py").write_text(text, encoding="utf-8")
         (folder / "train.py").write_text(_TRAINER.format(text=TEXT), encoding="utf-8")
         return ["python", "train.py"]
+    if case.tool == "accelerate":
+        (folder / "accelerate.yaml").write_text(text, encoding="utf-8")
+        script = _ACCELERATE.format(**configuration)
+        (folder / "train.py").write_text(script, encoding="utf-8")
+        return ["accelerate", "launch", "--config_file", "accelerate.yaml", "train.py"]
     more, command = _FILES[case.tool](folder)
     path = folder / "settings.yaml"
     path.write_text(text + yaml.safe_dump({"max_steps": 4, **more}), encoding="utf-8")

@@ -11,7 +11,7 @@ from benchmarks.exports import CASES, Case, run
 from tests.emulating import needs_emulator
 from tuner.models.hollow import write_hollow
 
-IN_ONE_ENVIRONMENT = [case for case in CASES if case.tool in ("trainer", "trl")]
+IN_ONE_ENVIRONMENT = [case for case in CASES if case.tool in ("trainer", "trl", "accelerate")]
 QUICK = ("trl nf4",)
 """Of those that take as long as a program takes to start, the ones that always run."""
 
