@@ -63,28 +63,19 @@ class Case:
     def name(self) -> str:
         """For people: "trl nf4 reentrant"."""
         words = [self.tool, str(self.settings["precision"])]
-        if not self.settings["gradient_checkpointing"]:
-            words.append("not checkpointed")
         return " ".join([*words, *["reentrant"] * bool(self.settings.get("use_reentrant"))])
 
 
 TRL = {"loss": "chunked", "adapter_dtype": "bf16", "kbit_preparation": "none"}
-PLAIN = {"gradient_checkpointing": False}
 REENTRANT = {"use_reentrant": True}
 CASES = (
     Case("trainer", LORA),
-    Case("trainer", QLORA),
-    Case("trainer", {**QLORA, **PLAIN}),
     Case("trainer", {**QLORA, **REENTRANT}),
     Case("trl", LORA, {"loss": "chunked"}),
     Case("trl", QLORA, TRL),
     Case("trl", {**QLORA, **REENTRANT}, TRL),
-    Case("accelerate", LORA, {"training_loop": "function", "max_grad_norm": 0.0}),
-    Case("axolotl", LORA),
-    Case("axolotl", QLORA),
-    Case("axolotl", {**QLORA, **REENTRANT}),
+    Case("accelerate", LORA, {"max_grad_norm": 0.0}),
     Case("llamafactory", LORA),
-    Case("llamafactory", QLORA),
 )
 
 _TRAINER = """\
@@ -132,14 +123,9 @@ model, optimizer, rows = accelerator.prepare(model, torch.optim.AdamW(trained), 
 model.train()
 
 
-def step(tokens):
-    outputs = model(input_ids=tokens, labels=tokens)
-    accelerator.backward(outputs.loss)
-
-
 for tokens in rows:
     with accelerator.accumulate(model):
-        step(tokens)
+        accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
         optimizer.step()
         optimizer.zero_grad()
 """
@@ -170,17 +156,6 @@ def _trl(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return more, ["trl", "sft", "--config"]
 
 
-def _axolotl(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    _rows(folder / "data.jsonl", {"text": TEXT})
-    more = {
-        "datasets": [{"path": "data.jsonl", "ds_type": "json", "type": "completion"}],
-        "output_dir": "out",
-        "learning_rate": 2e-4,
-        "special_tokens": {"pad_token": "<|reserved_special_token_0|>"},
-    }
-    return more, ["axolotl", "train"]
-
-
 def _llamafactory(folder: Path) -> tuple[dict[str, Any], list[str]]:
     (folder / "data").mkdir()
     rows = [{"instruction": "Go on.", "input": "", "output": TEXT}] * 64
@@ -198,7 +173,7 @@ def _llamafactory(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return more, ["llamafactory-cli", "train"]
 
 
-_FILES = {"trl": _trl, "axolotl": _axolotl, "llamafactory": _llamafactory}
+_FILES = {"trl": _trl, "llamafactory": _llamafactory}
 
 
 def _rows(path: Path, row: Mapping[str, str]) -> None:
@@ -213,7 +188,7 @@ def run(case: Case, model: Path, python: str = sys.executable) -> tuple[int, Emu
     gpu = get_gpu(GPU)
     predicted = predict(resolve_subject("causal_lm", str(model)), trained, gpu)
     programs = Path(python).parent
-    os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
+    os.environ["PATH"] = os.pathsep.join([str(programs), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as log:
         folder = Path(name)
         (folder / "model").symlink_to(model)

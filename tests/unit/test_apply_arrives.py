@@ -79,7 +79,11 @@ Trainer(args=TrainingArguments(per_device_train_batch_size=args.batch_size)).tra
 
 
 def arrivals(
-    folder: Path, file: str, changes: dict[str, tuple[str, KnobValue]], words: tuple[str, ...] = ()
+    folder: Path,
+    file: str,
+    changes: dict[str, tuple[str, KnobValue]],
+    words: tuple[str, ...] = (),
+    way: str | None = "read",
 ) -> Arrivals:
     path = folder / file
     wanted = [Assignment(read_key(key), knob, value) for knob, (key, value) in changes.items()]
@@ -87,7 +91,7 @@ def arrivals(
     user = user_program([open_source(path)], words)
     plan = make_plan([path], wanted)
     values = {knob: value for knob, (_, value) in changes.items()}
-    found = look(user, plan.files, values, get_gpu("t4"), way="read")
+    found = look(user, plan.files, values, get_gpu("t4"), way=way)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     return found
 
@@ -192,6 +196,16 @@ def test_files_of_no_known_program_are_named(tmp_path: Path) -> None:
     found = arrivals(tmp_path, "config.yaml", {"micro_batch": ("training.batch_size", 2)})
     assert [value.seen for value in found.values] == [""]
     assert "name it after --" in found.notes[0]
+
+
+def test_the_file_of_a_tool_that_is_not_installed_is_read(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    text = "base_model: m\ndatasets: []\nmicro_batch_size: 4\n"
+    write(tmp_path, axolotl_yml=text)
+    found = arrivals(tmp_path, "axolotl.yml", {"micro_batch": ("micro_batch_size", 2)}, way=None)
+    assert [(v.arrived, v.seen) for v in found.values] == [(2, "read")]
+    assert "is a file of Axolotl, and 'axolotl' is not installed" in found.notes[0]
 
 
 def test_what_is_not_known_to_run_is_not_emulated(tmp_path: Path) -> None:

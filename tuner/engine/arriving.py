@@ -150,7 +150,8 @@ def _run(program: Program, edits: Sequence[FileEdit], gpu: Gpu) -> tuple[Emulati
     if found.error is not None:
         line = f" ({folder.original_text(found.error.line)})" if found.error.line else ""
         message = folder.original_text(found.error.message).splitlines()[:1]
-        why = f"{found.error.type}{line}: {' '.join(message)[:200]}"
+        kind = found.error.type.removeprefix("builtins.")
+        why = f"{kind}{line}: {' '.join(message)[:200]}"
     elif found.duration_s >= LONGEST_RUN_S:
         why = f"its first step took more than {LONGEST_RUN_S:.0f} s"
     return found, f"the program could not be run to its first step: {why}"

@@ -40,27 +40,24 @@ def require_way(way: str) -> None:
 def user_program(sources: Sequence[SourceFile], words: Sequence[str]) -> UserProgram:
     """The program that `words` start, or the one that `sources`, the files to change, are of."""
     if words:
-        return UserProgram(_with_sources(_read(words), sources), may_run=True)
+        return _started(words, sources)
     scripts = [s for s in sources if s.path.suffix in PYTHON]
     main = [s for s in scripts if not any(_imports(o, s.path) for o in scripts if o is not s)]
     tools = [s for s in sources if s.path.suffix not in PYTHON and trainer_of(s.places)]
     if len(main) == 1:
         return _of_script(main[0], sources)
     if not scripts and len(tools) == 1:
-        return UserProgram(_with_sources(_read([str(tools[0].path)]), sources), may_run=True)
+        return _started([str(tools[0].path)], sources)
     names = ", ".join(str(source.path) for source in (main or sources))
     return UserProgram(None, note=f"which program uses {names} is not known: name it after --")
 
 
-def _read(words: Sequence[str]) -> Program:
+def _started(words: Sequence[str], sources: Sequence[SourceFile]) -> UserProgram:
     try:
-        return read_program(words)
-    except UnavailableError:
-        # A tool's file, and the tool is elsewhere: the file can be read all the same.
-        path = Path(words[0])
-        data = path.read_bytes()
-        source = SourceFile(path, data, read_places(data, path))
-        return Program(tuple(words), {words[0]: source})
+        return UserProgram(_with_sources(read_program(words), sources), may_run=True)
+    except UnavailableError as error:  # the tool is elsewhere; its file can be read all the same
+        program = read_program(words, is_run=False)
+        return UserProgram(_with_sources(program, sources), note=f"not run: {error.message}")
 
 
 def _of_script(script: SourceFile, sources: Sequence[SourceFile]) -> UserProgram:
@@ -75,8 +72,8 @@ def _of_script(script: SourceFile, sources: Sequence[SourceFile]) -> UserProgram
         return UserProgram(None, note=f"{names} use {script.path}: name your program after --")
     if users:
         note = f"{users[0]} was read, not run: name it after -- to have it run"
-        return UserProgram(_with_sources(_read([str(users[0])]), sources), note=note)
-    program = _with_sources(_read([str(script.path)]), sources)
+        return UserProgram(_with_sources(read_program([str(users[0])]), sources), note=note)
+    program = _with_sources(read_program([str(script.path)]), sources)
     if not _imports_libraries(script):
         return UserProgram(
             program, note=f"{script.path} imports nothing that trains: name your program after --"
