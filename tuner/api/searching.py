@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from tuner.api.listening import listener_of
 from tuner.api.result import SearchResult, SearchResults
 from tuner.api.values import as_bytes, as_mode, as_share, as_texts
+from tuner.engine.correcting import corrected
 from tuner.engine.device import find_gpu, with_profile
 from tuner.engine.estimate import Estimate, estimate_configuration, one_configuration
 from tuner.engine.margin import parse_margin
@@ -205,7 +206,7 @@ def load_results(
     return SearchResults({one.gpu.id: one for one in found}) if several else found[0]
 
 
-def estimate(
+def estimate(  # noqa: PLR0913 - one argument for each option
     space: str | Path | SearchSpace | None = None,
     *,
     gpu: str,
@@ -213,6 +214,7 @@ def estimate(
     margin: float | str | None = None,
     gpu_memory: int | str | None = None,
     price: float | None = None,
+    results: str | Path | None = "results",
     settings: Mapping[str, KnobValue] | None = None,
     **knobs: KnobValue,
 ) -> Estimate:
@@ -226,7 +228,9 @@ def estimate(
         tuner.estimate(model="mistral-7b-v0.3", gpu="rtx4090", precision="nf4")
 
     Give knob values by name, or in `settings` if another argument has that name. Others have the
-    value of the space's baseline, or the default without a space. The other arguments are those of
+    value of the space's baseline, or the default without a space. Trials of the space that ran on
+    this GPU type correct the prediction (`Estimate.corrected_by`), where the folder `results` has
+    some; `results=None` leaves it as predicted. The other arguments are those of
     `tuner.search`. Raises `InputError` for wrong arguments, and if the GPU cannot run the
     configuration at all.
     """
@@ -237,9 +241,10 @@ def estimate(
     read, configuration = one_configuration(given, model, {**(settings or {}), **knobs})
     with quiet_libraries():
         device, profile = with_profile(device)
-        return estimate_configuration(
+        found = estimate_configuration(
             read, configuration, device, margin_fraction=fraction, profile=profile
         )
+        return corrected(found, Path(results)) if space is not None and results else found
 
 
 def _named(space: str | Path | SearchSpace) -> str | SearchSpace:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from tuner.cli.evidence import print_evidence
@@ -11,12 +13,14 @@ from tuner.cli.options import (
     gpu_options,
     json_option,
     model_option,
+    results_option,
     set_option,
     space_option,
 )
 from tuner.cli.stages import print_staged
+from tuner.engine.correcting import corrected
 from tuner.engine.device import find_gpu, with_profile
-from tuner.engine.estimate import estimate_configuration, one_configuration
+from tuner.engine.estimate import Estimate, estimate_configuration, one_configuration
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
 from tuner.results.facts import SpaceFacts
@@ -39,6 +43,15 @@ from tuner.terminal.render import print_fields, print_json, settings_text
 @gpu_options
 @set_option
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@results_option
+@click.option(
+    "--no-calibration",
+    "calibrated",
+    is_flag=True,
+    default=True,
+    flag_value=False,
+    help="Do not correct the prediction by trials in the results folder.",
+)
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
     *,
@@ -49,10 +62,13 @@ def command(  # noqa: PLR0913 - one argument for each option
     price: float | None,
     settings: tuple[str, ...],
     margin: str | None,
+    results: Path,
+    calibrated: bool,
     as_json: bool,
 ) -> None:
     """Predict memory and speed of one configuration, without running or writing anything.
 
+    Where trials of the space ran on this GPU type, they correct the prediction, and it says so.
     Exit code 0 whether or not it fits: see `fits`.
     """
     gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
@@ -65,6 +81,8 @@ def command(  # noqa: PLR0913 - one argument for each option
         found = estimate_configuration(
             space, configuration, gpu, margin_fraction=fraction, profile=profile
         )
+        if calibrated and space_name is not None:
+            found = corrected(found, results)
     if as_json:
         print_json(found.to_dict())
         return
@@ -73,6 +91,7 @@ def command(  # noqa: PLR0913 - one argument for each option
             ("model", str(space.model)),
             ("GPU", gpus_text(configuration, gpu)),
             ("settings", settings_text(configuration)),
+            ("corrected", _correction_text(found)),
         ]
     )
     print_evidence(
@@ -80,3 +99,22 @@ def command(  # noqa: PLR0913 - one argument for each option
     )
     if found.stages is not None:
         print_staged(found.stages, configuration, SpaceFacts.of(space))
+
+
+def _correction_text(found: Estimate) -> str:
+    """Which trials changed the prediction, and by how much; empty where none did."""
+    if not found.corrected_by:
+        return ""
+    plural = "s" if found.corrected_by > 1 else ""
+    factors = ", ".join(
+        f"{label} x {found.prediction.corrections[name]:.2f}"
+        for name, label in _CORRECTED.items()
+        if name in found.prediction.corrections
+    )
+    return (
+        f"by {found.corrected_by} trial{plural} of this space on this GPU: {factors} "
+        "(--no-calibration: as predicted)"
+    )
+
+
+_CORRECTED = {"device_bytes": "device memory", "step_s": "step time"}

@@ -19,13 +19,18 @@ from tuner.units import format_size, significant
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
-    """What is predicted of one configuration; `stages` says it of each, where there are some."""
+    """What is predicted of one configuration; `stages` says it of each, where there are some.
+
+    `corrected_by` is the number of trials whose measurements corrected the prediction
+    (`tuner.engine.correcting`); `prediction.corrections` has the factors.
+    """
 
     space: SearchSpace
     configuration: Configuration
     gpu: Gpu
     prediction: Prediction
     stages: StagedPrediction | None = None
+    corrected_by: int = 0
 
     @property
     def fits(self) -> bool:
@@ -60,6 +65,7 @@ class Estimate:
             "space": self.space.name if self.space.path is not None else None,
             "model": self.space.model,
             **self.prediction.to_dict(),
+            "corrected_by": self.corrected_by,
             "configuration": self.configuration.to_dict(),
             "versions": outcome_versions(),
         }

@@ -16,7 +16,7 @@ from tuner.errors import Problem
 from tuner.expressions import show
 from tuner.program.names import Literal, OptionValue, OutsideKeys, Script, last_name
 from tuner.program.program import PYTHON, Program
-from tuner.program.settings import typed
+from tuner.program.settings import scripts_of, typed
 
 DTYPES: Mapping[str, str] = {
     "float32": "fp32",
@@ -139,7 +139,7 @@ _OTHERS = ("FastLanguageModel", "FastModel", "Accelerator", "LightningModule", "
 def read_training(program: Program) -> Training:
     """What `program` says of its training; problems are noted, nothing is raised for them."""
     found = Found()
-    scripts = [Script(source) for source in program.sources if source.path.suffix in PYTHON]
+    scripts = scripts_of(program)
     data = [source for source in program.sources if source.path.suffix not in PYTHON]
     if not scripts:
         arguments = Arguments(program.trainer, _flat(program, data), found)

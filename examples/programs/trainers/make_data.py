@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-answer = " ".join(f"This is sentence {number} of the answer." for number in range(300))
+answer = " ".join(f"This is sentence {number} of the answer." for number in range(100))
 rows = [{"instruction": f"Question {n}", "input": "", "output": answer} for n in range(256)]
 turns = ("user", "Question"), ("assistant", answer)
 chat = {"messages": [{"role": role, "content": text} for role, text in turns]}

@@ -1,0 +1,103 @@
+"""`tuner estimate`: trials of a space that ran correct its predictions, and no others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.main import run
+from tuner.engine.correcting import corrected
+from tuner.engine.estimate import Estimate, estimate_configuration, one_configuration
+from tuner.gpus import get_gpu
+from tuner.records import Measurement, Outcome, Source, Status, TrialRecord
+from tuner.results.journal import JournalWriter
+from tuner.results.store import ResultsFolder
+
+A6000 = get_gpu("a6000")
+SLOWER, LARGER = 1.5, 1.1
+
+
+@pytest.fixture(scope="module")
+def predicted() -> Estimate:
+    space, configuration = one_configuration("tiny_cpu", None, {})
+    return estimate_configuration(space, configuration, A6000)
+
+
+def ran(predicted: Estimate, number: int, **fields: object) -> TrialRecord:
+    """A trial that took more memory and time than it was predicted to take."""
+    found = predicted.prediction
+    memory = replace(found.memory, device_bytes=round(found.memory.device_bytes * LARGER))
+    speed = replace(found.speed, step_s=found.speed.step_s * SLOWER)
+    measurement = Measurement(
+        memory=memory, speed=speed, trainable_params=1, total_params=2, device=A6000.name,
+        steps=5, loss_finite=True,
+    )  # fmt: skip
+    record = TrialRecord(
+        trial_id=f"t-{number}", space=predicted.space.name, gpu=A6000.id,
+        gpu_memory_bytes=A6000.memory_bytes,
+        configuration=predicted.configuration.replace(seed=number),
+        outcome=Outcome(Status.OK, prediction=found, measurement=measurement),
+        seed=0, started_at="2026-11-22T10:00:00+00:00", versions={}, searcher="guided",
+        device=A6000.name,
+    )  # fmt: skip
+    return replace(record, **fields)
+
+
+def write(root: Path, *records: TrialRecord) -> Path:
+    with JournalWriter(ResultsFolder(root, "tiny_cpu", A6000.id).journal) as journal:
+        for record in records:
+            journal.append(record)
+    return root
+
+
+def test_trials_that_ran_correct_memory_and_time(predicted, tmp_path):
+    found = corrected(predicted, write(tmp_path, *(ran(predicted, n) for n in range(5))))
+    before, after = predicted.prediction, found.prediction
+    assert found.corrected_by == 5
+    assert after.source is Source.PREDICTED
+    assert after.speed.step_s / before.speed.step_s == pytest.approx(SLOWER, rel=0.05)
+    assert after.memory.device_bytes / before.memory.device_bytes == pytest.approx(LARGER, rel=0.05)
+    assert sum(after.memory.breakdown.values()) == after.memory.device_bytes
+    low, high = after.intervals["step_s"]
+    before_low, before_high = before.intervals["step_s"]
+    assert high / low < before_high / before_low
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"gpu_memory_bytes": A6000.memory_bytes // 2},
+        {"device": "NVIDIA A100-SXM4-80GB", "memory_limit_bytes": A6000.memory_bytes},
+        {"space": "tiny_cpu-other"},
+    ],
+    ids=["another memory", "a larger GPU that stood in", "another model"],
+)
+def test_trials_of_something_else_correct_nothing(predicted, tmp_path, fields):
+    assert corrected(predicted, write(tmp_path, ran(predicted, 1, **fields))) is predicted
+
+
+def test_predictions_and_no_results_correct_nothing(predicted, tmp_path):
+    assert corrected(predicted, tmp_path) is predicted
+    record = ran(predicted, 1)
+    simulated = replace(record, device=None, outcome=replace(record.outcome, measurement=None))
+    assert corrected(predicted, write(tmp_path, simulated)) is predicted
+
+
+def test_the_command_says_what_corrected_it(predicted, tmp_path, capsys):
+    write(tmp_path, *(ran(predicted, n) for n in range(3)))
+    command = ["estimate", "--space", "tiny_cpu", "--results", str(tmp_path)]
+
+    def asked(gpu: str, *more: str) -> dict[str, object]:
+        assert run([*command, "--gpu", gpu, "--json", *more]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    plain, fixed = asked("a6000", "--no-calibration"), asked("a6000")
+    assert (plain["corrected_by"], fixed["corrected_by"]) == (0, 3)
+    assert fixed["step_s"] > plain["step_s"]
+    assert asked("rtx4090")["corrected_by"] == 0
+    assert run([*command, "--gpu", "a6000"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "corrected by 3 trials of this space on this GPU: device memory x 1.0" in text
