@@ -9,14 +9,35 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from tuner.errors import InputError
+
+_AFTER_THE_HEAD = {"logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}
+"""What some models do to their logits, with the values that do nothing (Granite, Cohere, Gemma)."""
+
 
 def register() -> None:
     """Make them known to the workload."""
     from tuner.workloads.losses import LOSSES, CrossEntropy, use_shifted
 
     def widened(model: Any, cross_entropy: CrossEntropy) -> None:
+        _require_plain_logits(model)
         use_shifted(model, cross_entropy)
         model.get_output_embeddings().register_forward_hook(lambda *called: called[-1].float())
 
     LOSSES["transformers_4_45"] = widened
     LOSSES["unwidened"] = partial(use_shifted, widen=False)
+
+
+def _require_plain_logits(model: Any) -> None:
+    """Raise `InputError` where 4.45 did something to the logits before it widened them.
+
+    What stands in for it here widens what the output head returns.
+    """
+    config = model.config.get_text_config()
+    for name, nothing in _AFTER_THE_HEAD.items():
+        value = getattr(config, name, nothing)
+        if value is not None and value != nothing:
+            raise InputError(
+                f"loss transformers_4_45 is not known for models with {name} (here {value})",
+                hint="take transformers_4_46 or transformers",
+            )

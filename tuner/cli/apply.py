@@ -31,8 +31,7 @@ from tuner.units import format_size
         "tuner apply --space qlora27b --gpu a6000 --to train.py --dry-run",
         "tuner apply --space qlora27b --gpu a6000 --to conf/config.yaml \\",
         "    --map micro_batch=data_loader.batch_size --map optimizer=",
-        "tuner apply --space qwen7b_lora --gpu rtx3090 --to config.py \\",
-        "    -- train.py --epochs 3",
+        "tuner apply --space qwen7b_lora --gpu rtx3090 --to config.py -- train.py --epochs 3",
     ),
 )
 @space_option()
@@ -54,7 +53,8 @@ from tuner.units import format_size
     multiple=True,
     metavar="KNOB=KEY",
     help="Where a value belongs: a key such as train.batch_size, .batch_size (anywhere) or "
-    "FILE:KEY; empty leaves the knob out. Replaces the space's mapping; repeatable.",
+    "FILE:KEY; nothing after the = leaves the knob out. Repeatable; replaces the space's mapping "
+    "of that knob.",
 )
 @click.option(
     "--as",
@@ -67,9 +67,9 @@ from tuner.units import format_size
     "--check",
     "way",
     type=click.Choice(WAYS),
-    metavar="WAY",
-    help="Check that values reach the training: emulate a step of the changed program, read its "
-    "files, or none.  [default: emulate where possible, else read]",
+    help="How to check, before writing, that the values reach the training: emulate runs the "
+    "changed program for a step, read inspects its files, none skips the check. [default: "
+    "emulate where possible, else read]",
 )
 @click.option("--dry-run", is_flag=True, help="Show the diff and write nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
@@ -99,8 +99,9 @@ def command(  # noqa: PLR0913 - one argument for each option
 
     Only values change: comments, order, quotes and line ends stay, byte by byte. The diff is shown
     first, and a dated copy of each file is kept beside it. If a value cannot be written safely, or
-    does not reach the training, nothing is written (exit code 2). PROGRAM is the script or command
-    that reads the files; by default the file itself.
+    does not reach the training, all such problems are listed and nothing is written (exit code 2).
+    PROGRAM, after --, is the script or command that takes its settings from the files; by default
+    the file itself.
     """
     target = load_target(
         space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price

@@ -23,6 +23,8 @@ from tuner.engine.device import find_gpu, with_profile
 from tuner.engine.estimate import Estimate, estimate_configuration, one_configuration
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
+from tuner.models.trainable import model_defaults
+from tuner.records import Configuration
 from tuner.results.facts import SpaceFacts
 from tuner.results.ranks import gpus_text
 from tuner.space import parse_settings
@@ -91,6 +93,7 @@ def command(  # noqa: PLR0913 - one argument for each option
             ("model", str(space.model)),
             ("GPU", gpus_text(configuration, gpu)),
             ("settings", settings_text(configuration)),
+            ("chosen", _chosen_text(model, settings) if space_name is None else ""),
             ("corrected", _correction_text(found)),
         ]
     )
@@ -118,3 +121,11 @@ def _correction_text(found: Estimate) -> str:
 
 
 _CORRECTED = {"device_bytes": "device memory", "step_s": "step time"}
+
+
+def _chosen_text(model: str | None, settings: tuple[str, ...]) -> str:
+    """The settings that are not the usual defaults, because the model's class has not got those."""
+    given = parse_settings(settings)
+    chosen = {k: v for k, v in model_defaults(str(model)).items() if k not in given}
+    text = settings_text(Configuration(chosen))
+    return f"{text}: transformers has nothing else for this kind of model" if chosen else ""

@@ -38,6 +38,8 @@ def print_evidence(
                 "parameters",
                 f"{count(evidence.trainable_params)} trainable of {count(evidence.total_params)}",
             ),
+            # It ends with the settings and the layers that the numbers know nothing of.
+            ("method", evidence.method if isinstance(evidence, Prediction) else ""),
         ]
     )
     if evidence.memory.breakdown:

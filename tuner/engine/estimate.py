@@ -11,6 +11,7 @@ from tuner.errors import InputError
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.stages import StagedPrediction, predict_stages
 from tuner.gpu import Gpu
+from tuner.models.trainable import model_defaults
 from tuner.records import Configuration, Memory, Prediction, Speed
 from tuner.runner.base import outcome_versions
 from tuner.space import SearchSpace, configure, default_space, load_space
@@ -91,6 +92,7 @@ def one_configuration(
     if named is not None:
         space = with_model(load_space(named) if isinstance(named, str) else named, model)
     elif model is not None:
+        settings = {**model_defaults(model), **settings}
         space = default_space(model, settings)
     else:
         raise InputError("no search space and no model is named", hint="name one of them")

@@ -13,6 +13,7 @@ from tuner.engine.target import CannotRunError
 from tuner.errors import InputError, Problem
 from tuner.estimators.predict import check_supported
 from tuner.gpu import Gpu
+from tuner.models.catalogue import architecture
 from tuner.records import Configuration
 from tuner.space import SearchSpace
 from tuner.space.distributed_knobs import gpus_per_trial
@@ -53,12 +54,13 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
     Trials of several GPUs whose link is not known are left out where there are others.
     """
     space.require_configurations(where)
+    positions = architecture(space.predicted_model()).positions if space.predictable else None
     supported: list[Configuration] = []
     reasons: dict[str, int] = {}
     left_out = 0
     for configuration in space.configurations(where):
         # What code of the user's own needs of a GPU, nobody knows.
-        problems = _problems(space, configuration, gpu) if space.predictable else {}
+        problems = _problems(space, configuration, gpu, positions) if space.predictable else {}
         if not problems:
             supported.append(configuration)
             continue
@@ -87,10 +89,13 @@ def _link_known(configuration: Configuration, gpu: Gpu) -> bool:
     return gpu.link_bytes_per_s is not None or gpus_per_trial(configuration) == 1
 
 
-def _problems(space: SearchSpace, configuration: Configuration, gpu: Gpu) -> dict[str, None]:
-    """What the GPU cannot do of what the configuration asks, in any of its stages."""
+def _problems(
+    space: SearchSpace, configuration: Configuration, gpu: Gpu, positions: int | None
+) -> dict[str, None]:
+    """What GPU and model cannot do of what the configuration asks, in any of its stages."""
     stages = [*space.stage_configurations(configuration).values()] or [configuration]
-    return {p.message: None for values in stages for p in check_supported(values, gpu)}
+    found = (check_supported(values, gpu, positions=positions) for values in stages)
+    return {problem.message: None for problems in found for problem in problems}
 
 
 def require_supported(configuration: Configuration, gpu: Gpu) -> None:
@@ -100,8 +105,12 @@ def require_supported(configuration: Configuration, gpu: Gpu) -> None:
         raise InputError(
             f"{gpu.name} cannot run this configuration",
             problems=[Problem(p.message) for p in problems],
-            hint=_hint(gpu),
+            hint="set attention to sdpa" if _only_attention(problems) else _hint(gpu),
         )
+
+
+def _only_attention(problems: Sequence[Problem]) -> bool:
+    return all(problem.where == "attention" for problem in problems)
 
 
 def _hint(gpu: Gpu, space: SearchSpace | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from tuner.estimators.speed.roofline import StepTimes, StepWork, matmul_peak, st
 from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.gpu import Gpu
 from tuner.models.catalogue import resolve_config
+from tuner.models.positions import length_problem
 from tuner.records import Configuration, Memory, MemoryBudget, Prediction, Speed
 from tuner.space.distributed_knobs import GPUS_PER_TRIAL, Parallelism, gpus_per_trial
 from tuner.space.schemas import unmodelled
@@ -33,6 +35,9 @@ from tuner.workloads import get_workload, tokens_per_sample
 if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
     from tuner.estimators.tracing.trace import Trace
     from tuner.workloads.base import Workload
+
+WITHOUT = "without the effect of"
+"""What stands in a method before the settings that it knows nothing of."""
 
 METHOD = "trace of two optimizer steps at full depth"
 
@@ -53,8 +58,13 @@ def resolve_subject(workload: str, model: str) -> Subject:
     return Subject(get_workload(workload), model, resolve_config(model))
 
 
-def check_supported(configuration: Configuration, gpu: Gpu) -> list[Problem]:
-    """What the GPU cannot do of what the configuration asks; empty when it can run."""
+def check_supported(
+    configuration: Configuration, gpu: Gpu, *, positions: int | None = None
+) -> list[Problem]:
+    """What GPU or model cannot do of what the configuration asks; empty when it can run.
+
+    `positions` is how many tokens the model has positions for, where that is limited.
+    """
     problems = []
     for knob in ("precision", "mixed_precision", "compute_dtype"):
         value = configuration.get(knob, "no")
@@ -63,7 +73,31 @@ def check_supported(configuration: Configuration, gpu: Gpu) -> list[Problem]:
         reason = gpu.unsupported_reason(str(value))
         if reason is not None:
             problems.append(Problem(f"{knob} {value} on {gpu.name}: {reason}", where=knob))
+    problems += _flash_attention_problems(configuration, gpu)
+    if "max_length" in configuration:
+        too_long = length_problem(positions, int(str(configuration["max_length"])), "max_length")
+        problems += [Problem("; ".join(too_long), where="max_length")] if too_long else []
     return [*problems, *Parallelism.of(configuration).problems(configuration)]
+
+
+_FLASH_ATTENTION_FROM = (8, 0)
+"""flash-attn 2 needs Ampere (its README, "NVIDIA CUDA Support") and fp16 or bf16 inputs."""
+
+
+def _flash_attention_problems(configuration: Configuration, gpu: Gpu) -> list[Problem]:
+    if configuration.get("attention") != "flash_attention_2":
+        return []
+    asked = "attention flash_attention_2"
+    if gpu.compute_capability < _FLASH_ATTENTION_FROM:
+        least = ".".join(map(str, _FLASH_ATTENTION_FROM))
+        reason = f"{asked} on {gpu.name}: it needs a GPU of compute capability {least} or more"
+        return [Problem(reason, where="attention")]
+    knob = "compute_dtype" if configuration["precision"] in ("nf4", "int8") else "precision"
+    dtype = configuration.get(knob)
+    if dtype in ("fp32", "tf32") and configuration.get("mixed_precision", "no") == "no":
+        reason = f"{asked} with {knob} {dtype}: it takes fp16 and bf16 only"
+        return [Problem(reason, where="attention")]
+    return []
 
 
 def predict(
@@ -120,7 +154,9 @@ def predict(
         speed_of(times, 0, subject.workload.name, configuration, gpu),
         gpu,
         params=(traced.trainable_params, traced.total_params),
-        method=method_text(f"{METHOD}; {rates}", subject.workload.name, configuration),
+        method=method_text(
+            f"{METHOD}; {rates}", subject.workload.name, configuration, traced.kept_whole
+        ),
         margin_fraction=margin_fraction,
         parallelism=parallelism,
     )
@@ -140,18 +176,27 @@ def _alone(traced: Trace, subject: Subject, configuration: Configuration, gpu: G
     )
 
 
-def method_text(how: str, workload: str, configuration: Configuration) -> str:
-    """How a prediction came about, and which of the configuration's knobs it knows nothing of."""
+def method_text(
+    how: str, workload: str, configuration: Configuration, kept_whole: Sequence[str] = ()
+) -> str:
+    """How a prediction came about, and which of the configuration's knobs it knows nothing of.
+
+    `kept_whole` are classes of layers that a quantised base does not quantise.
+    """
     left_out = unmodelled(workload, configuration)
     parallelism = Parallelism.of(configuration)
     if parallelism.ranks > 1:
         how = f"{how}; one of {parallelism.ranks} ranks under {parallelism.strategy}, {NOT_KNOWN}"
-    return f"{how}; without the effect of {', '.join(left_out)}" if left_out else how
+    if kept_whole:
+        how = f"{how}; bitsandbytes leaves {', '.join(kept_whole)} as they are, not quantised"
+    return f"{how}; {WITHOUT} {', '.join(left_out)}" if left_out else how
 
 
-def require_supported(configuration: Configuration, gpu: Gpu) -> None:
-    """Raise `InputError` with every reason why the GPU cannot run the configuration."""
-    problems = check_supported(configuration, gpu)
+def require_supported(
+    configuration: Configuration, gpu: Gpu, *, positions: int | None = None
+) -> None:
+    """Raise `InputError` with every reason why this cannot be run; see `check_supported`."""
+    problems = check_supported(configuration, gpu, positions=positions)
     if problems:
         raise InputError("the GPU cannot run this configuration", problems=problems)
 

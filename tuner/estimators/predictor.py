@@ -90,7 +90,7 @@ class Predictor:
         run one of them.
         """
         for configuration in configurations:
-            require_supported(configuration, gpu)
+            require_supported(configuration, gpu, positions=self._architecture.positions)
         groups: dict[Structure, list[int]] = {}
         traced = [i for i, c in enumerate(configurations) if _is_traced_in_full(c)]
         _check_traced_in_full(len(traced))
@@ -227,7 +227,9 @@ class Predictor:
                 speed_of(times, index, self._job.workload, configuration, gpu),
                 gpu,
                 params=evaluation.params(index),
-                method=method_text(f"{METHOD}; {rates}", self._job.workload, configuration),
+                method=method_text(
+                    f"{METHOD}; {rates}", self._job.workload, configuration, passes.kept_whole
+                ),
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],
             )

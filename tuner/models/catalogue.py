@@ -22,6 +22,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from tuner.errors import InputError, nearest, unknown
+from tuner.models.positions import table_positions
 
 if TYPE_CHECKING:  # transformers takes seconds to import, and only a resolved config needs it
     from transformers import PreTrainedConfig
@@ -37,6 +38,9 @@ FEW = 12
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PATH_STARTS = (".", "/", "~")
+
+# Organisations that upload others' models again, under the same names.
+_MIRRORS = frozenset({"unsloth", "nousresearch"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +132,16 @@ def _spellings() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
 def get_entry(name: str) -> ModelEntry | None:
     """Return the entry that `name` means (id, hub id or alias), or None.
 
-    Case does not count, nor does the choice of separators where only one model is meant. What
-    is written as a path ("./roberta-base") is a folder, never a catalogue name. Uses neither the
-    network nor transformers.
+    Case does not count, nor does the choice of separators where only one model is meant. A copy
+    that a mirror uploaded is the model that it copies. What is written as a path
+    ("./roberta-base") is a folder, never a catalogue name. Uses neither the network nor
+    transformers.
     """
     if name.startswith(_PATH_STARTS):
         return None
+    organisation, _, rest = name.strip().partition("/")
+    if organisation.lower() in _MIRRORS and rest:
+        name = rest
     for table, key in zip(_spellings(), (name.strip().lower(), _canonical(name)), strict=True):
         ids = table.get(key, set())
         if len(ids) == 1:
@@ -368,19 +376,6 @@ def architecture(name: str) -> Architecture:
     slides = entry.text_config.get("use_sliding_window", True)
     window = entry.text_config.get("sliding_window") if slides else None
     return Architecture(digest, window, table_positions(entry.config))
-
-
-# Encoders that look positions up, and rows of their tables that are no positions
-# (transformers' modeling_roberta.py: positions begin after the padding index).
-_POSITION_TABLES = {"bert": 0, "electra": 0, "distilbert": 0, "roberta": 2, "xlm-roberta": 2}
-_POSITION_TABLES |= {"camembert": 2, "mpnet": 2}
-
-
-def table_positions(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence of an encoder that looks positions up; None for other models."""
-    unused = _POSITION_TABLES.get(str(config.get("model_type")))
-    rows = config.get("max_position_embeddings")
-    return None if unused is None or rows is None else int(rows) - unused
 
 
 def config_digest(config: PreTrainedConfig) -> str:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tuner.errors import InputError
-from tuner.models.catalogue import get_entry, table_positions
+from tuner.models.catalogue import get_entry
 from tuner.models.hollow_processor import IMAGE_TOKENS, add_processor
+from tuner.models.positions import table_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from tuner.models.trainable import require_causal
 from tuner.records import Configuration, Phase
 from tuner.space.distributed_knobs import Parallelism
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_model import build_model
 from tuner.workloads.causal_lm_settings import CausalLMSettings
+from tuner.workloads.encoder_settings import require_positions
 from tuner.workloads.flops import StepFlops, step_flops
 from tuner.workloads.parallel import Ranks, distribute
 from tuner.workloads.session import ModelSession
@@ -153,6 +155,8 @@ class CausalLM:
         settings = CausalLMSettings.from_configuration(configuration)
         parallelism = Parallelism(settings.gpus_per_trial, settings.distributed)
         parallelism.require(configuration)
+        require_causal(model_config)
+        require_positions(model_config, settings.max_length, "max_length")
         environment.enter(Phase.LOAD, 0)
         model = build_model(model_config, settings, environment)
         # Layers of a tower that no text passes through get adapters, and never a gradient.

@@ -6,6 +6,7 @@ by peft. A trace and a real run execute this same code; where they differ, a mac
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from tuner.errors import InputError, unknown
+from tuner.models.trainable import require_quantization
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.checkpoint import load_checkpoint
@@ -79,10 +81,15 @@ def _skeleton(model_config: Any, settings: CausalLMSettings, *, real: bool = Fal
     """The model on the meta device, with quantised layers, before k-bit preparation."""
     from transformers import AutoModelForCausalLM
 
+    skipped = require_quantization(
+        model_config, settings.precision, double_quant=settings.double_quant
+    )
     with torch.device("meta"):
         try:
             model = AutoModelForCausalLM.from_config(
-                model_config, dtype=settings.load_dtype, attn_implementation=settings.attention
+                copy.deepcopy(model_config),  # some classes keep and change what they are given
+                dtype=settings.load_dtype,
+                attn_implementation=settings.attention,
             )
         except (ValueError, ImportError) as error:
             raise _build_error(error, settings.attention) from error
@@ -93,6 +100,7 @@ def _skeleton(model_config: Any, settings: CausalLMSettings, *, real: bool = Fal
                 precision=settings.precision,
                 compute_dtype=settings.load_dtype,
                 double_quant=settings.double_quant,
+                skipped=skipped,
             )
     return model
 
@@ -122,6 +130,11 @@ def _use_loss(model: Any, settings: CausalLMSettings, *, real: bool) -> None:
 
 def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -> Any:
     """K-bit preparation, gradient checkpointing and adapters, as training scripts do."""
+    if settings.gradient_checkpointing and not model.supports_gradient_checkpointing:
+        raise InputError(
+            f"{type(model).__name__} of transformers has no gradient checkpointing",
+            hint="set gradient_checkpointing to false",
+        )
     checkpointing: dict[str, Any] = {"use_reentrant": settings.use_reentrant}
     # Reentrant checkpoints take no other options.
     if settings.offload and environment.device != "meta" and not settings.use_reentrant:
@@ -214,10 +227,13 @@ def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
             with torch.device(device):
                 adapted = get_peft_model(model, config)
     except ValueError as error:
-        if "not found in the base model" not in str(error):
-            raise
+        targets = ", ".join(settings.lora_targets)
+        missing = "not found in the base model" in str(error)
+        said = " ".join(str(error).split())[:300]
         raise InputError(
-            f"lora_targets {', '.join(settings.lora_targets)} do not exist in the model",
+            f"lora_targets {targets} do not exist in the model"
+            if missing
+            else f"peft cannot put adapters on lora_targets {targets}: {said}",
             hint=f"its linear layers are: {', '.join(linear_names(model))}",
         ) from error
     if settings.adapter_dtype == "bf16":

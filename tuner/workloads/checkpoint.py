@@ -6,6 +6,7 @@ from typing import Any
 
 from tuner.errors import InputError
 from tuner.models.catalogue import resolve_config
+from tuner.models.trainable import require_quantization
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.quantized import quantization_config
 
@@ -31,7 +32,9 @@ def load_checkpoint(
     """
     from transformers import AutoModelForCausalLM
 
-    _require_same(name, resolve_config(name), model_config)
+    found = resolve_config(name)
+    _require_same(name, found, model_config)
+    require_quantization(found, settings.precision, double_quant=settings.double_quant)
     quantization = None
     if settings.is_quantized:
         quantization = quantization_config(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tuner.errors import InputError
-from tuner.models.catalogue import table_positions
+from tuner.models.positions import length_problem, table_positions
 from tuner.records import Configuration
 from tuner.workloads.token_data import LoaderSettings
 
@@ -76,10 +76,7 @@ def names(value: Any) -> tuple[str, ...]:
 
 
 def require_positions(model_config: Any, length: int, knob: str) -> None:
-    """Raise `InputError` where the encoder has no positions for so many tokens."""
-    positions = table_positions(model_config.to_dict())
-    if positions is not None and length > positions:
-        raise InputError(
-            f"{knob} {length} is longer than the {positions} positions of the encoder",
-            hint=f"set {knob} to {positions} or less",
-        )
+    """Raise `InputError` where the model has no positions for so many tokens."""
+    problem = length_problem(table_positions(model_config.to_dict()), length, knob)
+    if problem is not None:
+        raise InputError(problem[0], hint=problem[1])

@@ -21,18 +21,34 @@ NESTED_BLOCKSIZE = 256
 
 
 def quantize_linears(
-    model: nn.Module, *, precision: str, compute_dtype: torch.dtype, double_quant: bool = True
+    model: Any,
+    *,
+    precision: str,
+    compute_dtype: torch.dtype,
+    double_quant: bool = True,
+    skipped: tuple[str, ...] | None = None,
 ) -> None:
-    """Replace the linear layers that transformers would quantise, all but the output head.
+    """Replace the linear layers that transformers would quantise.
+
+    Those are all of class `nn.Linear` and GPT-2's Conv1D, but for the output head, whatever its
+    name, and what the class keeps in fp32; a checkpoint may name others (`skipped`). Classes of
+    their own (Falcon's) and experts in one tensor stay as they are.
 
     `precision` is "nf4" (scales in 8 bits with `double_quant`, else in fp32) or "int8"
     (LLM.int8() with its default outlier threshold). The model keeps its device; the new layers
     hold uninitialised tensors there.
     """
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import HfQuantizer
 
     config = quantization_config(precision, compute_dtype, double_quant=double_quant)
-    replace_with_bnb_linear(model, modules_to_not_convert=["lm_head"], quantization_config=config)
+    replace_with_bnb_linear(
+        model,
+        modules_to_not_convert=HfQuantizer.get_modules_to_not_convert(
+            model, None if skipped is None else list(skipped), model._keep_in_fp32_modules
+        ),
+        quantization_config=config,
+    )
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
             _fill_nf4(module, compute_dtype, double_quant=double_quant)
@@ -75,6 +91,38 @@ def quantized_tensors(model: nn.Module) -> list[torch.Tensor]:
         if scales is not None:
             tensors.append(scales)
     return tensors
+
+
+def kept_whole(model: nn.Module) -> tuple[str, ...]:
+    """Classes of frozen modules with matrices that quantisation left as they are, sorted.
+
+    Empty where nothing is quantised. Embeddings and the output head are never quantised, and are
+    not among them.
+    """
+    if not getattr(model, "is_quantized", False):
+        return ()
+    modules = list(model.modules())
+    heads = _output_heads(model)
+    found = {
+        type(module).__name__
+        for module in modules
+        if not isinstance(module, nn.Embedding) and module not in heads
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() > 1
+        and not parameter.requires_grad
+        and type(module).__name__ not in QUANTIZED
+        and parameter.numel() > _SMALL
+    }
+    return tuple(sorted(found))
+
+
+_SMALL = 1 << 20
+"""Weights of a module below which nobody asks why it is not quantised: routers, convolutions."""
+
+
+def _output_heads(model: Any) -> list[nn.Module]:
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return [] if head is None else list(head.modules())
 
 
 def logical_numel(parameter: torch.Tensor) -> int:

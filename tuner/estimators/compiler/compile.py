@@ -11,6 +11,7 @@ checks the result each time.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tuner.errors import TunerError
 from tuner.estimators.compiler.compiled import CATEGORIES, LOADING, CompiledPasses
 from tuner.estimators.compiler.layouts import (
     ALL_SEGMENTS,
@@ -43,19 +45,31 @@ CHECK_TOLERANCE = 1e-6
 
 
 def layer_types(model_config: Any) -> list[str]:
-    """The kind of each layer in order; one kind for models that do not tell."""
+    """The kind of each layer in order; one kind for models that do not tell.
+
+    Raises `CompileError` for models that are no single stack of layers.
+    """
     text = model_config.get_text_config()
     types = getattr(text, "layer_types", None)
-    return list(types) if types else ["layer"] * text.num_hidden_layers
+    layers = getattr(text, "num_hidden_layers", None)
+    if layers is None:
+        raise CompileError("its layers are not counted in one number")
+    return list(types) if types else ["layer"] * layers
 
 
 def with_layers(model_config: Any, types: list[str]) -> Any:
-    """A copy of the configuration with these layers."""
+    """A copy of the configuration with these layers.
+
+    Raises `CompileError` where it has others: their kinds follow from a period in some models.
+    """
     config = copy.deepcopy(model_config)
     text = config.get_text_config()
     text.num_hidden_layers = len(types)
     if getattr(text, "layer_types", None):
-        text.layer_types = list(types)
+        with contextlib.suppress(AttributeError):  # a property: they follow from a period
+            text.layer_types = list(types)
+        if list(text.layer_types) != types:
+            raise CompileError(f"no model of this kind has the layers {', '.join(types)}")
     return config
 
 
@@ -127,12 +141,23 @@ class _Tracer:
     structure: Structure
 
     def trace(self, types: list[str], probe: Probe) -> PassTrace:
-        return trace_passes(
-            self.workload,
-            with_layers(self.model_config, types),
-            self.structure.configuration(probe),
-            compute_capability=self.structure.compute_capability,
-        )
+        model_config = with_layers(self.model_config, types)
+        try:
+            return trace_passes(
+                self.workload,
+                model_config,
+                self.structure.configuration(probe),
+                compute_capability=self.structure.compute_capability,
+            )
+        except TunerError:
+            raise
+        except Exception as error:
+            # Depths and lengths of its own, which a model may not have. What fails at those that
+            # were asked for as well is raised by the full trace that takes the place of this.
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise CompileError(
+                f"a model of {len(types)} layers cannot be traced: {reason}"
+            ) from error
 
 
 def _assemble(
@@ -191,6 +216,7 @@ def _assemble(
         idle_counts=np.array(list(idle.values()), dtype=np.int64),
         frozen=Terms.of([polynomial for polynomial, _ in frozen]),
         frozen_counts=np.array(list(frozen.values()), dtype=np.int64),
+        kept_whole=deep.trace.kept_whole,
     )
 
 

@@ -18,9 +18,9 @@ _aten = torch.ops.aten
 class CpuPath(DevicePath):
     """Function mode with the processor's choices.
 
-    Attention runs a fused kernel, with grouped queries and masks too, unless it drops out
-    (sdp_utils_cpp.cpp, use_flash_attention_cpp). Everything else takes the plain operators, as
-    tensors without data do by themselves.
+    Attention runs a fused kernel, with grouped queries and masks too, unless it drops out or
+    values are of another size than queries (sdp_utils_cpp.cpp, use_flash_attention_cpp).
+    Everything else takes the plain operators, as tensors without data do by themselves.
     """
 
     # autocast_mode.cpp, the registrations for AutocastCPU: norms and softmax are not among them.
@@ -38,7 +38,7 @@ class CpuPath(DevicePath):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if dropout_p > 0:
+        if dropout_p > 0 or query.shape[-1] != value.shape[-1]:
             return tensor(
                 func(
                     query,

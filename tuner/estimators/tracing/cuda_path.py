@@ -62,6 +62,8 @@ class CudaPath(DevicePath):
     def __init__(self, compute_capability: tuple[int, int]) -> None:
         super().__init__()
         self._has_flash = compute_capability >= (8, 0)
+        # transformers' moe.py, _can_use_grouped_mm
+        self.has_grouped_products = compute_capability >= (8, 0)
 
     def _attention(
         self,

@@ -28,12 +28,16 @@ PRODUCTS: frozenset[Any] = frozenset(
         torch.mm,
         torch.bmm,
         torch.addmm,
+        torch.addbmm,
         torch.baddbmm,
         torch.einsum,
         torch.Tensor.matmul,
         torch.Tensor.__matmul__,
         torch.Tensor.mm,
         torch.Tensor.bmm,
+        torch.Tensor.addmm,
+        torch.Tensor.addbmm,
+        torch.Tensor.baddbmm,
     }
 )
 """The operators that autocast runs in the lower precision, on CUDA and on the processor alike
@@ -49,6 +53,8 @@ class DevicePath(TorchFunctionMode):
 
     to_fp32: ClassVar[frozenset[Any]]
     replacements: ClassVar[Mapping[Any, Callable[..., torch.Tensor]]]
+    has_grouped_products = True
+    """Whether the device has kernels for products of one expert each (`torch.nn.functional`)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,6 +30,12 @@ def flash_attention_on_meta(path: DevicePath) -> Iterator[None]:
     def accept(*_: Any, **__: Any) -> bool:
         return True
 
+    def can_dispatch(model: Any, *_: Any, **__: Any) -> bool:
+        # As `_flash_attn_can_dispatch`, without its questions about packages and devices.
+        if not model._supports_flash_attn:
+            raise ValueError(f"{type(model).__name__} does not support flash attention")
+        return True
+
     def target_dtype(query: torch.Tensor, module: Any) -> torch.dtype | None:
         # As transformers' get_target_dtype, which asks torch for autocast on a real device.
         if query.dtype is not torch.float32:
@@ -40,7 +46,7 @@ def flash_attention_on_meta(path: DevicePath) -> Iterator[None]:
         return dtype
 
     replacements = [
-        (modeling_utils.PreTrainedModel, "_flash_attn_can_dispatch", accept),
+        (modeling_utils.PreTrainedModel, "_flash_attn_can_dispatch", can_dispatch),
         (modeling_utils, "lazy_import_flash_attention", accept),
         (flash_attention, "get_target_dtype", target_dtype),
         (flash_attention, "_flash_attention_forward", _forward),

@@ -23,6 +23,8 @@ from tuner.estimators.tracing.device_path import DevicePath
 from tuner.estimators.tracing.fake_ranks import fake_ranks
 from tuner.estimators.tracing.flash_attention import flash_attention_on_meta
 from tuner.estimators.tracing.kernels import CUDA_KERNELS
+from tuner.estimators.tracing.library_calls import library_calls_on_meta
+from tuner.estimators.tracing.model_faults import model_faults
 from tuner.estimators.tracing.places import named_modules
 from tuner.estimators.tracing.recorder import Recorder
 from tuner.estimators.tracing.timeline import Timeline
@@ -31,7 +33,7 @@ from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.workloads.base import Workload
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
-from tuner.workloads.quantized import logical_numel, quantized_tensors
+from tuner.workloads.quantized import kept_whole, logical_numel, quantized_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Trace:
     total_params: int
     gradient_bytes: tuple[int, ...] = ()
     """Of each trainable parameter, in their order; of a shard, on several GPUs that share them."""
+    kept_whole: tuple[str, ...] = ()
+    """Classes of layers that a quantised base does not have in 4 or 8 bits; see `quantized`."""
 
 
 class MetaEnvironment:
@@ -118,7 +122,8 @@ def trace(
     recorder, path, environment = _setup(model_config, configuration, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
     ranks = gpus_per_trial(configuration)
-    with fake_ranks(ranks), _packages_on_meta(recorder, path), recorder, path:
+    packages = _packages_on_meta(recorder, path)
+    with model_faults(model_config), fake_ranks(ranks), packages, recorder, path:
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         with named_modules(recorder, session.model) if name_modules else contextlib.nullcontext():
@@ -132,6 +137,7 @@ def trace(
         trainable_params=session.trainable_params,
         total_params=session.total_params,
         gradient_bytes=tuple(p.nbytes for p in session.model.parameters() if p.requires_grad),
+        kept_whole=kept_whole(session.model),
     )
 
 
@@ -148,6 +154,7 @@ class PassTrace:
     trainable: tuple[tuple[int, torch.dtype], ...]
     idle: tuple[tuple[int, torch.dtype], ...]
     frozen: tuple[tuple[int, torch.dtype], ...]
+    kept_whole: tuple[str, ...] = ()
 
 
 def trace_passes(
@@ -181,6 +188,7 @@ def trace_passes(
         trainable=tuple((p.numel(), p.dtype) for p in trainable if p.grad is not None),
         idle=tuple((p.numel(), p.dtype) for p in trainable if p.grad is None),
         frozen=tuple((logical_numel(p), p.dtype) for p in parameters if not p.requires_grad),
+        kept_whole=kept_whole(session.model),
     )
 
 
@@ -260,7 +268,12 @@ def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:
 def _packages_on_meta(recorder: Recorder, path: DevicePath) -> Iterator[None]:
     on_cpu = isinstance(path, CpuPath)
     int8 = int8_products_on_cpu() if on_cpu else contextlib.nullcontext()
-    with _optimizers_on_meta(recorder), flash_attention_on_meta(path), int8:
+    with (
+        _optimizers_on_meta(recorder),
+        flash_attention_on_meta(path),
+        library_calls_on_meta(path),
+        int8,
+    ):
         yield
 
 

@@ -1,0 +1,448 @@
+"""Reach: every causal model type of transformers, predicted with LoRA in bf16 and in NF4.
+
+    python -m benchmarks.models [--markdown docs/model_types.md] [--only TYPE ...]
+
+Each type is its configuration class's default, cut to a few layers: widths and vocabulary stay, as
+a trace takes no memory for them. A type counts as built where transformers itself builds it on
+tensors without data. Then it is written as a checkpoint's folder is, and predicted with the
+settings of `tuner estimate --model FOLDER` from a trace of it: what that command does where a
+shallower model does not compile. What comes of it is *answered*, *refused* (an error for
+people, which says why) or *traceback* (a fault of ours). Answered is not yet right: trace and
+emulator are compared by `benchmarks.emulated`.
+
+One process a type, with a limit of memory and of time. Rows are written as they come, and types
+that have theirs are not run again: a run that was stopped goes on. About ten minutes on two idle
+cores. `--emulate N` compares N of the answered rows, drawn at random, with the emulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import multiprocessing
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, fields
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.emulated import compare
+from benchmarks.emulated import rows as table_rows
+from benchmarks.emulated_cases import Case
+from tuner.errors import TunerError
+from tuner.models.trainable import model_defaults
+from tuner.units import GIB
+
+ROWS = Path(__file__).resolve().parent / "models.csv"
+GPU = "a100_80gb"
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "bf16": {"precision": "bf16"},
+    "nf4": {"precision": "nf4"},
+}
+"""LoRA with the defaults of `tuner estimate --model`, and the same on a 4-bit base."""
+SETTINGS = {"micro_batch": 2, "max_length": 64, "grad_accum": 1}
+"""A short length: recurrent layers without kernels of their own run a loop over it."""
+
+LAYERS = 2
+"""Layers of a model, where it has no kinds of layers that begin later."""
+MOST_LAYERS = 8
+EXPERTS = 16
+"""Experts of a layer at most: enough for the groups that some types choose among."""
+
+_LAYER_COUNTS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
+)
+_EXPERT_COUNTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "num_routed_experts",
+)
+
+_NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "topk_group": 1, "n_group": 1},
+    "dots1": {"n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "reformer": {"is_decoder": True},
+}
+"""What default configurations leave out that a model needs, much as published models have it."""
+
+SEED = 15
+MOST_TEXT = 200
+"""Characters of a reason in the page; the rows have more."""
+TIME_LIMIT_S = 600
+MEMORY_LIMIT_BYTES = 6 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of one type with one method; `answer` is empty where transformers fails."""
+
+    model_type: str
+    builds: bool
+    method: str
+    answer: str
+    peak_allocated_bytes: int | None
+    text: str
+    seconds: float
+
+
+def model_types() -> list[str]:
+    """Every type that `AutoModelForCausalLM` of the installed transformers knows."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def small_config(model_type: str, *, cut: bool = True) -> Any:
+    """The default configuration of a type, with few layers and few experts where `cut`."""
+    from transformers import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[model_type]
+    config = kind(**_NEEDED.get(model_type, {}))
+    if not cut:
+        return config
+    for part in (config, *_parts(config)):
+        _cut(part)
+    # Through a dictionary, so that what follows from the numbers is made again.
+    return kind.from_dict(config.to_dict())
+
+
+def _parts(config: Any) -> list[Any]:
+    from transformers import PreTrainedConfig
+
+    return [value for value in vars(config).values() if isinstance(value, PreTrainedConfig)]
+
+
+def _cut(part: Any) -> None:
+    values = vars(part)
+    names = [name for name in _LAYER_COUNTS if isinstance(values.get(name), int)]
+    per_layer = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, list) and any(len(value) == values[n] > LAYERS for n in names)
+    }
+    needed = max((_begun(value) for value in per_layer.values()), default=LAYERS)
+    layers = min(max(LAYERS, needed), MOST_LAYERS)
+    for name in names:
+        setattr(part, name, min(layers, values[name]))
+    for name, value in per_layer.items():
+        setattr(part, name, value[:layers])
+    for name, value in values.items():
+        if name.startswith("per_layer") and isinstance(value, dict):
+            setattr(part, name, {k: v for k, v in value.items() if int(k) < layers})
+    for name in _EXPERT_COUNTS:
+        if isinstance(values.get(name), int):
+            setattr(part, name, min(EXPERTS, values[name]))
+
+
+def _begun(kinds: list[Any]) -> int:
+    """How many layers there are until each kind has come."""
+    names = [str(kind) for kind in kinds]
+    return max(names.index(kind) for kind in set(names)) + 1
+
+
+def rows_of(model_type: str, methods: Sequence[str] = tuple(METHODS)) -> list[Row]:
+    """What comes of a type with each of the methods, in this process."""
+    began = time.monotonic()
+    try:
+        config = _buildable(model_type)
+    except Exception as error:  # noqa: BLE001 - whatever a class of transformers raises
+        seconds = time.monotonic() - began
+        text = f"{type(error).__name__}: {error}"
+        return [Row(model_type, False, m, "", None, _line(text), seconds) for m in methods]
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        return [_predicted(model_type, method, folder) for method in methods]
+
+
+def _buildable(model_type: str) -> Any:
+    """The configuration of a model that transformers builds, as a checkpoint of it has it."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    try:
+        config = small_config(model_type)
+        model = _built(config)
+    except Exception:  # noqa: BLE001 - not every class can be cut
+        config = small_config(model_type, cut=False)
+        model = _built(config)
+    # As the model writes it: classes such as BartForCausalLM change their configuration, others
+    # have that of a part of it.
+    if type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        config = model.config
+    config.architectures = [type(model).__name__]
+    return config
+
+
+def _built(config: Any) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _predicted(model_type: str, method: str, folder: str) -> Row:
+    from tuner.engine.estimate import one_configuration
+    from tuner.estimators.predict import predict, resolve_subject
+    from tuner.gpus import get_gpu
+
+    began = time.monotonic()
+    peak_bytes = None
+    try:
+        settings = {**SETTINGS, **METHODS[method]}
+        space, configuration = one_configuration(None, folder, settings)
+        found = predict(resolve_subject(space.workload, folder), configuration, get_gpu(GPU))
+    except TunerError as error:
+        answer, text = "refused", "; ".join([str(error), *(p.message for p in error.problems)])
+    except Exception as error:  # noqa: BLE001 - a traceback is what is looked for
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        answer, text = "traceback", f"{type(error).__name__} at {place}: {error}"
+    else:
+        answer = "answered"
+        text = " ".join(f"{k}={configuration[k]}" for k in ("attention", "gradient_checkpointing"))
+        peak_bytes = found.memory.peak_allocated_bytes
+    seconds = time.monotonic() - began
+    return Row(
+        model_type, True, method, answer, peak_bytes, _line(text.replace(folder, "")), seconds
+    )
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:400]
+
+
+# -- a process a type ------------------------------------------------------------------------
+
+
+def run_types(types: Sequence[str], file: Path, *, processes: int) -> None:
+    """Run what has no rows in `file` yet, each type in a process of its own."""
+    have = {row.model_type for row in read_rows(file)} if file.exists() else set()
+    wanted = [name for name in types if name not in have]
+    if not file.exists():
+        _write(file, [], header=True)
+    _import_all()
+    with ThreadPoolExecutor(processes) as pool:
+        for done in as_completed([pool.submit(_in_process, name) for name in wanted]):
+            rows = done.result()
+            _write(file, rows)
+            for row in rows:
+                print(f"{row.model_type:28} {row.method:5} {row.answer or 'not built':10} "
+                      f"{row.seconds:5.1f} s  {row.text[:110]}", flush=True)  # fmt: skip
+
+
+def _import_all() -> None:
+    """What every process needs, imported once, before they are forked."""
+    import bitsandbytes  # noqa: F401
+    import peft  # noqa: F401
+    import torch
+    import transformers
+
+    import tuner.engine.estimate
+    import tuner.estimators.predict
+    import tuner.estimators.replay.memory
+    import tuner.estimators.tracing.trace
+    import tuner.workloads.causal_lm  # noqa: F401
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+
+
+def _in_process(model_type: str) -> list[Row]:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(model_type, sender), daemon=True)
+    began = time.monotonic()
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(TIME_LIMIT_S):
+            rows: list[Row] = receiver.recv()
+            process.join()
+            return rows
+        text = f"no answer after {TIME_LIMIT_S} s"
+    except EOFError:
+        process.join()
+        text = f"the process ended with exit code {process.exitcode}"
+    process.kill()
+    seconds = time.monotonic() - began
+    return [Row(model_type, True, m, "no answer", None, text, seconds) for m in METHODS]
+
+
+def _child(model_type: str, sender: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    warnings.simplefilter("ignore")
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    sender.send(rows_of(model_type))
+
+
+# -- files -----------------------------------------------------------------------------------
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The rows of an earlier run."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        return [
+            Row(
+                model_type=row["model_type"],
+                builds=row["builds"] == "True",
+                method=row["method"],
+                answer=row["answer"],
+                peak_allocated_bytes=int(row["peak_allocated_bytes"] or 0) or None,
+                text=row["text"],
+                seconds=float(row["seconds"]),
+            )
+            for row in csv.DictReader(lines)
+        ]
+
+
+def _write(file: Path, rows: Iterable[Row], *, header: bool = False) -> None:
+    with file.open("a", encoding="utf-8", newline="") as lines:
+        writer = csv.DictWriter(lines, [field.name for field in fields(Row)])
+        if header:
+            writer.writeheader()
+        writer.writerows({**asdict(row), "seconds": f"{row.seconds:.1f}"} for row in rows)
+
+
+def drawn(rows: Sequence[Row], number: int, folder: Path) -> list[Case]:
+    """Some of the answered rows, as cases for trace and emulator."""
+    answered = [row for row in rows if row.answer == "answered"]
+    cases = []
+    for row in random.Random(SEED).sample(answered, number):  # noqa: S311 - a draw, no secret
+        place = folder / row.model_type
+        _buildable(row.model_type).save_pretrained(place)
+        settings = {**SETTINGS, "max_length": 256, "grad_accum": 2, **METHODS[row.method]}
+        settings |= model_defaults(str(place))
+        cases.append(Case(f"{row.model_type} {row.method}", GPU, None, str(place), settings))
+    return cases
+
+
+def counted(rows: Sequence[Row]) -> Iterator[tuple[str, Counter[str]]]:
+    """By method: how many types there are, are built, and are answered or not."""
+    for method in METHODS:
+        mine = [row for row in rows if row.method == method]
+        counts = Counter(row.answer for row in mine if row.builds)
+        yield method, counts + Counter(types=len(mine), built=sum(row.builds for row in mine))
+
+
+_COUNTS = ("types", "built", "answered", "refused", "no answer", "traceback")
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The table, and every type that is refused or not built, in Markdown."""
+    answered = {row.model_type: row.text for row in rows if row.answer == "answered"}
+    refused: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.answer != "answered":
+            methods = refused.setdefault((row.model_type, row.text), [])
+            methods.append(row.method if row.builds else "not built")
+    lines = [
+        "# Kinds of models",
+        "",
+        "Written by `python -m benchmarks.models`: every causal model type of transformers, its "
+        "default configuration cut to a few layers, predicted with LoRA on all linear layers. "
+        "*Built* counts those that transformers builds, *refused* those that end in an error that "
+        "says why, *no answer* those that were stopped at ten minutes. All numbers behind it are "
+        "predicted.",
+        "",
+        "| LoRA on | " + " | ".join(_COUNTS) + " |",
+        "|---" + "|---:" * len(_COUNTS) + "|",
+        *(
+            f"| {method} | " + " | ".join(str(counts[name]) for name in _COUNTS) + " |"
+            for method, counts in counted(rows)
+        ),
+        "",
+        "## Answered",
+        "",
+        ", ".join(sorted(answered)) + ".",
+        "",
+        "With eager attention, as their classes have no other: "
+        + _with("attention=eager", answered)
+        + ". Without gradient checkpointing, for the same reason: "
+        + _with("gradient_checkpointing=False", answered)
+        + ".",
+        "",
+        *_not_run(rows),
+        "## Not answered",
+        "",
+        "| type | LoRA on | why |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {', '.join(dict.fromkeys(methods))} | {_cell(text)} |"
+            for (name, text), methods in sorted(refused.items())
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _not_run(rows: Sequence[Row]) -> list[str]:
+    missing = sorted(set(model_types()) - {row.model_type for row in rows})
+    return [f"Not run to an end: {', '.join(missing)}.", ""] if missing else []
+
+
+def _with(setting: str, answered: Mapping[str, str]) -> str:
+    return ", ".join(sorted(name for name, text in answered.items() if setting in text))
+
+
+def _cell(text: str) -> str:
+    short = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
+    return f"`{short.replace('|', '/').replace('`', chr(39))}`"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing; returns 1 where a type ends in a traceback."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=Path, default=ROWS, help="rows to go on from and to write")
+    parser.add_argument("--only", nargs="*", help="types, of all")
+    parser.add_argument("--markdown", type=Path, help="write the page there")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--emulate", type=int, metavar="N", help="compare N answered rows")
+    options = parser.parse_args(arguments)
+    if options.emulate:
+        return _emulate(read_rows(options.rows), options.emulate)
+    run_types(options.only or model_types(), options.rows, processes=options.processes)
+    rows = read_rows(options.rows)
+    for method, counts in counted(rows):
+        print(method, dict(counts))
+    if options.markdown:
+        options.markdown.write_text(page(rows), encoding="utf-8")
+    return int(any(row.answer == "traceback" for row in rows))
+
+
+def _emulate(rows: Sequence[Row], number: int) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        for case in drawn(rows, number, Path(folder)):
+            answer = compare(case, None, Path(folder))
+            for cells in table_rows([answer]):
+                print("| " + " | ".join(cells) + " |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

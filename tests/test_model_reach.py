@@ -1,0 +1,361 @@
+"""Kinds of models beyond the usual decoder: priced as they train, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+from estimate_samples import configuration, tiny_config, traced
+
+from benchmarks.accuracy.losses import register
+from benchmarks.models import METHODS, ROWS, page, read_rows, rows_of
+from tuner.cli.main import cli
+from tuner.engine.estimate import one_configuration
+from tuner.errors import InputError
+from tuner.estimators.compiler.compile import layer_types, with_layers
+from tuner.estimators.compiler.layouts import CompileError
+from tuner.estimators.predict import check_supported
+from tuner.estimators.tracing.cpu_path import CpuPath
+from tuner.estimators.tracing.cuda_path import CudaPath
+from tuner.estimators.tracing.workspace import PROCESSOR
+from tuner.gpus import get_gpu
+from tuner.models.catalogue import architecture, get_entry, load_catalogue, resolve_config
+from tuner.models.positions import table_positions
+from tuner.models.trainable import model_defaults, require_causal, require_quantization
+from tuner.records import MemoryCategory
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "model_types.md"
+ALL = ("all-linear",)
+FEW = {"num_hidden_layers": 2, "vocab_size": 320}
+# Of as many families as there are, in turns with each method.
+DRAWN = (
+    "afmoe", "apertus", "aria_text", "axk1", "bart", "bert", "biogpt", "bloom", "codegen", "ctrl",
+    "ernie", "falcon", "gemma", "gemma2", "gpt2", "gpt_neo", "mamba", "mixtral", "opt", "phimoe",
+)  # fmt: skip
+
+
+def experts_config(**values: Any) -> Any:
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128}
+    return transformers.MixtralConfig(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=2, **FEW, **sizes, **values
+    )
+
+
+def write_config(folder: Any, config: Any, **more: Any) -> str:
+    config.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    return str(folder)
+
+
+def estimate(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, ["estimate", *arguments])
+
+
+def refusal(*arguments: str) -> str:
+    """What `tuner estimate` says of what it refuses."""
+    error = estimate(*arguments).exception
+    assert isinstance(error, InputError), error
+    return "; ".join([str(error), *(problem.message for problem in error.problems)])
+
+
+def blocks(trace: Any, *, shape: tuple[int, ...], dtype: torch.dtype) -> list[Any]:
+    return [b for b in trace.timeline.blocks if b.shape == shape and b.dtype is dtype]
+
+
+# -- the sweep -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model_type", "method"), zip(DRAWN, cycle(METHODS), strict=False))
+def test_a_type_of_the_sweep_is_still_what_its_row_says(model_type, method):
+    (row,) = rows_of(model_type, [method])
+    (stored,) = (r for r in read_rows(ROWS) if (r.model_type, r.method) == (model_type, method))
+    found = row.answer, row.peak_allocated_bytes
+    assert found == (stored.answer, stored.peak_allocated_bytes), row.text
+
+
+def test_no_row_is_a_traceback():
+    rows = read_rows(ROWS)
+    assert [row for row in rows if row.answer == "traceback"] == []
+    assert all(row.text for row in rows if row.answer != "answered")
+
+
+def test_the_page_is_what_the_rows_say():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(read_rows(ROWS))
+
+
+# -- experts ---------------------------------------------------------------------------------
+
+
+def test_adapters_on_experts_are_traced():
+    trace = traced(experts_config(), lora_targets=ALL, mixed_precision="bf16")
+    # peft adapts the experts' tensors too, gate and up with rank 8 each, for each of four experts.
+    assert blocks(trace, shape=(2 * 8 * 4, 64), dtype=torch.float32)
+
+
+def test_k_bit_preparation_widens_experts_which_bitsandbytes_leaves_alone():
+    trace = traced(experts_config(), lora_targets=("q_proj",), precision="nf4")
+    gate_and_up = blocks(trace, shape=(4, 2 * 128, 64), dtype=torch.float32)
+    assert len([b for b in gate_and_up if b.died_event < 0]) == 2
+    assert not blocks(trace, shape=(4 * 2 * 128 * 64 // 2, 1), dtype=torch.uint8)
+
+
+def test_layers_that_stay_whole_are_named():
+    falcon = transformers.FalconConfig(hidden_size=1024, num_attention_heads=8, **FEW)
+    assert traced(falcon, lora_targets=ALL, precision="nf4").kept_whole == ("FalconLinear",)
+    assert traced(falcon, lora_targets=ALL).kept_whole == ()
+
+
+def test_without_kernels_for_experts_gradients_of_frozen_ones_are_made():
+    trace = {
+        capability: traced(
+            experts_config(),
+            lora_targets=("q_proj",),
+            precision="fp16",
+            compute_capability=capability,
+        )
+        for capability in ((7, 5), (8, 0))
+    }
+    made = {
+        capability: blocks(t, shape=(4, 64, 2 * 128), dtype=torch.float16)
+        for capability, t in trace.items()
+    }
+    assert len(made[7, 5]) > len(made[8, 0])
+
+
+# -- paths of devices ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CudaPath((8, 0)), CpuPath()], ids=["cuda", "cpu"])
+def test_batched_products_of_methods_run_in_the_precision_of_autocast(path):
+    added, left, right = (torch.empty(2, 4, 4, device="meta") for _ in range(3))
+    with path, path.autocast(torch.bfloat16):
+        assert added.baddbmm(left, right).dtype is torch.bfloat16
+
+
+def test_latent_attention_on_a_processor_takes_the_formula():
+    query, key = (torch.empty(1, 2, 8, 24, device="meta") for _ in range(2))
+    value = torch.empty(1, 2, 8, 16, device="meta")
+    with CpuPath():
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert out.shape == value.shape
+
+
+def test_latent_attention_is_traced_on_a_processor():
+    config = transformers.DeepseekV3Config(
+        hidden_size=64, intermediate_size=128, moe_intermediate_size=32, num_attention_heads=4,
+        num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=16,
+        qk_nope_head_dim=16, v_head_dim=16, n_routed_experts=8, n_group=2, topk_group=1,
+        num_experts_per_tok=2, first_k_dense_replace=1, **FEW,
+    )  # fmt: skip
+    trace = traced(config, compute_capability=PROCESSOR, lora_targets=ALL, precision="fp32")
+    assert trace.trainable_params > 0
+
+
+def test_kinds_of_layers_that_follow_from_a_period_are_left_to_the_full_trace():
+    config = transformers.JambaConfig(num_hidden_layers=16)
+    with pytest.raises(CompileError, match="no model of this kind has the layers"):
+        with_layers(config, [layer_types(config)[0], "attention", "attention"])
+
+
+# -- defaults that a class does not have -----------------------------------------------------
+
+
+def test_what_the_catalogue_says_of_attention_is_what_its_classes_say():
+    for entry in load_catalogue().values():
+        model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(
+            type(resolve_config(entry.id)), None
+        )
+        if model_class is not None:
+            eager = model_defaults(entry.id).get("attention") == "eager"
+            assert eager is not model_class._supports_sdpa, entry.id
+            assert model_class.supports_gradient_checkpointing
+
+
+def test_eager_attention_is_chosen_where_there_is_nothing_else_and_said(tmp_path):
+    config = transformers.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=320)
+    model = write_config(tmp_path, config, architectures=["BloomForCausalLM"])
+    _, chosen = one_configuration(None, model, {})
+    assert chosen["attention"] == "eager"
+    result = estimate("--model", model, "--gpu", "a6000")
+    assert result.exit_code == 0, result.output
+    assert "chosen    attention=eager" in result.output
+    said = refusal("--model", model, "--gpu", "a6000", "--set", "attention=sdpa")
+    assert "cannot build this model with attention sdpa" in said
+
+
+def test_gradient_checkpointing_that_a_class_lacks(tmp_path):
+    config = transformers.CTRLConfig(n_embd=64, dff=128, n_layer=2, n_head=4, vocab_size=320)
+    model = write_config(tmp_path, config, architectures=["CTRLLMHeadModel"])
+    assert model_defaults(model) == {"gradient_checkpointing": False}
+    with pytest.raises(InputError, match="CTRLLMHeadModel of transformers has no gradient"):
+        traced(config, lora_targets=ALL, gradient_checkpointing=True)
+
+
+def test_flash_attention_that_a_class_lacks_is_refused():
+    config = transformers.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=320)
+    with pytest.raises(InputError, match="does not support flash attention"):
+        traced(config, lora_targets=ALL, attention="flash_attention_2")
+
+
+def test_adapters_that_peft_refuses():
+    config = transformers.MambaConfig(hidden_size=64, **FEW)
+    with pytest.raises(InputError, match="peft cannot put adapters"):
+        traced(config, lora_targets=ALL, attention="eager")
+
+
+# -- what a prediction must not take for something else --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (transformers.WhisperConfig(), "WhisperForConditionalGeneration"),
+        (transformers.BartConfig(), "BartForConditionalGeneration"),
+        (transformers.BertConfig(), "BertForSequenceClassification"),
+        (transformers.LlamaConfig(), "LlamaForSequenceClassification"),
+        (transformers.T5Config(), "T5ForConditionalGeneration"),
+    ],
+)
+def test_what_is_no_causal_language_model_is_refused(config, name):
+    config.architectures = [name]
+    with pytest.raises(InputError, match="no causal language model"):
+        require_causal(config)
+
+
+def test_a_decoder_saved_as_one_is_a_causal_language_model():
+    config = transformers.BartConfig(is_encoder_decoder=False, architectures=["BartForCausalLM"])
+    require_causal(config)
+    require_causal(tiny_config("llama"))
+    require_causal(resolve_config("medgemma-4b"))
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "mxfp4"])
+def test_a_quantised_checkpoint_is_not_priced_as_bf16(tmp_path, method):
+    quantised = {"quantization_config": {"quant_method": method, "bits": 4}}
+    architectures = ["LlamaForCausalLM"]
+    model = write_config(tmp_path, tiny_config(), architectures=architectures, **quantised)
+    said = refusal("--model", model, "--gpu", "a6000")
+    assert f"quantised with {method}, which is not predicted" in said
+
+
+def test_a_checkpoint_of_bitsandbytes_is_what_it_is():
+    config = tiny_config()
+    own = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}
+    config.quantization_config = {**own, "llm_int8_skip_modules": ["lm_head", "v_proj"]}
+    skipped = require_quantization(config, "nf4", double_quant=True)
+    assert skipped == ("lm_head", "v_proj")
+    with pytest.raises(InputError, match="nf4 already, and precision is bf16"):
+        require_quantization(config, "bf16", double_quant=True)
+    with pytest.raises(InputError, match="double_quant is false"):
+        require_quantization(config, "nf4", double_quant=False)
+    layers = {b.place for b in traced(config, precision="nf4").timeline.blocks if b.place}
+    assert any(name.endswith("v_proj.weight") for name in layers)
+
+
+def test_a_head_of_another_name_is_not_quantised():
+    config = transformers.GPTNeoXConfig(
+        hidden_size=64, intermediate_size=128, num_attention_heads=4, tie_word_embeddings=False,
+        **FEW,
+    )  # fmt: skip
+    trace = traced(config, lora_targets=("query_key_value",), precision="nf4")
+    weights = [b for b in trace.timeline.blocks if b.category is MemoryCategory.WEIGHTS]
+    head = [b for b in weights if "embed_out" in b.place or "lm_head" in b.place]
+    assert head
+    assert all(b.dtype is not torch.uint8 for b in head)
+
+
+# -- lengths and kernels ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes"),
+    [
+        ("gpt2", {"n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}),
+        ("gptj", {"n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 8}),
+        ("codegen", {"n_positions": 16, "n_embd": 64, "n_layer": 1, "n_head": 4, "rotary_dim": 8}),
+        ("ctrl", {"n_positions": 16, "n_embd": 32, "dff": 64, "n_layer": 1, "n_head": 2}),
+        ("openai-gpt", {"n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}),
+        ("opt", {"max_position_embeddings": 16, "hidden_size": 32, "ffn_dim": 64,
+                 "num_hidden_layers": 1, "num_attention_heads": 2, "word_embed_proj_dim": 32}),
+        ("biogpt", {"max_position_embeddings": 16, "hidden_size": 32, "intermediate_size": 64,
+                    "num_hidden_layers": 1, "num_attention_heads": 2}),
+        ("gpt_neo", {"max_position_embeddings": 16, "hidden_size": 32, "num_layers": 1,
+                     "attention_types": [[["global"], 1]], "num_heads": 2}),
+        ("xlm-roberta", {"max_position_embeddings": 18, "hidden_size": 32,
+                         "intermediate_size": 64, "num_hidden_layers": 1,
+                         "num_attention_heads": 2, "is_decoder": True}),
+    ],
+)  # fmt: skip
+def test_a_table_of_positions_ends_where_the_model_ends(model_type, sizes):
+    config = transformers.CONFIG_MAPPING[model_type](vocab_size=64, **sizes)
+    assert table_positions(config.to_dict()) == 16
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    tokens = torch.randint(5, 60, (1, 17))
+    model(input_ids=tokens[:, :16])
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=tokens)
+
+
+def test_a_length_beyond_the_positions_is_refused():
+    said = refusal("--model", "gpt2", "--gpu", "a6000", "--set", "max_length=4096")
+    assert "max_length 4096 is longer than the 1024 positions of the model" in said
+    assert architecture("gpt2").positions == 1024
+    assert architecture("llama-3.1-8b").positions is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "values", "said"),
+    [
+        ("t4", {"precision": "fp16"}, "compute capability 8.0"),
+        ("a6000", {"precision": "fp32"}, "precision fp32"),
+        ("a6000", {"precision": "nf4", "compute_dtype": "fp32"}, "compute_dtype fp32"),
+    ],
+)
+def test_flash_attention_where_it_cannot_run(gpu, values, said):
+    asked = configuration(attention="flash_attention_2", **values)
+    problems = check_supported(asked, get_gpu(gpu))
+    assert [said in problem.message for problem in problems] == [True]
+
+
+def test_flash_attention_where_it_can_run():
+    for values in ({"precision": "bf16"}, {"precision": "fp32", "mixed_precision": "bf16"}):
+        asked = configuration(attention="flash_attention_2", **values)
+        assert check_supported(asked, get_gpu("a6000")) == []
+
+
+# -- what is not modelled --------------------------------------------------------------------
+
+
+def test_the_text_says_what_was_not_modelled():
+    settings = ["liger=true", "torch_compile=true", "offload=0.5"]
+    options = [part for value in settings for part in ("--set", value)]
+    result = estimate("--model", "tiny-llama-3m", "--gpu", "a6000", *options)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "without the effect of torch_compile, liger, offload" in text
+
+
+def test_an_old_loss_is_refused_where_it_did_something_else():
+    register()
+    config = transformers.GraniteConfig(
+        hidden_size=64, intermediate_size=128, num_attention_heads=4, logits_scaling=8.0, **FEW
+    )
+    with pytest.raises(InputError, match="not known for models with logits_scaling"):
+        traced(config, lora_targets=ALL, loss="transformers_4_45")
+    traced(config, lora_targets=ALL, loss="transformers_4_46")
+
+
+def test_a_mirror_has_the_models_that_it_copies():
+    for name in ("unsloth/Qwen3-8B", "NousResearch/Meta-Llama-3.1-8B"):
+        found = get_entry(name)
+        assert found is not None
+        assert found.id in {"qwen3-8b", "llama-3.1-8b"}
+    assert get_entry("somebody/Qwen3-8B") is None
