@@ -59,7 +59,7 @@ class TestProcessor:
             assert gpu.flops["bf16"] == 2e11
             assert profile == profile_of(cpu_label())
         assert asked == ["cpu"]
-        assert "measuring Testium 9, once" in capsys.readouterr().err
+        assert "measuring Testium 9 once" in capsys.readouterr().err
 
     def test_is_printed_with_what_is_known(self, capsys):
         assert run(["gpus", "cpu"]) == 0

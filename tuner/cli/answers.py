@@ -102,7 +102,7 @@ def print_levels(view: View) -> None:
 
 def _front_text(view: View) -> str:
     if view.is_default:
-        return "no tried configuration is both faster and smaller"
+        return "none tried is both faster and smaller"
     labels = " and ".join(objective.label for objective in view.objectives)
     return f"no tried configuration is better in {labels}"
 
