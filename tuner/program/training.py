@@ -95,7 +95,7 @@ class Arguments:
 
 
 @dataclass(slots=True)
-class Training:
+class ProgramTraining:
     """The training of one program.
 
     `trainer` is the class or the tool that runs it. Of a program that is a script there are the
@@ -136,14 +136,14 @@ _OTHERS = ("FastLanguageModel", "FastModel", "Accelerator", "LightningModule", "
 """Names of libraries that train in ways of their own."""
 
 
-def read_training(program: Program) -> Training:
+def read_training(program: Program) -> ProgramTraining:
     """What `program` says of its training; problems are noted, nothing is raised for them."""
     found = Found()
     scripts = scripts_of(program)
     data = [source for source in program.sources if source.path.suffix not in PYTHON]
     if not scripts:
         arguments = Arguments(program.trainer, _flat(program, data), found)
-        return Training(program.trainer, {"arguments": arguments}, found)
+        return ProgramTraining(program.trainer, {"arguments": arguments}, found)
     calls = [(script, call) for script in scripts for call in script.calls]
     groups: dict[str, Arguments] = {}
     trainers: list[tuple[Script, ast.Call]] = []
@@ -170,7 +170,7 @@ def read_training(program: Program) -> Training:
     )
     for script in scripts:
         found.problems += _freezes(script)
-    training = Training("", groups, found, lengths=lengths)
+    training = ProgramTraining("", groups, found, lengths=lengths)
     if trainers:
         script, call = trainers[0]
         training.trainer = last_name(call.func) or ""

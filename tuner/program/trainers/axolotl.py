@@ -21,7 +21,7 @@ from tuner.program.trainers.behaviour import (
     optimizer,
     unset,
 )
-from tuner.program.training import Arguments, Training
+from tuner.program.training import Arguments, ProgramTraining
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 
@@ -63,7 +63,7 @@ _WITHOUT_MEMORY = (
 )  # fmt: skip
 
 
-def _plan(training: Training) -> Planned:
+def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
     unset(file, _NOT_PREDICTED)
     weights = _dtype(file)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.program.training import DTYPES, Arguments, Training
+from tuner.program.training import DTYPES, Arguments, ProgramTraining
 from tuner.records import KnobValue
 from tuner.space.optimizers import OPTIMIZERS
 from tuner.space.schemas import ALL_LINEAR
@@ -49,7 +49,7 @@ class Behaviour:
     name: str
     trainer: str
     read: Mapping[str, str]
-    plan: Callable[[Training], Planned]
+    plan: Callable[[ProgramTraining], Planned]
 
 
 def number(arguments: Arguments, name: str, default: int | float) -> Any:
@@ -99,7 +99,7 @@ def checkpointing(arguments: Arguments, *, default: bool) -> dict[str, KnobValue
     return {"gradient_checkpointing": bool(on), "use_reentrant": bool(reentrant)}
 
 
-def enabled_by_call(training: Training) -> dict[str, KnobValue]:
+def enabled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
     """What `model.gradient_checkpointing_enable()` says, where the arguments say nothing more."""
     if not training.has("enabled"):
         return {}
@@ -165,7 +165,7 @@ _LOADING = (
 )  # fmt: skip
 
 
-def loaded_model(training: Training, default: str) -> tuple[str | None, dict[str, Any]]:
+def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, dict[str, Any]]:
     """The model and how its weights are kept: by `from_pretrained`, or by the trainer itself.
 
     `default` is the dtype that the trainer loads in where it is given a name.

@@ -19,7 +19,7 @@ from tuner.program.trainers.behaviour import (
     trainer_arguments,
     unset,
 )
-from tuner.program.training import Arguments, Training
+from tuner.program.training import Arguments, ProgramTraining
 
 _VERSIONS = {"llamafactory": "0.9.5", "transformers": "5.6", "peft": "0.18"}
 
@@ -53,7 +53,7 @@ _LORA = {
 }
 
 
-def _plan(training: Training) -> Planned:
+def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
     unset(file, _NOT_PREDICTED)
     for name, allowed in (("stage", ("sft",)), ("finetuning_type", ("lora", "full"))):

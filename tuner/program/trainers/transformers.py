@@ -16,12 +16,12 @@ from tuner.program.trainers.behaviour import (
     trainer_arguments,
     unset,
 )
-from tuner.program.training import Training
+from tuner.program.training import ProgramTraining
 
 _VERSIONS = {"transformers": "5.23", "peft": "0.21"}
 
 
-def _plan(training: Training) -> Planned:
+def _plan(training: ProgramTraining) -> Planned:
     arguments, preparation = training["arguments"], training["preparation"]
     model, loaded = loaded_model(training, "fp32")
     knobs = {**trainer_arguments(arguments, checkpoints=False, precision="no"), **loaded}

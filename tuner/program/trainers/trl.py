@@ -21,12 +21,12 @@ from tuner.program.trainers.behaviour import (
     trainer_arguments,
     unset,
 )
-from tuner.program.training import Argument, Arguments, Training
+from tuner.program.training import Argument, Arguments, ProgramTraining
 
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
 
-def _sft(training: Training) -> Planned:
+def _sft(training: ProgramTraining) -> Planned:
     model, knobs = _trained(training)
     arguments = training["arguments"]
     _no_long_rows(arguments, str(knobs["attention"]))
@@ -37,7 +37,7 @@ def _sft(training: Training) -> Planned:
     return Planned(model, knobs, notes=_known_errors(knobs))
 
 
-def _dpo(training: Training) -> Planned:
+def _dpo(training: ProgramTraining) -> Planned:
     model, knobs = _trained(training)
     arguments = training["arguments"]
     kind = arguments.take("loss_type", "sigmoid", quietly=True)
@@ -69,7 +69,7 @@ def _known_errors(knobs: Mapping[str, Any]) -> list[str]:
     return [low] if knobs["precision"] == "nf4" else []
 
 
-def _trained(training: Training) -> tuple[str | None, dict[str, Any]]:
+def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     """What both trainers do alike."""
     if training.trainer == "TRL":
         training = _as_script(training)
@@ -128,7 +128,7 @@ _LORA_NAMES = {
 }
 
 
-def _as_script(training: Training) -> Training:
+def _as_script(training: ProgramTraining) -> ProgramTraining:
     """The file of `trl sft --config` as the calls that scripts/sft.py makes of it (ModelConfig)."""
     flat, found = training["arguments"], training.found
     bits = {"load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type"}
@@ -157,7 +157,7 @@ def _as_script(training: Training) -> Training:
             **{n: a for n, a in flat.values.items() if n in bits},
         }
         groups["quantization"] = Arguments(flat.title, quantization, found)
-    return Training(training.trainer, groups, found)
+    return ProgramTraining(training.trainer, groups, found)
 
 
 def _renamed(flat: Arguments, names: dict[str, str]) -> dict[str, Argument]:
