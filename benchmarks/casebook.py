@@ -130,7 +130,7 @@ def _recommended(predictor: SpacePredictor, *, searched: bool) -> tuple[Predicte
     target = load_target(space.name, gpu.id, results=RESULTS)
     if searched and target.folder.journal.exists():
         try:
-            best = recommended(target, ())
+            best = recommended(target)
         except NothingFitsError:
             return None, "of the trials under results/"
         prediction = best.record.outcome.prediction

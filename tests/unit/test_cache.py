@@ -32,9 +32,9 @@ def stored_file(folder: Path) -> Path:
     return path
 
 
-def checked(content: bytes) -> bytes:
+def checked(file: str, content: bytes) -> bytes:
     """Content with the checksum that makes it look whole."""
-    return hashlib.sha256(content).digest() + content
+    return hashlib.sha256(file.encode() + b"\0" + content).digest() + content
 
 
 def test_arrays_come_back_as_they_were(folder):
@@ -83,6 +83,18 @@ def test_a_truncated_entry_is_unusable(folder, kept):
     assert list(folder.iterdir()) == []
 
 
+def test_an_entry_under_the_name_of_another_is_unusable(folder):
+    """Whole in itself, it would give the numbers of something else."""
+    for name in ("one", "other"):
+        cache.write_arrays(name, ARRAYS)
+        cache.write_json(name, [name])
+    for suffix in ("npz", "json"):
+        (folder / f"one.{suffix}").replace(folder / f"other.{suffix}")
+    assert cache.read_arrays("other") is None
+    assert cache.read_json("other") is None
+    assert list(folder.iterdir()) == []
+
+
 def pickled_array() -> bytes:
     """An array file that numpy would have to unpickle."""
     buffer = io.BytesIO()
@@ -116,7 +128,8 @@ def strange_content(name: str) -> bytes:
 def test_strange_content_with_a_right_checksum_is_unusable(folder, name):
     folder.mkdir(parents=True)
     for suffix in ("npz", "json"):
-        (folder / f"entry.{suffix}").write_bytes(checked(strange_content(name)))
+        file = f"entry.{suffix}"
+        (folder / file).write_bytes(checked(file, strange_content(name)))
     assert cache.read_arrays("entry") is None
     assert cache.read_json("entry") is None
     assert list(folder.iterdir()) == []
@@ -136,7 +149,7 @@ def test_nothing_in_an_entry_is_executed(folder, tmp_path, monkeypatch):
     buffer = io.BytesIO()
     np.savez(buffer, counts=np.array([Trap()], dtype=object))
     folder.mkdir(parents=True)
-    (folder / "entry.npz").write_bytes(checked(buffer.getvalue()))
+    (folder / "entry.npz").write_bytes(checked("entry.npz", buffer.getvalue()))
     assert cache.read_arrays("entry") is None
     assert victim.exists()
 

@@ -15,7 +15,7 @@ from tuner.api.recommended import Recommendation
 from tuner.api.values import as_bytes, as_share, as_texts
 from tuner.engine.gpus_compared import Answer, answers, require_an_answer
 from tuner.engine.plan import SkippedGpu
-from tuner.engine.recommendation import recommended_of
+from tuner.engine.recommendation import Criteria, recommended_of
 from tuner.engine.search import SearchedGpu
 from tuner.engine.target import Target, check_conditions, require_records
 from tuner.gpu import Gpu
@@ -166,14 +166,13 @@ class SearchResult:
         records = self.records
         if where is None and self._found is not None:  # what was set is a condition too
             records = tuple(r for r in records if self._found.plan.meets(r.configuration))
-        chosen = recommended_of(
-            self._target,
-            records,
-            self._where if where is None else as_texts(where),
+        criteria = Criteria(
+            where=self._where if where is None else as_texts(where),
             headroom=as_share(headroom, "headroom"),
             max_memory=as_bytes(max_memory, "max_memory"),
             objectives=() if objective is None else (objective,),
         )
+        chosen = recommended_of(self._target, records, criteria)
         return Recommendation.of(chosen, self._target)
 
     def export(self, format_name: str) -> str:

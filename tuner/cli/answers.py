@@ -9,6 +9,7 @@ from typing import Any
 from tuner.apply.source import READERS
 from tuner.cli.front_plot import print_plot
 from tuner.cli.stages import print_stages
+from tuner.engine.recommendation import ANY_THAT_FITS, Criteria
 from tuner.engine.target import Target
 from tuner.export import FORMATS
 from tuner.expressions import all_of, show
@@ -181,19 +182,13 @@ def _verified_text(best: BestTrial) -> str:
     return text
 
 
-def use_commands(
-    target: Target,
-    *,
-    where: Sequence[str] = (),
-    headroom: str | None = None,
-    max_memory: int | None = None,
-    objectives: Sequence[str] = (),
-) -> tuple[str, ...]:
-    """What brings the recommendation chosen so into one's own file, and to another tool."""
-    words = [word for text in where for word in ("--where", text)]
-    words += ["--max-memory", size_text(max_memory)] if max_memory is not None else []
-    words += ["--headroom", headroom] if headroom is not None else []
-    words += [word for name in objectives for word in ("--objective", name)]
+def use_commands(target: Target, criteria: Criteria = ANY_THAT_FITS) -> tuple[str, ...]:
+    """What brings the recommendation by `criteria` into one's own file, and to another tool."""
+    words = [word for text in criteria.where for word in ("--where", text)]
+    if criteria.max_memory is not None:
+        words += ["--max-memory", size_text(criteria.max_memory)]
+    words += ["--headroom", criteria.headroom] if criteria.headroom is not None else []
+    words += [word for name in criteria.objectives for word in ("--objective", name)]
     command = target.space.command
     if command is None:
         file = _file_of(target.space)

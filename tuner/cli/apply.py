@@ -7,17 +7,10 @@ from pathlib import Path
 import click
 
 from tuner.apply.plan import EditPlan
-from tuner.cli.options import (
-    choice_options,
-    examples,
-    gpu_options,
-    model_option,
-    results_option,
-    space_option,
-)
+from tuner.cli.options import examples
+from tuner.cli.target_options import Selected, criteria_options, target_options
 from tuner.engine.applying import Applying, applying
-from tuner.engine.recommendation import recommended
-from tuner.engine.target import load_target
+from tuner.engine.recommendation import Criteria, recommended
 from tuner.engine.user_program import WAYS
 from tuner.expressions import show
 from tuner.gpu import Gpu
@@ -31,13 +24,12 @@ from tuner.units import format_size
         "tuner apply --space qlora27b --gpu a6000 --to train.py --dry-run",
         "tuner apply --space qlora27b --gpu a6000 --to conf/config.yaml \\",
         "    --map micro_batch=data_loader.batch_size --map optimizer=",
-        "tuner apply --space qwen7b_lora --gpu rtx3090 --to config.py -- train.py --epochs 3",
+        "tuner apply --space qwen7b_lora --gpu rtx3090 --to config.py \\",
+        "    -- train.py --epochs 3",
     ),
 )
-@space_option()
-@gpu_options
-@model_option("The --model of the search.")
-@choice_options
+@target_options("The --model of the search.")
+@criteria_options
 @click.option(
     "--to",
     "files",
@@ -53,8 +45,7 @@ from tuner.units import format_size
     multiple=True,
     metavar="KNOB=KEY",
     help="Where a value belongs: a key such as train.batch_size, .batch_size (anywhere) or "
-    "FILE:KEY; nothing after the = leaves the knob out. Repeatable; replaces the space's mapping "
-    "of that knob.",
+    "FILE:KEY; empty leaves the knob out. Replaces the space's mapping; repeatable.",
 )
 @click.option(
     "--as",
@@ -67,48 +58,34 @@ from tuner.units import format_size
     "--check",
     "way",
     type=click.Choice(WAYS),
-    help="How to check, before writing, that the values reach the training: emulate runs the "
-    "changed program for a step, read inspects its files, none skips the check. [default: "
-    "emulate where possible, else read]",
+    metavar="WAY",
+    help="Check that values reach the training: emulate a step of the changed program, read its "
+    "files, or none.  [default: emulate where possible, else read]",
 )
 @click.option("--dry-run", is_flag=True, help="Show the diff and write nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
-@results_option
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(  # noqa: PLR0913 - one argument for each option
     *,
-    space_name: str,
-    gpu_name: str,
-    gpu_memory: int | None,
-    price: float | None,
-    model: str | None,
-    where: tuple[str, ...],
-    max_memory: int | None,
-    headroom: str | None,
-    objectives: tuple[str, ...],
+    selected: Selected,
+    criteria: Criteria,
     files: tuple[Path, ...],
     maps: tuple[str, ...],
     targets: tuple[str, ...],
     way: str | None,
     dry_run: bool,
     yes: bool,
-    results: Path,
     program: tuple[str, ...],
 ) -> None:
     """Write the recommended values into your own configuration files.
 
     Only values change: comments, order, quotes and line ends stay, byte by byte. The diff is shown
     first, and a dated copy of each file is kept beside it. If a value cannot be written safely, or
-    does not reach the training, all such problems are listed and nothing is written (exit code 2).
-    PROGRAM, after --, is the script or command that takes its settings from the files; by default
-    the file itself.
+    does not reach the training, nothing is written (exit code 2). PROGRAM is the script or command
+    that reads the files; by default the file itself.
     """
-    target = load_target(
-        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
-    )
-    best = recommended(
-        target, where, headroom=headroom, max_memory=max_memory, objectives=objectives
-    )
+    target = selected.target()
+    best = recommended(target, criteria)
     echo(
         f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id} ({best.source})",
         err=True,

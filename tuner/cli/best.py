@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
 
 from tuner.cli.answers import print_recommendation, use_commands
 from tuner.cli.every_gpu import print_answers
-from tuner.cli.options import (
-    choice_options,
-    examples,
-    gpu_options,
-    json_option,
-    model_option,
-    results_option,
-    space_option,
-)
+from tuner.cli.options import examples, json_option
+from tuner.cli.target_options import Selected, criteria_options, target_options
 from tuner.engine.gpus_compared import answers
-from tuner.engine.recommendation import recommended
-from tuner.engine.targets import ALL, named_targets
+from tuner.engine.recommendation import Criteria, recommended
 from tuner.terminal.render import echo, print_json
 
 
@@ -31,24 +20,13 @@ from tuner.terminal.render import echo, print_json
         "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
     ),
 )
-@space_option()
-@gpu_options
-@model_option("The --model of the search.")
-@choice_options
-@results_option
+@target_options("The --model of the search.")
+@criteria_options
 @json_option
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
-    space_name: str,
-    gpu_name: str,
-    gpu_memory: int | None,
-    price: float | None,
-    model: str | None,
-    where: tuple[str, ...],
-    max_memory: int | None,
-    headroom: str | None,
-    objectives: tuple[str, ...],
-    results: Path,
+    selected: Selected,
+    criteria: Criteria,
     as_json: bool,
 ) -> None:
     """Print the fastest configuration that fits, from a finished search.
@@ -56,22 +34,15 @@ def command(  # noqa: PLR0913 - one argument for each option
     --gpu all compares every searched GPU type, --gpu a6000,t4 the named ones. Exit code 1 if
     nothing tried fits.
     """
-    choice: dict[str, Any] = {
-        "headroom": headroom,
-        "max_memory": max_memory,
-        "objectives": objectives,
-    }
-    targets = named_targets(
-        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
-    )
-    if gpu_name == ALL or "," in gpu_name:
+    targets = selected.targets()
+    if selected.is_several:
         print_answers(
-            answers(targets, lambda target: recommended(target, where, **choice)), as_json=as_json
+            answers(targets, lambda target: recommended(target, criteria)), as_json=as_json
         )
         return
     target = targets[0]
-    best = recommended(target, where, **choice)
-    use = use_commands(target, where=where, **choice)
+    best = recommended(target, criteria)
+    use = use_commands(target, criteria)
     if as_json:
         print_json({**best.to_dict(), "use": list(use)})
         return

@@ -10,20 +10,12 @@ import click
 
 from tuner.advice.baseline import Baseline, read_baseline
 from tuner.cli.explain import measured_trials, require_predictable, space_predictor
-from tuner.cli.options import (
-    examples,
-    gpu_options,
-    json_option,
-    model_option,
-    results_option,
-    set_option,
-    space_option,
-    where_option,
-)
+from tuner.cli.options import examples, json_option, set_option, where_option
+from tuner.cli.target_options import Selected, target_options
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
-from tuner.engine.recommendation import recommended
-from tuner.engine.target import Target, check_conditions, load_target
+from tuner.engine.recommendation import Criteria, recommended
+from tuner.engine.target import Target, check_conditions
 from tuner.errors import NothingFitsError, UnavailableError
 from tuner.records import Configuration
 from tuner.results.best import BestTrial
@@ -44,9 +36,7 @@ if TYPE_CHECKING:
         "    --format markdown",
     ),
 )
-@space_option()
-@gpu_options
-@model_option("The --model of the search.")
+@target_options("The --model of the search.")
 @click.option(
     "--baseline",
     "files",
@@ -67,21 +57,15 @@ if TYPE_CHECKING:
     show_default=True,
     help="Format of the table.",
 )
-@results_option
 @json_option
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
-    space_name: str,
-    gpu_name: str,
-    gpu_memory: int | None,
-    price: float | None,
-    model: str | None,
+    selected: Selected,
     files: tuple[Path, ...],
     settings: tuple[str, ...],
     where: tuple[str, ...],
     margin: str | None,
     form: str,
-    results: Path,
     as_json: bool,
 ) -> None:
     """Compare what you use now with the recommendation: memory, speed, time, cost, truncation.
@@ -89,9 +73,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     The recommendation comes from a search, or, without one, from the predicted space. Both sides
     are measured if both were, else both are predicted.
     """
-    target = load_target(
-        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
-    )
+    target = selected.target()
     require_predictable(target)
     check_conditions(target, where)
     baseline = read_baseline(target.space, files, parse_settings(settings))
@@ -140,7 +122,7 @@ def _compare(
 def _searched(target: Target, where: tuple[str, ...]) -> BestTrial | None:
     """The recommendation of a search; None where there was no search."""
     try:
-        return recommended(target, where)
+        return recommended(target, Criteria(where=where))
     except UnavailableError:
         return None
 

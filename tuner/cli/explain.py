@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,19 +11,12 @@ import click
 from tuner.advice.allocations import PeakAllocation
 from tuner.cli.evidence import print_evidence
 from tuner.cli.listening import Printer
-from tuner.cli.options import (
-    examples,
-    gpu_options,
-    json_option,
-    model_option,
-    results_option,
-    set_option,
-    space_option,
-)
+from tuner.cli.options import examples, json_option, set_option
+from tuner.cli.target_options import Selected, target_options
 from tuner.engine.device import with_profile
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
-from tuner.engine.target import Target, comparable, load_target
+from tuner.engine.target import Target, comparable
 from tuner.errors import UnavailableError
 from tuner.records import Configuration, Measurement
 from tuner.space import configure, parse_settings
@@ -51,23 +43,15 @@ _WRAPPERS = ("base_model.model", "base_model", "PeftModelForCausalLM")
         "tuner explain --space qlora27b --gpu a6000 --json",
     ),
 )
-@space_option()
-@gpu_options
-@model_option("Model to use instead of the space's.")
+@target_options("Model to use instead of the space's.")
 @set_option
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
-@results_option
 @json_option
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
-    space_name: str,
-    gpu_name: str,
-    gpu_memory: int | None,
-    price: float | None,
-    model: str | None,
+    selected: Selected,
     settings: tuple[str, ...],
     margin: str | None,
-    results: Path,
     as_json: bool,
 ) -> None:
     """Explain why a configuration does not fit, or how close it is, and what slows it.
@@ -76,9 +60,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     is predicted; those that fit are listed by the throughput that they cost. Exit code 0 whether or
     not it fits.
     """
-    target = load_target(
-        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
-    )
+    target = selected.target()
     require_predictable(target)
     configuration = configure(target.space, parse_settings(settings), strict=False)
     fraction = parse_margin(margin, target.gpu)

@@ -6,17 +6,10 @@ from pathlib import Path
 
 import click
 
-from tuner.cli.options import (
-    choice_options,
-    examples,
-    gpu_options,
-    model_option,
-    results_option,
-    space_option,
-)
+from tuner.cli.options import examples
+from tuner.cli.target_options import Selected, criteria_options, target_options
 from tuner.engine.exporting import export_recommended
-from tuner.engine.recommendation import recommended
-from tuner.engine.target import load_target
+from tuner.engine.recommendation import Criteria, recommended
 from tuner.errors import InputError, unknown
 from tuner.export import FORMATS
 from tuner.results.store import write_atomically
@@ -29,10 +22,8 @@ from tuner.results.store import write_atomically
         "tuner export --space qlora27b --gpu a6000 --format command --as scripts",
     ),
 )
-@space_option()
-@gpu_options
-@model_option("The --model of the search.")
-@choice_options
+@target_options("The --model of the search.")
+@criteria_options
 @click.option(
     "--format",
     "name",
@@ -60,23 +51,14 @@ from tuner.results.store import write_atomically
     metavar="NAME",
     help="Mapping under apply in the space that names the flags, for --format command.",
 )
-@results_option
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
-    space_name: str,
-    gpu_name: str,
-    gpu_memory: int | None,
-    price: float | None,
-    model: str | None,
-    where: tuple[str, ...],
-    max_memory: int | None,
-    headroom: str | None,
-    objectives: tuple[str, ...],
+    selected: Selected,
+    criteria: Criteria,
     name: str,
     output: Path | None,
     maps: tuple[str, ...],
     targets: tuple[str, ...],
-    results: Path,
 ) -> None:
     """Print the recommended configuration as the settings of another tool.
 
@@ -88,12 +70,8 @@ def command(  # noqa: PLR0913 - one argument for each option
         raise InputError("--map and --as name the flags of --format command", hint="leave them out")
     if output is not None and output.exists():
         raise InputError(f"{str(output)!r} is there already", hint="name another file")
-    target = load_target(
-        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
-    )
-    best = recommended(
-        target, where, headroom=headroom, max_memory=max_memory, objectives=objectives
-    )
+    target = selected.target()
+    best = recommended(target, criteria)
     exported = export_recommended(target, best, name, targets=targets, maps=maps)
     if output is None:
         click.echo(exported.text, nl=False)

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from tuner.cli.options import (
-    examples,
-    gpu_options,
-    json_option,
-    model_option,
-    results_option,
-    space_option,
-    where_option,
-)
+from tuner.cli.options import examples, json_option, where_option
+from tuner.cli.target_options import Selected, target_options
 from tuner.engine.report import redraw
-from tuner.engine.targets import named_targets
 from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS
 from tuner.terminal.render import print_fields, print_json
 
@@ -28,23 +18,15 @@ from tuner.terminal.render import print_fields, print_json
         "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
     ),
 )
-@space_option()
-@gpu_options
-@model_option("The --model of the search.")
+@target_options("The --model of the search.")
 @where_option
 @click.option("--open", "is_opened", is_flag=True, help="Open the report in a browser.")
-@results_option
 @json_option
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
-    space_name: str,
-    gpu_name: str,
-    gpu_memory: int | None,
-    price: float | None,
-    model: str | None,
+    selected: Selected,
     where: tuple[str, ...],
     is_opened: bool,
-    results: Path,
     as_json: bool,
 ) -> int:
     """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
@@ -53,9 +35,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     type, --gpu a6000,t4 the named ones; each report shows the others too. Exit code 1 if nothing
     tried fits.
     """
-    targets = named_targets(
-        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
-    )
+    targets = selected.targets()
     views = redraw(targets, where)
     files = [target.folder.report_html for target in targets]
     if as_json:

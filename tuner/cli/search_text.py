@@ -20,7 +20,7 @@ from tuner.engine.custom_workload import MEASURED_ONLY
 from tuner.engine.gpus_compared import answers_found
 from tuner.engine.measuring import Simulating
 from tuner.engine.plan import SearchOptions, SearchPlan, SkippedGpu
-from tuner.engine.recommendation import nothing_fits
+from tuner.engine.recommendation import Criteria, nothing_fits
 from tuner.engine.search import SearchedGpu
 from tuner.records import TrialRecord
 from tuner.terminal.render import count, echo, print_fields, print_json
@@ -233,7 +233,9 @@ def _use(plan: SearchPlan) -> tuple[str, ...]:
     """The commands that bring the recommendation to use, under what this search asked for."""
     own = plan.target.space.conditions(())
     where = [text for text in plan.all_conditions if text not in own]
-    return use_commands(plan.target, where=where, objectives=plan.options.objectives)
+    return use_commands(
+        plan.target, Criteria(where=tuple(where), objectives=plan.options.objectives)
+    )
 
 
 def _study_text(plan: SearchPlan) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,22 +12,13 @@ from tuner.cli import completing
 from tuner.cli.answers import conditions_text, counts_text, print_front, print_levels, record_dict
 from tuner.cli.comparison import more_text, print_comparison
 from tuner.cli.evidence import print_evidence
-from tuner.cli.options import (
-    examples,
-    gpu_options,
-    json_option,
-    model_option,
-    objective_option,
-    results_option,
-    space_option,
-    where_option,
-)
+from tuner.cli.options import examples, json_option, objective_option, where_option
 from tuner.cli.stages import print_stages
+from tuner.cli.target_options import Selected, target_options
 from tuner.engine.recommendation import nothing_fits_error
 from tuner.engine.target import (
     Target,
     check_conditions,
-    load_target,
     require_records,
     stale,
     stale_text,
@@ -53,36 +43,26 @@ from tuner.terminal.render import echo, print_fields, print_json, settings_text
     ),
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False, shell_complete=completing.trials)
-@space_option()
-@gpu_options
-@model_option("The --model of the search.")
+@target_options("The --model of the search.")
 @where_option
 @objective_option
 @click.option("--levels", "by_level", is_flag=True, help="One front per level of rank and length.")
 @click.option(
     "--stale", "with_stale", is_flag=True, help="Include trials of other library versions."
 )
-@results_option
 @json_option
-def command(  # noqa: PLR0913 - one argument for each option
+def command(
     *,
     trial_id: str | None,
-    space_name: str,
-    gpu_name: str,
-    gpu_memory: int | None,
-    price: float | None,
-    model: str | None,
+    selected: Selected,
     where: tuple[str, ...],
     objectives: tuple[str, ...],
     by_level: bool,
     with_stale: bool,
-    results: Path,
     as_json: bool,
 ) -> None:
     """Print the front of a search, or everything known about one TRIAL."""
-    target = load_target(
-        space_name, gpu_name, model=model, results=results, gpu_memory=gpu_memory, price=price
-    )
+    target = selected.target()
     records = require_records(target)
     old = stale(target.known.read().records, target)
     if trial_id is None:

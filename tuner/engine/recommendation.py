@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tuner.engine.margin import parse_margin
 from tuner.engine.target import Target, check_conditions, require_records, with_margin
@@ -18,67 +19,65 @@ from tuner.results.view import source_label
 from tuner.units import format_size
 
 
-def recommended(
-    target: Target,
-    where: tuple[str, ...],
-    *,
-    headroom: str | None = None,
-    max_memory: int | None = None,
-    objectives: tuple[str, ...] = (),
-) -> BestTrial:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criteria:
+    """What may be recommended, and what is best.
+
+    `where` are conditions on knobs. `headroom` ("10%") takes the place of the margin of the search,
+    and `max_memory` (bytes) of the GPU's memory where it is less; the first of `objectives` takes
+    the place of the space's.
+    """
+
+    where: tuple[str, ...] = ()
+    headroom: str | None = None
+    max_memory: int | None = None
+    objectives: tuple[str, ...] = ()
+
+
+ANY_THAT_FITS = Criteria()
+
+
+def recommended(target: Target, criteria: Criteria = ANY_THAT_FITS) -> BestTrial:
     """The recommendation from the journal of `target`; see `recommended_of`.
 
     Raises `UnavailableError` where nothing was searched yet.
     """
-    check_conditions(target, where)  # what is wrong in itself is said first
-    return recommended_of(
-        target,
-        latest(require_records(target)),
-        where,
-        headroom=headroom,
-        max_memory=max_memory,
-        objectives=objectives,
-    )
+    check_conditions(target, criteria.where)  # what is wrong in itself is said first
+    return recommended_of(target, latest(require_records(target)), criteria)
 
 
 def recommended_of(
     target: Target,
     records: Sequence[TrialRecord],
-    where: tuple[str, ...],
-    *,
-    headroom: str | None = None,
-    max_memory: int | None = None,
-    objectives: tuple[str, ...] = (),
+    criteria: Criteria,
 ) -> BestTrial:
     """The recommendation from `records`, one of each configuration.
 
-    `headroom` ("10%") takes the place of the margin of the search, and `max_memory` (bytes) of
-    the GPU's memory where it is less; the first of `objectives` takes the place of the space's.
     Raises `NothingFitsError`, with how far away it is.
     """
-    conditions = check_conditions(target, where)
-    share = parse_margin(headroom, target.gpu, what="headroom")
+    conditions = check_conditions(target, criteria.where)
+    share = parse_margin(criteria.headroom, target.gpu, what="headroom")
     if share is not None:
         margin = MemoryBudget.of(target.gpu.memory_bytes, share).margin_bytes
         records = tuple(with_margin(record, margin) for record in records)
     allowed = target.gpu
-    if max_memory is not None:
+    if criteria.max_memory is not None:
         allowed = dataclasses.replace(
-            allowed, memory_bytes=min(max_memory, target.gpu.memory_bytes)
+            allowed, memory_bytes=min(criteria.max_memory, target.gpu.memory_bytes)
         )
     facts = target.facts
-    chosen = objectives_of(objectives or facts.objectives, facts, allowed)
+    chosen = objectives_of(criteria.objectives or facts.objectives, facts, allowed)
     require_known(records, chosen)
     best = recommend(
         records,
         facts,
         allowed,
-        where=lambda configuration: target.space.matches(configuration, where),
+        where=lambda configuration: target.space.matches(configuration, criteria.where),
         conditions=conditions,
         objective=chosen[0],
     )
     if best is None:
-        met = [r for r in records if target.space.matches(r.configuration, where)]
+        met = [r for r in records if target.space.matches(r.configuration, criteria.where)]
         raise nothing_fits_error(dataclasses.replace(target, gpu=allowed), met, conditions)
     return best
 

@@ -129,6 +129,11 @@ def delete(name: str) -> None:
     _delete(f"{name}.json")
 
 
+def _checksum(file: str, content: bytes) -> bytes:
+    """Of an entry under its name: one that was put under another is as good as damaged."""
+    return hashlib.sha256(file.encode() + b"\0" + content).digest()
+
+
 def _read(file: str) -> bytes | None:
     folder = cache_folder()
     if folder is None:
@@ -138,7 +143,7 @@ def _read(file: str) -> bytes | None:
     except OSError:
         return None
     checksum, content = stored[:_CHECKSUM_BYTES], stored[_CHECKSUM_BYTES:]
-    if hashlib.sha256(content).digest() != checksum:
+    if _checksum(file, content) != checksum:
         _delete(file)
         return None
     return content
@@ -152,7 +157,7 @@ def _write(file: str, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(hashlib.sha256(content).digest() + content)
+        draft.write_bytes(_checksum(file, content) + content)
         draft.replace(path)
     except OSError:
         # A full or read-only disk costs time the next time, and nothing else.

@@ -8,6 +8,8 @@ conditions it was searched under.
 from __future__ import annotations
 
 import csv
+import io
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,9 @@ from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.store import ResultsFolder
 from tuner.results.table import value_text
 from tuner.results.view import View
+
+MAX_BYTES = 16 * 1024 * 1024
+"""A front of tens of thousands of configurations; what is larger is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,8 @@ def read_other_gpus(
     for path in (path.parent for path in found if path.parent != folder.path):
         try:
             fronts.append(_read(path, knobs, written_together))
-        except (OSError, KeyError, TypeError, ValueError):  # edited, or of another version
+        # Edited, of another version, or not ours at all: a neighbour ends no search.
+        except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error):
             unreadable.append(path.name)
     return OtherGpus(tuple(fronts), tuple(unreadable))
 
@@ -111,35 +117,65 @@ def _point(record: TrialRecord, view: View) -> FrontPoint:
 
 
 def _read(path: Path, knobs: Sequence[str], written_together: Collection[str]) -> GpuFront:
+    """The front in the folder at `path`. Raises `OSError`, or ValueError for what is none."""
     try:
-        found: dict[str, Any] = yaml.safe_load((path / "best.yaml").read_text("utf-8"))
-    except yaml.YAMLError as error:
+        found = _mapping(yaml.safe_load(_text(path / "best.yaml")))
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    run = found.get("run") or {}
+    run, gpu = _mapping(found.get("run") or {}), _mapping(found.get("gpu"))
+    conditions = _mapping(found.get("chosen_from") or {}).get("conditions") or ()
     has_report = path.name in written_together or (path / "report.html").exists()
-    with (path / "pareto.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(io.StringIO(_text(path / "pareto.csv"))))
     return GpuFront(
-        gpu=str(found["gpu"]["id"]),
-        gpu_name=str(found["gpu"]["name"]),
-        memory_bytes=int(found["gpu"]["memory_bytes"]),
+        gpu=str(gpu["id"]),
+        gpu_name=str(gpu["name"]),
+        memory_bytes=_size(gpu["memory_bytes"]),
         points=tuple(_row_point(row, knobs) for row in rows),
         epoch_s=_number(run.get("time_per_epoch_s")),
         epoch_usd=_number(run.get("cost_per_epoch_usd")),
-        conditions=all_of((found.get("chosen_from") or {}).get("conditions") or ()),
+        conditions=all_of([str(condition) for condition in conditions]),
         report=f"../{path.name}/report.html" if has_report else "",
     )
 
 
+def _text(path: Path) -> str:
+    """The text of a file that somebody may have put there: a pipe would be waited for."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file")
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_BYTES} bytes")
+    return data.decode("utf-8")
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r:.60} is no mapping")
+    return value
+
+
 def _row_point(row: Mapping[str, str], knobs: Sequence[str]) -> FrontPoint:
+    rate = _number(float(row["samples_per_s"]))
+    if rate is None:
+        raise ValueError(f"{row['samples_per_s']} samples/s is no rate")
     return FrontPoint(
-        device_bytes=int(row["device_bytes"]),
-        samples_per_s=float(row["samples_per_s"]),
+        device_bytes=_size(int(row["device_bytes"])),
+        samples_per_s=rate,
         source=row["source"],
         settings={name: row[name] for name in knobs if name in row},
         recommended=row["recommended"] == "true",
     )
 
 
+def _size(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r:.60} is no number of bytes")
+    return value
+
+
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    """A number of at least 0; None for everything else."""
+    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        return None
+    return float(value)
