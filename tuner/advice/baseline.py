@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tuner.advice.trained_file import read_trained
 from tuner.apply.assign import value_of
 from tuner.apply.place import Location
 from tuner.apply.source import SourceFile, open_source
@@ -25,12 +26,14 @@ class Baseline:
     """The configuration in use.
 
     `assumed` are the knobs that nobody gave a value: they have the space's own. `notes` are what
-    a reader should know of how it was read.
+    a reader should know of how it was read. `outside` is what the files say and the configuration
+    does not: its numbers are of another run in that.
     """
 
     configuration: Configuration
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,15 @@ def read_baseline(
     """The configuration that the files at `paths` hold, `settings` (as typed) over them.
 
     A file is either flat, `knob: value`, or one of the user's own, of which the keys that the
-    space names under `apply` are read. Without files it is the space's baseline. Raises
-    `InputError` with everything that is wrong.
+    space names under `apply` are read; what those leave open comes from the rest of a trainer's
+    file, with the trainer's defaults. Without files it is the space's baseline. Raises `InputError`
+    with everything that is wrong.
     """
     problems: list[Problem] = []
     found: dict[str, _Found] = {}
+    trained = [one for path in paths if (one := read_trained(space, path)) is not None]
     for path in paths:
-        for each in _read(space, open_source(path), problems):
+        for each in _read(space, open_source(path), problems, is_trained=bool(trained)):
             first = found.setdefault(each.name, each)
             if first.value != each.value:
                 text = f"{each.name} is {show(each.value)} here and {show(first.value)} in "
@@ -62,7 +67,11 @@ def read_baseline(
     if problems:
         raise InputError("the baseline cannot be read", problems=problems)
     values: dict[str, KnobValue] = {name: each.value for name, each in found.items()}
-    return _complete(space, values, settings or {}, from_files=bool(paths))
+    for one in trained:
+        values = {**one.knobs, **values}
+    baseline = _complete(space, values, settings or {}, from_files=bool(paths))
+    outside = tuple(text for one in trained for text in one.outside)
+    return replace(baseline, outside=outside)
 
 
 def _complete(
@@ -94,7 +103,9 @@ def _complete(
     return Baseline(configuration, tuple(unset) if from_files else (), tuple(notes))
 
 
-def _read(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> list[_Found]:
+def _read(
+    space: SearchSpace, source: SourceFile, problems: list[Problem], *, is_trained: bool
+) -> list[_Found]:
     top = {str(place.path[0]) for place in source.places if place.path}
     if top and top <= space.terms.keys():
         return list(_flat(space, source, problems))
@@ -104,7 +115,7 @@ def _read(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> li
         if is_meant(source.path, target.files)
         for each in _mapped(space, source, target, problems)
     ]
-    if not found and not problems:
+    if not found and not problems and not is_trained:
         problems.append(Problem(_nothing(space, top), str(source.path)))
     return found
 

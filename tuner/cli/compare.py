@@ -81,8 +81,10 @@ def command(
     with quiet_libraries():
         comparison = _compare(target, baseline, where, fraction)
     if as_json:
-        print_json(comparison.to_dict())
+        print_json({**comparison.to_dict(), "outside": list(baseline.outside)})
     else:
+        for text in baseline.outside:
+            echo(f"not of this comparison: {text}")
         _print(comparison, markdown=form == "markdown")
 
 
@@ -168,8 +170,10 @@ def _remarks(comparison: Comparison) -> Iterable[str]:
         when = f" (price of {gpu.price_date})" if gpu.price_date else ""
         yield f"costs at {gpu.price_usd_per_hour:g} USD an hour{when}"
     if comparison.current.batch != comparison.recommended.batch:
-        yield "the effective batches differ: compare samples/s, not steps; the training result "
-        "differs too"
+        yield (
+            "the effective batches differ: compare samples/s, not steps; the training result "
+            "differs too"
+        )
     yield from comparison.notes
 
 

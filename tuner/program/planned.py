@@ -28,6 +28,7 @@ class ProgramPlan:
     - `assumed` is what nobody set, with the trainer's default. `left_out` are the settings whose
       effect is in no number. `notes` say how else it is read.
     - `sequences` is how many one example of the micro-batch makes.
+    - `known` are the knobs that the program or its trainer decides; others have their defaults.
     """
 
     trainer: str
@@ -37,6 +38,7 @@ class ProgramPlan:
     assumed: tuple[str, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
+    known: frozenset[str]
 
     @property
     def settings(self) -> dict[str, KnobValue]:
@@ -56,11 +58,16 @@ def behaviours() -> tuple[Behaviour, ...]:
 
 
 def plan_program(
-    program: Program, given: Mapping[str, Any] | None = None, model: str | None = None
+    program: Program,
+    given: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    *,
+    strict: bool = True,
 ) -> ProgramPlan:
     """What `program` trains; `given` knobs and `model` count more than what it says.
 
-    Raises one `InputError` with everything that cannot be read, or not be predicted.
+    Raises one `InputError` with everything that cannot be read, or not be predicted; unless it is
+    `strict`, that is left out of the plan instead.
     """
     training = read_training(program)
     behaviour = next((b for b in behaviours() if b.trainer == training.trainer), None)
@@ -80,7 +87,7 @@ def plan_program(
     if "max_length" not in knobs:
         text = "is set nowhere: name it with --set max_length=1024"
         problems.append(Problem(text, "the length of the examples"))
-    if problems or chosen is None:
+    if (problems and strict) or chosen is None:
         raise InputError(
             f"this program of {behaviour.name} cannot be predicted from its settings",
             problems=problems,
@@ -93,8 +100,9 @@ def plan_program(
         configuration,
         planned.sequences,
         tuple(dict.fromkeys(found.assumed)),
-        tuple(dict.fromkeys(found.left_out)),
+        tuple(dict.fromkeys([*map(str, problems), *found.left_out])),
         tuple(notes),
+        frozenset(knobs),
     )
 
 

@@ -184,8 +184,7 @@ class CausalLMSettings:
                 "without gradient_checkpointing autograd keeps every weight on the device",
             )
         if self.torch_compile:
-            yield "offload", "torch_compile cannot follow weights that move between host and "
-            "device"
+            yield "offload", "torch_compile cannot follow weights that move to and from the host"
 
 
 def _loader(values: Configuration) -> LoaderSettings:

@@ -27,6 +27,8 @@ _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
 
 def _sft(training: ProgramTraining) -> Planned:
+    if training.trainer == "TRL":
+        training = _as_script(training)
     model, knobs = _trained(training)
     arguments = training["arguments"]
     _no_long_rows(arguments, str(knobs["attention"]))
@@ -71,8 +73,6 @@ def _known_errors(knobs: Mapping[str, Any]) -> list[str]:
 
 def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     """What both trainers do alike."""
-    if training.trainer == "TRL":
-        training = _as_script(training)
     arguments = training["arguments"]
     model, loaded = loaded_model(training, "fp32")
     # TrainingArguments are taken over as they are, with their own defaults.
