@@ -92,7 +92,7 @@ def test_measurements_of_older_journals_can_be_read(model):
     assert read.speed == found.speed
     assert read.samples_per_s_interval is None
     assert read.notes == ()
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="missing required field loss_finite"):
         Measurement.from_dict({k: v for k, v in old.items() if k != "loss_finite"})
 
 

@@ -56,8 +56,11 @@ def require_causal(config: PreTrainedConfig) -> None:
             f"transformers has no causal language model of type {config.model_type!r}",
             hint="this workload fine-tunes causal language models; `tuner models` lists some",
         )
-    if auto_class(config) is AutoModelForCausalLM or model_class.__name__ in names:
+    own = auto_class(config)
+    if own is AutoModelForCausalLM or model_class.__name__ in names:
         return
+    if own._model_mapping.get(type(config), None) is model_class:
+        return  # a model of images and text, trained on text
     raise InputError(
         f"this {kind} is no causal language model: its whole step is not what would be predicted",
         hint=f"AutoModelForCausalLM would train {model_class.__name__}; for that, give a folder "
