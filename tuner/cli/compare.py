@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="What you use now: YAML of knobs and values, or your own configuration file with the "
-    "keys that the space names under apply; repeatable. [default: the space's baseline]",
+    help="What you use now: YAML of knobs and values, your own configuration file with the keys "
+    "that the space names under apply, or a file of Axolotl, LLaMA-Factory or TRL; repeatable. "
+    "[default: the space's baseline]",
 )
 @set_option
 @where_option
