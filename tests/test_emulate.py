@@ -30,12 +30,18 @@ TUNER = (sys.executable, "-m", "tuner", "emulate")
 WEIGHTS = 4 * (1024 * 4096 * 2 + 4096 + 1024)
 
 
-def run(folder: Path, program: str, *options: str, gpu: str = "a6000") -> Any:
+def run(
+    folder: Path,
+    program: str,
+    *options: str,
+    gpu: str = "a6000",
+    python: tuple[str, ...] = (sys.executable,),
+) -> Any:
     """What `tuner emulate --json` answers, and its exit code as "exit"."""
     path = folder / "program.py"
     path.write_text(program)
     ran = subprocess.run(
-        [*TUNER, "--gpu", gpu, "--json", *options, "--", sys.executable, str(path)],
+        [*TUNER, "--gpu", gpu, "--json", *options, "--", *python, str(path)],
         capture_output=True,
         text=True,
         check=False,
@@ -75,7 +81,7 @@ def test_out_of_memory_is_the_programs_own_error_and_says_how_much_was_asked(
     tmp_path: Path,
 ) -> None:
     program = "import torch\nkeep = [torch.empty(1 << 30, device='cuda') for _ in range(9)]\n"
-    found = run(tmp_path, program, gpu="t4")
+    found = run(tmp_path, program, gpu="t4", python=())  # a script is run by this Python
 
     assert (found["ended"], found["exit"], found["fits"]) == ("oom", 1, False)
     assert found["refused_bytes"] == 4 << 30

@@ -17,6 +17,8 @@ from tuner.cli.options import (
 from tuner.engine.margin import parse_margin
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
+from tuner.program.program import PYTHON, read_program
+from tuner.program.running import runnable
 from tuner.terminal.render import print_json
 
 
@@ -86,7 +88,12 @@ def command(  # noqa: PLR0913 - one argument for each option
         timeout_s=timeout,
     )
     # What the program prints must not mix with the answer that another program reads.
-    found = emulate(program, gpu, options, output=sys.stderr if as_json else None)
+    output = sys.stderr if as_json else None
+    if Path(program[0]).suffix in PYTHON:  # a script or a notebook, as `tuner check` takes it
+        with runnable(read_program(program)) as command:
+            found = emulate(command, gpu, options, output=output)
+    else:
+        found = emulate(program, gpu, options, output=output)
     if as_json:
         print_json(found.to_dict())
     else:
