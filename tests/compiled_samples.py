@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tuner.estimators.predict import check_supported
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import load_catalogue
 from tuner.records import Configuration, Prediction
@@ -128,11 +129,9 @@ def configurations(
     return found
 
 
-def gpu_for(configuration: Mapping[str, Any], source: random.Random) -> Any:
-    """A random GPU that has the number formats of a configuration."""
-    asked = {configuration["precision"], configuration["mixed_precision"]} - {"no"}
-    usable = [gpu for gpu in map(get_gpu, GPUS) if not any(map(gpu.unsupported_reason, asked))]
-    return source.choice(usable)
+def gpu_for(configuration: Configuration, source: random.Random) -> Any:
+    """A random GPU that can run a configuration."""
+    return source.choice([g for g in map(get_gpu, GPUS) if not check_supported(configuration, g)])
 
 
 def differences(ours: Prediction, full: Prediction) -> dict[str, float]:

@@ -159,7 +159,7 @@ def test_a_change_that_does_not_arrive_is_never_suggested(tmp_path: Path) -> Non
     (tmp_path / "train.py").write_text(TRAINER.format(before="", after=after, checkpointing=True))
     found = check(tmp_path, "train.py")
 
-    assert any("gradient_checkpointing=false does nothing" in note for note in found["notes"])
+    assert any("gradient_checkpointing=false has no effect" in note for note in found["notes"])
     values = (found["suggestion"] or {"values": {}})["values"]
     assert "gradient_checkpointing" not in values
 

@@ -457,7 +457,6 @@ def tell_everybody(process: subprocess.Popen[str], number: int) -> None:
 @pytest.mark.parametrize(
     ("tell", "number", "sleep_s"),
     [
-        (tell_group, signal.SIGINT, 0.5),
         (tell_group, signal.SIGINT, 600.0),
         (tell_twice, signal.SIGTERM, 600.0),
         (tell_everybody, signal.SIGTERM, 0.5),
