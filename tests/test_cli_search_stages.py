@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from encoder_samples import TINY_BERT, TINY_ROBERTA, shallow_encoder
+from encoder_samples import TINY_BERT, TINY_ROBERTA
 
 from tuner.cli.main import run
 from tuner.records import Status
 from tuner.results.journal import read_journal
-from tuner.space import load_space
 
 ROOT = Path(__file__).parents[1]
 SPACES = ROOT / "search_spaces"
@@ -126,22 +125,6 @@ def test_a_predicted_search_says_which_stage_limits(folder, capsys):
     size = chosen["configuration"]["micro_batch"]
     assert (folder / "config.yaml").read_text() == f"batch_size: {size}  # small\nlr: 2e-4"
     assert (folder / "hard.yaml").read_text() == "n_negatives: 48\nname: ${stage}"
-
-
-@pytest.mark.slow
-def test_a_space_that_ships_is_searched_in_all_stages(folder):
-    """With one layer, and only micro-batches above 2 to choose."""
-    space, shallow = SPACES / "dynamo_t4.yaml", shallow_encoder(folder, "roberta-base", layers=1)
-    settings = ("max_length=256", "mixed_precision=fp16", "optimizer=adamw_torch")
-    given = [word for setting in settings for word in ("--set", setting)]
-    given += ["--where", "micro_batch > 2", "--model", shallow, "--trials", "2"]
-    text = search("--space", str(space), "--gpu", "t4", *given)
-    stages = load_space(str(space)).stages
-    assert f"the hardest of {len(stages)} stages" in text
-    (journal,) = folder.glob("results/*/*/trials.jsonl")
-    records = read_journal(journal).records
-    assert [record.outcome.limiting_stage for record in records] == ["phase3"] * 2
-    assert {stage.name for stage in stages} == set(records[0].outcome.prediction.stages)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tuner.estimators.predictor import METHOD, PredictionJob, Predictor
 from tuner.models.catalogue import architecture
 
 SEED = 20260
-STRUCTURES, SIZES = 12, 6
+STRUCTURES, SIZES = 10, 6
 """For each model: so many structures, each at so many sizes."""
 
 FEWER = {"medgemma-4b": 4}

@@ -225,8 +225,9 @@ print(session.parents[1].exists())
 def test_other_users_reach_neither_the_folder_nor_the_token_of_an_own_ray(tmp_path):
     """Ray itself makes its folder for all to write into, and the token for all to read."""
     home = {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    known = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
     ran = subprocess.run(
         [sys.executable, "-c", FOLDERS],
-        env={**os.environ, **home}, capture_output=True, text=True, check=False, umask=0,
+        env={**known, **home}, capture_output=True, text=True, check=False, umask=0,
     )  # fmt: skip
     assert ran.stdout.splitlines() == ["['0o777', '0o700']", "0o600", "False"], ran.stderr
