@@ -197,3 +197,15 @@ def test_axolotl_without_packing(tmp_path):
     assert plan.left_out == ("Axolotl's LoRA kernels (lora_mlp_kernel and others)",)
     full = text.replace("adapter: qlora\nload_in_4bit: true\n", "")
     assert "embeddings and norms" in refusals(tmp_path, full, name="axolotl.yml")
+
+
+def test_a_value_of_a_module_that_the_script_imports_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("\n" * 200 + "BATCH = 4\n")
+    (tmp_path / "train.py").write_text(
+        "from trl import SFTConfig, SFTTrainer\nfrom own import BATCH\n"
+        "args = SFTConfig(per_device_train_batch_size=BATCH)\n"
+        "SFTTrainer(model='llama-3.2-1b', args=args, train_dataset=[]).train()\n"
+    )
+    plan = plan_program(read_program(["train.py"]))
+    assert plan.configuration["micro_batch"] == 4

@@ -11,7 +11,7 @@ from pathlib import Path
 from tuner.apply.assign import Assignment
 from tuner.apply.comments import stale_comments
 from tuner.apply.place import Location, NotWritableError
-from tuner.apply.source import Edit, SourceFile, open_source
+from tuner.apply.source import PYTHON, Edit, SourceFile, open_source
 from tuner.errors import InputError, Problem, nearest
 from tuner.expressions import show
 from tuner.space.keypath import Path as KeySteps
@@ -155,7 +155,7 @@ class _Planner:
 
     def _followed(self, source: SourceFile, places: list[Location]) -> list[Location]:
         """Where the values of references are set; the references, where that is not known."""
-        if source.path.suffix not in (".py", ".ipynb"):
+        if source.path.suffix not in PYTHON:
             return places
         targets = [self.following.set_at(source, place) for place in places]
         found = {target.start: target for target in targets if target is not None}

@@ -26,6 +26,9 @@ READERS = {
     ".ipynb": read_notebook,
 }
 
+PYTHON = (".py", ".ipynb")
+"""Of these the ones that hold Python: scripts and notebooks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -62,7 +65,7 @@ class SourceFile:
         alone, as `batch_size`, has to be there once.
         """
         found = self._find(key)
-        if found or self.path.suffix not in (".py", ".ipynb"):
+        if found or self.path.suffix not in PYTHON:
             return found
         inside = self._find(KeyPath(key.steps, anywhere=True))
         return inside if len(key.steps) > 1 or len(inside) == 1 else []

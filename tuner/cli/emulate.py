@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tuner.apply.source import PYTHON
 from tuner.cli.options import (
     DurationType,
     RareOption,
@@ -17,7 +18,7 @@ from tuner.cli.options import (
 from tuner.engine.margin import parse_margin
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
-from tuner.program.program import PYTHON, read_program
+from tuner.program.program import read_program
 from tuner.program.running import runnable
 from tuner.terminal.render import print_json
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.apply.source import SourceFile, read_places
+from tuner.apply.source import PYTHON, SourceFile, read_places
 from tuner.errors import InputError, UnavailableError, unknown
 from tuner.program.names import Script
-from tuner.program.program import PYTHON, Program, read_program, trainer_of
+from tuner.program.program import Program, read_program, trainer_of
 
 WAYS = ("emulate", "read", "none")
 """How arrival is looked at: by a run, by reading files, or not at all."""

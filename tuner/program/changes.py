@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tuner.apply.place import Location, NotWritableError
-from tuner.apply.source import SourceFile, read_places
+from tuner.apply.source import PYTHON, SourceFile, read_places
 from tuner.errors import InputError, Problem
 from tuner.expressions import show
-from tuner.program.program import PYTHON, Program
+from tuner.program.program import Program
 from tuner.program.settings import (
     Setting,
     Switch,

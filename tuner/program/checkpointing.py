@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tuner.apply.source import SourceFile
+from tuner.apply.source import PYTHON, SourceFile
 from tuner.program.names import Literal, Script, last_name
 
 _PREPARES = "prepare_model_for_kbit_training"
@@ -47,7 +47,7 @@ def checkpoint_calls(sources: Iterable[SourceFile]) -> list[CheckpointCall]:
     return [
         call
         for source in sources
-        if source.path.suffix in (".py", ".ipynb")
+        if source.path.suffix in PYTHON
         for call in _calls(Script(source))
     ]
 

@@ -154,6 +154,12 @@ class Script:
                 self._by_span.setdefault(self.span(node), []).append(node)
         self._places = {(p.start, p.end): p for p in source.places}
 
+    def home_of(self, node: ast.AST) -> Script:
+        """The script of the program that has `node`."""
+        if node in self.scopes:
+            return self
+        return next((other for other in self.others.values() if node in other.scopes), self)
+
     # -- places ------------------------------------------------------------------------------
 
     def span(self, node: ast.AST) -> tuple[int, int]:

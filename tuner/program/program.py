@@ -10,13 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from tuner.apply.place import Location
-from tuner.apply.source import SourceFile, read_places
+from tuner.apply.source import PYTHON, SourceFile, read_places
 from tuner.errors import InputError, UnavailableError
 from tuner.host import find_program
-from tuner.program.reads import NOTEBOOK, SETTINGS_FILES, module_path, opened, read_by
+from tuner.program.reads import SETTINGS_FILES, module_path, opened, read_by
 from tuner.space.keypath import Path as Keys
-
-PYTHON = (".py", NOTEBOOK)
 
 _PLACEHOLDER = "{file}"
 

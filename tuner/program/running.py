@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 from tuner.apply.notebook import code_cells
-from tuner.apply.source import SourceFile
-from tuner.program.program import PYTHON, Program, file_in
+from tuner.apply.source import PYTHON, SourceFile
+from tuner.program.program import Program, file_in
 from tuner.program.reads import NOTEBOOK
 
 _START = """\

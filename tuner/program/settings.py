@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.apply.place import Location, Value
-from tuner.apply.source import SourceFile
+from tuner.apply.source import PYTHON, SourceFile
 from tuner.program.names import (
     End,
     Literal,
@@ -24,7 +24,7 @@ from tuner.program.names import (
     Script,
     last_name,
 )
-from tuner.program.program import PYTHON, Program
+from tuner.program.program import Program
 from tuner.records import KnobValue
 from tuner.space.keypath import Path
 
@@ -350,7 +350,7 @@ class _Finder:
 
     def _settled(self, knob: str, at: _Candidate, script: Script, end: End) -> Setting:
         node = end.option.call if isinstance(end, OptionValue) else end.node
-        script = next((s for s in self.scripts if node in s.scopes), script)
+        script = script.home_of(node)
         if isinstance(end, Literal):
             if end.option and (word := self._word((end.option,), knob, at.name)) is not None:
                 return word

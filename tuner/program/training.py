@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.apply.source import SourceFile
+from tuner.apply.source import PYTHON, SourceFile
 from tuner.errors import Problem
 from tuner.expressions import show
 from tuner.program.names import Literal, OptionValue, OutsideKeys, Script, last_name
-from tuner.program.program import PYTHON, Program
+from tuner.program.program import Program
 from tuner.program.settings import scripts_of, typed
 
 DTYPES: Mapping[str, str] = {
@@ -251,7 +251,9 @@ def _argument(program: Program, script: Script, node: ast.expr) -> Argument:
 
 
 def _end(program: Program, script: Script, end: Any) -> Argument:
-    where = _at(script, end.option.call if isinstance(end, OptionValue) else end.node)
+    node = end.option.call if isinstance(end, OptionValue) else end.node
+    script = script.home_of(node)  # which another one may import
+    where = _at(script, node)
     if isinstance(end, Literal):
         try:
             return Argument(ast.literal_eval(end.node), where)
