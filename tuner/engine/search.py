@@ -9,13 +9,15 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.engine.journals import journal_of
 from tuner.engine.listener import SILENT, Listener
+from tuner.engine.measuring import Simulating
 from tuner.engine.memory_timeline import timeline_of
 from tuner.engine.plan import SearchPlan, SkippedGpu, none_left
+from tuner.engine.predicted import keep_predictions, search_predicted
 from tuner.engine.prepare import Predictors, Prepared, prepare
 from tuner.engine.target import comparable, stale, stale_text, with_margin
 from tuner.engine.verifying import verify_all
@@ -50,6 +52,12 @@ class _Open:
     plan: SearchPlan
     prepared: Prepared
     writer: JournalWriter
+    known: tuple[TrialRecord, ...]
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether no trial runs."""
+        return isinstance(self.plan.trials_on, Simulating)
 
 
 def run_plans(
@@ -63,10 +71,11 @@ def run_plans(
     """
     found: dict[str, SearchedGpu | SkippedGpu] = {}
     with contextlib.ExitStack() as journals:
-        opened = _open(plans, journals, found, listener)
+        predictors = Predictors()
+        opened = _open(plans, journals, found, listener, predictors)
         if not opened:
             raise none_left([one for one in found.values() if isinstance(one, SkippedGpu)])
-        results = _run(opened, listener)
+        results = _run(opened, listener, predictors)
         verify_all(
             [(one.plan, one.writer, r) for one, r in zip(opened, results, strict=True)], listener
         )
@@ -99,6 +108,7 @@ def _open(
     journals: contextlib.ExitStack,
     found: dict[str, SearchedGpu | SkippedGpu],
     listener: Listener,
+    predictors: Predictors,
 ) -> list[_Open]:
     """What is to run, with its journal open in `journals`; who is refused goes to `found`."""
     begun: list[tuple[SearchPlan, JournalWriter, tuple[TrialRecord, ...]]] = []
@@ -110,11 +120,10 @@ def _open(
             begun.append((plan, *journals.enter_context(journal_of(plan))))
             listener.planned(plan, begun[-1][2])
     opened = []
-    predictors = Predictors()
     for plan, writer, known in begun:
         prepared = prepare(plan, known, listener, predictors=predictors)
         if not prepared.why_infeasible:
-            opened.append(_Open(plan, prepared, writer))
+            opened.append(_Open(plan, prepared, writer, known))
             continue
         refused = SkippedGpu(plan.target, NothingFitsError(prepared.why_infeasible, hint=HINT))
         found[plan.target.gpu.id] = refused
@@ -123,39 +132,82 @@ def _open(
     return opened
 
 
-def _run(opened: Sequence[_Open], listener: Listener) -> list[SearchOutcome | None]:
+def _run(
+    opened: Sequence[_Open], listener: Listener, predictors: Predictors
+) -> list[SearchOutcome | None]:
     """The result of each search; None for the last ones, if an interruption left them no time."""
+    results: dict[str, SearchOutcome | None] = {}
+    with listener.searching() as report:
+        latest: dict[str, Progress] = {}
+
+        def progress(states: Mapping[str, Progress]) -> None:
+            latest.update(states)
+            report(latest)
+
+        results |= _predict([one for one in opened if one.is_predicted], progress, predictors)
+        results |= _run_trials([one for one in opened if not one.is_predicted], progress)
+    return [results[one.plan.target.gpu.id] for one in opened]
+
+
+_OnProgress = Callable[[Mapping[str, Progress]], None]
+
+
+def _predict(
+    opened: Sequence[_Open], progress: _OnProgress, predictors: Predictors
+) -> dict[str, SearchOutcome | None]:
+    """The results of searches without trials, by GPU type, and the files of their predictions."""
+    results: dict[str, SearchOutcome | None] = {}
+    for one in opened:
+        gpu = one.plan.target.gpu.id
+        if any(found is None or found.interrupted for found in results.values()):
+            results[gpu] = None
+            continue
+
+        def told(state: Progress, gpu: str = gpu) -> None:
+            progress({gpu: state})
+
+        results[gpu] = search_predicted(
+            one.plan,
+            one.prepared.predictions,
+            one.known,
+            predictors.of(one.plan.part.space),
+            on_record=one.writer.append,
+            on_progress=told,
+        )
+    return results
+
+
+def _run_trials(opened: Sequence[_Open], progress: _OnProgress) -> dict[str, SearchOutcome | None]:
+    """The results of searches that run trials, by GPU type."""
+    if not opened:
+        return {}
     from tuner.tune.driver import search_all  # Ray and Optuna: seconds to import
 
     writers = {one.plan.target.gpu.id: one.writer for one in opened}
-    gpus = list(writers)
-    latest: dict[str, Progress] = {}
     results: list[SearchOutcome | None] = []
     started_s = time.monotonic()
-    with listener.searching() as report:
-        for batch in batches([one.prepared.request for one in opened]):
-            if any(result is None or result.interrupted for result in results):
-                results += [None] * len(batch)
-                continue
-            ids = gpus[len(results) : len(results) + len(batch)]
+    for batch in batches([one.prepared.request for one in opened]):
+        if any(result is None or result.interrupted for result in results):
+            results += [None] * len(batch)
+            continue
+        ids = list(writers)[len(results) : len(results) + len(batch)]
+        spent_s = time.monotonic() - started_s
 
-            def progress(states: Sequence[Progress], ids: Sequence[str] = ids) -> None:
-                latest.update(zip(ids, states, strict=True))
-                report(latest)
+        def told(states: Sequence[Progress], ids: Sequence[str] = ids) -> None:
+            progress(dict(zip(ids, states, strict=True)))
 
-            spent_s = time.monotonic() - started_s
-            results += search_all(
-                [_with_time_left(request, spent_s) for request in batch],
-                on_progress=progress,
-                on_record=lambda record: writers[record.gpu].append(record),
-            )
-    return results
+        results += search_all(
+            [_with_time_left(request, spent_s) for request in batch],
+            on_progress=told,
+            on_record=lambda record: writers[record.gpu].append(record),
+        )
+    return dict(zip(writers, results, strict=True))
 
 
 def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
     """The searches that run at the same time, batch after batch, in their order.
 
-    On a cluster all do, and so do simulated and emulated ones. A search that measures on this
+    On a cluster all do, and so do emulated ones. A search that measures on this
     machine has it for itself: Ray does not tell apart the GPU types of one machine.
     """
     together: list[SearchRequest] = []
@@ -183,7 +235,9 @@ def _with_time_left(request: SearchRequest, spent_s: float) -> SearchRequest:
 def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[SearchedGpu]:
     """Write every file of every GPU type's folder, and return what they show."""
     for one, result in ran:
-        if result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
+        if one.is_predicted:
+            keep_predictions(one.plan, result.records)
+        elif result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
             write_pruned(one.plan.target.folder, result.pruned)
     views = write_results([_contents(one, result, command=command) for one, result in ran])
     return [
@@ -194,7 +248,7 @@ def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[
 def _contents(one: _Open, result: SearchOutcome, *, command: str) -> Contents:
     """What the journal holds now of what can be compared."""
     plan, target = one.plan, one.plan.target
-    found = target.folder.read().records
+    found = target.folder.read_all()
     records = comparable(found, target) or result.records
     old = stale_text(stale(found, target), records)
     used = f" (hints for this search: {result.stale})" if result.stale else ""

@@ -56,7 +56,7 @@ def known_folder(space: SearchSpace, folder: ResultsFolder) -> ResultsFolder:
 
     The latter where no other folder was named and has results, and the space came with tuner, too.
     """
-    if folder.root != DEFAULT_RESULTS or folder.journal.exists() or not is_shipped(space):
+    if folder.root != DEFAULT_RESULTS or folder.has_results or not is_shipped(space):
         return folder
     return shipped(folder.space, folder.gpu) or folder
 
@@ -183,11 +183,11 @@ def _place(record: TrialRecord) -> object:
 
 def require_records(target: Target) -> tuple[TrialRecord, ...]:
     """The comparable records of `target`. Raises `UnavailableError` when there are none."""
-    contents = target.known.read()
-    records = comparable(contents.records, target)
+    found = target.known.read_all()
+    records = comparable(found, target)
     if records:
         return records
-    sizes = sorted({r.gpu_memory_bytes for r in contents.records if r.gpu == target.gpu.id})
+    sizes = sorted({r.gpu_memory_bytes for r in found if r.gpu == target.gpu.id})
     if sizes:
         raise UnavailableError(
             f"{str(target.known.journal)!r} has results for "

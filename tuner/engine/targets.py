@@ -124,7 +124,7 @@ def searched_targets(space: str | SearchSpace, model: str | None, results: Path)
     found = [
         load_target(space, gpu, model=model, results=results)
         for gpu in (*load_catalogue(), "cpu")
-        if known_folder(settled, ResultsFolder(results, settled.name, gpu)).journal.exists()
+        if known_folder(settled, ResultsFolder(results, settled.name, gpu)).has_results
     ]
     if not found:
         raise UnavailableError(

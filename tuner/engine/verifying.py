@@ -99,7 +99,7 @@ def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener) -> None
 
 def _best(plan: SearchPlan) -> BestTrial | None:
     """What the journal recommends now, under the conditions of the search."""
-    records = comparable(plan.target.folder.read().records, plan.target)
+    records = comparable(plan.target.folder.read_all(), plan.target)
     return build_view(
         [with_margin(record, plan.margin_bytes) for record in records],
         plan.facts,

@@ -1,4 +1,4 @@
-"""Compiles structures and replays the allocator, in several processes at once."""
+"""Compiles structures, replays the allocator and traces, in several processes at once."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import concurrent.futures
 import gc
 import multiprocessing
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from tuner.estimators.compiler.compiled import CompiledPasses, Replays
 from tuner.estimators.compiler.overhead import LARGEST_GPU_BYTES, Point, anchors, replay_all
 from tuner.estimators.compiler.structure import Structure
-from tuner.estimators.predict import Subject
+from tuner.estimators.predict import Subject, predict
+from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.tracing.workspace import CUBLAS_WORKSPACE_BYTES
+from tuner.gpu import Gpu
+from tuner.records import Configuration, Prediction
 
 Answer = tuple[CompiledPasses | str, dict[Point, Replays]]
 """A compiled structure, or why there is none, and the replays that were asked for."""
@@ -55,20 +59,68 @@ def answers(
     `known` are the replays that there are; `subject` is needed where a structure is to be
     compiled. With fewer than two workers, or one request, this process does it.
     """
-    if workers < 2 or len(requests) < 2:
-        for request in requests:
-            yield request, _answer(subject, request, known[request.structure])
+    yield from _in_forks(
+        _answer,
+        [(request, known[request.structure]) for request in requests],
+        subject,
+        workers=workers,
+        traces=any(request.passes is None for request in requests),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is the same for all configurations that are traced."""
+
+    gpu: Gpu
+    margin_fraction: float | None
+    profile: DeviceProfile | None
+
+
+def trace_all(
+    subject: Subject,
+    configurations: Sequence[Configuration],
+    circumstances: Circumstances,
+    *,
+    workers: int,
+) -> list[Prediction]:
+    """A prediction of each configuration from a trace at full depth, in their order."""
+    places = {configuration.key: place for place, configuration in enumerate(configurations)}
+    traced = _in_forks(
+        _trace, [(c, circumstances) for c in configurations], subject, workers=workers
+    )
+    found = {places[configuration.key]: prediction for configuration, prediction in traced}
+    return [found[place] for place in range(len(configurations))]
+
+
+_Item = TypeVar("_Item")
+_Known = TypeVar("_Known")
+_Result = TypeVar("_Result")
+
+
+def _in_forks(
+    function: Callable[[Subject | None, _Item, _Known], _Result],
+    items: Sequence[tuple[_Item, _Known]],
+    subject: Subject | None,
+    *,
+    workers: int,
+    traces: bool = True,
+) -> Iterator[tuple[_Item, _Result]]:
+    """Each item with what `function` makes of it, as they are done; here if nothing is gained."""
+    if workers < 2 or len(items) < 2:
+        for item, known in items:
+            yield item, function(subject, item, known)
         return
     # Forked after the imports, so that only this process pays for them.
-    if any(request.passes is None for request in requests):
+    if traces:
         _quieten_threads()
     with concurrent.futures.ProcessPoolExecutor(
-        min(workers, len(requests)),
+        min(workers, len(items)),
         mp_context=multiprocessing.get_context("fork"),
         initializer=_set_subject,
         initargs=(subject,),
     ) as pool:
-        futures = {pool.submit(_answer_in_worker, r, known[r.structure]): r for r in requests}
+        futures = {pool.submit(_in_worker, function, item, known): item for item, known in items}
         for future in concurrent.futures.as_completed(futures):
             yield futures[future], future.result()
 
@@ -104,8 +156,23 @@ def _set_subject(subject: Subject | None) -> None:
     _worker_subject = subject
 
 
-def _answer_in_worker(request: Request, known: Mapping[Point, Replays]) -> Answer:
-    return _answer(_worker_subject, request, known)
+def _in_worker(
+    function: Callable[[Subject | None, _Item, _Known], _Result], item: _Item, known: _Known
+) -> _Result:
+    return function(_worker_subject, item, known)
+
+
+def _trace(
+    subject: Subject | None, configuration: Configuration, circumstances: Circumstances
+) -> Prediction:
+    assert subject is not None
+    return predict(
+        subject,
+        configuration,
+        circumstances.gpu,
+        margin_fraction=circumstances.margin_fraction,
+        profile=circumstances.profile,
+    )
 
 
 def _quieten_threads() -> None:

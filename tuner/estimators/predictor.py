@@ -20,7 +20,7 @@ from tuner.estimators.compiler.compiled import CompiledPasses, Replays
 from tuner.estimators.compiler.optimizer_step import CompiledOptimizer
 from tuner.estimators.compiler.overhead import Point
 from tuner.estimators.compiler.structure import Structure
-from tuner.estimators.compiling import Request, answers
+from tuner.estimators.compiling import Circumstances, Request, answers, trace_all
 from tuner.estimators.evaluation import Evaluation, gradient_bytes, point_of
 from tuner.estimators.parallel import replicas
 from tuner.estimators.predict import (
@@ -35,7 +35,13 @@ from tuner.estimators.predict import (
 from tuner.estimators.speed.kernel_times import on_measured_device
 from tuner.estimators.speed.processor import on_its_device
 from tuner.estimators.speed.profile import DeviceProfile
-from tuner.estimators.stored import build_optimizer, read_optimizer, read_passes, read_replays
+from tuner.estimators.stored import (
+    build_optimizer,
+    read_optimizer,
+    read_passes,
+    read_prediction,
+    read_replays,
+)
 from tuner.gpu import Gpu
 from tuner.models.catalogue import architecture
 from tuner.records import Configuration, Prediction
@@ -117,6 +123,44 @@ class Predictor:
                 profile=profile,
             )
         return [results[index] for index in range(len(configurations))]
+
+    @property
+    def at_once(self) -> int:
+        """How many configurations `traced` works on at the same time."""
+        return max(1, self._workers)
+
+    def traced(
+        self,
+        configurations: Sequence[Configuration],
+        gpu: Gpu,
+        *,
+        margin_fraction: float | None = None,
+        profile: DeviceProfile | None = None,
+    ) -> list[Prediction]:
+        """The same as `predict` from traces at full depth: seconds for each, kept on disk."""
+        entries = [
+            cache.entry_name(
+                "traced",
+                self._job.workload,
+                self._architecture.digest,
+                configuration.key,
+                repr((gpu, margin_fraction, profile)),
+            )
+            for configuration in configurations
+        ]
+        found = [read_prediction(entry) for entry in entries]
+        missing = [place for place, prediction in enumerate(found) if prediction is None]
+        if missing:
+            traced = trace_all(
+                self._resolved(),
+                [configurations[place] for place in missing],
+                Circumstances(gpu, margin_fraction, profile),
+                workers=self._workers,
+            )
+            for place, prediction in zip(missing, traced, strict=True):
+                cache.write_json(entries[place], prediction.to_dict())
+                found[place] = prediction
+        return [prediction for prediction in found if prediction is not None]
 
     def _structure(self, configuration: Configuration, gpu: Gpu) -> Structure:
         return Structure.of(

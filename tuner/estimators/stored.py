@@ -9,6 +9,7 @@ from tuner.estimators import cache
 from tuner.estimators.compiler.compiled import CompiledPasses, Replayed, Replays
 from tuner.estimators.compiler.optimizer_step import CompiledOptimizer, compile_optimizer
 from tuner.estimators.compiler.overhead import Point
+from tuner.records import Prediction
 
 
 def read_passes(entry: str) -> CompiledPasses | None:
@@ -45,6 +46,18 @@ def read_optimizer(entry: str) -> CompiledOptimizer | None:
         return None
     try:
         return CompiledOptimizer.from_dict(stored)
+    except (KeyError, TypeError, ValueError):
+        cache.delete(entry)
+        return None
+
+
+def read_prediction(entry: str) -> Prediction | None:
+    """The prediction in this entry; None where there is none that is whole."""
+    stored = cache.read_json(entry)
+    if stored is None:
+        return None
+    try:
+        return Prediction.from_dict(stored)
     except (KeyError, TypeError, ValueError):
         cache.delete(entry)
         return None

@@ -54,6 +54,22 @@ class Outcome:
         """The outcome of a trial that ran, with `ran` in the field of its kind."""
         return cls(status, **more).with_ran(ran)
 
+    @classmethod
+    def predicted(cls, prediction: Prediction) -> Outcome:
+        """The outcome that a configuration has if its prediction is right.
+
+        One that fits without its margin ends well, as a trial would.
+        """
+        memory, limit_bytes = prediction.memory, prediction.limit_bytes
+        if memory.device_bytes <= limit_bytes:
+            return cls(Status.OK, prediction=prediction)
+        return cls(
+            Status.OOM,
+            prediction=prediction,
+            phase=memory.peak_phase,
+            message=f"needs {memory.device_bytes} bytes of memory, the GPU has {limit_bytes}",
+        )
+
     @property
     def ran(self) -> Measurement | None:
         """What the steps of the trial took, on a device or on an emulated one."""

@@ -8,11 +8,13 @@ else in a results folder can be made again from this file.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,13 +65,20 @@ def read_journal(path: Path) -> JournalContents:
 
     A last line without its line end that is not a record was torn by a kill: it is dropped,
     with a note. Any other line that is not a record of a known schema is an `InputError`
-    that names the file and each such line.
+    that names the file and each such line. A name that ends in ".gz" is that of a compressed one.
     """
     try:
         _require_file(path.stat().st_mode, path)
         data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
     except FileNotFoundError:
         return JournalContents(())
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            f"{str(path)!r} is damaged: {error}",
+            hint="remove it: the search that wrote it writes it again",
+        ) from error
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     lines = data.split(b"\n")

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import UnavailableError
-from tuner.results.journal import JournalContents, JournalWriter, check_writable, read_journal
+from tuner.records import TrialRecord
+from tuner.results.journal import (
+    JournalContents,
+    JournalWriter,
+    check_writable,
+    encode,
+    read_journal,
+)
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 
@@ -38,6 +46,16 @@ class ResultsFolder:
     def journal(self) -> Path:
         """`trials.jsonl`, from which all the others can be made again."""
         return self.path / "trials.jsonl"
+
+    @property
+    def predicted(self) -> Path:
+        """What a predicted search says of every configuration: compressed lines of a journal."""
+        return self.path / "predicted.jsonl.gz"
+
+    @property
+    def has_results(self) -> bool:
+        """Whether anything was searched."""
+        return self.journal.exists() or self.predicted.exists()
 
     @property
     def pareto_csv(self) -> Path:
@@ -72,6 +90,15 @@ class ResultsFolder:
         """All records of the journal; empty when nothing was searched yet."""
         return read_journal(self.journal)
 
+    def read_all(self) -> tuple[TrialRecord, ...]:
+        """What was predicted of the whole space, then the records of the journal, which count."""
+        return (*read_journal(self.predicted).records, *self.read().records)
+
+    def write_predicted(self, records: Iterable[TrialRecord]) -> None:
+        """Replace what is predicted of the space. Raises `UnavailableError` for a full disk."""
+        lines = b"".join(map(encode, records))
+        write_atomically(self.predicted, gzip.compress(lines, mtime=0))
+
     def writer(self) -> JournalWriter:
         """The journal to append to, as a context manager."""
         return JournalWriter(self.journal)
@@ -84,7 +111,7 @@ def shipped(space: str, gpu: str) -> ResultsFolder | None:
     if (package.parent / "pyproject.toml").is_file():  # the source tree, not site-packages
         roots.append(package.parent / "results")
     folders = (ResultsFolder(root, space, gpu) for root in roots)
-    return next((folder for folder in folders if folder.journal.is_file()), None)
+    return next((folder for folder in folders if folder.has_results), None)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -6,11 +6,12 @@ memory it needs exceeds the GPU's. All its numbers are predictions and say so.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from tuner.errors import InputError
 from tuner.estimators.predict import predict, resolve_subject
-from tuner.records import Configuration, Outcome, Prediction, Source, Status
+from tuner.records import Configuration, Outcome, Source, Status
 from tuner.runner.base import PLAIN, Instructions, TrialJob
 
 
@@ -39,20 +40,5 @@ class SimulatedRunner:
             return Outcome(
                 Status.INVALID, message=str(error), duration_s=time.perf_counter() - started
             )
-        return _outcome(prediction, time.perf_counter() - started)
-
-
-def _outcome(prediction: Prediction, duration_s: float) -> Outcome:
-    memory = prediction.memory
-    if memory.device_bytes <= prediction.limit_bytes:
-        return Outcome(Status.OK, prediction=prediction, duration_s=duration_s)
-    return Outcome(
-        Status.OOM,
-        prediction=prediction,
-        phase=memory.peak_phase,
-        message=(
-            f"needs {memory.device_bytes} bytes of device memory, "
-            f"the GPU has {prediction.limit_bytes}"
-        ),
-        duration_s=duration_s,
-    )
+        outcome = Outcome.predicted(prediction)
+        return dataclasses.replace(outcome, duration_s=time.perf_counter() - started)
