@@ -1,4 +1,4 @@
-"""Searches without Ray: what is predicted is what trials come to, in this process."""
+"""Searches whose trials are no trials: what is predicted is what they come to, at once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from cli_samples import CONFIG
 
+from tuner.engine import measuring
 from tuner.errors import TunerError
 from tuner.records import Outcome, Status, TrialRecord
+from tuner.tune import driver
 from tuner.tune.budget import StoppedBy
 from tuner.tune.progress import Progress
 from tuner.tune.request import SearchOutcome, SearchRequest
@@ -30,6 +33,14 @@ baseline: {micro_batch: 8, max_length: 1024, precision: fp16}
 """Two layers and a vocabulary whose logits are too large for 24 GB."""
 
 
+def let_emulate(monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    """Have searches run as if anything could be emulated here; returns what runs their trials."""
+    fake = InProcess()
+    monkeypatch.setattr(driver, "search_all", fake)
+    monkeypatch.setattr(measuring, "unavailable", lambda: None)
+    return fake
+
+
 def write_wide(folder: Path) -> None:
     """`wide-model/config.json` and `wide.yaml` in `folder`."""
     config = {**CONFIG, "vocab_size": 300_000, "max_position_embeddings": 2048}
@@ -39,7 +50,7 @@ def write_wide(folder: Path) -> None:
 
 
 class InProcess:
-    """Stands in for `tuner.tune.driver.search_all`.
+    """Stands in for `tuner.tune.driver.search_all` in searches with `--mode emulate`.
 
     Tries configurations in the space's order and keeps the requests of each call. `stops` says by
     GPU id how a search ends otherwise: interrupted after its first trial, or failed before it.
@@ -104,6 +115,7 @@ def _record(request: SearchRequest, configuration, number: int) -> TrialRecord:
         versions=request.versions,
         searcher=request.searcher,
         run_id="run",
+        emulated_device=request.trial_device.device,
         margin_bytes=request.margin_bytes,
     )
 

@@ -106,7 +106,7 @@ def results_html(answers: Sequence[Answer], views: Sequence[View]) -> str:
 
 
 def _title(view: View) -> str:
-    text = f"{view.space.name} on {view.gpu.name}: {len(view.records)} trials"
+    text = f"{view.space.name} on {view.gpu.name}: {len(view.records):,} configurations"
     if not view.front:
         return f"{text}, nothing fits ({view.source})"
     return f"{text}, {len(view.front)} on the front ({view.source}), * recommended"

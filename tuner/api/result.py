@@ -197,8 +197,8 @@ class SearchResult:
         best = self._view.best
         speed = f"{best.evidence.speed.samples_per_s:.3g} samples/s" if best else "nothing fits"
         return (
-            f"<SearchResult of {self.space} on {self.gpu.id}: {len(self.records)} trials, "
-            f"{len(self.front)} on the front, {speed} ({self.source})>"
+            f"<SearchResult of {self.space} on {self.gpu.id}: {len(self.records):,} "
+            f"configurations, {len(self.front)} on the front, {speed} ({self.source})>"
         )
 
     def __rich__(self) -> RenderableType:

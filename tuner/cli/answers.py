@@ -103,9 +103,9 @@ def print_levels(view: View) -> None:
 
 def _front_text(view: View) -> str:
     if view.is_default:
-        return "none tried is both faster and smaller"
+        return "none is both faster and smaller"
     labels = " and ".join(objective.label for objective in view.objectives)
-    return f"no tried configuration is better in {labels}"
+    return f"no configuration is better in {labels}"
 
 
 def _cell(value: KnobValue | None) -> str:
@@ -164,7 +164,7 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = ()) -> None:
             ("time", _time_text(best.cost)),
             ("cost", _cost_text(best.cost)),
             ("against", _gain_text(best)),
-            ("trial", f"{best.record.trial_id}, best of {best.fitting} that fit"),
+            ("chosen", best.chosen_from),
         ],
         indent=2,
     )
@@ -251,7 +251,7 @@ def _gain_text(best: BestTrial) -> str:
     if gain is None or gain.speedup is None or gain.saved_bytes is None:
         return ""
     if gain.baseline.configuration == best.configuration:
-        return "the baseline itself: no other tried configuration that fits is faster"
+        return "the baseline itself: no other configuration that fits is faster"
     baseline = settings_text(gain.baseline.configuration, best.space.knobs)
     more = "less" if gain.saved_bytes >= 0 else "more"
     fits = "" if gain.baseline_fits else " (which does not fit)"
@@ -290,7 +290,7 @@ def counts_text(records: Sequence[TrialRecord]) -> str:
     oom = sum(r.outcome.status is Status.OOM for r in records)
     tight = sum(r.outcome.status is Status.OK and not r.fits for r in records)
     failed = sum(r.outcome.status not in (Status.OK, Status.OOM) for r in records)
-    parts = [f"{sum(r.fits for r in records)} fit", f"{oom} out of memory"]
+    parts = [f"{sum(r.fits for r in records):,} fit", f"{oom:,} out of memory"]
     parts += [f"{tight} without the margin"] if tight else []
     parts += [f"{failed} failed"] if failed else []
-    return f"{len(records)} configurations: {', '.join(parts)}"
+    return f"{len(records):,} configurations: {', '.join(parts)}"

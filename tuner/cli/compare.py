@@ -102,7 +102,7 @@ def _compare(
             chosen, chosen_from = _predicted(predictor, target, where)
         else:
             chosen = best.configuration
-            chosen_from = f"trial {best.record.trial_id}, best of {best.fitting} that fit"
+            chosen_from = best.chosen_from
         # As the trials of a simulated search were predicted, so that `tuner best` says the same.
         both = predictor.trace([baseline.configuration, chosen])
         measured = measured_trials(target)

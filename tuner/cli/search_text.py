@@ -46,6 +46,9 @@ def print_plan(
     searcher = f"{options.searcher}, seed {options.seed}"
     if options.searcher == MEASURED_ONLY and not target.space.predictable:
         searcher += "; guided needs predictions, and there are none for your own code"
+    to_try = ("to try", f"{wanted} ({searcher})")
+    if isinstance(plan.trials_on, Simulating):
+        to_try = ("to predict", f"all {count(there)} configurations; the front is traced in full")
     common = [
         ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
         ("model" if target.space.model else "trains", target.space.subject),
@@ -57,7 +60,7 @@ def print_plan(
         [
             *([] if again else common),
             ("GPU", f"{gpu.name}, {format_gib(gpu.memory_bytes)}, {_price_text(plan)}"),
-            ("to try", f"{wanted} ({searcher})"),
+            to_try,
             ("left out", _left_out_text(part)),
             ("margin", f"{format_gib(plan.margin_bytes)} of memory to keep free (--margin)"),
             ("known", _known_text(plan, known)),
@@ -75,9 +78,8 @@ def _limits_text(plan: SearchPlan) -> str:
         "{:g} USD": options.max_cost_usd,
     }
     texts = [text.format(value) for text, value in limits.items() if value is not None]
-    if texts and (plan.trial_device is None or plan.trial_device.emulated):
-        kind = "simulated" if plan.trial_device is None else "emulated"
-        texts.append(f"of which {kind} trials take nothing")
+    if texts and plan.trial_device is not None and plan.trial_device.emulated:
+        texts.append("of which emulated trials take nothing")
     return ", ".join(texts)
 
 
@@ -91,12 +93,13 @@ def _price_text(plan: SearchPlan) -> str:
 
 def _known_text(plan: SearchPlan, known: tuple[TrialRecord, ...]) -> str:
     alike = sum(map(plan.is_alike, known))
-    return f"{alike} trials from {plan.target.folder.journal}" if alike else ""
+    what = "traces" if isinstance(plan.trials_on, Simulating) else "trials"
+    return f"{alike} {what} from {plan.target.folder.journal}" if alike else ""
 
 
 def _numbers_text(plan: SearchPlan) -> str:
     if isinstance(plan.trials_on, Simulating):
-        return f"predicted, not measured: {plan.trials_on.why}; each trial is simulated"
+        return f"predicted, not measured: {plan.trials_on.why}"
     return plan.trials_on.text(plan.target.gpu)
 
 
@@ -136,15 +139,29 @@ def stopped_text(options: SearchOptions, stopped_by: str) -> str:
     return f"; {text}" if text else ""
 
 
+def _done_text(found: SearchedGpu) -> str:
+    """What ran, how long it took, and why it ended."""
+    result, stopped_by = found.result, str(found.result.stopped_by)
+    took = format_duration(result.duration_s)
+    if not isinstance(found.plan.trials_on, Simulating):
+        ended = stopped_text(found.plan.options, stopped_by)
+        return f"{len(result.records) - result.reused} new trials in {took}{ended}"
+    text = f"traced {result.traced} of them in full in {took}"
+    if stopped_by == "exhausted":
+        return text
+    ended = {"budget": "; the front may hold others, too"}.get(
+        stopped_by, stopped_text(found.plan.options, stopped_by)
+    )
+    return text + ended
+
+
 def print_answer(found: SearchedGpu, *, as_json: bool) -> None:
     """The front, the recommendation and how good predictions were; JSON where asked for."""
-    plan, result, view = found.plan, found.result, found.view
+    plan, view = found.plan, found.view
     if as_json:
         print_json(answer_dict(found))
         return
-    new = len(result.records) - result.reused
-    ended = stopped_text(plan.options, str(result.stopped_by))
-    echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
+    echo(_done_text(found))
     echo(sources_text(view.records))
     echo()
     if view.best is None:
@@ -204,11 +221,9 @@ def print_answers(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bool) -
 
 def _print_part(found: SearchedGpu) -> None:
     """The front of one GPU type of several."""
-    plan, result, view = found.plan, found.result, found.view
-    new = len(result.records) - result.reused
-    ended = stopped_text(plan.options, str(result.stopped_by))
+    plan, view = found.plan, found.view
     echo(f"\n{plan.target.gpu.id}: {plan.target.gpu.name}")
-    echo(f"{new} new trials in {format_duration(result.duration_s)}{ended}")
+    echo(_done_text(found))
     echo(sources_text(view.records))
     if view.best is not None:
         print_front(view)
@@ -258,7 +273,8 @@ def answer_dict(found: SearchedGpu) -> dict[str, Any]:
         "candidates": result.candidates,
         "left_out": plan.part.left_out,
         "notes": list(view.notes),
-        "trials": len(result.records),
+        "trials": len(result.records) if result.traced is None else 0,
+        **({} if result.traced is None else {"traced": result.traced}),
         "reused": result.reused,
         "statuses": {str(status): number for status, number in result.counts.items()},
         "front": [record_dict(record) for record in view.front],

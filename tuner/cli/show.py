@@ -123,7 +123,7 @@ def _show_front(target: Target, records: Sequence[TrialRecord], show: Shown) -> 
             ("space", f"{target.space.name}: {target.space.subject}"),
             ("GPU", target.gpu.name),
             ("where", conditions_text(conditions)),
-            ("tried", counts_text(view.records)),
+            ("of all", counts_text(view.records)),
             ("stale", show.note),
         ]
     )

@@ -73,6 +73,31 @@ class SearchOptions:
     verify: bool = True
 
 
+_OF_TRIALS = {
+    "searcher": "--searcher",
+    "workers": "--workers",
+    "gpu_hours": "--gpu-hours",
+    "max_cost_usd": "--max-cost",
+    "min_gain": "--min-gain",
+    "study": "--study",
+    "track": "--track",
+    "metrics_port": "--metrics-port",
+    "dashboard": "--dashboard",
+}
+"""The options that say how trials run, as the command line has them."""
+
+
+def without_effect(options: SearchOptions) -> str:
+    """The options that were given and mean nothing to a search that runs no trials."""
+    usual = SearchOptions()
+    given = (
+        option
+        for name, option in _OF_TRIALS.items()
+        if getattr(options, name) != getattr(usual, name)
+    )
+    return ", ".join(given)
+
+
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
     """A search that has been checked: what is tried, under which conditions."""

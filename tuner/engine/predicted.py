@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engine.plan import SearchPlan
+from tuner.engine.plan import SearchOptions, SearchPlan
 from tuner.engine.target import comparable, with_margin
 from tuner.estimators.predictor import Predictor
 from tuner.estimators.stages import predict_overall
@@ -24,6 +24,7 @@ from tuner.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.results.front import DEFAULT_OBJECTIVES
 from tuner.results.journal import read_journal
 from tuner.tune.budget import StoppedBy
+from tuner.tune.interrupts import Interrupts
 from tuner.tune.progress import Progress, samples_per_s
 from tuner.tune.request import SearchOutcome
 
@@ -57,32 +58,50 @@ def search_predicted(
     for record in known:
         if plan.is_alike(record):
             candidates.settle(record)
-    reused, stopped_by = candidates.traced, StoppedBy.EXHAUSTED
-    started_s = time.monotonic()
-    limit_s, trials = plan.options.time_limit_s, plan.options.trials
-    try:
-        while todo := candidates.undecided():
-            spent_s = time.monotonic() - started_s
-            if candidates.traced >= trials:
-                stopped_by = StoppedBy.BUDGET
-                break
-            if limit_s is not None and spent_s > limit_s:
-                stopped_by = StoppedBy.TIME_LIMIT
-                break
-            batch = todo[: min(predictor.at_once, trials - candidates.traced)]
+    reused, stops = candidates.traced, _Stops(plan.options)
+    # Forks inherit the handlers: what they trace is finished, and nothing of it is lost.
+    with Interrupts(stops.interrupt).handled():
+        while (todo := candidates.undecided()) and not stops.reached(candidates.traced):
+            batch = todo[: min(predictor.at_once, plan.options.trials - candidates.traced)]
             for record in _traced(plan, [one.configuration for one in batch], predictor):
                 on_record(record)
                 candidates.settle(record)
-                on_progress(candidates.progress(reused, time.monotonic() - started_s))
-    except KeyboardInterrupt:
-        stopped_by = StoppedBy.INTERRUPTED
+                on_progress(candidates.progress(reused, stops.spent_s))
     return SearchOutcome(
         records=tuple(candidates.records),
         reused=reused,
         candidates=len(candidates.records),
-        stopped_by=stopped_by,
-        duration_s=time.monotonic() - started_s,
+        traced=candidates.traced - reused,
+        stopped_by=stops.by if candidates.undecided() else StoppedBy.EXHAUSTED,
+        duration_s=stops.spent_s,
     )
+
+
+class _Stops:
+    """What ends a search before all is decided: its limits, or the user."""
+
+    def __init__(self, options: SearchOptions) -> None:
+        self._options = options
+        self._started_s = time.monotonic()
+        self.by = StoppedBy.EXHAUSTED
+
+    @property
+    def spent_s(self) -> float:
+        """Time since the search began."""
+        return time.monotonic() - self._started_s
+
+    def interrupt(self) -> None:
+        """End it when what is under way is done."""
+        self.by = StoppedBy.INTERRUPTED
+
+    def reached(self, traced: int) -> bool:
+        """Whether it is to end now."""
+        limit_s = self._options.time_limit_s
+        if self.by is StoppedBy.EXHAUSTED and traced >= self._options.trials:
+            self.by = StoppedBy.BUDGET
+        elif self.by is StoppedBy.EXHAUSTED and limit_s is not None and self.spent_s > limit_s:
+            self.by = StoppedBy.TIME_LIMIT
+        return self.by is not StoppedBy.EXHAUSTED
 
 
 def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:

@@ -85,7 +85,7 @@ def recommended_of(
 def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]) -> str:
     """Why there is no recommendation, with the number that says how far away it is."""
     sizes = [size for r in records if (size := device_bytes(r)) is not None]
-    tried = f"none of the {len(records)} configurations tried fits {target.gpu.name}"
+    tried = f"none of the {len(records)} configurations fits {target.gpu.name}"
     if conditions:
         tried += f" where {all_of(conditions)}"
     if not sizes:

@@ -16,8 +16,7 @@ from tuner.engine.journals import journal_of
 from tuner.engine.listener import SILENT, Listener
 from tuner.engine.measuring import Simulating
 from tuner.engine.memory_timeline import timeline_of
-from tuner.engine.plan import SearchPlan, SkippedGpu, none_left
-from tuner.engine.predicted import keep_predictions, search_predicted
+from tuner.engine.plan import SearchPlan, SkippedGpu, none_left, without_effect
 from tuner.engine.prepare import Predictors, Prepared, prepare
 from tuner.engine.target import comparable, stale, stale_text, with_margin
 from tuner.engine.verifying import verify_all
@@ -144,7 +143,10 @@ def _run(
             latest.update(states)
             report(latest)
 
-        results |= _predict([one for one in opened if one.is_predicted], progress, predictors)
+        predicted = [one for one in opened if one.is_predicted]
+        if predicted and (unused := without_effect(predicted[0].plan.options)):
+            listener.note(f"a predicted search runs no trials: {unused} changes nothing")
+        results |= _predict(predicted, progress, predictors)
         results |= _run_trials([one for one in opened if not one.is_predicted], progress)
     return [results[one.plan.target.gpu.id] for one in opened]
 
@@ -155,7 +157,9 @@ _OnProgress = Callable[[Mapping[str, Progress]], None]
 def _predict(
     opened: Sequence[_Open], progress: _OnProgress, predictors: Predictors
 ) -> dict[str, SearchOutcome | None]:
-    """The results of searches without trials, by GPU type, and the files of their predictions."""
+    """The results of searches without trials, by GPU type."""
+    from tuner.engine.predicted import search_predicted  # numpy
+
     results: dict[str, SearchOutcome | None] = {}
     for one in opened:
         gpu = one.plan.target.gpu.id
@@ -236,6 +240,8 @@ def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[
     """Write every file of every GPU type's folder, and return what they show."""
     for one, result in ran:
         if one.is_predicted:
+            from tuner.engine.predicted import keep_predictions  # numpy
+
             keep_predictions(one.plan, result.records)
         elif result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
             write_pruned(one.plan.target.folder, result.pruned)

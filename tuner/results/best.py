@@ -49,7 +49,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BestTrial:
-    """The fastest trial that fits with its margin, with what follows from it.
+    """The fastest that fits with its margin, with what follows from it.
 
     `trials` and `fitting` count the configurations that it was chosen from; `conditions`
     are the floors and `--where` texts that they had to meet.
@@ -77,6 +77,14 @@ class BestTrial:
             f"{format_size(self.memory_bytes)}{' each' * (self.gpus > 1)}, "
             f"{self.evidence.speed.samples_per_s:.3g} samples/s ({self.source})>"
         )
+
+    @property
+    def chosen_from(self) -> str:
+        """The trial, and of how many that fit it is the best."""
+        of = f"best of {self.fitting:,} that fit"
+        if self.source is Source.PREDICTED:
+            return f"the {of}, of {self.trials:,} predicted"
+        return f"trial {self.record.trial_id}, {of}"
 
     @property
     def title(self) -> str:
@@ -306,7 +314,7 @@ def best_yaml(
     """
     if best is None:
         comment = (
-            f"# None of the {trials} configurations of {_one_line(space.name)} that were tried "
+            f"# None of the {trials:,} configurations of {_one_line(space.name)} "
             f"fits {_one_line(gpu.name)} with its margin.\n"
             "# Lower the floors (--where), widen the search space, or take a larger GPU.\n"
         )

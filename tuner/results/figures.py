@@ -251,7 +251,7 @@ def _add_fastest_line(figure: Figure, fastest: Mapping[int, float]) -> None:
 
 def _knob_summary(fastest: Mapping[int, float], values: Sequence[KnobValue]) -> str:
     if not fastest:
-        return "No trial fits at any value."
+        return "Nothing fits at any value."
     top = max(fastest, key=lambda i: fastest[i])
     text = f"Fastest that fits: {significant(fastest[top])} samples/s at {value_text(values[top])}"
     if len(fastest) > 1:
@@ -260,7 +260,7 @@ def _knob_summary(fastest: Mapping[int, float], values: Sequence[KnobValue]) -> 
     never = [value_text(v) for i, v in enumerate(values) if i not in fastest]
     if never:
         shown = ", ".join(never) if len(never) <= 4 else f"{len(never)} other values"
-        text += f". No trial fits at {shown}"
+        text += f". Nothing fits at {shown}"
     return text + "."
 
 

@@ -201,7 +201,7 @@ def _draw_trials(axes: Axes, view: View) -> None:
 
 def _draw_best(axes: Axes, view: View) -> None:
     if view.best is None:
-        axes.set_title("No trial fits with its margin", color="#b42318", fontsize=10, loc="right")
+        axes.set_title("Nothing fits with its margin", color="#b42318", fontsize=10, loc="right")
         return
     x, y = _point(view.best.record)
     axes.scatter(
@@ -275,10 +275,12 @@ def subtitle(view: View) -> str:
     """What is shown, in one line: trials, how many fit, under which conditions."""
     fitting = sum(k in (Kind.BEST, Kind.FRONT, Kind.FITS, Kind.OUTSIDE) for k in view.kinds)
     untried = view.kinds.count(Kind.UNTRIED)
-    parts = [f"{len(view.records) - untried} configurations tried, {fitting} fit with the margin"]
+    how = "predicted" if view.drawn_source == Source.PREDICTED else "tried"
+    number = len(view.records) - untried
+    parts = [f"{number:,} configurations {how}, {fitting:,} fit with the margin"]
     if untried:
-        how = labels(view)[Kind.UNTRIED].partition(" to fit")[0]
-        parts.append(f"{untried} only {how} to fit")
+        only = labels(view)[Kind.UNTRIED].partition(" to fit")[0]
+        parts.append(f"{untried:,} only {only} to fit")
     if view.conditions:
         parts.append("where " + all_of(view.conditions))
     if is_limit_far(view):
@@ -286,7 +288,7 @@ def subtitle(view: View) -> str:
     beyond = count_beyond(view)
     if beyond:
         end = memory_range_gib(view)[1] * GIB
-        parts.append(f"{beyond} need more than {format_gib(end)}")
+        parts.append(f"{beyond:,} need more than {format_gib(end)}")
     return " · ".join(parts)
 
 

@@ -36,13 +36,15 @@ class SearchProgress:
 
 
 def progress(view: View) -> list[SearchProgress]:
-    """After each trial, in the order of the journal; empty when nothing fits."""
+    """After each trial that ran, in the order of the journal; empty when nothing fits."""
     reference = (0.0, float(view.gpu.memory_bytes))
     front: tuple[TrialRecord, ...] = ()
     area, fastest, trial_s, oom = 0.0, 0.0, 0.0, 0
     rows: list[tuple[float, float, float, int]] = []
     for record, kind in zip(view.records, view.kinds, strict=True):
         evidence = record.outcome.evidence
+        if record.source is Source.PREDICTED:
+            continue
         if kind in _COUNTED and evidence is not None:
             fastest = max(fastest, evidence.speed.samples_per_s)
             now = pareto_front((*front, record), limit_bytes=view.gpu.memory_bytes)

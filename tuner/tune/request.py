@@ -231,6 +231,8 @@ class SearchOutcome:
     """Number of trials by other versions of libraries that were hints, and are not in `records`."""
     failure: TunerError | None = None
     """Why it could not go on, where several searches ran together; `records` is what was done."""
+    traced: int | None = None
+    """Of a search without trials: how many configurations it traced in full."""
     warnings: tuple[str, ...] = ()
     """What the user should know of workers: which could run no trial, and why."""
 
