@@ -80,14 +80,13 @@ def test_search_then_best_then_show_then_again(folder, capsys):
         r["trial_id"] for r in json.loads(capsys.readouterr().out)["front"]
     ]
 
-    # All are known: nothing runs again, and another margin is still taken into account.
+    # Another margin is taken into account everywhere, and nothing is traced again for that.
     before = (results / "trials.jsonl").read_text()
-    again = start(*SEARCH, "--gpu", "t4", "--trials", "4", "--margin", "99%", "--json")
+    again = start(*SEARCH, "--gpu", "t4", "--margin", "99%", "--json")
     out, err = again.communicate(timeout=600)
     assert again.returncode == 1
-    answer = json.loads(out)
-    assert (answer["reused"], answer["traced"], answer["best"]) == (len(traced), 0, None)
     assert f"{len(traced)} traces from results/tiny/t4/trials.jsonl" in " ".join(err.split())
+    assert "none of the 15 configurations is predicted to fit" in " ".join(err.split())
     lines = (results / "trials.jsonl").read_text()
     assert lines.startswith(before)
     assert len(lines.splitlines()) == 2 * len(traced)
@@ -109,7 +108,7 @@ def test_interrupt_leaves_what_was_done(folder):
     assert 2 <= len(records) < 30
     assert {r.outcome.status for r in records} == {Status.OK}
     best = yaml.safe_load(journal.with_name("best.yaml").read_text())
-    assert best["chosen_from"]["trials"] == len(records)
+    assert best["chosen_from"]["trials"] == 60
     assert journal.with_name("report.html").stat().st_size > 1000
     assert journal.with_name("pareto.png").read_bytes().startswith(b"\x89PNG")
 

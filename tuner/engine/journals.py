@@ -10,7 +10,7 @@ from pathlib import Path
 from tuner.engine.plan import SearchPlan
 from tuner.engine.target import comparable, with_margin
 from tuner.records import TrialRecord
-from tuner.results.journal import JournalWriter
+from tuner.results.journal import JournalWriter, read_journal
 from tuner.results.store import ResultsFolder
 
 
@@ -35,10 +35,22 @@ def journal_of(plan: SearchPlan) -> Iterator[tuple[JournalWriter, tuple[TrialRec
                 if changed != record:
                     writer.append(changed)
                 known.append(changed)
+            _change_margin(plan)
             yield writer, tuple(known)
         finally:
             with contextlib.suppress(OSError):  # removed by somebody, or read-only meanwhile
                 _remove_empty(folder, existed)
+
+
+def _change_margin(plan: SearchPlan) -> None:
+    """Judge anew what was predicted under another margin."""
+    folder = plan.target.folder
+    if plan.options.fresh or not folder.predicted.exists():
+        return
+    before = read_journal(folder.predicted).records
+    after = tuple(with_margin(record, plan.margin_bytes) for record in before)
+    if after != before:
+        folder.write_predicted(after)
 
 
 def _remove_empty(folder: ResultsFolder, existed: Sequence[Path]) -> None:
