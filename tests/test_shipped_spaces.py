@@ -18,17 +18,15 @@ from compiled_samples import shallow_model
 from tuner.apply.assign import assignments
 from tuner.apply.plan import make_plan
 from tuner.cli.main import run
-from tuner.estimators.predict import check_supported
+from tuner.estimators.predict import check_supported, predict, resolve_subject
+from tuner.estimators.stages import predict_overall
 from tuner.export import ExportInput, export
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import resolve_config
-from tuner.records import Source, TrialRecord
+from tuner.records import Outcome, Source, TrialRecord
 from tuner.results.facts import SpaceFacts
 from tuner.results.store import ResultsFolder
 from tuner.results.writing import write_all
-from tuner.runner.base import TrialJob
-from tuner.runner.simulated import SimulatedRunner
-from tuner.runner.staged import StagedRunner
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
 from tuner.workloads import get_workload
@@ -166,18 +164,12 @@ def test_trials_end_in_a_recommendation_and_its_files(name, gpu_name, tmp_path):
     gpu, whole = get_gpu(gpu_name), load_space(name)
     assert whole.model is not None
     space = replace(whole, model=shallow_model(tmp_path, whole.model, LAYERS.get(name, 2)))
-    runner: Any = SimulatedRunner(
-        TrialJob(
-            workload=space.workload,
-            model=space.model,
-            gpu=gpu,
-            margin_fraction=None,
-        )
-    )
-    if space.stages:
-        runner = StagedRunner(runner, space)
+    subject = resolve_subject(space.workload, space.model)
     configuration = configure(space, space.baseline)
-    outcome = runner.run(configuration)
+    (prediction,) = predict_overall(
+        space, [configuration], lambda asked: [predict(subject, each, gpu) for each in asked]
+    )
+    outcome = Outcome.predicted(prediction)
     record = TrialRecord(
         trial_id="one",
         space=space.name,

@@ -12,7 +12,7 @@ from tuner import host
 from tuner.cli.listening import Printer
 from tuner.cli.main import run
 from tuner.engine.device import cpu_label, find_gpu, local_gpus, with_profile
-from tuner.engine.measuring import Measuring, Mode, Simulating, decide
+from tuner.engine.measuring import Measuring, Mode, Predicting, decide
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.speed.profile import profile_path
 from tuner.gpus import LIMIT_OF_TYPE, get_gpu
@@ -125,21 +125,21 @@ class TestDecide:
         assert found.text(get_gpu("a6000")) == "measured on 2 x NVIDIA RTX A6000"
 
     def test_without_one_simulates_and_says_why(self, monkeypatch):
-        assert decide(Mode.AUTO, get_gpu("a6000")) == Simulating("this machine has no NVIDIA GPU")
+        assert decide(Mode.AUTO, get_gpu("a6000")) == Predicting("this machine has no NVIDIA GPU")
         pretend(monkeypatch, T4)
         found = decide(Mode.AUTO, get_gpu("a6000"))
-        assert isinstance(found, Simulating)
+        assert isinstance(found, Predicting)
         assert "no NVIDIA RTX A6000, only Tesla T4 with" in found.why
         pretend(monkeypatch, H200)
         found = decide(Mode.AUTO, get_gpu("a6000"))
-        assert isinstance(found, Simulating)
+        assert isinstance(found, Predicting)
         assert "stands in for one with --memory-limit auto" in found.why
 
     def test_measure_without_one_is_an_error_and_predict_never_looks(self, monkeypatch):
         with pytest.raises(UnavailableError, match="no NVIDIA GPU"):
             decide(Mode.MEASURE, get_gpu("a6000"))
         pretend(monkeypatch, A6000)
-        assert decide(Mode.PREDICT, get_gpu("a6000")) == Simulating("--mode predict")
+        assert decide(Mode.PREDICT, get_gpu("a6000")) == Predicting("--mode predict")
 
     @pytest.mark.parametrize("limit", [LIMIT_OF_TYPE, 40 * GIB])
     def test_larger_gpu_stands_in_under_a_limit(self, monkeypatch, limit):
@@ -182,7 +182,7 @@ class TestDecide:
         assert (found.device, found.resources, found.local) == ("cpu", {"CPU": 2.0}, ())
         with pytest.raises(InputError, match="2 trials at once on one processor"):
             decide(Mode.AUTO, find_gpu("cpu"), workers=2)
-        assert isinstance(decide(Mode.AUTO, find_gpu("cpu"), address="auto"), Simulating)
+        assert isinstance(decide(Mode.AUTO, find_gpu("cpu"), address="auto"), Predicting)
 
     @pytest.mark.parametrize(
         ("offered", "measures"),
@@ -202,7 +202,7 @@ class TestDecide:
             assert found.resources == {"GPU": 1.0, "a6000": 1.0, "CPU": 1.0}
             assert found.names == get_gpu("a6000").device_names
         else:
-            assert isinstance(found, Simulating)
+            assert isinstance(found, Predicting)
             assert "no node of the cluster has a GPU and the resource 'a6000'" in found.why
             assert "tuner node-resources" in found.why
 

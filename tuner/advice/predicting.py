@@ -59,7 +59,7 @@ class SpacePredictor:
         return self._predict(configurations, self._compiled)
 
     def trace(self, configurations: Sequence[Configuration]) -> list[Predicted]:
-        """The same from traces at full depth, as simulated trials are: seconds for each."""
+        """The same from traces at full depth, as a search predicts its front: seconds for each."""
         return self._predict(configurations, self._traced)
 
     def _predict(self, configurations: Sequence[Configuration], how: Predict) -> list[Predicted]:

@@ -280,7 +280,7 @@ def record_dict(record: TrialRecord) -> dict[str, Any]:
 
 
 def sources_text(records: Sequence[TrialRecord]) -> str:
-    """How the trials ended, in words: those that ran, and those that were simulated."""
+    """How the trials ended, in words: those that ran, and what was predicted."""
     by_source = {s: [r for r in records if r.source is s] for s in reversed(Source)}
     return "; ".join(f"{counts_text(found)} ({s})" for s, found in by_source.items() if found)
 

@@ -103,7 +103,7 @@ def _compare(
         else:
             chosen = best.configuration
             chosen_from = best.chosen_from
-        # As the trials of a simulated search were predicted, so that `tuner best` says the same.
+        # As what decides a predicted search is, so that `tuner best` says the same.
         both = predictor.trace([baseline.configuration, chosen])
         measured = measured_trials(target)
         seen = [measured.get(each.configuration) for each in both]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.cli.search_text import stopped_text
 from tuner.engine.listener import Listener
-from tuner.engine.measuring import Measuring, Simulating
+from tuner.engine.measuring import Measuring, Predicting
 from tuner.engine.plan import SearchPlan, SkippedGpu
 from tuner.engine.prepare import Predictors, Prepared, measure_options, prepare
 from tuner.engine.target import comparable, with_margin
@@ -137,8 +137,8 @@ def _too_long_text(plan: SearchPlan, found: Preview) -> str:
 
 def _here_text(plan: SearchPlan) -> str:
     trials_on = plan.trials_on
-    if isinstance(trials_on, Simulating):
-        return f"{trials_on.why}: trials are simulated, which takes no GPU time and costs nothing"
+    if isinstance(trials_on, Predicting):
+        return f"{trials_on.why}: a search would run no trials, and cost nothing"
     at_once = plan.options.workers or len(trials_on.local)
     return f"{at_once} trials at once" if at_once > 1 else ""
 
@@ -153,7 +153,7 @@ def _to_dict(plan: SearchPlan, prepared: Prepared, found: Preview) -> dict[str, 
         "dry_run": True,
         "space": plan.target.space.name,
         "gpu": plan.target.gpu.id,
-        "simulated": isinstance(plan.trials_on, Simulating),
+        "predicted": isinstance(plan.trials_on, Predicting),
         "notes": list(prepared.notes),
         "reused": found.reused,
         "stopped_by": str(found.stopped_by),

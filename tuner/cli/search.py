@@ -65,7 +65,7 @@ def _search_options(function: _Decorated) -> _Decorated:
             "--mode", cls=RareOption, type=click.Choice([str(mode) for mode in Mode]),
             default="auto", show_default=True,
             help="measure: run trials on a GPU; emulate: run them on an emulated one; predict: "
-            "simulate them; auto: measure if there is such a GPU, else predict.",
+            "run none; auto: measure if there is such a GPU, else predict.",
         ),
         click.option(
             "--address", metavar="ADDRESS", help="Ray cluster to use. [default: one of its own]"
@@ -134,7 +134,8 @@ def _search_options(function: _Decorated) -> _Decorated:
         click.option(
             "--trials", type=click.IntRange(1), default=DEFAULT_TRIALS,
             metavar="N",
-            help=f"Trials to run, known ones included.  [default: {DEFAULT_TRIALS}]",
+            help="Trials to run, or configurations to trace in full where none runs; known ones "
+            f"included.  [default: {DEFAULT_TRIALS}]",
         ),
     ):  # fmt: skip
         function = option(function)

@@ -18,7 +18,7 @@ from tuner.cli.answers import (
 from tuner.cli.every_gpu import print_comparison_of
 from tuner.engine.custom_workload import MEASURED_ONLY
 from tuner.engine.gpus_compared import answers_found
-from tuner.engine.measuring import Simulating
+from tuner.engine.measuring import Predicting
 from tuner.engine.plan import SearchOptions, SearchPlan, SkippedGpu
 from tuner.engine.recommendation import Criteria, nothing_fits
 from tuner.engine.search import SearchedGpu
@@ -47,7 +47,7 @@ def print_plan(
     if options.searcher == MEASURED_ONLY and not target.space.predictable:
         searcher += "; guided needs predictions, and there are none for your own code"
     to_try = ("to try", f"{wanted} ({searcher})")
-    if isinstance(plan.trials_on, Simulating):
+    if isinstance(plan.trials_on, Predicting):
         to_try = ("to predict", f"all {count(there)} configurations; the front is traced in full")
     common = [
         ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
@@ -93,12 +93,12 @@ def _price_text(plan: SearchPlan) -> str:
 
 def _known_text(plan: SearchPlan, known: tuple[TrialRecord, ...]) -> str:
     alike = sum(map(plan.is_alike, known))
-    what = "traces" if isinstance(plan.trials_on, Simulating) else "trials"
+    what = "traces" if isinstance(plan.trials_on, Predicting) else "trials"
     return f"{alike} {what} from {plan.target.folder.journal}" if alike else ""
 
 
 def _numbers_text(plan: SearchPlan) -> str:
-    if isinstance(plan.trials_on, Simulating):
+    if isinstance(plan.trials_on, Predicting):
         return f"predicted, not measured: {plan.trials_on.why}"
     return plan.trials_on.text(plan.target.gpu)
 
@@ -143,7 +143,7 @@ def _done_text(found: SearchedGpu) -> str:
     """What ran, how long it took, and why it ended."""
     result, stopped_by = found.result, str(found.result.stopped_by)
     took = format_duration(result.duration_s)
-    if not isinstance(found.plan.trials_on, Simulating):
+    if not isinstance(found.plan.trials_on, Predicting):
         ended = stopped_text(found.plan.options, stopped_by)
         return f"{len(result.records) - result.reused} new trials in {took}{ended}"
     text = f"traced {result.traced} of them in full in {took}"

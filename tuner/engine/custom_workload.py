@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.emulator.toolchain import unavailable
 from tuner.engine.device import is_cpu
-from tuner.engine.measuring import Measuring, Simulating
+from tuner.engine.measuring import Measuring, Predicting
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.gpu import Gpu
@@ -36,7 +36,7 @@ def can_emulate(gpu: Gpu) -> bool:
     return not is_cpu(gpu) and unavailable() is None
 
 
-def require_trials(space: SearchSpace, trials_on: Measuring | Simulating) -> None:
+def require_trials(space: SearchSpace, trials_on: Measuring | Predicting) -> None:
     """Raise `UnavailableError` where the space can be measured only, and nothing measures."""
     if space.predictable or isinstance(trials_on, Measuring):
         return

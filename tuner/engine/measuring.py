@@ -35,8 +35,8 @@ class Mode(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Simulating:
-    """Trials are predicted; `why` says why none is run."""
+class Predicting:
+    """No trial runs, all is predicted; `why` says why."""
 
     why: str
 
@@ -116,7 +116,7 @@ def decide(
     address: str | None = None,
     workers: int | None = None,
     gpus_per_trial: int = 1,
-) -> Measuring | Simulating:
+) -> Measuring | Predicting:
     """Whether to measure: a device of the asked type is here, or in the cluster at `address`.
 
     With several `gpus_per_trial` a trial gets all of them on one machine.
@@ -130,14 +130,14 @@ def decide(
                 "--memory-limit is for real trials, and --mode predict runs none",
                 hint="--gpu-memory predicts for another amount of memory",
             )
-        return Simulating("--mode predict")
+        return Predicting("--mode predict")
     if mode is Mode.EMULATE:
         return emulating(gpu, memory_limit, gpus=gpus_per_trial)
     found = _for_ranks(_found(gpu, memory_limit, address, workers), gpus_per_trial)
-    if isinstance(found, Simulating) and mode is Mode.MEASURE:
+    if isinstance(found, Predicting) and mode is Mode.MEASURE:
         raise UnavailableError(
             f"--mode measure has nothing to measure on: {found.why}",
-            hint="--mode emulate trains on an emulated GPU, --mode predict simulates the trials, "
+            hint="--mode emulate trains on an emulated GPU, --mode predict runs none, "
             "--gpu cpu measures on the processor",
         )
     return found
@@ -145,7 +145,7 @@ def decide(
 
 def _found(
     gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
-) -> Measuring | Simulating:
+) -> Measuring | Predicting:
     if is_cpu(gpu):
         return _on_processor(gpu, memory_limit, address, workers)
     if address is not None:
@@ -190,12 +190,12 @@ def gpus_of_trials(space: SearchSpace) -> int:
     return most_gpus_per_trial(space.choices, space.fixed) if space.predictable else 1
 
 
-def _for_ranks(found: Measuring | Simulating, count: int) -> Measuring | Simulating:
+def _for_ranks(found: Measuring | Predicting, count: int) -> Measuring | Predicting:
     """The same with `count` GPUs a trial; the ranks of a processor share its cores."""
-    if count == 1 or isinstance(found, Simulating) or found.device == CPU:
+    if count == 1 or isinstance(found, Predicting) or found.device == CPU:
         return found
     if found.local and len(found.local) < count:
-        return Simulating(
+        return Predicting(
             f"a trial needs {count} GPUs (gpus_per_trial), and this machine has {len(found.local)}"
         )
     # Ray gives out the resources of one bundle on one node.
@@ -205,15 +205,15 @@ def _for_ranks(found: Measuring | Simulating, count: int) -> Measuring | Simulat
 
 def _on_processor(
     gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
-) -> Measuring | Simulating:
+) -> Measuring | Predicting:
     if address is not None:
-        return Simulating(
+        return Predicting(
             "--gpu cpu is this machine's processor, but --address names another machine"
         )
     if workers is not None and workers > 1:
         raise InputError(
             f"{workers} trials at once on one processor would disturb each other's timing",
-            hint="leave --workers out, or simulate with --mode predict",
+            hint="leave --workers out, or predict with --mode predict",
         )
     # What the user says the machine has is all that a trial may use.
     limit = limit_of(gpu, memory_limit, host.usable_memory_bytes())
@@ -221,13 +221,13 @@ def _on_processor(
     return Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), resources, memory_limit_bytes=limit)
 
 
-def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring | Simulating:
+def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring | Predicting:
     from tuner.tune.cluster import offer  # Ray: seconds to import
 
     found = offer(address)
     there = found.resources.get(gpu.id, 0) >= 1 and found.resources.get("GPU", 0) >= 1
     if not there and not found.grows:
-        return Simulating(
+        return Predicting(
             f"no node of the cluster has a GPU and the resource {gpu.id!r}, with which "
             '`ray start --resources="$(tuner node-resources)"` starts one'
         )
@@ -241,7 +241,7 @@ def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring |
     )
 
 
-def _on_local_gpu(gpu: Gpu, memory_limit: int | None) -> Measuring | Simulating:
+def _on_local_gpu(gpu: Gpu, memory_limit: int | None) -> Measuring | Predicting:
     devices = local_gpus()
     same = [d for d in devices if d.gpu is not None and d.gpu.id == gpu.id]
     if same:
@@ -252,14 +252,14 @@ def _on_local_gpu(gpu: Gpu, memory_limit: int | None) -> Measuring | Simulating:
                 "--memory-limit needs a GPU to limit, and this machine has none",
                 hint="--gpu-memory predicts for another amount of memory",
             )
-        return Simulating("this machine has no NVIDIA GPU")
+        return Predicting("this machine has no NVIDIA GPU")
     largest = max(devices, key=lambda d: d.total_bytes)
     there = f"{largest.name} with {format_gib(largest.total_bytes)}"
     if memory_limit is None:
         text = f"this machine has no {gpu.name}"
         if largest.total_bytes > gpu.memory_bytes:
-            return Simulating(f"{text} ({there} stands in for one with --memory-limit auto)")
-        return Simulating(f"{text}, only {there}")
+            return Predicting(f"{text} ({there} stands in for one with --memory-limit auto)")
+        return Predicting(f"{text}, only {there}")
     if largest.total_bytes < gpu.memory_bytes * SMALLER:
         raise InputError(
             f"{there} is too small to stand in for {gpu.name} with {format_gib(gpu.memory_bytes)}"

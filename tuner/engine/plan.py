@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tuner.engine.custom_workload import model_version, require_lengths, require_trials, searcher_of
 from tuner.engine.device import with_profile
 from tuner.engine.margin import parse_margin
-from tuner.engine.measuring import Measuring, Mode, Simulating, decide, gpus_of_trials
+from tuner.engine.measuring import Measuring, Mode, Predicting, decide, gpus_of_trials
 from tuner.engine.notices import UNHEARD, Notices
 from tuner.engine.target import CannotRunError, Target, check_conditions
 from tuner.errors import InputError, NothingFitsError, TunerError, UnavailableError
@@ -109,7 +109,7 @@ class SearchPlan:
     pinned: Mapping[str, KnobValue]
     margin_fraction: float | None
     versions: Mapping[str, str]
-    trials_on: Measuring | Simulating
+    trials_on: Measuring | Predicting
     profile: DeviceProfile | None = None
     objectives: tuple[Objective, ...] = ()
 
@@ -122,7 +122,7 @@ class SearchPlan:
 
     @property
     def trial_device(self) -> TrialDevice | None:
-        """Where trials run; None where they are simulated."""
+        """Where trials run; None where none does."""
         return self.trials_on.trial_device if isinstance(self.trials_on, Measuring) else None
 
     def is_alike(self, record: TrialRecord) -> bool:

@@ -19,7 +19,7 @@ from tuner.estimators.stages import hardest_first, predict_overall
 from tuner.program.program import read_program
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.runner.base import MeasureOptions, RunnerFactory
-from tuner.runner.factories import SimulatedFactory
+from tuner.runner.factories import MeasuredFactory
 from tuner.runner.staged import StagedFactory
 from tuner.space import SearchSpace, configure
 from tuner.tune.request import SearchRequest
@@ -77,7 +77,8 @@ def prepare(
     options, space = plan.options, plan.part.space
     gpu, trials_on = plan.target.gpu, plan.trials_on
     job = trial_job(space, gpu, plan.margin_fraction, plan.profile)
-    runners: RunnerFactory = SimulatedFactory(job)
+    # Without a device it is only asked what trials on one would be.
+    runners: RunnerFactory = MeasuredFactory(job, MeasureOptions())
     how: dict[str, Any] = {}
     if isinstance(trials_on, Measuring):
         runners = trials_on.factory(job, measure_options(trials_on, options))
@@ -252,8 +253,8 @@ def why_infeasible(
 ) -> str:
     """Why no trial can fit, from the predictions alone; empty where one may, or one did.
 
-    A simulated trial comes to what is predicted. A real one may need less: it is infeasible only
-    where the lower end of the prediction's interval is too much as well.
+    A trial may need less than is predicted: it is infeasible only where the lower end of the
+    prediction's interval is too much as well.
     """
     if not predictions or any(record.fits for record in known):
         return ""

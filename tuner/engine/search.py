@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tuner.engine.journals import journal_of
 from tuner.engine.listener import SILENT, Listener
-from tuner.engine.measuring import Simulating
+from tuner.engine.measuring import Predicting
 from tuner.engine.memory_timeline import timeline_of
 from tuner.engine.plan import SearchPlan, SkippedGpu, none_left, without_effect
 from tuner.engine.prepare import Predictors, Prepared, prepare
@@ -56,7 +56,7 @@ class _Open:
     @property
     def is_predicted(self) -> bool:
         """Whether no trial runs."""
-        return isinstance(self.plan.trials_on, Simulating)
+        return isinstance(self.plan.trials_on, Predicting)
 
 
 def run_plans(

@@ -1,4 +1,4 @@
-"""After a simulated search: the recommendation is trained once on a GPU that is not there.
+"""After a predicted search: the recommendation is trained once on a GPU that is not there.
 
 A verification stands beside the prediction and changes none of its numbers; one that does not fit
 takes the configuration out, and the next best is verified.
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from tuner.emulator.toolchain import unavailable
 from tuner.engine.custom_workload import trial_job
 from tuner.engine.listener import Listener
-from tuner.engine.measuring import Simulating, emulating, gpus_of_trials
+from tuner.engine.measuring import Predicting, emulating, gpus_of_trials
 from tuner.engine.plan import SearchPlan
 from tuner.engine.target import comparable, with_margin
 from tuner.errors import TunerError
@@ -43,7 +43,7 @@ SWITCH = "TUNER_VERIFY"
 def verify_all(
     done: Sequence[tuple[SearchPlan, JournalWriter, SearchOutcome | None]], listener: Listener
 ) -> None:
-    """Verify what each simulated search recommends, and write that into its journal.
+    """Verify what each predicted search recommends, and write that into its journal.
 
     Nothing is verified where nothing can be emulated. Ctrl-C ends the verification, and the search
     goes on to its results.
@@ -68,7 +68,7 @@ def _is_wanted(plan: SearchPlan, result: SearchOutcome) -> bool:
     return (
         plan.options.verify
         and os.environ.get(SWITCH, "").lower() != "no"
-        and isinstance(plan.trials_on, Simulating)
+        and isinstance(plan.trials_on, Predicting)
         and plan.part.space.predictable
         and plan.target.gpu.id != "cpu"
         and result.failure is None

@@ -24,7 +24,7 @@ PROCESSOR = "cpu"
 class Outcome:
     """What came of running one configuration once, whatever happened.
 
-    `prediction` of a simulated trial is the full trace; a real trial carries `measurement`, one on
+    `prediction` is what a model of the GPU says; a real trial carries `measurement`, one on
     an emulated device `emulation`, which has the same form and is never taken for it.
     `phase` and `requested_bytes` say where and at what size memory ran out, when it did, and
     `exhausted` which memory; None in records of older versions, which knew the device's only.
@@ -115,7 +115,7 @@ class TrialRecord:
     searcher: str
     run_id: str = ""
     device: str | None = None
-    """Exact name of the device on which the trial ran, None for a simulated one. Another name
+    """Exact name of the device on which the trial ran, None for none. Another name
     than those of the GPU type is that of a larger GPU which stood in for it."""
     memory_limit_bytes: Bytes | None = None
     """Memory that the trial was allowed on `device`; None where it was allowed all of it."""

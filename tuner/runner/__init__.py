@@ -1,1 +1,1 @@
-"""Runs one trial: simulated on a model of a GPU, or measured on a device."""
+"""Runs one trial, on a device or an emulated one."""

@@ -9,19 +9,6 @@ from tuner.runner.isolated import IsolatedRunner
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedFactory:
-    """Makes runners that trace instead of training; imports torch where it is called only."""
-
-    job: TrialJob
-
-    def __call__(self) -> TrialRunner:
-        """See `RunnerFactory`."""
-        from tuner.runner.simulated import SimulatedRunner
-
-        return SimulatedRunner(self.job)
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredFactory:
     """Makes runners that train for real, each trial in a process of its own."""
 

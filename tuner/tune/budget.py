@@ -51,7 +51,7 @@ class Spent:
 
 
 class Meter:
-    """Adds up the time on devices as trials end; simulated ones cost nothing."""
+    """Adds up the time on devices as trials end; emulated ones cost nothing."""
 
     def __init__(self, gpus_per_trial: float, records: Iterable[TrialRecord] = ()) -> None:
         self._gpus_per_trial = gpus_per_trial

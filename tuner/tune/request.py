@@ -85,9 +85,8 @@ class SearchRequest:
       memory, which the other searchers know alone.
     - `initial` is run first, in its order; what is not a valid configuration is passed over.
     - `resume` holds the journal; records of this space, GPU, memory and library versions are
-      not run again but told to the searcher, where they come from the same trial_device or, without
-      one, from a simulation.
-    - `trial_device` is where trials run, for real or emulated; None where they are simulated.
+      not run again but told to the searcher, where they come from the same trial_device.
+    - `trial_device` is where trials run, for real or emulated; None for a preview, which runs none.
     - `predictions` by configuration key are what was said of configurations before: a measured
       trial's record carries its own beside the measurement, and the searcher "guided" needs
       one of every valid configuration.
@@ -159,7 +158,7 @@ class SearchRequest:
 
     @property
     def gpus_per_trial(self) -> float:
-        """Devices that one trial has for itself; a processor is one, a simulation has none."""
+        """Devices that one trial has for itself; a processor is one, an emulated one is none."""
         if self.trial_device is None or self.trial_device.emulated:
             return 0.0
         return self.resources_per_trial.get("GPU", 1.0)
@@ -189,7 +188,7 @@ class SearchRequest:
         )
 
     def _same_source(self, record: TrialRecord) -> bool:
-        """A simulated trial says nothing to who measures, and the other way round."""
+        """A prediction says nothing to who measures, and the other way round."""
         if self.trial_device is None:
             return record.source is Source.PREDICTED
         return self.trial_device.ran(record)

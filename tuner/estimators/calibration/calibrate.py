@@ -214,7 +214,7 @@ def calibrations_from(records: Iterable[TrialRecord]) -> Calibrations:
     """What the measured trials among `records` teach, for each GPU and space.
 
     A trial needs a prediction to be compared with: its own, or that of another record of the
-    same configuration. Simulated trials teach nothing.
+    same configuration. Predictions teach nothing.
     """
     records = list(records)
     predictions: dict[tuple[str, str, str], Prediction] = {}
@@ -241,7 +241,7 @@ def _trial_key(record: TrialRecord) -> tuple[str, str, str]:
 
 
 def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observation]:
-    """What a trial says of an uncorrected prediction; nothing, when the trial was simulated.
+    """What a trial says of an uncorrected prediction; nothing, when no trial ran.
 
     Of an emulated one only what is not an estimate: its memory, and no time.
     """
@@ -272,7 +272,7 @@ def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observa
 
 
 def _refused(outcome: Outcome) -> bool:
-    """Whether a device refused memory, rather than a simulation that counted.
+    """Whether a device refused memory, rather than a prediction that counted.
 
     Only a device has a request that it refused, and only a device can refuse what was
     predicted to fit.
