@@ -48,7 +48,7 @@ def print_plan(
         searcher += "; guided needs predictions, and there are none for your own code"
     to_try = ("to try", f"{wanted} ({searcher})")
     if isinstance(plan.trials_on, Predicting):
-        to_try = ("to predict", f"all {count(there)} configurations; the front is traced in full")
+        to_try = ("predict", f"all {count(there)} configurations; the front is traced in full")
     common = [
         ("space", f"{target.space.name}: {target.space.description}".rstrip(": ")),
         ("model" if target.space.model else "trains", target.space.subject),

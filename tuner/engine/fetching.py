@@ -61,25 +61,34 @@ def take_home(files: JobFiles, results: Path, choice: Choice) -> tuple[Fetched, 
     Raises `UnavailableError` for a journal that holds something else than trials, before
     anything is written; `InputError` while another search writes to the same folder.
     """
-    groups: dict[tuple[str, str], list[TrialRecord]] = {}
-    for record in _records(files):
-        groups.setdefault((record.space, record.gpu), []).append(record)
+    groups = _by_folder(_records(files, files.journals))
+    predictions = _by_folder(_records(files, files.predictions))
     found = []
     for (space, gpu), records in groups.items():
         # A name becomes one component of a path here, whatever it is.
         folder = ResultsFolder(results, space, gpu)
         added = _merge(folder, records)
+        if (space, gpu) in predictions:
+            folder.write_predicted(predictions[space, gpu])
         _keep_timeline(folder, files.timelines)
         found.append(_written(Fetched(folder, len(records), added), files, choice))
     return tuple(found)
 
 
-def _records(files: JobFiles) -> list[TrialRecord]:
-    """The trials of all journals of a job, in their order."""
+def _by_folder(records: Sequence[TrialRecord]) -> dict[tuple[str, str], list[TrialRecord]]:
+    """The records of each space and GPU type."""
+    groups: dict[tuple[str, str], list[TrialRecord]] = {}
+    for record in records:
+        groups.setdefault((record.space, record.gpu), []).append(record)
+    return groups
+
+
+def _records(files: JobFiles, texts: Sequence[str]) -> list[TrialRecord]:
+    """The records of journals of a job, in their order."""
     found: list[TrialRecord] = []
     with tempfile.TemporaryDirectory(prefix="tuner-") as scratch:
         path = Path(scratch) / JOURNAL
-        for text in files.journals:
+        for text in texts:
             path.write_text(text, "utf-8", "backslashreplace")
             try:
                 found += read_journal(path).records
@@ -165,7 +174,7 @@ def _write(target: Target, request: JobRequest, choice: Choice) -> View:
     facts = target.facts
     if choice.objectives:
         facts = dataclasses.replace(facts, objectives=tuple(dict.fromkeys(choice.objectives)))
-    records = comparable(target.folder.read().records, target)
+    records = comparable(target.folder.read_all(), target)
     return write_all(
         target.folder,
         records,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import getpass
+import gzip
 import hashlib
 import json
 import os
@@ -37,8 +38,11 @@ SCHEMA = 1
 MAX_BYTES = 256 << 20
 """The most that one job's files may hold: a hundred thousand trials."""
 
-JOURNAL, TIMELINE, SPACE = "trials.jsonl", "memory_course.json", "space"
-"""What comes home: of each search its journal and the memory over a step, and the space file."""
+JOURNAL, PREDICTED, TIMELINE = "trials.jsonl", "predicted.jsonl.gz", "memory_course.json"
+"""What comes home of each search: its journal, its predictions and the memory over a step."""
+
+SPACE = "space"
+"""The space file, which comes home, too."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 _FIRST, _LAST, _LINE = "tuner-files", "tuner-files-end", "tuner-files:"
@@ -69,10 +73,11 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
-    """What came home of one job, unread: journals, memory timelines, and the space's text."""
+    """What came home of one job, unread: journals, predictions, timelines, the space's text."""
 
     request: JobRequest
     journals: tuple[str, ...] = ()
+    predictions: tuple[str, ...] = ()
     timelines: tuple[str, ...] = ()
     space_text: str | None = field(default=None, repr=False)
 
@@ -163,6 +168,7 @@ def pack(job_id: str) -> Iterator[str]:
         "request": request,
         "space_text": space.read_text("utf-8") if space.is_file() else None,
         "journals": _texts(folder, JOURNAL),
+        "predictions": _texts(folder, PREDICTED),
         "courses": _texts(folder, TIMELINE),
     }
     data = json.dumps(content).encode("ascii")
@@ -180,7 +186,8 @@ def pack(job_id: str) -> Iterator[str]:
 
 def _texts(folder: Path, name: str) -> list[str]:
     """The files of that name in the results of each space and GPU type."""
-    return [path.read_text("utf-8") for path in sorted(folder.glob(f"results/*/*/{name}"))]
+    found = [path.read_bytes() for path in sorted(folder.glob(f"results/*/*/{name}"))]
+    return [(gzip.decompress(data) if name.endswith(".gz") else data).decode() for data in found]
 
 
 # -- at home ----------------------------------------------------------------------------------
@@ -231,8 +238,9 @@ def _read(content: Any, job_id: str) -> JobFiles:
     text = content.get("space_text")
     if not (text is None or isinstance(text, str)):
         raise ValueError("the space is not text")
-    lists = [content.get("journals"), content.get("courses")]
+    lists = [content.get("journals"), content.get("predictions", []), content.get("courses")]
     for each in lists:
         if not isinstance(each, list) or not all(isinstance(t, str) for t in each):
             raise ValueError("a journal is not text")
-    return JobFiles(request, tuple(lists[0] or ()), tuple(lists[1] or ()), text)
+    journals, predictions, timelines = (tuple(each or ()) for each in lists)
+    return JobFiles(request, journals, predictions, timelines, text)
