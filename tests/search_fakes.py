@@ -10,8 +10,18 @@ import pytest
 from cli_samples import CONFIG
 
 from tuner.engine import measuring
+from tuner.engine.plan import SearchPlan
 from tuner.errors import TunerError
-from tuner.records import Outcome, Status, TrialRecord
+from tuner.records import (
+    Memory,
+    MemoryBudget,
+    Outcome,
+    Phase,
+    Prediction,
+    Speed,
+    Status,
+    TrialRecord,
+)
 from tuner.tune import driver
 from tuner.tune.budget import StoppedBy
 from tuner.tune.progress import Progress
@@ -39,6 +49,22 @@ def let_emulate(monkeypatch: pytest.MonkeyPatch) -> InProcess:
     monkeypatch.setattr(driver, "search_all", fake)
     monkeypatch.setattr(measuring, "unavailable", lambda: None)
     return fake
+
+
+def prediction_of(plan: SearchPlan, device_bytes: int, samples_per_s: float) -> Prediction:
+    """A prediction of any configuration of a plan; all of its memory is reserved."""
+    budget = MemoryBudget.of(plan.target.gpu.memory_bytes, plan.margin_fraction)
+    return Prediction(
+        fits=budget.fits(device_bytes),
+        limit_bytes=budget.limit_bytes,
+        margin_bytes=budget.margin_bytes,
+        memory=Memory(device_bytes, device_bytes, device_bytes, 0, {}, Phase.BACKWARD, {}),
+        speed=Speed(1 / samples_per_s, samples_per_s, samples_per_s, samples_per_s, None),
+        trainable_params=1,
+        total_params=2,
+        gpu=plan.target.gpu.id,
+        method="made up",
+    )
 
 
 def write_wide(folder: Path) -> None:
