@@ -31,6 +31,9 @@ from tuner.units import GIB
 
 EMULATED = Path(__file__).with_name("emulated.json")
 
+STEPS = 2
+"""Optimizer steps: the second finds the optimizer's state, and has the peak of all after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -129,7 +132,7 @@ _COMMANDS = {
 
 
 def run(case: Case, model: Path, python: str, log: Path | None) -> dict[str, Any]:
-    """The emulated peak of a case: bytes allocated and reserved, by three optimizer steps."""
+    """The emulated peak of a case: bytes allocated and reserved, by `STEPS` optimizer steps."""
     bin_folder = Path(python).parent
     os.environ["PATH"] = os.pathsep.join([str(bin_folder), os.environ["PATH"]])
     os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
@@ -145,7 +148,7 @@ def run(case: Case, model: Path, python: str, log: Path | None) -> dict[str, Any
             found = emulate(
                 [*command, *case.words],
                 get_gpu(case.gpu),
-                EmulateOptions(steps=3, timeout_s=900),
+                EmulateOptions(steps=STEPS, timeout_s=900),
                 output=output,
                 cwd=folder,
             )
