@@ -56,14 +56,14 @@ class Comparison:
         emulated_gib = f"{self.emulated_bytes / GIB:.3f}" if self.emulated_bytes else "-"
         if isinstance(self.found, InputError):
             reasons = "; ".join(p.message for p in self.found.problems) or self.found.message
-            predicted, error = "refused", reasons
+            predicted_gib, error = "refused", reasons
         else:
             peak_bytes = self.found.prediction.memory.peak_allocated_bytes
-            predicted = f"{peak_bytes / GIB:.3f}"
+            predicted_gib = f"{peak_bytes / GIB:.3f}"
             error = "-" if self.error is None else f"{self.error:+.2%}"
         case = self.case
         start = f"| {case.trainer} | {case.settings} | {case.model} |"
-        return f"{start} {emulated_gib} | {predicted} | {error} |"
+        return f"{start} {emulated_gib} | {predicted_gib} | {error} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,18 +89,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compared(case: Case, model: Path) -> Comparison:
     """The prediction of a case beside what was emulated of it."""
+    peak_bytes = int(emulated().get(case.name, {}).get("peak_allocated_bytes", 0))
+    try:
+        return Comparison(case, predicted(case, model), peak_bytes)
+    except InputError as error:
+        return Comparison(case, error, peak_bytes)
+
+
+def predicted(case: Case, model: Path) -> PredictedProgram:
+    """The prediction of a case. Raises `InputError` where its numbers would be of another run."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepared(case, model, folder)
-        try:
-            program = read_program(case.words, folder, is_run=False)
-            found: PredictedProgram | InputError = ProgramPredictions(
-                program, get_gpu(case.gpu)
-            ).as_it_is()
-        except InputError as error:
-            found = error
-    peak_bytes = int(emulated().get(case.name, {}).get("peak_allocated_bytes", 0))
-    return Comparison(case, found, peak_bytes)
+        program = read_program(case.words, folder, is_run=False)
+        return ProgramPredictions(program, get_gpu(case.gpu)).as_it_is()
 
 
 def emulated() -> dict[str, Any]:
