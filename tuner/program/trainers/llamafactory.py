@@ -84,7 +84,7 @@ def _plan(training: ProgramTraining) -> Planned:
     knobs |= _quantized(file, computed)
     model = file.take("model_name_or_path")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
-    compared = knobs["lora_rank"] and knobs["precision"] == "bf16"
+    compared = knobs["precision"] in ("bf16", "nf4") or is_full
     return Planned(model, knobs, notes=[] if compared else [NOT_COMPARED])
 
 
