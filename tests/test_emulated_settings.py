@@ -30,11 +30,12 @@ ARRIVING = ("micro_batch", "grad_accum", "mixed_precision", "gradient_checkpoint
             "use_reentrant", "optimizer", "lora_rank", "precision")  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_hollow("tiny-llama-3m", folder)
-    return folder
+@pytest.fixture
+def model(name: str, tmp_path: Path) -> Path:
+    """A checkpoint in fp32, which not all trainers load as it is; in bf16 to be quantised."""
+    dtype = "bfloat16" if "qlora" in name else "float32"
+    write_hollow("tiny-llama-3m", tmp_path / "tiny", dtype=dtype)
+    return tmp_path / "tiny"
 
 
 @needs_emulator
