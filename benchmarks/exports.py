@@ -76,6 +76,7 @@ CASES = (
     Case("trl", {**QLORA, **REENTRANT}, TRL),
     Case("accelerate", LORA, {"max_grad_norm": 0.0}),
     Case("llamafactory", LORA),
+    Case("llamafactory", QLORA, {"kbit_preparation": "none"}),
 )
 
 _TRAINER = """\

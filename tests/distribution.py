@@ -22,6 +22,7 @@ APART = (
     "tests/test_emulated_oracle.py",
     "tests/test_workload_contrastive.py",
     "tests/test_memory_order.py",
+    "tests/test_emulated_settings.py",
     "tests/test_faults_terminal.py",
     "tests/test_shipped_spaces.py",
 )

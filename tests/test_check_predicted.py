@@ -55,6 +55,28 @@ def test_what_does_not_fit_is_predicted_with_the_trainers_defaults(answer: Any) 
     assert program["left_out"] == ["train.py:8 secret"]
 
 
+@pytest.mark.parametrize(
+    ("model", "saved"),
+    [("qwen2.5-0.5b", ["lm_head", "embed_tokens"]), ("tiny-gpt2", ["lm_head"])],
+)
+def test_libraries_say_nothing_beside_the_answer(tmp_path: Path, model: str, saved: Any) -> None:
+    # peft warns of tied embeddings that are saved and of gpt2's layers, bitsandbytes of casts.
+    lora = f'target_modules="all-linear", modules_to_save={saved}'
+    text = PROGRAM.replace('target_modules="all-linear"', lora).replace(
+        '    model="tiny-llama-3m",\n', "    model,\n"
+    )
+    loaded = (
+        f'model = AutoModelForCausalLM.from_pretrained("{model}", dtype="bfloat16",'
+        " quantization_config=BitsAndBytesConfig(load_in_8bit=True))\n"
+    )
+    (tmp_path / "train.py").write_text(
+        text.replace("BATCH_SIZE = 64\n", f"BATCH_SIZE = 2\n{loaded}")
+    )
+    found = ran(tmp_path, "--predict", "--no-changes", "train.py")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stderr.splitlines() == ["predicting the program as it is ..."]
+
+
 def test_a_change_that_fits_is_predicted_and_shown_as_a_diff(answer: Any) -> None:
     found = answer["suggestion"]
     values = found["values"]

@@ -62,3 +62,19 @@ def test_adapters_in_bf16_take_half() -> None:
 def test_the_reference_of_all_weights_would_be_a_second_model() -> None:
     with pytest.raises(InputError, match="reference_pass"):
         traced(reference_pass=True, lora_rank=0)
+
+
+def test_gradients_of_tied_embeddings_are_added_in_place() -> None:
+    config = LlamaConfig(**{**SHAPE, "vocab_size": WORDS, "tie_word_embeddings": True})
+    settings = knobs(
+        micro_batch=1, max_length=64, lora_rank=0, loss="chunked", optimizer="adamw_torch_fused"
+    )
+    found = trace(get_workload("causal_lm"), config, settings, compute_capability=(8, 6))
+    blocks, live, most = found.timeline.blocks, set(), 0
+    for index, change in found.timeline.events:
+        if blocks[index].shape == (WORDS, config.hidden_size):
+            live = live | {index} if change > 0 else live - {index}
+            most = max(most, len(live))
+    # The weight, its two moments, the gradient of the micro-batch before, that of the head and that
+    # of the embedding: no sum beside them.
+    assert most == 6

@@ -197,6 +197,11 @@ def test_tune_searches_the_programs_own_settings_and_apply_writes_them(tmp_path:
     trials = [json.loads(line) for line in journal]
     trials = [trial for trial in trials if "configuration" in trial]
     assert len(trials) == 3
+    # Of many micro-batches a step two ran, whose time is not that of the step.
+    for trial in trials:
+        rounds = trial["configuration"]["grad_accum"]
+        assert ("2 micro-batches ran" in str(trial["emulated"]["notes"])) == (rounds > 2)
+    assert any(trial["configuration"]["grad_accum"] > 2 for trial in trials)
     # 64 does not fit, which the prior knew: nothing ran out of memory.
     assert all(trial["configuration"]["micro_batch"] < 64 for trial in trials)
     assert answer["best"]["configuration"]["micro_batch"] < 64

@@ -359,6 +359,16 @@ def test_a_step_is_the_median_of_those_after_the_first():
     assert found.interval_s[0] < found.step_s < found.interval_s[1]
 
 
+def test_more_micro_batches_take_the_passes_again_and_the_optimizer_once():
+    snapshot = trained(4).pricer.snapshot()
+    one, four = (step_time(snapshot, A100, repeats=times) for times in (1, 4))
+    for phase in ("forward", "backward"):
+        assert four.phases_s[phase] == pytest.approx(4 * one.phases_s[phase])
+    assert four.phases_s["optimizer"] == pytest.approx(one.phases_s["optimizer"])
+    assert four.step_s == pytest.approx(sum(four.phases_s.values()))
+    assert four.model_flops == 4 * one.model_flops
+
+
 def test_the_first_step_counts_where_there_is_no_other():
     assert step_time(trained(1).pricer.snapshot(), A100).step == 0
 

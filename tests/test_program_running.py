@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tuner.apply.source import SourceFile, read_places
 from tuner.program.changes import change
 from tuner.program.program import Program, read_program
-from tuner.program.running import runnable
+from tuner.program.running import runnable, unread_files
 from tuner.program.settings import find_settings
 
 SCRIPT = """\
@@ -232,3 +234,24 @@ def test_copies_of_a_killed_process_are_gone_after_the_next_run(tmp_path, monkey
     assert not left.exists()
     assert mine.exists()
     assert other.exists()
+
+
+def test_a_changed_file_that_nothing_is_seen_to_read_is_named(folder):
+    for name in ("run.sh", "named.yaml", "beside.yaml"):
+        (folder / name).write_text("batch_size: 4\n")
+    files = {
+        name: SourceFile(Path(name), data, read_places(data, Path(name)))
+        for name, data in (("named.yaml", b"batch_size: 4"), ("beside.yaml", b"batch_size: 4"))
+    }
+    program = Program(("sh", "run.sh", "named.yaml"), files, folder=folder)
+    changed = {
+        name: SourceFile(source.path, b"batch_size: 8", source.places)
+        for name, source in files.items()
+    }
+    after = dataclasses.replace(program, files=changed)
+    assert unread_files(after, program) == ["beside.yaml"]
+    script = SourceFile(Path("train.py"), b"", ())
+    assert not unread_files(
+        dataclasses.replace(after, main="train.py", files={"train.py": script, **changed}),
+        dataclasses.replace(program, main="train.py", files={"train.py": script, **files}),
+    )

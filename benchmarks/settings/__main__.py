@@ -31,6 +31,9 @@ from tuner.units import GIB
 
 EMULATED = Path(__file__).with_name("emulated.json")
 
+STEPS = 2
+"""Optimizer steps: the second finds the optimizer's state, and has the peak of all after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -53,14 +56,14 @@ class Comparison:
         emulated_gib = f"{self.emulated_bytes / GIB:.3f}" if self.emulated_bytes else "-"
         if isinstance(self.found, InputError):
             reasons = "; ".join(p.message for p in self.found.problems) or self.found.message
-            predicted, error = "refused", reasons
+            predicted_gib, error = "refused", reasons
         else:
             peak_bytes = self.found.prediction.memory.peak_allocated_bytes
-            predicted = f"{peak_bytes / GIB:.3f}"
+            predicted_gib = f"{peak_bytes / GIB:.3f}"
             error = "-" if self.error is None else f"{self.error:+.2%}"
         case = self.case
         start = f"| {case.trainer} | {case.settings} | {case.model} |"
-        return f"{start} {emulated_gib} | {predicted} | {error} |"
+        return f"{start} {emulated_gib} | {predicted_gib} | {error} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,18 +89,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compared(case: Case, model: Path) -> Comparison:
     """The prediction of a case beside what was emulated of it."""
+    peak_bytes = int(emulated().get(case.name, {}).get("peak_allocated_bytes", 0))
+    try:
+        return Comparison(case, predicted(case, model), peak_bytes)
+    except InputError as error:
+        return Comparison(case, error, peak_bytes)
+
+
+def predicted(case: Case, model: Path) -> PredictedProgram:
+    """The prediction of a case. Raises `InputError` where its numbers would be of another run."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepared(case, model, folder)
-        try:
-            program = read_program(case.words, folder, is_run=False)
-            found: PredictedProgram | InputError = ProgramPredictions(
-                program, get_gpu(case.gpu)
-            ).as_it_is()
-        except InputError as error:
-            found = error
-    peak_bytes = int(emulated().get(case.name, {}).get("peak_allocated_bytes", 0))
-    return Comparison(case, found, peak_bytes)
+        program = read_program(case.words, folder, is_run=False)
+        return ProgramPredictions(program, get_gpu(case.gpu)).as_it_is()
 
 
 def emulated() -> dict[str, Any]:
@@ -129,7 +134,7 @@ _COMMANDS = {
 
 
 def run(case: Case, model: Path, python: str, log: Path | None) -> dict[str, Any]:
-    """The emulated peak of a case: bytes allocated and reserved, by three optimizer steps."""
+    """The emulated peak of a case: bytes allocated and reserved, by `STEPS` optimizer steps."""
     bin_folder = Path(python).parent
     os.environ["PATH"] = os.pathsep.join([str(bin_folder), os.environ["PATH"]])
     os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
@@ -145,7 +150,7 @@ def run(case: Case, model: Path, python: str, log: Path | None) -> dict[str, Any
             found = emulate(
                 [*command, *case.words],
                 get_gpu(case.gpu),
-                EmulateOptions(steps=3, timeout_s=900),
+                EmulateOptions(steps=STEPS, timeout_s=900),
                 output=output,
                 cwd=folder,
             )

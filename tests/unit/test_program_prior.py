@@ -10,10 +10,10 @@ import pytest
 from tuner.emulator.step_time import EmulatedStepTime
 from tuner.engine.emulating import EmulatedDeviceUse, Emulation
 from tuner.engine.program_prior import program_predictions
-from tuner.engine.program_runs import FEW
 from tuner.errors import InputError, UnavailableError
 from tuner.gpus import get_gpu
 from tuner.records import KnobValue
+from tuner.runner.emulated_command import FEW
 from tuner.space.format import read_space
 
 SPACE = read_space(

@@ -57,9 +57,10 @@ def read_baseline(
     """
     problems: list[Problem] = []
     found: dict[str, _Found] = {}
-    trained = [one for path in paths if (one := read_trained(space, path)) is not None]
-    for path in paths:
-        for each in _read(space, open_source(path), problems, is_trained=bool(trained)):
+    sources = [open_source(path) for path in paths]
+    trained = [one for source in sources if (one := read_trained(space, source)) is not None]
+    for source in sources:
+        for each in _read(space, source, problems, is_trained=bool(trained)):
             first = found.setdefault(each.name, each)
             if first.value != each.value:
                 text = f"{each.name} is {show(each.value)} here and {show(first.value)} in "

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.apply.source import SourceFile, open_source
+from tuner.apply.source import SourceFile
 from tuner.errors import InputError
 from tuner.expressions import show
 from tuner.models.catalogue import get_entry
 from tuner.program.planned import WORKLOAD, plan_program
-from tuner.program.program import read_program, trainer_of
+from tuner.program.program import trainer_of, trainers_program
 from tuner.program.reads import SETTINGS_FILES
 from tuner.records import KnobValue
 from tuner.space import SearchSpace
@@ -36,21 +36,18 @@ class TrainedFile:
     outside: tuple[str, ...] = ()
 
 
-def read_trained(space: SearchSpace, path: Path) -> TrainedFile | None:
-    """The training of the file at `path`; None where it is not known as the file of a trainer.
+def read_trained(space: SearchSpace, source: SourceFile) -> TrainedFile | None:
+    """The training of a file; None where it is not known as the file of a trainer.
 
     Where the trainer's behaviour is not known, or part of it cannot be predicted, there are no
     knobs, and `outside` says why.
     """
-    if space.workload != WORKLOAD or path.suffix not in SETTINGS_FILES:
+    if space.workload != WORKLOAD or source.path.suffix not in SETTINGS_FILES:
         return None
-    source = open_source(path)
     if trainer_of(source.places) is None:
         return None
     try:
-        plan = plan_program(
-            read_program([str(path)], is_run=False), model=space.model, strict=False
-        )
+        plan = plan_program(trainers_program(source), model=space.model, strict=False)
     except InputError as error:
         texts = [str(problem) for problem in error.problems] or [error.message]
         return TrainedFile({}, tuple(texts))
@@ -62,7 +59,7 @@ def read_trained(space: SearchSpace, path: Path) -> TrainedFile | None:
     outside = [
         *_other_model(space, source),
         *plan.left_out,
-        *_beyond(space, knobs, path),
+        *_beyond(space, knobs, source.path),
     ]
     return TrainedFile(knobs, tuple(outside))
 

@@ -33,7 +33,7 @@ from tuner.terminal.render import echo
 if TYPE_CHECKING:
     from tuner.engine.emulating import Emulation
 
-DEFAULT_TRIALS = 12
+DEFAULT_TRIALS = 6
 
 
 @click.command(

@@ -69,15 +69,20 @@ class EmulatedStepTime:
 
 
 def step_time(
-    report: Mapping[str, Any], gpu: Gpu, *, profile: DeviceProfile | None = None
+    report: Mapping[str, Any],
+    gpu: Gpu,
+    *,
+    profile: DeviceProfile | None = None,
+    repeats: float = 1.0,
 ) -> EmulatedStepTime | None:
     """The time of a step of the program that `report` (`Pricer.snapshot`) is of.
 
     That of the median step after the first, which makes the optimizer's state; of the first where
     there is no other. None where no step has ended. A device profile replaces the catalogue's
-    rates, as in a prediction.
+    rates, as in a prediction. `repeats` is how many times as many micro-batches the step is to
+    have as those that ran.
     """
-    program = _Program(report, gpu, profile)
+    program = _Program(report, gpu, profile, repeats)
     ended = program.ended_steps()
     if not ended:
         return None
@@ -99,7 +104,10 @@ class _Call:
 class _Program:
     """A report, with the seconds of each kind of call on one GPU."""
 
-    def __init__(self, report: Mapping[str, Any], gpu: Gpu, profile: DeviceProfile | None) -> None:
+    def __init__(
+        self, report: Mapping[str, Any], gpu: Gpu, profile: DeviceProfile | None, repeats: float
+    ) -> None:
+        self._repeats = repeats
         self._gpu, self._times, _ = on_measured_device(gpu, profile)
         self._has_profile = profile is not None
         self._allow_tf32 = bool(report["allow_tf32"])
@@ -172,8 +180,9 @@ class _Program:
     def _calls(self, step: int) -> Iterator[_Call]:
         for number_of_step, phase, again, counts in self._counts:
             if number_of_step == step and phase in {*_PASSES, Phase.OPTIMIZER}:
+                times = self._repeats if phase in _PASSES else 1.0
                 for number, count in counts:
-                    yield _Call(Phase(phase), bool(again), int(number), int(count))
+                    yield _Call(Phase(phase), bool(again), int(number), round(count * times))
 
     def _phase(self, phase: Phase, calls: list[_Call]) -> dict[str, float]:
         """Seconds of one phase by kind of work; "launch" is what the device waits for the host."""

@@ -6,7 +6,6 @@ import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tuner.apply.plan import FileEdit
 from tuner.apply.source import SourceFile, read_places
@@ -18,9 +17,8 @@ from tuner.errors import InputError, Problem, UnavailableError
 from tuner.expressions import show
 from tuner.gpu import Gpu
 from tuner.program.checkpointing import checkpoint_calls
-from tuner.program.copying import changed_copy
 from tuner.program.program import Program
-from tuner.program.running import runnable
+from tuner.program.running import runnable, unread_files
 from tuner.program.settings import Setting, find_settings
 from tuner.program.taken import is_taken
 from tuner.records import KnobValue
@@ -100,7 +98,7 @@ def look(
     found: Emulation | None = None
     if user.may_run and way != "read":
         try:
-            found, problem = _run(user.program, edits, gpu)
+            found, problem = _run(user.program, after, gpu)
         except UnavailableError as error:
             if way == "emulate":
                 raise
@@ -132,40 +130,29 @@ def _after(program: Program, edits: Sequence[FileEdit]) -> Program:
     return dataclasses.replace(program, files=files)
 
 
-def _run(program: Program, edits: Sequence[FileEdit], gpu: Gpu) -> tuple[Emulation | None, str]:
-    """One step of a copy with the edits; and what kept it from showing all values."""
+def _run(program: Program, after: Program, gpu: Gpu) -> tuple[Emulation | None, str]:
+    """One step of the program as it is to be; and what kept it from showing all values."""
     if is_cpu(gpu):
         return None, "not run: there is nothing to emulate for a processor"
-    changed = {edit.path: edit.after for edit in edits}
+    unread = unread_files(after, program)
+    if unread:
+        return None, f"not run: the command does not show that it reads {', '.join(unread)}"
     options = EmulateOptions(steps=1, timeout_s=LONGEST_RUN_S)
-    with changed_copy(program.folder, changed) as folder, tempfile.TemporaryFile() as log:
-        copied = _in_copy(program, folder.words(program.command), folder.path(program.folder))
-        with runnable(copied) as command:
-            found = emulate(command, gpu, options, output=log, cwd=copied.folder)
+    with runnable(after, program) as command, tempfile.TemporaryFile() as log:
+        found = emulate(command, gpu, options, output=log, cwd=program.folder)
     if found.ended == "oom":
         return found, f"it runs out of memory on {gpu.name}: `tuner check` says what it needs"
     if found.steps > 0:
         return found, ""
     why = "it ended before its first step"
     if found.error is not None:
-        line = f" ({folder.original_text(found.error.line)})" if found.error.line else ""
-        message = folder.original_text(found.error.message).splitlines()[:1]
+        line = f" ({found.error.line})" if found.error.line else ""
+        message = found.error.message.splitlines()[:1]
         kind = found.error.type.removeprefix("builtins.")
         why = f"{kind}{line}: {' '.join(message)[:200]}"
     elif found.duration_s >= LONGEST_RUN_S:
         why = f"its first step took more than {LONGEST_RUN_S:.0f} s"
     return found, f"the program could not be run to its first step: {why}"
-
-
-def _in_copy(program: Program, words: Sequence[str], folder: Path) -> Program:
-    """The program with the files that its command names, as they are in the copy."""
-    files = {}
-    for word in program.files:
-        path = folder / word
-        if word in program.command and path.is_file():
-            data = path.read_bytes()
-            files[word] = SourceFile(path, data, read_places(data, path))
-    return dataclasses.replace(program, command=tuple(words), files=files, folder=folder)
 
 
 def _emulated(knob: str, value: KnobValue, found: Emulation) -> Arrival | None:

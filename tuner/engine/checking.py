@@ -14,13 +14,14 @@ from typing import Any
 
 from tuner.engine.emulating import Emulation
 from tuner.engine.program_predictions import PredictedProgram, ProgramPredictions
-from tuner.engine.program_runs import FEW, ProgramRuns
+from tuner.engine.program_runs import ProgramRuns
 from tuner.errors import InputError
 from tuner.expressions import show
 from tuner.program.changes import Change, can_change, change
 from tuner.program.program import Program
 from tuner.program.settings import Setting
 from tuner.records import KnobValue
+from tuner.runner.emulated_command import FEW
 from tuner.space.optimizers import OPTIMIZERS
 
 LEAST_GAIN = 0.02

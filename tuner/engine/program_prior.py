@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.engine.emulating import Emulation
-from tuner.engine.program_runs import FEW, ProgramRuns
+from tuner.engine.program_runs import ProgramRuns
 from tuner.errors import InputError, UnavailableError
 from tuner.gpu import Gpu
 from tuner.program.settings import NAMES
 from tuner.records import Configuration, KnobValue, Memory, MemoryBudget, Prediction, Speed
+from tuner.runner.emulated_command import FEW
 from tuner.space import SearchSpace
 
 if TYPE_CHECKING:

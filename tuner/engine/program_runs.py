@@ -17,16 +17,10 @@ from tuner.program.program import Program
 from tuner.program.running import runnable
 from tuner.program.settings import Setting, find_settings
 from tuner.records import KnobValue, MemoryBudget
-
-STEPS = 3
-"""Optimizer steps of each run: the first makes the optimizer's state, the third shows that nothing
-grows any more."""
+from tuner.runner.emulated_command import STEPS
 
 ROOM = 8
 """So many times the memory has the GPU on which the need of what does not fit is found out."""
-
-FEW = 2
-"""Micro-batches a step from which on the gradients of one are there while the next runs."""
 
 AT_ONCE = 2
 """Programs that run side by side; each keeps about one processor busy."""

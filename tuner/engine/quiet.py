@@ -16,7 +16,9 @@ _LOGGERS = ("transformers", "peft", "bitsandbytes", "torch", "huggingface_hub", 
 _DEPRECATIONS = (FutureWarning, DeprecationWarning)
 _MODULES = r"(transformers|peft|bitsandbytes|torch|accelerate|huggingface_hub)(\.|$)"
 
-_ADVICE = ("fan_in_fan_out is set to",)  # peft sets what it speaks of by itself
+_ADVICE = r"peft(\.|$)"
+"""Whose advice is of what it sets by itself (fan_in_fan_out), or of merging and saving adapters
+(tied embeddings): nothing that is done here."""
 
 
 @contextlib.contextmanager
@@ -31,8 +33,7 @@ def quiet_libraries() -> Iterator[None]:
     with _some_home(), warnings.catch_warnings(), log_level(logging.ERROR, _LOGGERS):
         for category in _DEPRECATIONS:
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
-        for beginning in _ADVICE:
-            warnings.filterwarnings("ignore", message=beginning, module=_MODULES)
+        warnings.filterwarnings("ignore", category=UserWarning, module=_ADVICE)
         yield
 
 

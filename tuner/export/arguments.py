@@ -9,7 +9,7 @@ from tuner.export.settings_reader import SettingsReader
 Settings = dict[str, Any]
 
 
-_OWN_PREPARATION = "the tool prepares quantised models itself"
+_OWN_PREPARATION = "the tool widens no embeddings and no head"
 
 
 def without_none(settings: Settings) -> Settings:
@@ -67,8 +67,8 @@ DTYPE_OF_MIXED = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
 
 
 def own_preparation(chosen: SettingsReader) -> None:
-    """Note that the tool prepares quantised models as it likes."""
+    """Note that the tool leaves the rest of a quantised model in the dtype of loading."""
     if chosen.is_quantized:
-        chosen.leave("kbit_preparation", _OWN_PREPARATION)
+        chosen.implies("kbit_preparation", "none", _OWN_PREPARATION)
     else:
         chosen.get("kbit_preparation")

@@ -182,21 +182,34 @@ def _is_behind_module(program: Program, word: str) -> bool:
 
 def _tool(folder: Path, words: Sequence[str], *, is_run: bool) -> Program:
     path = folder / words[0]
-    source = _opened(path)
+    program = trainers_program(_opened(path), words, folder)
+    if is_run and find_program(program.command[0]) is None:
+        raise UnavailableError(
+            f"{path} is a file of {program.trainer}, and {program.command[0]!r} is not installed",
+            hint="run tuner in the environment of the trainer, or name the command after --",
+        )
+    return program
+
+
+def trainers_program(
+    source: SourceFile, words: Sequence[str] = (), folder: Path = Path()
+) -> Program:
+    """The program that the file of a trainer is for; whether that is installed is not looked at.
+
+    `words` are how people name it, and what they add. Raises `InputError` where its trainer is not
+    known.
+    """
+    name, *others = words or (str(source.path),)
     trainer = trainer_of(source.places)
     if trainer is None:
         names = ", ".join(trainer.name for trainer in TRAINERS)
         raise InputError(
-            f"{path} is not known as the file of a trainer ({names})",
-            hint=f"name the command that reads it: tuner check --gpu GPU -- python train.py {path}",
+            f"{source.path} is not known as the file of a trainer ({names})",
+            hint="name the command that reads it: tuner check --gpu GPU -- python train.py "
+            f"{source.path}",
         )
-    command = [part.replace(_PLACEHOLDER, words[0]) for part in trainer.command]
-    if is_run and find_program(command[0]) is None:
-        raise UnavailableError(
-            f"{path} is a file of {trainer.name}, and {command[0]!r} is not installed",
-            hint="run tuner in the environment of the trainer, or name the command after --",
-        )
-    return Program((*command, *words[1:]), {words[0]: source}, trainer.name, folder)
+    command = [part.replace(_PLACEHOLDER, name) for part in trainer.command]
+    return Program((*command, *others), {name: source}, trainer.name, folder)
 
 
 def trainer_of(places: Sequence[Location]) -> Trainer | None:

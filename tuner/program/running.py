@@ -90,11 +90,7 @@ def runnable(program: Program, original: Program | None = None) -> Iterator[list
     clear_left()
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as name:
         folder = Path(name)
-        changed = [
-            word
-            for word, source in program.files.items()
-            if original is not None and source.data != original.files[word].data
-        ]
+        changed = _changed(program, original)
         inside = [word for word in changed if word != program.main and _is_read(program, word)]
         copied = {
             word: _copy(program.files[word], folder / str(number))
@@ -112,11 +108,33 @@ def runnable(program: Program, original: Program | None = None) -> Iterator[list
         yield _with_copies(program, words)
 
 
+def unread_files(program: Program, original: Program) -> list[str]:
+    """The changed files of which no copy can be given.
+
+    The command names neither them nor a script that may read them.
+    """
+    return [
+        word
+        for word in _changed(program, original)
+        if not program.main and not _is_named(program, word)
+    ]
+
+
+def _changed(program: Program, original: Program | None) -> list[str]:
+    if original is None:
+        return []
+    return [w for w, source in program.files.items() if source.data != original.files[w].data]
+
+
+def _is_named(program: Program, word: str) -> bool:
+    return any(file_in(part) == word for part in program.command)
+
+
 def _is_read(program: Program, word: str) -> bool:
     """Whether the program's own code reads a file; a trainer is given a copy."""
     source = program.files[word]
-    named = any(file_in(part) == word for part in program.command)
-    return program.main != "" and (not named or source.path.suffix in PYTHON)
+    is_script = source.path.suffix in PYTHON
+    return program.main != "" and (is_script or not _is_named(program, word))
 
 
 def _with_copies(program: Program, copied: Mapping[str, str]) -> list[str]:

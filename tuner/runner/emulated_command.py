@@ -31,6 +31,7 @@ from tuner.runner.command_result import required
 from tuner.runner.listening import Streams
 from tuner.runner.messages import Report
 from tuner.runner.processes import become_subreaper
+from tuner.space.command import Command
 
 EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"
 """Where processes on an emulated device tell of themselves (`tuner.emulator.session`)."""
@@ -38,6 +39,10 @@ EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"
 STEPS = 3
 """Updates of the optimizer: the first makes its state, the second finds it, the third shows that
 nothing grows."""
+
+FEW = 2
+"""Micro-batches a step from which on the gradients of one are there while the next runs: more
+change neither memory nor the time of one."""
 
 
 class EmulatedCommand:
@@ -64,30 +69,59 @@ class EmulatedCommand:
         become_subreaper()
         device = device_name(options)
         report({"device": device})
-        events = Path(os.environ[EVENTS_VARIABLE])
-        known_bytes = events.stat().st_size
-        with started(command, configuration, options) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            streams = Streams((process.stdout.fileno(), process.stderr.fileno()), log=1)
-            heard = CommandProgress(options, command.progress)
-            until_s = None
-            while until_s is None or (streams.are_open and time.monotonic() < until_s):
-                for stream, data, at_s in streams.read(LOOK_EVERY_S):
-                    heard.take(stream, data, at_s)
-                if until_s is None and process.poll() is not None:
-                    until_s = time.monotonic() + LAST_LINES_S
-            exit_code = process.returncode
-        if exit_code != 0:
-            end_like(exit_code)
-        results = _results(events, known_bytes)
-        if not any(result["steps"] for result in results):
-            raise nothing_heard(streams.tail)
+        rounds = configuration.get("grad_accum")
+        repeats = 1.0
+        if command.is_program and options.short_steps and isinstance(rounds, int) and rounds > FEW:
+            short = Configuration({**configuration, "grad_accum": FEW})
+            results, heard = _run(command, short, options)
+            repeats = rounds / FEW
+            if not _has_rounds(results, FEW):  # it is set, and nothing shows that it has an effect
+                results, heard, repeats = *_run(command, configuration, options), 1.0
+        else:
+            results, heard = _run(command, configuration, options)
         samples = required(heard.samples_per_line or command.samples(configuration))
-        return _measurement(results, job, samples=samples, device=device, heard=heard)
+        return _measurement(
+            results, job, samples=samples, device=device, heard=heard, repeats=repeats
+        )
 
 
 EMULATED_COMMAND = EmulatedCommand()
+
+
+def _run(
+    command: Command, configuration: Configuration, options: MeasureOptions
+) -> tuple[list[dict[str, Any]], CommandProgress]:
+    """What the processes of the command told, and what was heard of it.
+
+    A command that fails takes this process with it.
+    """
+    events = Path(os.environ[EVENTS_VARIABLE])
+    known_bytes = events.stat().st_size
+    with started(command, configuration, options) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        streams = Streams((process.stdout.fileno(), process.stderr.fileno()), log=1)
+        heard = CommandProgress(options, command.progress)
+        until_s = None
+        while until_s is None or (streams.are_open and time.monotonic() < until_s):
+            for stream, data, at_s in streams.read(LOOK_EVERY_S):
+                heard.take(stream, data, at_s)
+            if until_s is None and process.poll() is not None:
+                until_s = time.monotonic() + LAST_LINES_S
+        exit_code = process.returncode
+    if exit_code != 0:
+        end_like(exit_code)
+    results = _results(events, known_bytes)
+    if not any(result["steps"] for result in results):
+        raise nothing_heard(streams.tail)
+    return results, heard
+
+
+def _has_rounds(results: Sequence[Mapping[str, Any]], rounds: int) -> bool:
+    """Whether the trainer got so many micro-batches a step, or its model so many inputs in one."""
+    first = results[0]
+    passes = {len(shapes) for shapes in first["inputs"].values()}
+    return bool(first["settings"].get("grad_accum", max(passes, default=0)) == rounds)
 
 
 def _results(events: Path, known_bytes: int) -> list[dict[str, Any]]:
@@ -106,14 +140,18 @@ def _measurement(
     samples: float,
     device: str,
     heard: CommandProgress,
+    repeats: float,
 ) -> Measurement:
-    """The emulated numbers of a command. Raises `UnavailableError` where it has no time."""
+    """The emulated numbers of a command, whose step is to have `repeats` times the micro-batches.
+
+    Raises `UnavailableError` where it has no time.
+    """
     from tuner.emulator.step_time import step_time  # numpy, which no command needs to wait for
 
     uses = [use for result in results for use in result["devices"]]
     largest = max(uses, key=lambda use: int(use["peak_reserved_bytes"]))
     work = next((result["work"] for result in results if result["work"]), None)
-    timed = None if work is None else step_time(work, job.gpu, profile=job.profile)
+    timed = None if work is None else step_time(work, job.gpu, profile=job.profile, repeats=repeats)
     if timed is None:
         raise UnavailableError(
             "the environment of the command lacks numpy, with which the emulator prices steps",
@@ -145,6 +183,10 @@ def _measurement(
         loss_finite=True,
         source=Source.EMULATED,
         num_alloc_retries=int(largest["alloc_retries"]),
-        notes=("steps are updates of the optimizer", *timed.notes),
+        notes=(
+            "steps are updates of the optimizer",
+            *([f"{FEW} micro-batches ran, and the time is that of all"] if repeats > 1 else []),
+            *timed.notes,
+        ),
         intervals={"step_s": timed.interval_s},
     )

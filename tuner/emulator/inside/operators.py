@@ -128,11 +128,16 @@ def inner_of(func: Any) -> Any:
 
 
 def is_composite(func: Any) -> bool:
-    """Whether this operator is other operators, which have kernels of their own."""
+    """Whether this operator is other operators, which have kernels of their own.
+
+    Some can be taken apart and have a kernel on the device all the same (silu_backward): they are
+    one operator there, without the memory of the parts.
+    """
     if not isinstance(func, torch._ops.OpOverload):
         return inner_of(func) is not None
     name = func.name()  # type: ignore[no-untyped-call]
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CUDA")
 
 
 class Operator:

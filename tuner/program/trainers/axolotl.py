@@ -70,7 +70,8 @@ def _plan(training: ProgramTraining) -> Planned:
     knobs: dict[str, Any] = {
         "micro_batch": number(file, "micro_batch_size", 1),
         "grad_accum": number(file, "gradient_accumulation_steps", 1),
-        **checkpointing(file, default=False),
+        # `normalize_config` says so for all but preference training.
+        **checkpointing(file, default=False, reentrant=True),
         "max_length": number(file, "sequence_len", 512),
         "optimizer": optimizer(file, "optimizer", "adamw_torch_fused"),
         "max_grad_norm": number(file, "max_grad_norm", 1.0),
@@ -99,7 +100,8 @@ def _plan(training: ProgramTraining) -> Planned:
         file.refuse("embeddings and norms", why)
     model = file.take("base_model")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
-    return Planned(model, knobs, notes=[NOT_COMPARED])
+    compared = knobs["precision"] in ("nf4", "int8")
+    return Planned(model, knobs, notes=[] if compared else [NOT_COMPARED])
 
 
 def _dtype(file: Arguments) -> str:

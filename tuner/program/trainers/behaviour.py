@@ -82,21 +82,26 @@ def mixed_precision(arguments: Arguments, default: str) -> str:
     return "no"
 
 
-def checkpointing(arguments: Arguments, *, default: bool) -> dict[str, KnobValue]:
+def checkpointing(
+    arguments: Arguments, *, default: bool, reentrant: bool = False
+) -> dict[str, KnobValue]:
     """Whether layers are recomputed, and how.
 
-    transformers 5 enables it without reentrance unless the arguments say otherwise.
+    transformers 5 enables it without reentrance unless the arguments say otherwise; `reentrant`
+    is what a trainer says where they say nothing.
     """
     on = arguments.take("gradient_checkpointing", default)
     inner = "gradient_checkpointing_kwargs"
-    reentrant = arguments.take(f"{inner}.use_reentrant", False, quietly=True)
+    says_how = any(name.partition(".")[0] == inner for name in arguments.values)
+    own = reentrant and not says_how
+    reentrant = bool(arguments.take(f"{inner}.use_reentrant", own, quietly=True))
     arguments.taken.add(inner)
     for name in arguments.values:
         if name.startswith(f"{inner}.") and name != f"{inner}.use_reentrant":
             arguments.refuse(name, f"is not predicted: {EMULATE}")
     if not isinstance(on, bool):
         arguments.refuse("gradient_checkpointing", f"is {on!r}, and is predicted as true or false")
-    return {"gradient_checkpointing": bool(on), "use_reentrant": bool(reentrant)}
+    return {"gradient_checkpointing": bool(on), "use_reentrant": reentrant}
 
 
 def enabled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:

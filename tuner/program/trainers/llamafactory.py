@@ -1,7 +1,7 @@
 """LLaMA-Factory.
 
 Read from 0.9.5: hparams/, model/adapter.py (`init_adapter`), model/patcher.py,
-model/model_utils/checkpointing.py and quantization.py.
+model/loader.py, model/model_utils/checkpointing.py and quantization.py.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ def _plan(training: ProgramTraining) -> Planned:
     knobs["use_reentrant"] = bool(file.take("use_reentrant_gc", True))
     pure = bool(file.take("pure_bf16", False, quietly=True))
     computed = "bf16" if pure else str(knobs["mixed_precision"])
-    computed = STORED if computed == "no" else computed
+    computed = STORED if computed == "no" else computed  # by its quantised layers
     is_full = file.take("finetuning_type", "lora", quietly=True) == "full"
     knobs |= {
-        # What is trained is widened to fp32; adapters are anyway.
-        "precision": "fp32" if is_full and not pure else computed,
+        # It loads in the dtype of the checkpoint. What is trained is widened to fp32; adapters are
+        # anyway.
+        "precision": "fp32" if is_full and not pure else STORED,
         "attention": _attention(file),
         "max_length": number(file, "cutoff_len", 2048),
         "loss": "transformers",
@@ -84,7 +85,7 @@ def _plan(training: ProgramTraining) -> Planned:
     knobs |= _quantized(file, computed)
     model = file.take("model_name_or_path")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
-    compared = knobs["lora_rank"] and knobs["precision"] == "bf16"
+    compared = knobs["precision"] != "int8"
     return Planned(model, knobs, notes=[] if compared else [NOT_COMPARED])
 
 

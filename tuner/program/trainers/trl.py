@@ -6,7 +6,6 @@ Read from TRL 1.16: trainer/sft_trainer.py, dpo_trainer.py, base_config.py, util
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.trainers.behaviour import (
@@ -36,7 +35,7 @@ def _sft(training: ProgramTraining) -> Planned:
     if loss not in ("nll", "chunked_nll", "dft"):
         arguments.refuse("loss_type", f"is {loss}: expected nll or dft")
     arguments.leave_out((*WITHOUT_MEMORY, "pad_", "truncation"))
-    return Planned(model, knobs, notes=_known_errors(knobs))
+    return Planned(model, knobs)
 
 
 def _dpo(training: ProgramTraining) -> Planned:
@@ -62,13 +61,7 @@ def _dpo(training: ProgramTraining) -> Planned:
     knobs["micro_batch"] *= 2  # the chosen and the rejected answer
     arguments.leave_out((*WITHOUT_MEMORY, "pad_", "truncation", "label_smoothing", "discopop"))
     note = "two sequences an example, the chosen and the rejected answer, both of full length"
-    return Planned(model, knobs, sequences=2, notes=[note, *_known_errors(knobs)])
-
-
-def _known_errors(knobs: Mapping[str, Any]) -> list[str]:
-    """What is known to come out wrong: benchmarks/settings, 2 of 2 programs."""
-    low = "peak memory of 4-bit models comes out 7 % lower than that of the emulated program"
-    return [low] if knobs["precision"] == "nf4" else []
+    return Planned(model, knobs, sequences=2, notes=[note])
 
 
 def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
