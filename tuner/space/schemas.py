@@ -28,14 +28,19 @@ NO_NAMES: tuple[str, ...] = ("none",)
 _CAUSAL_LM = (
     *BATCH,
     KnobSchema(
-        "lora_rank", "int", "rank of the LoRA adapters", default=16, minimum=1, capacity=True
+        "lora_rank",
+        "int",
+        "rank of the LoRA adapters; 0 for none: full fine-tuning, which trains every weight",
+        default=16,
+        minimum=0,
+        capacity=True,
     ),
     KnobSchema(
         "lora_alpha",
         "int",
         "scale of the LoRA adapters: no effect on memory or time",
         default=32,
-        default_rule="2 * lora_rank",
+        default_rule="2 * lora_rank if lora_rank else 1",
         minimum=1,
     ),
     LORA_DROPOUT,
