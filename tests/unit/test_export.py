@@ -368,6 +368,18 @@ def test_tools_are_told_to_train_all_weights():
     assert "lora_finetune_single_device" in export("torchtune", subject()).text
 
 
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
+@pytest.mark.parametrize("name", ["trl", "llamafactory", "axolotl", "trainer", "torchtune"])
+def test_the_kind_of_adapter_is_said(name, kind):
+    exported = export(name, subject(adapter=kind))
+    left_out = [line for line in exported.left_out if line.startswith("adapter =")]
+    if (name, kind) == ("torchtune", "rslora"):
+        assert left_out
+    else:
+        assert not left_out
+        assert (f"use_{kind}" in exported.text) == (kind != "lora")
+
+
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_what_is_left_out_is_said_in_the_file_too(name):
     exported = export(

@@ -229,7 +229,7 @@ class Predictor:
                 gpu,
                 params=evaluation.params(index),
                 method=method_text(
-                    f"{METHOD}; {rates}", self._job.workload, configuration, passes.kept_whole
+                    f"{METHOD}; {rates}", self._job.workload, configuration, passes.remarks
                 ),
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],

@@ -14,7 +14,14 @@ DTYPES: Mapping[str, str] = {
 }
 """torch's names of the precisions that are not quantised."""
 
-_OF_ADAPTERS = ("lora_alpha", "lora_dropout", "lora_targets", "modules_to_save", "kbit_preparation")
+_OF_ADAPTERS = (
+    "adapter",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_targets",
+    "modules_to_save",
+    "kbit_preparation",
+)
 
 
 class SettingsReader:
@@ -107,6 +114,11 @@ class SettingsReader:
         for name in _OF_ADAPTERS:
             self.get(name)
         return False
+
+    def kind_of_adapter(self, prefix: str = "") -> dict[str, bool]:
+        """The flag of `peft.LoraConfig` that says so, behind `prefix`; none for plain LoRA."""
+        kind = self.text("adapter")
+        return {f"{prefix}use_{kind}": True} if kind in ("dora", "rslora") else {}
 
     @property
     def saved_modules(self) -> list[str] | None:

@@ -54,3 +54,16 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "paged_lion_8bit": Optimizer("bitsandbytes.optim:Lion8bit", _PAGED, _PAGED, can_shard=False),
     "sgd": Optimizer("torch.optim:SGD", {"foreach": True}),
 }
+
+_LOW_RANK = "its states are of a low rank: adafactor, whose are smaller still, comes nearest"
+_IN_BACKWARD = "it updates in the backward pass: sgd comes nearest, less the gradients"
+
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("galore_adamw", "galore_adamw_8bit", "galore_adafactor"), _LOW_RANK),
+    **dict.fromkeys(("apollo_adamw", "q_galore_adamw8bit"), _LOW_RANK),
+    **dict.fromkeys(("lomo", "adalomo", "galore_adamw_layerwise"), _IN_BACKWARD),
+    "muon": "lion_32bit, with one number for each weight too, comes nearest in memory",
+    "adamw_torch_8bit": "adamw_8bit, bitsandbytes' in place of torchao's, comes nearest",
+    "adamw_torch_4bit": "adamw_8bit, with twice the bits, comes nearest",
+}
+"""Optimizers that are not predicted, with what comes nearest."""

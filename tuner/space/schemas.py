@@ -15,7 +15,7 @@ from tuner.space.distributed_knobs import DISTRIBUTED_TERMS
 from tuner.space.knob_schema import KnobSchema, WorkloadSchema
 from tuner.space.machine_knobs import MACHINE
 from tuner.space.multitask_knobs import MULTITASK
-from tuner.space.optimizers import OPTIMIZERS
+from tuner.space.optimizers import OPTIMIZERS, REFUSED
 
 __all__ = ["ALL_LINEAR", "NO_NAMES", "SCHEMAS", "KnobSchema", "WorkloadSchema", "unmodelled"]
 
@@ -61,6 +61,22 @@ _CAUSAL_LM = (
         default="fp32",
         allowed=("fp32", "bf16"),
         optional=True,
+    ),
+    KnobSchema(
+        "adapter",
+        "word",
+        "kind of the adapters: lora; rslora, scaled by the root of the rank, which takes as much; "
+        "or dora, with a magnitude for each output, whose passes make the whole adapted weight",
+        default="lora",
+        allowed=("lora", "rslora", "dora"),
+        optional=True,
+        refused={
+            "adalora": "lora with lora_rank at its init_r comes nearest",
+            "ia3": "lora with lora_rank 1, which has somewhat more to train, comes nearest",
+            "vera": "lora with lora_rank 1, which has somewhat more to train, comes nearest",
+            "oft": "lora with as many trainable parameters comes nearest",
+            "prompt_tuning": "lora with lora_rank 1 and its tokens added to max_length is nearest",
+        },
     ),
     KnobSchema(
         "reference_pass",
@@ -160,6 +176,7 @@ _CAUSAL_LM = (
         "optimizer by its name in transformers' TrainingArguments",
         default="adamw_torch",
         allowed=tuple(OPTIMIZERS),
+        refused=REFUSED,
     ),
     KnobSchema(
         "attention",

@@ -215,7 +215,7 @@ def _assemble(
         idle_counts=np.array(list(idle.values()), dtype=np.int64),
         frozen=Terms.of([polynomial for polynomial, _ in frozen]),
         frozen_counts=np.array(list(frozen.values()), dtype=np.int64),
-        kept_whole=deep.trace.kept_whole,
+        remarks=deep.trace.remarks,
     )
 
 

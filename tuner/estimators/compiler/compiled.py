@@ -140,7 +140,7 @@ class _History(NamedTuple):
     reserved: NDArray[np.int64]
 
 
-_WORDS = ("kinds", "dtypes", "trainable_kinds", "kept_whole")
+_WORDS = ("kinds", "dtypes", "trainable_kinds", "remarks")
 """The fields of `CompiledPasses` that are text."""
 
 _TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable", "idle", "frozen")
@@ -198,7 +198,7 @@ class CompiledPasses:
     idle_counts: NDArray[np.int64]
     frozen: Terms
     frozen_counts: NDArray[np.int64]
-    kept_whole: tuple[str, ...]
+    remarks: tuple[str, ...]
 
     def rounded_bytes(self, points: Floats, workspace_bytes: int) -> Floats:
         """Bytes of a block of each size as the allocator rounds it; shape (U, points)."""

@@ -33,7 +33,8 @@ from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.workloads.base import Workload
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
-from tuner.workloads.quantized import kept_whole, logical_numel, quantized_tensors
+from tuner.workloads.quantized import logical_numel, quantized_tensors
+from tuner.workloads.remarks import remarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class Trace:
     total_params: int
     gradient_bytes: tuple[int, ...] = ()
     """Of each trainable parameter, in their order; of a shard, on several GPUs that share them."""
-    kept_whole: tuple[str, ...] = ()
-    """Classes of layers that a quantised base does not have in 4 or 8 bits; see `quantized`."""
+    remarks: tuple[str, ...] = ()
+    """What is not with the model as its configuration says; see `tuner.workloads.remarks`."""
 
 
 class MetaEnvironment:
@@ -137,7 +138,7 @@ def trace(
         trainable_params=session.trainable_params,
         total_params=session.total_params,
         gradient_bytes=tuple(p.nbytes for p in session.model.parameters() if p.requires_grad),
-        kept_whole=kept_whole(session.model),
+        remarks=remarks(session.model),
     )
 
 
@@ -159,7 +160,7 @@ class PassTrace:
     trainable: tuple[tuple[int, str], ...]
     idle: tuple[tuple[int, str], ...]
     frozen: tuple[tuple[int, str], ...]
-    kept_whole: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def trace_passes(
@@ -195,7 +196,7 @@ def trace_passes(
         trainable=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is not None),
         idle=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is None),
         frozen=tuple((logical_numel(p), _dtype(p)) for p in parameters if not p.requires_grad),
-        kept_whole=kept_whole(session.model),
+        remarks=remarks(session.model),
     )
 
 

@@ -60,6 +60,7 @@ def _adapters(chosen: SettingsReader, precision: str) -> Settings:
     targets = chosen.targets
     return {
         "adapter": "qlora" if precision == "nf4" else "lora",
+        **chosen.kind_of_adapter("peft_"),
         "lora_r": chosen.get("lora_rank"),
         "lora_alpha": chosen.get("lora_alpha"),
         "lora_dropout": chosen.get("lora_dropout"),

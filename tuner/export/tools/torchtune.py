@@ -54,9 +54,12 @@ def torchtune(chosen: SettingsReader, model: str | None) -> Settings:
 
 
 def _adapters(chosen: SettingsReader) -> Settings:
+    if chosen.text("adapter") == "rslora":
+        chosen.leave("adapter", "the recipes scale by lora_alpha / lora_rank: adjust lora_alpha")
     return without_none(
         {
             **_torchtune_targets(chosen),
+            "use_dora": True if chosen.text("adapter") == "dora" else None,
             "lora_rank": chosen.get("lora_rank"),
             "lora_alpha": chosen.get("lora_alpha"),
             "lora_dropout": chosen.get("lora_dropout"),

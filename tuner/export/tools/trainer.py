@@ -52,6 +52,7 @@ def _lora(chosen: SettingsReader) -> Settings:
     return without_none(
         {
             "r": chosen.get("lora_rank"),
+            **chosen.kind_of_adapter(),
             "lora_alpha": chosen.get("lora_alpha"),
             "lora_dropout": chosen.get("lora_dropout"),
             "target_modules": chosen.targets,
