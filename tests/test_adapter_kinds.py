@@ -70,6 +70,9 @@ def test_dora_compiles():
         ("optimizer", "galore_adamw", "adafactor"),
         ("optimizer", "muon", "lion_32bit"),
         ("optimizer", "lomo", "sgd"),
+        ("loss", "cut_cross_entropy", "chunked"),
+        ("precision", "gptq", "nf4"),
+        ("precision", "fp8", "int8"),
     ],
 )
 def test_what_is_not_predicted_is_refused_with_what_comes_nearest(knob, word, nearest):

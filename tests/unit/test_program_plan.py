@@ -154,6 +154,7 @@ def test_plain_training_arguments_keep_their_own_defaults_with_sft(tmp_path):
         (SFT.format("max_length=rows // 2", ""), "max_length: is rows // 2, which cannot be read"),
         (SFT.format("deepspeed='z3.json'", ""), "deepspeed: training with DeepSpeed"),
         (SFT.format("", "peft_config=LoraConfig(rank_pattern={'q': 4})"), "ranks that differ"),
+        (SFT.format("", "peft_config=IA3Config()"), "not predicted: lora with lora_rank 1"),
         (SFT.format("", "") + "\n" + SFT.format("", ""), "several calls like SFTTrainer"),
         ("SFTTrainer('tiny-llama-3m', args=parser.parse()[0])", "what it is made with is not seen"),
         (SFT.format("", "peft_config=get_peft_config(a)"), "peft_config: is get_peft_config(a)"),

@@ -110,6 +110,10 @@ _CAUSAL_LM = (
         "fp32 weights with TF32 matrix products",
         default="bf16",
         allowed=("fp32", "tf32", "fp16", "bf16", "int8", "nf4"),
+        refused={
+            **dict.fromkeys(("awq", "gptq", "hqq", "mxfp4"), "nf4, of 4 bits, comes nearest"),
+            "fp8": "int8, of as many bits, comes nearest",
+        },
     ),
     KnobSchema(
         "mixed_precision",
@@ -149,6 +153,10 @@ _CAUSAL_LM = (
         "4.48 did, with a copy; or chunked, as TRL's trainers since 1.16, which never have them",
         default="transformers",
         allowed=("transformers", "transformers_4_46", "chunked"),
+        refused=dict.fromkeys(
+            ("cut_cross_entropy", "liger", "unsloth"),
+            "chunked, which never has the whole logits either, comes nearest",
+        ),
     ),
     KnobSchema(
         "fused_loss",
