@@ -109,8 +109,10 @@ def test_k_bit_preparation_widens_experts_which_bitsandbytes_leaves_alone():
 
 def test_layers_that_stay_whole_are_named():
     falcon = transformers.FalconConfig(hidden_size=1024, num_attention_heads=8, **FEW)
-    assert traced(falcon, lora_targets=ALL, precision="nf4").kept_whole == ("FalconLinear",)
-    assert traced(falcon, lora_targets=ALL).kept_whole == ()
+    assert traced(falcon, lora_targets=ALL, precision="nf4").remarks == (
+        "bitsandbytes leaves FalconLinear as they are, not quantised",
+    )
+    assert traced(falcon, lora_targets=ALL).remarks == ()
 
 
 def test_without_kernels_for_experts_gradients_of_frozen_ones_are_made():
@@ -208,7 +210,21 @@ def test_flash_attention_that_a_class_lacks_is_refused():
 def test_adapters_that_peft_refuses():
     config = transformers.MambaConfig(hidden_size=64, **FEW)
     with pytest.raises(InputError, match="peft cannot put adapters"):
-        traced(config, lora_targets=ALL, attention="eager")
+        traced(config, lora_targets=("in_proj", "out_proj"), attention="eager")
+
+
+def test_all_linear_is_what_peft_can_adapt_and_the_rest_is_named():
+    config = transformers.MambaConfig(hidden_size=64, **FEW)
+    mamba = traced(config, lora_targets=ALL, attention="eager")
+    assert mamba.remarks == ("all-linear without out_proj, which peft cannot adapt",)
+    assert mamba.trainable_params > 0
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    phimoe = transformers.PhimoeConfig(num_local_experts=4, intermediate_size=128, **sizes, **FEW)
+    named = ("all-linear without router, which peft cannot adapt",)
+    assert traced(phimoe, lora_targets=ALL).remarks == named
+    # A linear layer of its own class that computes a product gets an adapter.
+    falcon = transformers.FalconConfig(hidden_size=64, num_attention_heads=4, **FEW)
+    assert traced(falcon, lora_targets=ALL).remarks == ()
 
 
 # -- what a prediction must not take for something else --------------------------------------

@@ -107,6 +107,7 @@ LLAMAFACTORY = {
     "lora_rank",
     "lora_target",
     "additional_target",
+    "pure_bf16",
     "stage",
     "finetuning_type",
     "cutoff_len",
@@ -342,6 +343,41 @@ def test_a_value_is_written_or_named_as_left_out(name):
     left_out = {line.partition(" ")[0] for line in exported.left_out}
     for knob, value in WITNESSES.items():
         assert (knob in left_out) != (str(value) in body), knob
+
+
+@pytest.mark.parametrize("name", [n for n in FORMATS if n != "command"])
+def test_full_training_has_no_line_of_adapters(name):
+    full = {"lora_rank": 0, "precision": "bf16", "mixed_precision": "no", "padding": "none"}
+    exported = export(name, subject(**full))
+    text = "\n".join(line for line in exported.text.splitlines() if not line.startswith("#"))
+    assert "lora" not in text.lower()
+    if FORMATS[name].workloads:  # the others say nothing of the model
+        assert not [line for line in exported.left_out if line.startswith("lora")]
+
+
+def test_tools_are_told_to_train_all_weights():
+    full = {"lora_rank": 0, "precision": "bf16", "mixed_precision": "bf16"}
+    assert settings("llamafactory", **full)["finetuning_type"] == "full"
+    assert settings("llamafactory", **full)["pure_bf16"] is True
+    wide = {**full, "precision": "fp32"}
+    assert settings("llamafactory", **wide)["pure_bf16"] is False
+    assert not any("precision" in line for line in export("llamafactory", subject(**wide)).left_out)
+    assert settings("trl", **full)["use_peft"] is False
+    assert "LORA" not in python_settings(**full)
+    assert "full_finetune_single_device" in export("torchtune", subject(**full)).text
+    assert "lora_finetune_single_device" in export("torchtune", subject()).text
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
+@pytest.mark.parametrize("name", ["trl", "llamafactory", "axolotl", "trainer", "torchtune"])
+def test_the_kind_of_adapter_is_said(name, kind):
+    exported = export(name, subject(adapter=kind))
+    left_out = [line for line in exported.left_out if line.startswith("adapter =")]
+    if (name, kind) == ("torchtune", "rslora"):
+        assert left_out
+    else:
+        assert not left_out
+        assert (f"use_{kind}" in exported.text) == (kind != "lora")
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

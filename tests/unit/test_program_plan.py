@@ -56,6 +56,21 @@ def test_sft_without_settings_is_full_training_in_fp32_under_bf16(tmp_path):
     assert not plan.left_out
 
 
+@pytest.mark.parametrize("name", ["adamw_8bit", "paged_adamw_32bit", "adafactor", "lion_8bit"])
+def test_all_weights_are_trained_with_any_optimizer_of_the_trainer(tmp_path, name):
+    plan = planned(tmp_path, SFT.format(f"optim='{name}'", ""))
+    assert knobs(plan, "lora_rank", "optimizer", "training_loop") == (0, name, "trainer")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [("use_dora=True, use_rslora=True", "dora"), ("use_rslora=True", "rslora"), ("", None)],
+)
+def test_the_kind_of_adapter_is_read(tmp_path, given, kind):
+    plan = planned(tmp_path, SFT.format("", f"peft_config=LoraConfig(r=4, {given})"))
+    assert plan.configuration.get("adapter") == kind
+
+
 def test_an_adapter_of_a_quantised_model_is_bf16_with_sft(tmp_path):
     text = (
         f"model = AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config={NF4}, "
@@ -133,12 +148,12 @@ def test_plain_training_arguments_keep_their_own_defaults_with_sft(tmp_path):
     [
         (SFT.format("packing=True", ""), "train.py:7 packing: makes one row of each batch"),
         (SFT.format("use_liger_kernel=True", ""), "use_liger_kernel: what Liger's kernels take"),
-        (SFT.format("optim='lion_32bit'", ""), "optim: is lion_32bit"),
+        (SFT.format("optim='galore_adamw'", ""), "optim: is galore_adamw"),
         (SFT.format("**settings", ""), "has **settings"),
         (SFT.format("max_length=rows // 2", ""), "max_length: is rows // 2, which cannot be read"),
         (SFT.format("deepspeed='z3.json'", ""), "deepspeed: training with DeepSpeed"),
-        (SFT.format("", "peft_config=LoraConfig(use_dora=True)"), "use_dora: DoRA"),
-        (SFT.format("optim='adamw_8bit'", ""), "keeps states of embeddings in fp32"),
+        (SFT.format("", "peft_config=LoraConfig(rank_pattern={'q': 4})"), "ranks that differ"),
+        (SFT.format("", "peft_config=IA3Config()"), "not predicted: lora with lora_rank 1"),
         (SFT.format("", "") + "\n" + SFT.format("", ""), "several calls like SFTTrainer"),
         ("SFTTrainer('tiny-llama-3m', args=parser.parse()[0])", "what it is made with is not seen"),
         (SFT.format("", "peft_config=get_peft_config(a)"), "peft_config: is get_peft_config(a)"),

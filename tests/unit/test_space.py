@@ -189,7 +189,8 @@ GOLDEN_SETTINGS = [
     (
         {"optimizer": "adamw_4bit"},
         "optimizer cannot be 'adamw_4bit': it must be one of adamw_torch, adamw_torch_fused, "
-        "adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd\n"
+        "adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit, paged_adamw_32bit, "
+        "adafactor, lion_32bit, lion_8bit, paged_lion_32bit, paged_lion_8bit, sgd\n"
         "  hint: did you mean 'adamw_8bit'?",
     ),
     (
@@ -203,9 +204,9 @@ GOLDEN_SETTINGS = [
         "  hint: it follows from effective_batch=32, micro_batch=1; set those instead",
     ),
     (
-        {"lora_rank": "0", "max_length": "long", "gradient_checkpointing": "maybe"},
+        {"lora_rank": "-1", "max_length": "long", "gradient_checkpointing": "maybe"},
         "3 settings are wrong\n"
-        "  - lora_rank cannot be '0': it must be a whole number of at least 1\n"
+        "  - lora_rank cannot be '-1': it must be a whole number of at least 0\n"
         "  - max_length cannot be 'long': it must be a whole number of at least 1\n"
         "  - gradient_checkpointing cannot be 'maybe': it must be true or false",
     ),

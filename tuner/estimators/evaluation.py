@@ -179,7 +179,8 @@ def gradient_bytes(passes: CompiledPasses, configuration: Configuration) -> list
     """
     point = np.array([point_of(configuration)], dtype=float)
     numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
-    counts, dtypes = passes.trainable_counts.tolist(), passes.trainable_dtypes
+    counts = passes.trainable_counts.tolist()
+    dtypes = [kind.split()[0] for kind in passes.trainable_kinds]
     itemsizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
     sizes = [
         numel * itemsizes[dtype]

@@ -155,7 +155,7 @@ def predict(
         gpu,
         params=(traced.trainable_params, traced.total_params),
         method=method_text(
-            f"{METHOD}; {rates}", subject.workload.name, configuration, traced.kept_whole
+            f"{METHOD}; {rates}", subject.workload.name, configuration, traced.remarks
         ),
         margin_fraction=margin_fraction,
         parallelism=parallelism,
@@ -177,18 +177,17 @@ def _alone(traced: Trace, subject: Subject, configuration: Configuration, gpu: G
 
 
 def method_text(
-    how: str, workload: str, configuration: Configuration, kept_whole: Sequence[str] = ()
+    how: str, workload: str, configuration: Configuration, remarks: Sequence[str] = ()
 ) -> str:
     """How a prediction came about, and which of the configuration's knobs it knows nothing of.
 
-    `kept_whole` are classes of layers that a quantised base does not quantise.
+    `remarks` are those of its trace.
     """
     left_out = unmodelled(workload, configuration)
     parallelism = Parallelism.of(configuration)
     if parallelism.ranks > 1:
         how = f"{how}; one of {parallelism.ranks} ranks under {parallelism.strategy}, {NOT_KNOWN}"
-    if kept_whole:
-        how = f"{how}; bitsandbytes leaves {', '.join(kept_whole)} as they are, not quantised"
+    how = "; ".join((how, *remarks))
     return f"{how}; {WITHOUT} {', '.join(left_out)}" if left_out else how
 
 

@@ -46,6 +46,7 @@ from tuner.gpu import Gpu
 from tuner.models.catalogue import architecture
 from tuner.records import Configuration, Prediction
 from tuner.space.distributed_knobs import Parallelism
+from tuner.space.optimizers import OPTIMIZERS
 
 METHOD = "compiled timeline, checked against a held-back trace"
 FALLBACK = "this structure does not compile"
@@ -222,8 +223,8 @@ class Predictor:
         point = np.array([[1.0, 1.0, float(str(configuration.get("lora_rank", 0))), 1.0]])
         numels = passes.trainable.at(point)[:, 0].round().astype(int).tolist()
         name, clip = str(configuration["optimizer"]), float(str(configuration["max_grad_norm"]))
-        counts, dtypes = passes.trainable_counts.tolist(), passes.trainable_dtypes
-        sizes = list(zip(numels, counts, dtypes, strict=True))
+        counts, kinds = passes.trainable_counts.tolist(), passes.trainable_kinds
+        sizes = list(zip(numels, counts, kinds, strict=True))
         scaled = configuration.get("mixed_precision") == "fp16"
         key = cache.entry_name("optimizer", name, str(clip > 0), str(scaled), repr(sizes))
         if key not in self._optimizers:
@@ -272,7 +273,7 @@ class Predictor:
                 gpu,
                 params=evaluation.params(index),
                 method=method_text(
-                    f"{METHOD}; {rates}", self._job.workload, configuration, passes.kept_whole
+                    f"{METHOD}; {rates}", self._job.workload, configuration, passes.remarks
                 ),
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],
@@ -282,19 +283,24 @@ class Predictor:
 
 
 def _is_traced_in_full(configuration: Configuration) -> bool:
-    """Whether sizes are no polynomials: what is sharded is rounded, and tiles have a largest."""
+    """Whether sizes are no polynomials of those of a few layers.
+
+    What is sharded is rounded, tiles have a largest, and some optimizers depend on shapes.
+    """
     parallelism = Parallelism.of(configuration)
     is_sharded = parallelism.ranks > 1 and parallelism.strategy == "fsdp2"
-    return is_sharded or configuration.get("loss") == "chunked"
+    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
+    needs_shapes = optimizer is not None and optimizer.needs_shapes
+    return is_sharded or needs_shapes or configuration.get("loss") == "chunked"
 
 
 def _check_traced_in_full(count: int) -> None:
     """Raise `InputError` for more configurations than anybody waits for, at seconds each."""
     if count > MOST_TRACED:
         raise InputError(
-            f"{count} configurations with distributed fsdp2 or loss chunked would each be traced "
-            f"in full, which takes seconds each; at most {MOST_TRACED} are",
-            hint="narrow the search with --where or --set; ddp and other losses need no traces",
+            f"{count} configurations with distributed fsdp2, loss chunked or optimizer adafactor "
+            f"would each be traced in full, which takes seconds each; at most {MOST_TRACED} are",
+            hint="narrow the search with --where or --set; others need no traces",
         )
 
 

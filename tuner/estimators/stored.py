@@ -66,12 +66,10 @@ def read_prediction(entry: str) -> Prediction | None:
 def build_optimizer(
     entry: str, name: str, sizes: Sequence[tuple[int, int, str]], *, clip: float, scaled: bool
 ) -> CompiledOptimizer:
-    """Compile the step of an optimizer over parameters of (numel, count, dtype), and store it."""
-    import torch
-
-    trainable: Counter[tuple[int, torch.dtype]] = Counter()
-    for numel, count, dtype in sizes:
-        trainable[numel, getattr(torch, dtype)] += count
+    """Compile the step of an optimizer over parameters of (numel, count, kind), and store it."""
+    trainable: Counter[tuple[int, str]] = Counter()
+    for numel, count, kind in sizes:
+        trainable[numel, kind] += count
     compiled = compile_optimizer(name, trainable, max_grad_norm=clip, scaled=scaled)
     cache.write_json(entry, compiled.to_dict())
     return compiled

@@ -14,6 +14,15 @@ DTYPES: Mapping[str, str] = {
 }
 """torch's names of the precisions that are not quantised."""
 
+_OF_ADAPTERS = (
+    "adapter",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_targets",
+    "modules_to_save",
+    "kbit_preparation",
+)
+
 
 class SettingsReader:
     """Reads values for a format; whatever is never read is reported as left out.
@@ -96,6 +105,20 @@ class SettingsReader:
             return DTYPES[precision]
         compute, mixed = self.text("compute_dtype"), self.text("mixed_precision")
         return DTYPES.get(compute) or DTYPES.get(mixed) or "bfloat16"
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained; without them no tool is told how they would be."""
+        if self.get("lora_rank") != 0:
+            return True
+        for name in _OF_ADAPTERS:
+            self.get(name)
+        return False
+
+    def kind_of_adapter(self, prefix: str = "") -> dict[str, bool]:
+        """The flag of `peft.LoraConfig` that says so, behind `prefix`; none for plain LoRA."""
+        kind = self.text("adapter")
+        return {f"{prefix}use_{kind}": True} if kind in ("dora", "rslora") else {}
 
     @property
     def saved_modules(self) -> list[str] | None:

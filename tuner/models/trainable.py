@@ -14,7 +14,7 @@ from tuner.models.catalogue import auto_class, get_entry, resolve_config
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_CATALOGUE_WITHOUT_SDPA = frozenset({"bloom", "gemma2"})
+_CATALOGUE_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_oss"})
 """Types of models in the catalogue whose classes have no fused attention (transformers 5.23)."""
 
 

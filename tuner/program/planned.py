@@ -79,10 +79,6 @@ def plan_program(
     if chosen is None:
         found.problems.append(Problem("is not known: name it with --model", "the model"))
     knobs = {**planned.knobs, **(given or {})}
-    if not knobs["lora_rank"] and "8bit" in str(knobs["optimizer"]):
-        # transformers' Trainer registers embeddings for it (`get_optimizer_cls_and_kwargs`).
-        text = f"{knobs['optimizer']} keeps states of embeddings in fp32, which is not predicted"
-        found.problems.append(Problem(f"{text}: {EMULATE}", "the optimizer of all weights"))
     problems = [p for p in found.problems if not _is_given(p, given or {})]
     if "max_length" not in knobs:
         text = "is set nowhere: name it with --set max_length=1024"
@@ -175,9 +171,7 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
                 values[name] = term.default
             continue
         try:
-            # Full training has no adapters; a space cannot say so.
-            none = name == "lora_rank" and knobs[name] == 0
-            values[name] = 0 if none else term.read(knobs[name])
+            values[name] = term.read(knobs[name])
         except InputError as error:
             problems.append(Problem(error.message))
     if problems:

@@ -17,6 +17,7 @@ from tuner.expressions import show
 from tuner.program.names import Literal, OptionValue, OutsideKeys, Script, last_name
 from tuner.program.program import Program
 from tuner.program.settings import scripts_of, typed
+from tuner.space.schemas import SCHEMAS
 
 DTYPES: Mapping[str, str] = {
     "float32": "fp32",
@@ -182,12 +183,20 @@ def read_training(program: Program) -> ProgramTraining:
         for name, group in (*made.items(), ("1", "arguments")):
             given = training["trainer"].values.get(name)
             if given is not None and given.value is not None and group not in groups:
-                text = f"is {given.value}, and what it is made with is not seen"
+                text = f"is {given.value}, {_why_unseen(str(given.value))}"
                 found.problems.append(Problem(text, f"{given.where} {name}"))
     if "adapted" in groups and "lora" not in groups:
         text = "gets a configuration that is not seen to be a LoraConfig"
         found.problems.append(Problem(text, "get_peft_model"))
     return training
+
+
+def _why_unseen(made: str) -> str:
+    """Why a configuration says nothing: nobody sees it, or it is of adapters that are refused."""
+    kind = made.partition("(")[0].rpartition(".")[2].removesuffix("Config").lower()
+    refused = SCHEMAS["causal_lm"].terms["adapter"].refused
+    nearest = {name.replace("_", ""): text for name, text in refused.items()}.get(kind)
+    return f"not predicted: {nearest}" if nearest else "and what it is made with is not seen"
 
 
 def _freezes(script: Script) -> Iterator[Problem]:

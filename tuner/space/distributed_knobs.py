@@ -125,7 +125,7 @@ def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
     if optimizer is not None and not optimizer.can_shard:
         others = ", ".join(name for name, each in OPTIMIZERS.items() if each.can_shard)
         yield (
-            "bitsandbytes' optimizers read raw memory and do not know sharded parameters: "
+            f"{configuration['optimizer']} does not know sharded parameters: "
             f"use one of {others}, or ddp"
         )
     if configuration.get("mixed_precision") == "fp16":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tuner.errors import InputError, nearest
@@ -54,6 +54,8 @@ class KnobSchema:
     capacity: bool = False
     optional: bool = False
     modelled: bool = True
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Words that people know and that are not allowed, each with what comes nearest."""
 
     @property
     def expects(self) -> str:
@@ -93,6 +95,11 @@ class KnobSchema:
 
     def _refusal(self, value: Any) -> InputError:
         shown = show(value)
+        if shown in self.refused:
+            return InputError(
+                f"{self.name} {shown} is not predicted; it must be {self.expects}",
+                hint=self.refused[shown],
+            )
         close = nearest(shown.partition(":")[0], self.allowed) if self.allowed else None
         return InputError(
             f"{self.name} cannot be {shown[:60]!r}: it must be {self.expects}",

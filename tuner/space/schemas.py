@@ -15,7 +15,7 @@ from tuner.space.distributed_knobs import DISTRIBUTED_TERMS
 from tuner.space.knob_schema import KnobSchema, WorkloadSchema
 from tuner.space.machine_knobs import MACHINE
 from tuner.space.multitask_knobs import MULTITASK
-from tuner.space.optimizers import OPTIMIZERS
+from tuner.space.optimizers import OPTIMIZERS, REFUSED
 
 __all__ = ["ALL_LINEAR", "NO_NAMES", "SCHEMAS", "KnobSchema", "WorkloadSchema", "unmodelled"]
 
@@ -28,14 +28,19 @@ NO_NAMES: tuple[str, ...] = ("none",)
 _CAUSAL_LM = (
     *BATCH,
     KnobSchema(
-        "lora_rank", "int", "rank of the LoRA adapters", default=16, minimum=1, capacity=True
+        "lora_rank",
+        "int",
+        "rank of the LoRA adapters; 0 for none: full fine-tuning, which trains every weight",
+        default=16,
+        minimum=0,
+        capacity=True,
     ),
     KnobSchema(
         "lora_alpha",
         "int",
         "scale of the LoRA adapters: no effect on memory or time",
         default=32,
-        default_rule="2 * lora_rank",
+        default_rule="2 * lora_rank if lora_rank else 1",
         minimum=1,
     ),
     LORA_DROPOUT,
@@ -56,6 +61,22 @@ _CAUSAL_LM = (
         default="fp32",
         allowed=("fp32", "bf16"),
         optional=True,
+    ),
+    KnobSchema(
+        "adapter",
+        "word",
+        "kind of the adapters: lora; rslora, scaled by the root of the rank, which takes as much; "
+        "or dora, with a magnitude for each output, whose passes make the whole adapted weight",
+        default="lora",
+        allowed=("lora", "rslora", "dora"),
+        optional=True,
+        refused={
+            "adalora": "lora with lora_rank at its init_r comes nearest",
+            "ia3": "lora with lora_rank 1, which has somewhat more to train, comes nearest",
+            "vera": "lora with lora_rank 1, which has somewhat more to train, comes nearest",
+            "oft": "lora with as many trainable parameters comes nearest",
+            "prompt_tuning": "lora with lora_rank 1 and its tokens added to max_length is nearest",
+        },
     ),
     KnobSchema(
         "reference_pass",
@@ -89,6 +110,10 @@ _CAUSAL_LM = (
         "fp32 weights with TF32 matrix products",
         default="bf16",
         allowed=("fp32", "tf32", "fp16", "bf16", "int8", "nf4"),
+        refused={
+            **dict.fromkeys(("awq", "gptq", "hqq", "mxfp4"), "nf4, of 4 bits, comes nearest"),
+            "fp8": "int8, of as many bits, comes nearest",
+        },
     ),
     KnobSchema(
         "mixed_precision",
@@ -128,6 +153,10 @@ _CAUSAL_LM = (
         "4.48 did, with a copy; or chunked, as TRL's trainers since 1.16, which never have them",
         default="transformers",
         allowed=("transformers", "transformers_4_46", "chunked"),
+        refused=dict.fromkeys(
+            ("cut_cross_entropy", "liger", "unsloth"),
+            "chunked, which never has the whole logits either, comes nearest",
+        ),
     ),
     KnobSchema(
         "fused_loss",
@@ -155,6 +184,7 @@ _CAUSAL_LM = (
         "optimizer by its name in transformers' TrainingArguments",
         default="adamw_torch",
         allowed=tuple(OPTIMIZERS),
+        refused=REFUSED,
     ),
     KnobSchema(
         "attention",

@@ -21,6 +21,7 @@ from tuner.workloads.causal_lm_model import build_model
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.encoder_settings import require_positions
 from tuner.workloads.flops import StepFlops, step_flops
+from tuner.workloads.optimizers import embedding_weights
 from tuner.workloads.parallel import Ranks, distribute
 from tuner.workloads.session import ModelSession
 from tuner.workloads.token_data import TokenBatches, build_loader
@@ -36,7 +37,10 @@ class CausalLMSession(ModelSession):
         environment: Environment,
         ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, settings, environment)
+        # Loops of people's own give an optimizer its parameters, and do no more.
+        by_trainer = settings.training_loop == "trainer"
+        embeddings = embedding_weights(model) if by_trainer else []
+        super().__init__(model, settings, environment, embeddings=embeddings)
         self._settings: CausalLMSettings = settings
         self._ranks = ranks or Ranks.alone(model)
         self._outputs: Any = None

@@ -16,6 +16,7 @@ from torch import nn
 
 from tuner.errors import InputError, unknown
 from tuner.models.trainable import require_quantization
+from tuner.space.schemas import ALL_LINEAR
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.checkpoint import load_checkpoint
@@ -24,6 +25,7 @@ from tuner.workloads.liger import apply_liger, fused_cross_entropy
 from tuner.workloads.losses import use_loss
 from tuner.workloads.offload import decoder_layers, keep_on_host, move_all_but
 from tuner.workloads.quantized import QUANTIZED, quantize_linears
+from tuner.workloads.remarks import unadaptable
 
 
 def build_model(model_config: Any, settings: CausalLMSettings, environment: Environment) -> Any:
@@ -162,10 +164,11 @@ def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -
     if environment.device == "meta" and settings.use_reentrant:
         _restore_autocast(model, environment, settings.autocast_dtype)
     if not settings.lora_rank:
-        if settings.modules_to_save:
+        given = {"modules_to_save": settings.modules_to_save, "adapter": settings.adapter != "lora"}
+        for name in [name for name, is_given in given.items() if is_given]:
             raise InputError(
-                "modules_to_save has no effect in full fine-tuning (lora_rank 0)",
-                hint="set lora_rank to 1 or more, or modules_to_save to none",
+                f"{name} has no effect in full fine-tuning (lora_rank 0)",
+                hint=f"set lora_rank to 1 or more, or leave {name} out",
             )
         if settings.is_quantized:
             raise InputError(
@@ -209,14 +212,19 @@ def _narrow_embeddings(model: Any, dtype: torch.dtype) -> None:
 def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
+    every = settings.lora_targets == ALL_LINEAR
+    bare = unadaptable(model) if every else ()
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
         target_modules=_targets_as_peft_reads_them(settings.lora_targets),
         bias="none",
+        use_rslora=settings.adapter == "rslora",
+        use_dora=settings.adapter == "dora",
         task_type="CAUSAL_LM",
         modules_to_save=list(settings.modules_to_save) or None,
+        exclude_modules=list(bare) or None,
     )
     _check_saved(model, settings.modules_to_save)
     try:
@@ -236,6 +244,7 @@ def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
             else f"peft cannot put adapters on lora_targets {targets}: {said}",
             hint=f"its linear layers are: {', '.join(linear_names(model))}",
         ) from error
+    adapted.without_adapters = bare
     if settings.adapter_dtype == "bf16":
         # As TRL's trainers do it, afterwards: peft has no choice for quantised models.
         for parameter in adapted.parameters():
@@ -267,7 +276,7 @@ def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _targets_as_peft_reads_them(targets: tuple[str, ...]) -> list[str] | str:
-    return "all-linear" if targets == ("all-linear",) else list(targets)
+    return targets[0] if targets == ALL_LINEAR else list(targets)
 
 
 def linear_names(model: nn.Module) -> list[str]:

@@ -34,6 +34,7 @@ class CausalLMSettings:
     lora_dropout: float
     lora_targets: tuple[str, ...]
     modules_to_save: tuple[str, ...]
+    adapter: str
     adapter_dtype: str
     reference_pass: bool
     precision: str
@@ -72,6 +73,7 @@ class CausalLMSettings:
             lora_dropout=_number(values.get("lora_dropout", 0.0)),
             lora_targets=_names(values.get("lora_targets", ())),
             modules_to_save=_saved(values),
+            adapter=str(values.get("adapter", "lora")),
             adapter_dtype=str(values.get("adapter_dtype", "fp32")),
             reference_pass=_has_reference(values),
             precision=str(values["precision"]),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tuner.records import Configuration, KnobValue
+from tuner.space.schemas import NO_NAMES
 
 Order = tuple[KnobValue, ...] | None
 """The values of a knob from little to much memory; None for numbers in their own order. Values
@@ -23,6 +24,9 @@ class MemoryOrder:
     """What of a workload's vocabulary orders memory, and what has no effect on it."""
 
     knobs: Mapping[str, Order] = field(default_factory=dict)
+    of_adapters: frozenset[str] = frozenset()
+    """Those of `knobs` that order memory only where adapters are all that is trained. Whole weights
+    have states in their own dtype, and those of embeddings in fp32 with 8-bit optimizers."""
     without_effect: frozenset[str] = frozenset()
 
     def split(
@@ -34,8 +38,9 @@ class MemoryOrder:
         """
         places: dict[str, float] = {}
         others: list[tuple[str, KnobValue]] = []
+        unordered = self.of_adapters if _trains_weights(configuration) else frozenset()
         for name, value in configuration.items():
-            order = self.knobs.get(name, ())
+            order = () if name in unordered else self.knobs.get(name, ())
             if order is None and isinstance(value, int | float):
                 places[name] = float(value)
             elif order and value in order:
@@ -48,6 +53,12 @@ class MemoryOrder:
         return places, tuple(others)
 
 
+def _trains_weights(configuration: Configuration) -> bool:
+    """Whether weights of the base are trained: all of them, or copies of whole modules."""
+    saved = configuration.get("modules_to_save", NO_NAMES)
+    return configuration.get("lora_rank") == 0 or saved != NO_NAMES
+
+
 MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
     "causal_lm": MemoryOrder(
         knobs={
@@ -58,6 +69,7 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
             # State on the host, in one byte, in four bytes.
             "optimizer": ("paged_adamw_8bit", "adamw_8bit", "adamw_torch"),
         },
+        of_adapters=frozenset({"lora_rank", "optimizer"}),
         without_effect=frozenset({"lora_alpha", "effective_batch"}),
     ),
     # Not max_length, rank or negatives: longer inputs were predicted with up to 3.5 % less

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
+from torch import nn
 
 from tuner.errors import unknown
 from tuner.space.optimizers import OPTIMIZERS
 from tuner.workloads import load_object
 
 
-def build_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> Any:
+def build_optimizer(
+    name: str,
+    parameters: list[torch.nn.Parameter],
+    embeddings: Sequence[torch.nn.Parameter] = (),
+) -> Any:
     """The optimizer that transformers' Trainer would build for `name`.
 
-    Learning rates matter neither for memory nor for speed. Raises `InputError` for other names.
+    Of `embeddings`, some of `parameters`, optimizers in 8 bits keep their state in fp32 too, as
+    `Trainer.create_optimizer` asks them to. Learning rates matter neither for memory nor for
+    speed. Raises `InputError` for other names.
     """
     if name not in OPTIMIZERS:
         raise unknown("optimizer", name, OPTIMIZERS)
-    optimizer = OPTIMIZERS[name]
-    return load_object(optimizer.path, "optimizer")(parameters, lr=1e-4, **optimizer.options)
+    row = OPTIMIZERS[name]
+    optimizer = load_object(row.path, "optimizer")(parameters, lr=1e-4, **row.options)
+    if embeddings and getattr(getattr(optimizer, "args", None), "optim_bits", None) == 8:
+        optimizer.mng = _manager_of(embeddings)
+    return optimizer
+
+
+def embedding_weights(model: nn.Module) -> list[torch.nn.Parameter]:
+    """The weights of `model`'s embeddings that are trained; tied ones once."""
+    weights = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    return [p for p in model.parameters() if p.requires_grad and p in weights]
+
+
+def _manager_of(embeddings: Sequence[torch.nn.Parameter]) -> Any:
+    """What tells bitsandbytes' optimizers which states to keep in 32 bits.
+
+    One of its own: bitsandbytes has a single one, which knows parameters by addresses that those
+    of the next model may have.
+    """
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.__new__(GlobalOptimManager)
+    manager.initialize()
+    manager.override_config(list(embeddings), "optim_bits", 32)
+    return manager
 
 
 def unscale_without_data(parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -41,9 +42,17 @@ class ModelSession(abc.ABC):
     """A model ready to train; subclasses say what a micro-step is.
 
     `counts` and `loss` follow a training with data. A trace has none, and no gradient scaler.
+    `embeddings` are the parameters that `build_optimizer` is told of as such.
     """
 
-    def __init__(self, model: Any, settings: UpdateSettings, environment: Environment) -> None:
+    def __init__(
+        self,
+        model: Any,
+        settings: UpdateSettings,
+        environment: Environment,
+        *,
+        embeddings: Sequence[nn.Parameter] = (),
+    ) -> None:
         self.model = model
         self._settings = settings
         self._environment = environment
@@ -51,7 +60,8 @@ class ModelSession(abc.ABC):
         self._trainable = [p for p in parameters if p.requires_grad]
         self.trainable_params = sum(p.numel() for p in self._trainable)
         self.total_params = sum(map(logical_numel, parameters))
-        self.optimizer = build_optimizer(settings.optimizer, self._trainable)
+        self.embeddings = embeddings
+        self.optimizer = build_optimizer(settings.optimizer, self._trainable, embeddings)
         self.counts = Counts(model_flops=None)
         self.loss: Any = None
         self._batches: TokenBatches | None = None

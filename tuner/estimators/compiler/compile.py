@@ -20,7 +20,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
 
 from tuner.errors import TunerError
 from tuner.estimators.compiler.compiled import CATEGORIES, LOADING, CompiledPasses
@@ -211,12 +210,12 @@ def _assemble(
         depth_ratio=_depth_ratio(plan),
         trainable=Terms.of([polynomial for polynomial, _ in groups]),
         trainable_counts=np.array(list(groups.values()), dtype=np.int64),
-        trainable_dtypes=tuple(dtype for _, dtype in groups),
+        trainable_kinds=tuple(kind for _, kind in groups),
         idle=Terms.of([polynomial for polynomial, _ in idle]),
         idle_counts=np.array(list(idle.values()), dtype=np.int64),
         frozen=Terms.of([polynomial for polynomial, _ in frozen]),
         frozen_counts=np.array(list(frozen.values()), dtype=np.int64),
-        kept_whole=deep.trace.kept_whole,
+        remarks=deep.trace.remarks,
     )
 
 
@@ -224,7 +223,7 @@ def _shape(work: Work) -> tuple[int, int, int, int]:
     return work.shape or (1, 1, 1, 1)
 
 
-_Parameters = Callable[[PassTrace], Iterable[tuple[int, torch.dtype]]]
+_Parameters = Callable[[PassTrace], Iterable[tuple[int, str]]]
 
 
 def _parameters(
@@ -233,7 +232,7 @@ def _parameters(
     deeper: Mapping[str, Layout],
     chosen: _Parameters,
 ) -> Counter[tuple[Polynomial, str]]:
-    """The chosen parameters of the full model: how many of each size and dtype."""
+    """The chosen parameters of the full model: how many of each size and kind."""
     first, second = traces
     by_size = {
         numel: fit((numel, other), plan.probes)
@@ -241,8 +240,7 @@ def _parameters(
     }
 
     def counted(traced: PassTrace) -> Counter[tuple[Polynomial, str]]:
-        names = ((by_size[n], str(dtype).removeprefix("torch.")) for n, dtype in chosen(traced))
-        return Counter(names)
+        return Counter((by_size[numel], kind) for numel, kind in chosen(traced))
 
     ours = counted(first)
     total = Counter(ours)

@@ -140,7 +140,7 @@ class _History(NamedTuple):
     reserved: NDArray[np.int64]
 
 
-_WORDS = ("kinds", "dtypes", "trainable_dtypes", "kept_whole")
+_WORDS = ("kinds", "dtypes", "trainable_kinds", "remarks")
 """The fields of `CompiledPasses` that are text."""
 
 _TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable", "idle", "frozen")
@@ -193,12 +193,12 @@ class CompiledPasses:
     depth_ratio: float
     trainable: Terms
     trainable_counts: NDArray[np.int64]
-    trainable_dtypes: tuple[str, ...]
+    trainable_kinds: tuple[str, ...]
     idle: Terms
     idle_counts: NDArray[np.int64]
     frozen: Terms
     frozen_counts: NDArray[np.int64]
-    kept_whole: tuple[str, ...]
+    remarks: tuple[str, ...]
 
     def rounded_bytes(self, points: Floats, workspace_bytes: int) -> Floats:
         """Bytes of a block of each size as the allocator rounds it; shape (U, points)."""
@@ -316,7 +316,7 @@ class CompiledPasses:
             len(self.shapes.coefficients) == 4 * operators,
             self.has_shape.shape == (operators,),
             self.executions.shape == (len(SEGMENTS), 2, operators),
-            self.trainable_counts.shape == (groups,) and len(self.trainable_dtypes) == groups,
+            self.trainable_counts.shape == (groups,) and len(self.trainable_kinds) == groups,
             self.idle_counts.shape == (len(self.idle.coefficients),),
             self.frozen_counts.shape == (len(self.frozen.coefficients),),
             *(events.is_consistent(sizes) for events in (self.shallow, self.deep)),

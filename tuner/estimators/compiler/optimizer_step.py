@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 from tuner.estimators.compiler.work_arrays import WorkArrays, optimizer_executions_of
 from tuner.estimators.replay.allocator import replay, settled_size
 from tuner.records import MemoryCategory
-
-if TYPE_CHECKING:  # tracing imports torch, which a cached result does without
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +47,12 @@ class CompiledOptimizer:
 
 def compile_optimizer(
     name: str,
-    trainable: Mapping[tuple[int, torch.dtype], int],
+    trainable: Mapping[tuple[int, str], int],
     *,
     max_grad_norm: float,
     scaled: bool = False,
 ) -> CompiledOptimizer:
-    """Trace two steps of an optimizer; `trainable` counts the parameters of each size and dtype.
+    """Trace two steps of an optimizer; `trainable` counts the parameters of each size and kind.
 
     `max_grad_norm` and `scaled` as in `trace_optimizer`.
 
@@ -118,7 +115,7 @@ class _Quantities(NamedTuple):
 
 def _quantities(
     name: str,
-    trainable: Mapping[tuple[int, torch.dtype], int],
+    trainable: Mapping[tuple[int, str], int],
     max_grad_norm: float,
     scaled: bool,
 ) -> _Quantities:

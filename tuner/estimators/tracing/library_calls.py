@@ -7,6 +7,7 @@ peft and transformers decide by `tensor.device.type` what to run. On tensors wit
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -23,6 +24,7 @@ _ROW_BYTES = 16
 def library_calls_on_meta(path: DevicePath) -> Iterator[None]:
     """Inside, models and adapters with experts can be traced as on the device of `path`."""
     import torch._meta_registrations as meta_registrations
+    from bitsandbytes.nn import Params4bit
     from transformers.integrations import moe
 
     has_grouped_products = path.has_grouped_products
@@ -42,10 +44,22 @@ def library_calls_on_meta(path: DevicePath) -> Iterator[None]:
         for owner, name, replacement in (
             (torch, "autocast", autocast),
             (moe, "_can_use_grouped_mm", can_use_grouped_mm),
+            (Params4bit, "__deepcopy__", _copied),
             (meta_registrations, "_meta_grouped_mm_common", _grouped_product),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         yield
+
+
+def _copied(weight: Any, memo: Any) -> Any:
+    """A copy of a 4-bit weight, as DoRA makes one; bitsandbytes begins it on the host."""
+    options = ("blocksize", "compress_statistics", "quant_type", "bnb_quantized")
+    return type(weight)(
+        weight.data.clone(),
+        requires_grad=False,
+        quant_state=copy.deepcopy(weight.quant_state, memo),
+        **{name: getattr(weight, name) for name in options},
+    )
 
 
 def _grouped_product(

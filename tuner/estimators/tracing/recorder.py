@@ -36,6 +36,9 @@ _aten = torch.ops.aten
 _OF_ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product")
 """How operators begin whose results are scores, or are kept for them."""
 
+_SOLE_USE = 2
+"""Uses of a storage that one tensor alone has: by it, and by the object of Python that is asked."""
+
 _CUBLAS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_"})
 """Operators that run on PyTorch's own cuBLAS handle."""
 
@@ -171,9 +174,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The value of a tensor without data. The models that are traced ask only whether a
             # mask is all ones and whether sequences are not packed: both hold for full batches.
             return not self._padded
+        if func is _aten.add.Tensor and not kwargs and self._is_accumulation(*args):
+            func = _aten.add_.Tensor
         if func.namespace == "c10d":
             return self._communicate(func, args, kwargs)
         return self._run(func, args, kwargs)
+
+    def _is_accumulation(self, sum_so_far: Any, gradient: Any) -> bool:
+        """Whether autograd would add a gradient in place, which it never does under a mode.
+
+        As its `can_accumulate_inplace`: nobody else holds the sum so far.
+        """
+        return (
+            self.timeline.marks[-1].phase is Phase.BACKWARD
+            and not torch.is_grad_enabled()
+            and isinstance(gradient, torch.Tensor)
+            and (sum_so_far.shape, sum_so_far.dtype) == (gradient.shape, gradient.dtype)
+            and _aten.is_non_overlapping_and_dense.default(sum_so_far)
+            and torch._C._storage_Use_Count(sum_so_far.untyped_storage()._cdata) == _SOLE_USE
+        )
 
     def _communicate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A collective: its buffers exist already, and its time is no kernel's."""

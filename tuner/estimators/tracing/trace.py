@@ -33,7 +33,8 @@ from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.workloads.base import Workload
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
-from tuner.workloads.quantized import kept_whole, logical_numel, quantized_tensors
+from tuner.workloads.quantized import logical_numel, quantized_tensors
+from tuner.workloads.remarks import remarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class Trace:
     total_params: int
     gradient_bytes: tuple[int, ...] = ()
     """Of each trainable parameter, in their order; of a shard, on several GPUs that share them."""
-    kept_whole: tuple[str, ...] = ()
-    """Classes of layers that a quantised base does not have in 4 or 8 bits; see `quantized`."""
+    remarks: tuple[str, ...] = ()
+    """What is not with the model as its configuration says; see `tuner.workloads.remarks`."""
 
 
 class MetaEnvironment:
@@ -137,24 +138,29 @@ def trace(
         trainable_params=session.trainable_params,
         total_params=session.total_params,
         gradient_bytes=tuple(p.nbytes for p in session.model.parameters() if p.requires_grad),
-        kept_whole=kept_whole(session.model),
+        remarks=remarks(session.model),
     )
+
+
+EMBEDDING = " embedding"
+"""Behind the dtype of a parameter whose state an optimizer in 8 bits keeps in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassTrace:
     """Two micro-steps without an optimizer step: gradients appear in the first.
 
-    `trainable` lists size and dtype of every parameter that gets a gradient, in the optimizer's
+    `trainable` lists size and kind of every parameter that gets a gradient, in the optimizer's
     order, `idle` of those that the optimizer has and no pass reaches: adapters in a vision tower
     that runs on no image. `frozen` are the others, counted as the weights that they stand for.
+    A kind is a dtype ("bfloat16"), with `EMBEDDING` behind it where the optimizer is told so.
     """
 
     timeline: Timeline
-    trainable: tuple[tuple[int, torch.dtype], ...]
-    idle: tuple[tuple[int, torch.dtype], ...]
-    frozen: tuple[tuple[int, torch.dtype], ...]
-    kept_whole: tuple[str, ...] = ()
+    trainable: tuple[tuple[int, str], ...]
+    idle: tuple[tuple[int, str], ...]
+    frozen: tuple[tuple[int, str], ...]
+    remarks: tuple[str, ...] = ()
 
 
 def trace_passes(
@@ -183,23 +189,29 @@ def trace_passes(
         recorder.enter(Phase.OPTIMIZER, 1, 2)
     parameters = list(session.model.parameters())
     trainable = [p for p in parameters if p.requires_grad]
+    embeddings = set(getattr(session, "embeddings", ()))
+    kinds = {p: _dtype(p) + EMBEDDING * (p in embeddings) for p in trainable}
     return PassTrace(
         timeline=recorder.timeline,
-        trainable=tuple((p.numel(), p.dtype) for p in trainable if p.grad is not None),
-        idle=tuple((p.numel(), p.dtype) for p in trainable if p.grad is None),
-        frozen=tuple((logical_numel(p), p.dtype) for p in parameters if not p.requires_grad),
-        kept_whole=kept_whole(session.model),
+        trainable=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is not None),
+        idle=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is None),
+        frozen=tuple((logical_numel(p), _dtype(p)) for p in parameters if not p.requires_grad),
+        remarks=remarks(session.model),
     )
+
+
+def _dtype(parameter: torch.Tensor) -> str:
+    return str(parameter.dtype).removeprefix("torch.")
 
 
 def trace_optimizer(
     name: str,
-    trainable: Sequence[tuple[int, torch.dtype]],
+    trainable: Sequence[tuple[int, str]],
     *,
     max_grad_norm: float,
     scaled: bool = False,
 ) -> Timeline:
-    """Trace two optimizer steps, clipping included, on parameters of these sizes alone.
+    """Trace two optimizer steps, clipping included, on parameters of these sizes and kinds alone.
 
     `scaled` gradients, those of a loss that was scaled for fp16, are divided by the scale first.
 
@@ -209,14 +221,16 @@ def trace_optimizer(
     recorder = Recorder(workspace_bytes=0)
     with _optimizers_on_meta(recorder), recorder:
         recorder.start()
-        parameters = []
-        for numel, dtype in trainable:
+        parameters, embeddings = [], []
+        for numel, kind in trainable:
+            dtype = getattr(torch, kind.removesuffix(EMBEDDING))
             parameter = torch.nn.Parameter(torch.empty(numel, dtype=dtype, device="meta"))
+            embeddings += [parameter] if kind.endswith(EMBEDDING) else []
             parameter.grad = torch.empty_like(parameter)
             recorder.label(parameter, MemoryCategory.ADAPTERS)
             recorder.label(parameter.grad, MemoryCategory.GRADIENTS)
             parameters.append(parameter)
-        optimizer = build_optimizer(name, parameters)
+        optimizer = build_optimizer(name, parameters, embeddings)
         for step in range(2):
             recorder.enter(Phase.OPTIMIZER, step, 0)
             if scaled:

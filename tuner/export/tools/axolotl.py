@@ -14,7 +14,7 @@ from tuner.export.settings_reader import SettingsReader
 
 def axolotl(chosen: SettingsReader, model: str | None) -> Settings:
     """An Axolotl configuration (0.19), less data sets and schedule."""
-    precision, targets = chosen.text("precision"), chosen.targets
+    precision = chosen.text("precision")
     arguments = trainer_arguments(chosen)
     own_preparation(chosen)
     double = chosen.get("double_quant")
@@ -27,16 +27,10 @@ def axolotl(chosen: SettingsReader, model: str | None) -> Settings:
     return without_none(
         {
             "base_model": model,
-            "adapter": "qlora" if precision == "nf4" else "lora",
+            **_adapters(chosen, precision),
             "load_in_4bit": precision == "nf4",
             "load_in_8bit": precision == "int8",
             "bnb_config_kwargs": explicit if precision == "nf4" else None,
-            "lora_r": chosen.get("lora_rank"),
-            "lora_alpha": chosen.get("lora_alpha"),
-            "lora_dropout": chosen.get("lora_dropout"),
-            "lora_target_linear": True if isinstance(targets, str) else None,
-            "lora_target_modules": targets if isinstance(targets, list) else None,
-            "lora_modules_to_save": chosen.saved_modules,
             "sequence_len": chosen.get("max_length"),
             "sample_packing": False,
             "pad_to_sequence_len": True if chosen.text("padding") == "max_length" else None,
@@ -56,6 +50,24 @@ def axolotl(chosen: SettingsReader, model: str | None) -> Settings:
             "dataloader_prefetch_factor": prefetch if workers else None,
         }
     )
+
+
+def _adapters(chosen: SettingsReader, precision: str) -> Settings:
+    if not chosen.has_adapters:
+        if chosen.dtype != "float32":
+            chosen.leave("precision", "the tool widens embeddings and norms to fp32 to train them")
+        return {}
+    targets = chosen.targets
+    return {
+        "adapter": "qlora" if precision == "nf4" else "lora",
+        **chosen.kind_of_adapter("peft_"),
+        "lora_r": chosen.get("lora_rank"),
+        "lora_alpha": chosen.get("lora_alpha"),
+        "lora_dropout": chosen.get("lora_dropout"),
+        "lora_target_linear": True if isinstance(targets, str) else None,
+        "lora_target_modules": targets if isinstance(targets, list) else None,
+        "lora_modules_to_save": chosen.saved_modules,
+    }
 
 
 FORMAT = Format(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tuner.export.arguments import (
     Settings,
     without_none,
@@ -22,7 +25,7 @@ _TORCHTUNE_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def torchtune(chosen: SettingsReader, model: str | None) -> Settings:
-    """What a configuration of torchtune's LoRA recipes (0.6.1) is to be changed to."""
+    """What a configuration of torchtune's recipes (0.6.1) is to be changed to."""
     del model  # torchtune names a builder, which does not follow from the name of the model
     precision = chosen.text("precision")
     chosen.get("effective_batch")  # the product of micro-batch and accumulation
@@ -35,15 +38,7 @@ def torchtune(chosen: SettingsReader, model: str | None) -> Settings:
     norm = chosen.get("max_grad_norm")
     return without_none(
         {
-            "model": without_none(
-                {
-                    **_torchtune_targets(chosen),
-                    "lora_rank": chosen.get("lora_rank"),
-                    "lora_alpha": chosen.get("lora_alpha"),
-                    "lora_dropout": chosen.get("lora_dropout"),
-                    "quantize_base": precision == "nf4",
-                }
-            ),
+            "model": _adapters(chosen) if chosen.has_adapters else None,
             "tokenizer": without_none({"max_seq_len": chosen.get("max_length")}),
             "batch_size": chosen.get("micro_batch"),
             "gradient_accumulation_steps": chosen.get("grad_accum"),
@@ -56,6 +51,26 @@ def torchtune(chosen: SettingsReader, model: str | None) -> Settings:
             "enable_activation_checkpointing": chosen.get("gradient_checkpointing"),
         }
     )
+
+
+def _adapters(chosen: SettingsReader) -> Settings:
+    if chosen.text("adapter") == "rslora":
+        chosen.leave("adapter", "the recipes scale by lora_alpha / lora_rank: adjust lora_alpha")
+    return without_none(
+        {
+            **_torchtune_targets(chosen),
+            "use_dora": True if chosen.text("adapter") == "dora" else None,
+            "lora_rank": chosen.get("lora_rank"),
+            "lora_alpha": chosen.get("lora_alpha"),
+            "lora_dropout": chosen.get("lora_dropout"),
+            "quantize_base": chosen.text("precision") == "nf4",
+        }
+    )
+
+
+def _recipe(settings: Mapping[str, Any]) -> str:
+    recipe = "lora_finetune_single_device" if "model" in settings else "full_finetune_single_device"
+    return f"changes to the configuration of tune run {recipe}"
 
 
 def _torchtune_targets(chosen: SettingsReader) -> Settings:
@@ -75,6 +90,6 @@ def _torchtune_targets(chosen: SettingsReader) -> Settings:
 FORMAT = Format(
     torchtune,
     suffix=".yaml",
-    use="changes to the configuration of tune run lora_finetune_single_device",
+    use=_recipe,
     workloads=("causal_lm",),
 )

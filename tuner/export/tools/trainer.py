@@ -32,16 +32,7 @@ def trainer(chosen: SettingsReader, model: str | None) -> Settings:
         ),
         "QUANTIZATION": _quantization(chosen),
         "PREPARATION": _preparation(chosen, training),
-        "LORA": without_none(
-            {
-                "r": chosen.get("lora_rank"),
-                "lora_alpha": chosen.get("lora_alpha"),
-                "lora_dropout": chosen.get("lora_dropout"),
-                "target_modules": chosen.targets,
-                "modules_to_save": chosen.saved_modules,
-                "task_type": "CAUSAL_LM",
-            }
-        ),
+        "LORA": _lora(chosen),
         "TOKENIZER": without_none(
             {
                 "truncation": True,
@@ -52,6 +43,23 @@ def trainer(chosen: SettingsReader, model: str | None) -> Settings:
         "TRAINING": training,
     }
     return {name: part for name, part in settings.items() if part}
+
+
+def _lora(chosen: SettingsReader) -> Settings:
+    """Keyword arguments of `peft.LoraConfig`; empty in full fine-tuning."""
+    if not chosen.has_adapters:
+        return {}
+    return without_none(
+        {
+            "r": chosen.get("lora_rank"),
+            **chosen.kind_of_adapter(),
+            "lora_alpha": chosen.get("lora_alpha"),
+            "lora_dropout": chosen.get("lora_dropout"),
+            "target_modules": chosen.targets,
+            "modules_to_save": chosen.saved_modules,
+            "task_type": "CAUSAL_LM",
+        }
+    )
 
 
 def _quantization(chosen: SettingsReader) -> Settings:

@@ -16,7 +16,6 @@ def trl(chosen: SettingsReader, model: str | None) -> Settings:
     """The file of `trl sft --config`: fields of SFTConfig and ModelConfig (TRL 1.16)."""
     precision = chosen.text("precision")
     double = chosen.get("double_quant")
-    targets = chosen.targets
     chosen.implies("padding", "none")
     chosen.implies(
         "loss",
@@ -36,12 +35,7 @@ def trl(chosen: SettingsReader, model: str | None) -> Settings:
         "loss_type": "nll",
         **machine_arguments(chosen),
         "max_length": chosen.get("max_length"),
-        "use_peft": True,
-        "lora_r": chosen.get("lora_rank"),
-        "lora_alpha": chosen.get("lora_alpha"),
-        "lora_dropout": chosen.get("lora_dropout"),
-        "lora_target_modules": [targets] if isinstance(targets, str) else targets,
-        "lora_modules_to_save": chosen.saved_modules,
+        **_adapters(chosen),
         "load_in_4bit": True if precision == "nf4" else None,
         "bnb_4bit_quant_type": "nf4" if precision == "nf4" else None,
         "use_bnb_nested_quant": double if precision == "nf4" else None,
@@ -53,6 +47,21 @@ def trl(chosen: SettingsReader, model: str | None) -> Settings:
     else:
         chosen.get("kbit_preparation")
     return without_none(settings)
+
+
+def _adapters(chosen: SettingsReader) -> Settings:
+    if not chosen.has_adapters:
+        return {"use_peft": False}
+    targets = chosen.targets
+    return {
+        "use_peft": True,
+        **chosen.kind_of_adapter(),
+        "lora_r": chosen.get("lora_rank"),
+        "lora_alpha": chosen.get("lora_alpha"),
+        "lora_dropout": chosen.get("lora_dropout"),
+        "lora_target_modules": [targets] if isinstance(targets, str) else targets,
+        "lora_modules_to_save": chosen.saved_modules,
+    }
 
 
 FORMAT = Format(

@@ -40,7 +40,6 @@ _NOT_PREDICTED = {
     "rl": "preference training",
     "unfrozen_parameters": "training of some weights",
     "relora": "ReLoRA",
-    "peft_use_dora": "DoRA",
     "qat": "quantisation-aware training",
     "gptq": "GPTQ",
     "embeddings_skip_upcast": "embeddings that are not widened",
@@ -52,6 +51,8 @@ _LORA = {
     "r": "lora_r",
     "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save",
+    "use_dora": "peft_use_dora",
+    "use_rslora": "peft_use_rslora",
 }
 
 _WITHOUT_MEMORY = (

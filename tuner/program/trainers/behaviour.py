@@ -247,7 +247,6 @@ def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
 
 
 _NO_ADAPTERS = {
-    "use_dora": "DoRA",
     "target_parameters": "an adapter on parameters",
     "layers_to_transform": "an adapter on some layers",
     "layers_pattern": "an adapter on some layers",
@@ -263,7 +262,10 @@ def adapters(
     """Knobs of an adapter; `names` are what the trainer calls `LoraConfig`'s arguments."""
     unset(lora, {names.get(name, name): why for name, why in _NO_ADAPTERS.items()})
     given_rank = number(lora, names.get("r", "r"), rank)
+    flags = {word: names.get(f"use_{word}", f"use_{word}") for word in ("dora", "rslora")}
+    kind = [word for word, flag in flags.items() if lora.take(flag, quietly=True) is True]
     return {
+        **({"adapter": kind[0]} if kind else {}),  # DoRA takes the memory where both are set
         "lora_rank": given_rank,
         "lora_alpha": lora.take(names.get("lora_alpha", "lora_alpha"), 8, quietly=True),
         "lora_dropout": number(lora, names.get("lora_dropout", "lora_dropout"), dropout),

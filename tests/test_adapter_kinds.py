@@ -1,0 +1,88 @@
+"""Kinds of adapters: LoRA, rsLoRA and DoRA as peft makes them, and those that are refused."""
+
+from __future__ import annotations
+
+import pytest
+from emulating import needs_emulator
+
+from benchmarks.emulated import compare
+from benchmarks.emulated_cases import Case
+from tuner.engine.estimate import one_configuration
+from tuner.errors import InputError
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.predictor import FALLBACK, PredictionJob, Predictor
+from tuner.gpus import get_gpu
+
+MODEL = "tiny-llama-3m"
+GPU = get_gpu("a100_80gb")
+SIZES = {"micro_batch": 2, "max_length": 256, "grad_accum": 2, "lora_rank": 16}
+
+
+def configuration(**changes):
+    return one_configuration(None, MODEL, {**SIZES, **changes})[1]
+
+
+def predicted(**changes):
+    return predict(resolve_subject("causal_lm", MODEL), configuration(**changes), GPU)
+
+
+@needs_emulator
+@pytest.mark.parametrize("precision", ["bf16", "nf4"])
+def test_dora_takes_what_the_emulator_counts(precision, tmp_path):
+    settings = {**SIZES, "precision": precision, "adapter": "dora"}
+    answer = compare(
+        Case("dora", "a100_80gb", model="qwen2.5-0.5b", settings=settings), 3, tmp_path
+    )
+    assert not answer.failure
+    found = {pair.name: pair for pair in answer.pairs}
+    for name in ("allocated", "forward", "backward", "optimizer"):
+        assert not found[name].differs, found[name]
+
+
+def test_rslora_takes_what_lora_takes():
+    plain, scaled = predicted(), predicted(adapter="rslora")
+    assert scaled.memory == plain.memory
+    assert scaled.trainable_params == plain.trainable_params
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8", "nf4"])
+def test_dora_has_a_magnitude_for_each_output_and_makes_whole_weights(precision):
+    plain, dora = predicted(precision=precision), predicted(precision=precision, adapter="dora")
+    assert dora.trainable_params > plain.trainable_params
+    backward = [p.memory.phase_peak_bytes["backward"] for p in (plain, dora)]
+    assert backward[1] > backward[0]
+
+
+def test_dora_compiles():
+    asked = configuration(adapter="dora", precision="nf4")
+    found = Predictor(PredictionJob("causal_lm", MODEL)).predict([asked], GPU)[0]
+    assert FALLBACK not in found.method
+    peak = predicted(adapter="dora", precision="nf4").memory.peak_allocated_bytes
+    assert found.memory.peak_allocated_bytes == pytest.approx(peak, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("knob", "word", "nearest"),
+    [
+        ("adapter", "ia3", "lora_rank 1"),
+        ("adapter", "vera", "lora_rank 1"),
+        ("adapter", "oft", "as many trainable parameters"),
+        ("optimizer", "galore_adamw", "adafactor"),
+        ("optimizer", "muon", "lion_32bit"),
+        ("optimizer", "lomo", "sgd"),
+        ("loss", "cut_cross_entropy", "chunked"),
+        ("precision", "gptq", "nf4"),
+        ("precision", "fp8", "int8"),
+    ],
+)
+def test_what_is_not_predicted_is_refused_with_what_comes_nearest(knob, word, nearest):
+    with pytest.raises(InputError) as caught:
+        configuration(**{knob: word})
+    text = f"{caught.value} {[str(p) for p in caught.value.problems]}"
+    assert f"{knob} {word} is not predicted" in text
+    assert nearest in text
+
+
+def test_an_adapter_without_rank_is_refused():
+    with pytest.raises(InputError, match="adapter has no effect in full fine-tuning"):
+        predicted(lora_rank=0, adapter="dora")

@@ -1,0 +1,134 @@
+"""Full fine-tuning (lora_rank 0), with the optimizers that transformers' Trainer has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from emulating import needs_emulator
+
+from benchmarks.emulated import compare
+from benchmarks.emulated_cases import Case
+from tuner.engine.estimate import one_configuration
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.predictor import FALLBACK, PredictionJob, Predictor
+from tuner.estimators.tracing.recorder import Recorder
+from tuner.gpus import get_gpu
+from tuner.records import Phase
+from tuner.workloads.memory_order import memory_order
+
+MODEL = "tiny-llama-3m"
+GPU = get_gpu("a100_80gb")
+FULL = {"micro_batch": 2, "max_length": 256, "grad_accum": 2, "lora_rank": 0}
+BF16 = {"precision": "bf16", "mixed_precision": "no"}
+FP32 = {"precision": "fp32", "mixed_precision": "bf16"}
+"""Master weights in fp32 under autocast, as Trainer(bf16=True) trains them."""
+
+
+def configuration(**changes):
+    return one_configuration(None, MODEL, {**FULL, **BF16, **changes})[1]
+
+
+def memory(**changes):
+    return predict(resolve_subject("causal_lm", MODEL), configuration(**changes), GPU).memory
+
+
+@needs_emulator
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "gemma-3-1b"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**FP32, "optimizer": "adamw_torch"},
+        {**BF16, "optimizer": "adamw_8bit"},
+        {**BF16, "optimizer": "paged_lion_8bit"},
+        {**BF16, "optimizer": "adafactor"},
+    ],
+    ids=lambda changes: changes["optimizer"],
+)
+def test_trace_and_emulator_agree(model, changes, tmp_path):
+    case = Case(model, "a100_80gb", model=model, settings={**FULL, **changes})
+    answer = compare(case, 3, tmp_path)
+    assert not answer.failure
+    for pair in answer.pairs:
+        if pair.name != "reserved":
+            assert not pair.differs, pair
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_32bit", "lion_32bit"])
+@pytest.mark.parametrize("dtypes", [BF16, FP32], ids=["bf16", "fp32"])
+def test_compiled_and_traced_agree(optimizer, dtypes):
+    asked = configuration(optimizer=optimizer, **dtypes)
+    compiled = Predictor(PredictionJob("causal_lm", MODEL)).predict([asked], GPU)[0]
+    traced = predict(resolve_subject("causal_lm", MODEL), asked, GPU)
+    assert FALLBACK not in compiled.method
+    ours, theirs = compiled.memory, traced.memory
+    assert ours.breakdown["optimizer_state"] == theirs.breakdown["optimizer_state"]
+    # Rests of blocks are a large share of so small a model.
+    assert ours.peak_allocated_bytes == pytest.approx(theirs.peak_allocated_bytes, rel=0.02)
+    assert ours.paged_bytes == theirs.paged_bytes
+    assert compiled.speed.step_s == pytest.approx(traced.speed.step_s, rel=0.01)
+    assert compiled.trainable_params == compiled.total_params == traced.total_params
+
+
+def test_an_optimizer_that_needs_shapes_is_traced_in_full():
+    adafactor = configuration(optimizer="adafactor")
+    found = Predictor(PredictionJob("causal_lm", MODEL)).predict([adafactor], GPU)[0]
+    assert "compiled" not in found.method
+    # A row and a column for each matrix: next to nothing beside two numbers for each weight.
+    state = found.memory.breakdown["optimizer_state"]
+    adamw = memory(optimizer="adamw_torch").breakdown["optimizer_state"]
+    assert 0 < state < adamw / 20
+
+
+def test_trainer_keeps_states_of_embeddings_in_fp32():
+    """8 bytes a weight in place of 2, of the embedding alone; loops of one's own ask for none."""
+    by_trainer, own = (
+        memory(optimizer="adamw_8bit", training_loop=loop).breakdown["optimizer_state"]
+        for loop in ("trainer", "function")
+    )
+    config = resolve_subject("causal_lm", MODEL).model_config
+    weights = config.vocab_size * config.hidden_size
+    assert by_trainer - own == pytest.approx(6 * weights, rel=0.02)
+
+
+def test_gradients_of_tied_weights_are_added_in_place():
+    """As autograd does it where no mode looks on: no third matrix while two are summed.
+
+    Under autocast: a gradient that is a view of another tensor is not added to.
+    """
+    weight = torch.nn.Parameter(torch.empty(4096, 64, device="meta"))
+    tokens = torch.zeros(8, dtype=torch.long, device="meta")
+    recorder = Recorder(workspace_bytes=0)
+    with recorder:
+        recorder.start()
+        recorder.enter(Phase.FORWARD, 0, 0)
+        logits = torch.nn.functional.embedding(tokens, weight).bfloat16() @ weight.bfloat16().t()
+        recorder.enter(Phase.BACKWARD, 0, 0)
+        logits.sum().backward()
+    backward = [b for b in recorder.timeline.blocks if b.born_phase is Phase.BACKWARD]
+    large = sorted(b.made_by for b in backward if b.size_bytes == weight.nbytes)
+    assert large == ["aten::_to_copy", "aten::embedding_dense_backward"]
+
+
+def test_a_gradient_that_others_hold_is_not_added_to():
+    recorder = Recorder(workspace_bytes=0)
+    with recorder:
+        recorder.start()
+        first, second = (torch.ones(64, 64, device="meta", requires_grad=True) * 1 for _ in "ab")
+        later = second * 1
+        recorder.enter(Phase.BACKWARD, 0, 0)
+        # The sum's gradient goes to both; the exponential's comes while `later` still waits.
+        (torch.exp(first) + (first + later)).sum().backward()
+    assert "aten::add" in {
+        b.made_by for b in recorder.timeline.blocks if b.born_phase is Phase.BACKWARD
+    }
+
+
+def test_full_training_is_not_the_smallest_rank():
+    order = memory_order("causal_lm")
+    full, adapters = (order.split(configuration(lora_rank=rank)) for rank in (0, 8))
+    assert full[1] != adapters[1]
+    # Of whole weights 8-bit states are not always less than those of 16 bits: embeddings' are fp32.
+    small, large = (
+        order.split(configuration(optimizer=name)) for name in ("adamw_8bit", "adamw_torch")
+    )
+    assert small[1] != large[1]
