@@ -156,7 +156,7 @@ def make_record(
     )
 
 
-def make_search(count: int, *, seed: int = 0) -> Sequence[TrialRecord]:
+def make_search(count: int, *, seed: int = 0, measured: bool = False) -> Sequence[TrialRecord]:
     """`count` different trials; memory and speed follow the knobs as in a real search."""
     draw = random.Random(seed)
     records: dict[str, TrialRecord] = {}
@@ -181,6 +181,8 @@ def make_search(count: int, *, seed: int = 0) -> Sequence[TrialRecord]:
             "optimizer": "paged_adamw_8bit",
             "lora_targets": ["q_proj", "v_proj"],
         }
-        record = make_record(speed, round(gib * GIB), settings=settings, sample_tokens=length // 2)
+        record = make_record(
+            speed, round(gib * GIB), settings=settings, sample_tokens=length // 2, measured=measured
+        )
         records[record.configuration.key] = record
     return list(records.values())

@@ -62,7 +62,7 @@ def a_job(home, trials, tail: bytes = b"") -> Path:
 
 def files_of(journals, **changes) -> JobFiles:
     request = new_request(ID, ["--space", "./tiny.yaml"], space="tiny", gpu="a6000")
-    return dataclasses.replace(JobFiles(request, tuple(journals), (), SPACE), **changes)
+    return dataclasses.replace(JobFiles(request, tuple(journals), space_text=SPACE), **changes)
 
 
 # -- packed and unpacked ----------------------------------------------------------------------

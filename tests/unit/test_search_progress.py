@@ -21,7 +21,7 @@ def view_of(records):
 
 @given(st.integers(2, 60), st.integers(0, 10**6))
 def test_shares_rise_to_the_whole_and_are_those_of_the_first_trials(number, seed):
-    records = make_search(number, seed=seed)
+    records = make_search(number, seed=seed, measured=True)
     rows = progress(view_of(records))
     if not rows:
         assert not any(r.fits for r in records)
@@ -40,20 +40,29 @@ def test_shares_rise_to_the_whole_and_are_those_of_the_first_trials(number, seed
     )
 
 
-def test_one_panel_for_predictions_and_one_more_for_time_on_a_device():
-    slow, fast = make_record(100.0, settings={"micro_batch": 1}), make_record(300.0)
-    figure = progress_figure(progress(view_of([slow, fast])))
+def test_predictions_are_no_trials():
+    records = [make_record(100.0, settings={"micro_batch": 1}), make_record(300.0)]
+    assert progress(view_of(records)) == []
+
+
+def test_a_panel_for_trials_and_one_for_their_time():
+    records = [
+        make_record(100.0, settings={"micro_batch": 1}, measured=True),
+        make_record(300.0, measured=True),
+    ]
+    untimed = [
+        dataclasses.replace(r, outcome=dataclasses.replace(r.outcome, duration_s=0.0))
+        for r in records
+    ]
+    figure = progress_figure(progress(view_of(untimed)))
     assert len(figure["data"]) == 3
-    assert progress_text(progress(view_of([slow, fast]))) == (
+    assert progress_text(progress(view_of(untimed))) == (
         "99 % of the hypervolume of all 2 trials was reached after 2, a configuration within 2 % "
         "of the fastest after 2; 0 ran out of memory"
     )
     measured = [
         dataclasses.replace(r, outcome=dataclasses.replace(r.outcome, duration_s=60.0))
-        for r in (
-            make_record(100.0, settings={"micro_batch": 1}, measured=True),
-            make_record(300.0, measured=True),
-        )
+        for r in records
     ]
     figure = progress_figure(progress(view_of(measured)))
     assert len(figure["data"]) == 6

@@ -204,9 +204,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         signature = signature_of(func, args, kwargs)
         seen = None if signature is None else self._seen.get(signature)
-        if func is _aten.add.Tensor and self._is_sum_of_tied(args):
-            out = args[1]
-        elif seen is not None and seen.layouts is not None:
+        if seen is not None and seen.layouts is not None:
             out = from_layouts(seen.layouts, is_tuple=seen.is_tuple)
         elif seen is not None and returns_first_argument(func):
             out = args[0]
@@ -223,18 +221,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if seen.work is not None:
             self._note_work(seen.work)
         return out
-
-    def _is_sum_of_tied(self, args: tuple[Any, ...]) -> bool:
-        """Whether autograd adds the gradient of an embedding to that of the head it is tied to.
-
-        It adds in place, but not under a dispatch mode (`can_accumulate_inplace` in PyTorch's
-        input_buffer.cpp): here there would be three tensors of the vocabulary in place of two.
-        """
-        if self.timeline.marks[-1].phase is not Phase.BACKWARD:
-            return False
-        blocks = [self._live.get(t.untyped_storage()._cdata) for t in tensors_in(args)]
-        made_by = (self.timeline.blocks[b].made_by for b in blocks if b is not None)
-        return len(blocks) == 2 and "aten::embedding_dense_backward" in made_by
 
     def _note_work(self, index: int) -> None:
         timeline = self.timeline
