@@ -123,6 +123,19 @@ def test_equal_numbers_are_traced_once(plan):
     assert sizes == {size + 1}
 
 
+def test_traces_that_are_far_off_widen_what_is_allowed_for(plan):
+    """One that seems to beat all others takes a fifth more than compiled."""
+    sizes = [8.0, 8.9, *(12.0 for _ in plan.part.supported[2:])]
+    compiled = [prediction_of(plan, round(size * GIB), 2.0) for size in sizes]
+    keys = [configuration.key for configuration in plan.part.supported]
+    truth = dict(zip(keys, compiled, strict=True))
+    truth[keys[0]] = prediction_of(plan, round(9.6 * GIB), 2.0)
+    tracer = Tracer(truth)
+    outcome, _ = search(plan, compiled, tracer)
+    assert [record.configuration.key for record in pareto_front(outcome.records)] == [keys[1]]
+    assert keys[1] in tracer.asked
+
+
 def test_limits_leave_the_rest_as_compiled(plan):
     compiled, truth = worlds(plan, 5)
     outcome, records = search(plan, compiled, Tracer(truth), trials=1)
