@@ -243,7 +243,7 @@ def test_copies_of_a_broadcast_have_gone_before_a_processor_needs_its_own(
     [
         ({"precision": "nf4"}, "bitsandbytes"),
         ({"precision": "int8"}, "bitsandbytes"),
-        ({"optimizer": "adamw_8bit"}, "bitsandbytes' optimizers"),
+        ({"optimizer": "adamw_8bit"}, "sharded parameters"),
         ({"mixed_precision": "fp16"}, "scaler"),
     ],
 )

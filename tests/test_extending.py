@@ -26,7 +26,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "results/qlora27b", folder / "results/qlora27b", ignore=unread)
     package = folder / "tuner"
     table = package / "space/optimizers.py"
-    table.write_text(table.read_text().rstrip().removesuffix("}") + OPTIMIZER + "}\n")
+    head, rows, rest = table.read_text().partition("OPTIMIZERS: Mapping[str, Optimizer] = {\n")
+    assert rows
+    table.write_text(head + rows + OPTIMIZER + "\n" + rest)
     (package / "export/tools/notes.py").write_text(FORMAT)
     (folder / "strategy.py").write_text(STRATEGY)
     catalogue = package / "gpus.yaml"

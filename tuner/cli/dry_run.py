@@ -12,6 +12,7 @@ from tuner.engine.plan import SearchPlan, SkippedGpu
 from tuner.engine.prepare import Predictors, Prepared, measure_options, prepare
 from tuner.engine.target import comparable, with_margin
 from tuner.errors import EXIT_FOUND, InputError
+from tuner.records import TrialRecord
 from tuner.runner.deadline import LONGEST_S
 from tuner.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.terminal.tables import console, table
@@ -54,7 +55,9 @@ def _dry_run(
             "a dry run shows predictions, and there are none for your own code",
             hint="tuner search --trials 1 tries one configuration",
         )
-    known = () if options.fresh else comparable(plan.target.folder.read().records, plan.target)
+    known: tuple[TrialRecord, ...] = ()
+    if isinstance(plan.trials_on, Measuring) and not options.fresh:  # traces are no trials
+        known = comparable(plan.target.folder.read().records, plan.target)
     known = tuple(with_margin(record, plan.margin_bytes) for record in known)
     listener.planned(plan, known)
     prepared = prepare(plan, known, listener, predictors=predictors)

@@ -8,18 +8,17 @@ recommended, is settled by traces at full depth, which go into the journal.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tuner.engine.plan import SearchOptions, SearchPlan
 from tuner.engine.target import comparable, with_margin
 from tuner.estimators.predictor import Predictor
 from tuner.estimators.stages import predict_overall
+from tuner.estimators.undecided import Side, undecided
 from tuner.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.results.front import DEFAULT_OBJECTIVES
 from tuner.results.journal import read_journal
@@ -166,10 +165,7 @@ class _Candidates:
 
     def undecided(self) -> list[TrialRecord]:
         """What is not traced and may be on the front; the best of the first goal first."""
-        hopes, may_fit = self._side(-self._tolerance)
-        certainties, surely = self._side(self._tolerance)
-        places = np.flatnonzero(may_fit & ~_beaten(hopes, certainties[surely]))
-        best_first = places[np.argsort(-hopes[places, 0], kind="stable")].tolist()
+        best_first = undecided(self._side(-self._tolerance), self._side(self._tolerance))
         todo = [place for place in best_first if place not in self._settled]
         one_of_twins = {id(self._twins_of[place]): place for place in reversed(todo)}
         return [self.records[place] for place in one_of_twins.values()][::-1]
@@ -190,18 +186,17 @@ class _Candidates:
             eta_s=None,
         )
 
-    def _side(self, share: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Gains (N, goals), and what fits (N,), if all that is compiled needs this much more."""
+    def _side(self, share: float) -> Side:
+        """All of them, if what is compiled needs this much more."""
         records = [
             record if place in self._settled else _needing(record, share)
             for place, record in enumerate(self.records)
         ]
         gains = [
-            [-np.inf if (gain := o.gain(record)) is None else gain for o in self._objectives]
+            [-math.inf if (gain := o.gain(record)) is None else gain for o in self._objectives]
             for record in records
         ]
-        shape = (len(records), len(self._objectives))
-        return np.array(gains).reshape(shape), np.array([r.fits for r in records], dtype=bool)
+        return Side(gains, [record.fits for record in records])
 
 
 def _record(
@@ -240,20 +235,6 @@ def _traced(
             zip(configurations, found, strict=True)
         )
     ]
-
-
-def _beaten(hopes: NDArray[np.float64], certain: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which rows are worse than a row of `certain` whatever comes: shapes (N, goals), (M, goals).
-
-    Only its front is looked at: what it beats, beats nothing that it does not beat itself.
-    """
-    beaten = np.zeros(len(hopes), dtype=bool)
-    left = certain[np.lexsort(-certain.T[::-1])]
-    while len(left):
-        best = left[0]
-        beaten |= (hopes <= best).all(axis=1) & (hopes < best).any(axis=1)
-        left = left[~(left <= best).all(axis=1)]
-    return beaten
 
 
 def _reserved_bytes(record: TrialRecord) -> int:
