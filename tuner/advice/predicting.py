@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.estimators.predict import predict, resolve_subject
 from tuner.estimators.predictor import OnProgress, PredictionJob, Predictor
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.stages import Predict, predict_stages
@@ -80,18 +79,12 @@ class SpacePredictor:
         ]
 
     def _traced(self, configurations: Sequence[Configuration]) -> list[Prediction]:
-        assert self.space.model is not None  # a target has one
-        subject = resolve_subject(self.space.workload, self.space.model)
-        return [
-            predict(
-                subject,
-                configuration,
-                self.gpu,
-                margin_fraction=self._margin_fraction,
-                profile=self._profile,
-            )
-            for configuration in configurations
-        ]
+        return self._predictor.traced(
+            configurations,
+            self.gpu,
+            margin_fraction=self._margin_fraction,
+            profile=self._profile,
+        )
 
     def _compiled(self, configurations: Sequence[Configuration]) -> list[Prediction]:
         return self._predictor.predict(
