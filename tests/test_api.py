@@ -139,6 +139,12 @@ class TestSearch:
         tuner.search("wide.yaml", gpu="a6000", trials=2, settings=FP16, progress=True)
         assert f"{len(told)}/{len(told)} done" in capfd.readouterr().err
 
+    def test_a_search_that_traced_all_that_it_may_is_repeated(self, searches):
+        asked = {"gpu": "a6000", "trials": 1, "settings": FP16, "results": "again"}
+        first, second = (tuner.search("wide.yaml", **asked) for _ in range(2))
+        assert second.best().configuration == first.best().configuration
+        assert len(second.records) == len(first.records) == 4
+
     def test_what_the_callback_raises_ends_the_search(self, searches):
         def enough(states):
             raise RuntimeError("enough")

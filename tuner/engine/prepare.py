@@ -91,7 +91,8 @@ def prepare(
         }
     initial: list[Configuration] = []
     predictions: list[Prediction] = []
-    spent = _known_number(plan, known) >= options.trials
+    # What was traced before is no budget that was spent: a space is predicted in seconds.
+    spent = isinstance(trials_on, Measuring) and _known_number(plan, known) >= options.trials
     if not space.predictable:
         initial = _baseline(space)
         if has_program_prior(space, gpu) and options.searcher == GUIDED and not spent:
