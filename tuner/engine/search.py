@@ -136,6 +136,9 @@ def _run(
 ) -> list[SearchOutcome | None]:
     """The result of each search; None for the last ones, if an interruption left them no time."""
     results: dict[str, SearchOutcome | None] = {}
+    predicted = [one for one in opened if one.is_predicted]
+    if predicted and (unused := without_effect(predicted[0].plan.options)):
+        listener.note(f"no effect on a predicted search, which runs no trials: {unused}")
     with listener.searching() as report:
         latest: dict[str, Progress] = {}
 
@@ -143,11 +146,12 @@ def _run(
             latest.update(states)
             report(latest)
 
-        predicted = [one for one in opened if one.is_predicted]
-        if predicted and (unused := without_effect(predicted[0].plan.options)):
-            listener.note(f"a predicted search runs no trials: {unused} changes nothing")
         results |= _predict(predicted, progress, predictors)
-        results |= _run_trials([one for one in opened if not one.is_predicted], progress)
+        others = [one for one in opened if not one.is_predicted]
+        if any(found is None or found.interrupted for found in results.values()):
+            results |= {one.plan.target.gpu.id: None for one in others}
+        else:
+            results |= _run_trials(others, progress)
     return [results[one.plan.target.gpu.id] for one in opened]
 
 
