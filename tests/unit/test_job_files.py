@@ -25,6 +25,7 @@ from tuner.engine.job_files import (
 )
 from tuner.errors import InputError, UnavailableError
 from tuner.results.journal import encode, read_journal
+from tuner.results.store import ResultsFolder
 
 ID = "tiny-a6000-0123abcd"
 CHOICE = Choice(space_name="./tiny.yaml")
@@ -236,6 +237,15 @@ def test_where_the_space_is_not_known_the_journal_comes_home_alone(home, trials)
         assert fetched.view is None
         assert fetched.note
     assert len(read_journal(home / "results/tiny/a6000/trials.jsonl").records) == 1
+
+
+def test_predictions_are_added_to_those_that_are_here(home, trials):
+    lines = [encode(trial).decode() for trial in trials[:2]]
+    folder = ResultsFolder(home / "results", trials[0].space, trials[0].gpu)
+    folder.write_predicted(trials[:1])
+    for _ in range(2):
+        take_home(files_of(lines[:1], predictions=(lines[1],)), home / "results", CHOICE)
+        assert read_journal(folder.predicted).records == tuple(trials[:2])
 
 
 def test_a_course_of_memory_that_is_none_is_left(home, trials):

@@ -69,7 +69,7 @@ def take_home(files: JobFiles, results: Path, choice: Choice) -> tuple[Fetched, 
         folder = ResultsFolder(results, space, gpu)
         added = _merge(folder, records)
         if (space, gpu) in predictions:
-            folder.write_predicted(predictions[space, gpu])
+            _merge_predictions(folder, predictions[space, gpu])
         _keep_timeline(folder, files.timelines)
         found.append(_written(Fetched(folder, len(records), added), files, choice))
     return tuple(found)
@@ -105,11 +105,23 @@ def _merge(folder: ResultsFolder, records: Sequence[TrialRecord]) -> int:
     """Append what the journal does not hold; returns how many records that were."""
     folder.check_writable()
     with folder.writer() as writer:
-        known = {encode(record) for record in folder.read().records}
-        new = [record for record in records if encode(record) not in known]
+        new = _lacking(folder.read().records, records)
         for record in new:
             writer.append(record)
     return len(new)
+
+
+def _merge_predictions(folder: ResultsFolder, records: Sequence[TrialRecord]) -> None:
+    """Add what is not among the predictions here; what is here stays."""
+    own = read_journal(folder.predicted).records
+    new = _lacking(own, records)
+    if new:
+        folder.write_predicted([*own, *new])
+
+
+def _lacking(own: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    known = {encode(record) for record in own}
+    return [record for record in records if encode(record) not in known]
 
 
 def _keep_timeline(folder: ResultsFolder, timelines: Sequence[str]) -> None:
