@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from tuner.engine.plan import SearchOptions, SearchPlan
-from tuner.engine.target import comparable, with_margin
+from tuner.engine.target import comparable
 from tuner.estimators.predictor import Predictor
 from tuner.estimators.stages import predict_overall
-from tuner.estimators.undecided import Side, undecided
+from tuner.estimators.undecided import Bound, undecided
 from tuner.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.results.front import DEFAULT_OBJECTIVES
 from tuner.results.journal import read_journal
@@ -109,7 +109,8 @@ class _Stops:
 def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
     """Write what is predicted of the space beside the journal.
 
-    What earlier searches predicted under other conditions stays, where it is comparable. Raises
+    What earlier searches predicted under other conditions stays, where it is comparable; it has the
+    margin of this search since its journal was opened (`tuner.engine.journals`). Raises
     `UnavailableError` when the disk refuses it.
     """
     folder = plan.target.folder
@@ -117,7 +118,7 @@ def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
     if not plan.options.fresh and folder.predicted.exists():
         for record in comparable(read_journal(folder.predicted).records, plan.target):
             if record.versions == plan.versions:
-                kept.setdefault(record.configuration.key, with_margin(record, plan.margin_bytes))
+                kept.setdefault(record.configuration.key, record)
     folder.write_predicted(kept.values())
 
 
@@ -165,7 +166,7 @@ class _Candidates:
 
     def undecided(self) -> list[TrialRecord]:
         """What is not traced and may be on the front; the best of the first goal first."""
-        best_first = undecided(self._side(-self._tolerance), self._side(self._tolerance))
+        best_first = undecided(self._bound(-self._tolerance), self._bound(self._tolerance))
         todo = [place for place in best_first if place not in self._settled]
         one_of_twins = {id(self._twins_of[place]): place for place in reversed(todo)}
         return [self.records[place] for place in one_of_twins.values()][::-1]
@@ -186,7 +187,7 @@ class _Candidates:
             eta_s=None,
         )
 
-    def _side(self, share: float) -> Side:
+    def _bound(self, share: float) -> Bound:
         """All of them, if what is compiled needs this much more."""
         records = [
             record if place in self._settled else _needing(record, share)
@@ -196,7 +197,7 @@ class _Candidates:
             [-math.inf if (gain := o.gain(record)) is None else gain for o in self._objectives]
             for record in records
         ]
-        return Side(gains, [record.fits for record in records])
+        return Bound(gains, [record.fits for record in records])
 
 
 def _record(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from tuner.estimators import cache
 from tuner.estimators.compiler.compiled import CompiledPasses, Replayed, Replays
@@ -26,38 +27,36 @@ def read_passes(entry: str) -> CompiledPasses | None:
 
 def read_replays(entry: str) -> dict[Point, Replays]:
     """The replays in this entry, by point."""
-    stored = cache.read_json(entry)
-    if stored is None:
-        return {}
-    try:
-        return {
-            tuple(map(int, point)): (Replayed(*map(int, once)), Replayed(*map(int, more)))
-            for *point, once, more in stored
-        }
-    except (TypeError, ValueError):
-        cache.delete(entry)
-        return {}
+    return _read(entry, _replays) or {}
+
+
+def _replays(stored: Any) -> dict[Point, Replays]:
+    return {
+        tuple(map(int, point)): (Replayed(*map(int, once)), Replayed(*map(int, more)))
+        for *point, once, more in stored
+    }
 
 
 def read_optimizer(entry: str) -> CompiledOptimizer | None:
     """The compiled optimizer step in this entry; None where there is none that is whole."""
-    stored = cache.read_json(entry)
-    if stored is None:
-        return None
-    try:
-        return CompiledOptimizer.from_dict(stored)
-    except (KeyError, TypeError, ValueError):
-        cache.delete(entry)
-        return None
+    return _read(entry, CompiledOptimizer.from_dict)
 
 
 def read_prediction(entry: str) -> Prediction | None:
     """The prediction in this entry; None where there is none that is whole."""
+    return _read(entry, Prediction.from_dict)
+
+
+_Stored = TypeVar("_Stored")
+
+
+def _read(entry: str, parse: Callable[[Any], _Stored]) -> _Stored | None:
+    """What `parse` makes of the JSON in this entry; deleted where it makes nothing of it."""
     stored = cache.read_json(entry)
     if stored is None:
         return None
     try:
-        return Prediction.from_dict(stored)
+        return parse(stored)
     except (KeyError, TypeError, ValueError):
         cache.delete(entry)
         return None

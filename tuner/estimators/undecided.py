@@ -13,20 +13,20 @@ Gains = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Bound:
     """The configurations at one end of their bounds: their gains, and which of them fit."""
 
     gains: Gains
     fits: Sequence[bool]
 
 
-def undecided(best: Side, worst: Side) -> list[int]:
+def undecided(best: Bound, worst: Bound) -> list[int]:
     """Places of what may be on the front, the best of the first goal first.
 
     That is what fits at its best, and then is not beaten by what fits at its worst.
     """
-    hopes, certain = (np.array(side.gains, dtype=float) for side in (best, worst))
-    may_fit, surely = (np.array(side.fits, dtype=bool) for side in (best, worst))
+    hopes, certain = (np.array(bound.gains, dtype=float) for bound in (best, worst))
+    may_fit, surely = (np.array(bound.fits, dtype=bool) for bound in (best, worst))
     places = np.flatnonzero(may_fit & ~_beaten(hopes, certain[surely]))
     found: list[int] = places[np.argsort(-hopes[places, 0], kind="stable")].tolist()
     return found
