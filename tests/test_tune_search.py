@@ -348,7 +348,7 @@ def test_space_without_configurations_is_refused():
 
 
 INTERRUPTED = """
-import json, sys
+import gc, json, sys
 from pathlib import Path
 from tune_fakes import GPU, FakeFactory, FakeSpace
 from tuner.tune.driver import search
@@ -359,6 +359,7 @@ ledger_interrupt = SearchState.interrupt
 
 def interrupt(self):
     ledger_interrupt(self)
+    gc.set_threshold(50, 1, 1)  # what is collected asks Ray's processes, which may be gone
     Path(sys.argv[1] + ".heard").touch()
 
 def note(record):

@@ -16,6 +16,7 @@ from ray import tune
 from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Prediction, TrialRecord
 from tuner.tune import cluster
+from tuner.tune.budget import StoppedBy
 from tuner.tune.candidates import Candidates
 from tuner.tune.capacity import FIXED_CLUSTER, GROWING_CLUSTER, OWN_CLUSTER, Capacity, Waiting
 from tuner.tune.concurrent import ConcurrentSearches, first_broken
@@ -23,8 +24,9 @@ from tuner.tune.demand import PlaceholderDemand
 from tuner.tune.growth import grows
 from tuner.tune.guided_goals import goals_of
 from tuner.tune.interrupts import Interrupts
-from tuner.tune.local_ray import losses_said, require_alive
+from tuner.tune.local_ray import is_own, losses_said, lost_process, require_alive
 from tuner.tune.progress import Progress
+from tuner.tune.ray_private import placement_groups_left
 from tuner.tune.request import SearchOutcome, SearchRequest
 from tuner.tune.reuse import RequestedResources
 from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
@@ -175,11 +177,17 @@ def _run(
             state.interrupt()
 
     interrupts = Interrupts(interrupt)
+
+    def leaving() -> bool:
+        interrupted = all(state.stopped_by is StoppedBy.INTERRUPTED for state in states)
+        return is_own() and (interrupted or lost_process() is not None)
+
     first = requests[0]
     with (
         interrupts.handled(),
         cluster.quiet(),
         cluster.scratch_folder() as folder,
+        placement_groups_left(leaving),
         cluster.connected(
             first.address,
             cpus=max(cluster.cpus_for(r.max_concurrent, r.resources_per_trial) for r in requests),

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
+import ray.util
 from ray._private import ray_constants, services, worker
 from ray._private.node import Node
+from ray.air.execution.resources import placement_group
 from ray.experimental.internal_kv import _internal_kv_get
 
 PACKAGING_LOGGER = "ray._private.runtime_env.packaging"
@@ -56,6 +59,27 @@ def on_localhost() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def placement_groups_left(leaving: Callable[[], bool]) -> Iterator[None]:
+    """Ray Tune removes no placement group inside once `leaving` says so.
+
+    It asks the GCS to, wherever an actor ends or its own objects are collected. With the GCS gone
+    that call waits until Ray ends this process, and a cluster that is shut down has none left.
+    """
+    remove = placement_group.remove_placement_group
+
+    def remove_or_leave(group: Any) -> None:
+        if not leaving():
+            remove(group)
+
+    name = "remove_placement_group"  # it is called by both of its names
+    with (
+        mock.patch.object(placement_group, name, remove_or_leave),
+        mock.patch.object(ray.util, name, remove_or_leave),
+    ):
+        yield
 
 
 class _OwnGroupPopen(services.ConsolePopen):  # type: ignore[misc] # Ray has no types
