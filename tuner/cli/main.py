@@ -24,6 +24,7 @@ from tuner import __version__
 from tuner.cli import completing
 from tuner.cli.options import examples, with_help_all
 from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, TunerError, unknown
+from tuner.extras import missing_extra
 from tuner.terminal.render import echo
 from tuner.text import printable
 
@@ -152,6 +153,12 @@ def run(arguments: Sequence[str]) -> int:
     except TunerError as error:
         echo(f"error: {error}", err=True)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        echo(f"error: {missing}", err=True)
+        return missing.exit_code
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:

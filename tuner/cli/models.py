@@ -13,7 +13,6 @@ from tuner.cli.options import examples, json_option
 from tuner.engine.quiet import quiet_libraries
 from tuner.errors import unknown
 from tuner.models.catalogue import ModelEntry, get_entry, load_catalogue
-from tuner.models.hollow import HollowCheckpoint, write_hollow
 from tuner.terminal.render import count, print_fields, print_json
 from tuner.terminal.tables import print_rows
 from tuner.units import format_gib
@@ -101,26 +100,24 @@ def hollow(
     It has the names, shapes and types of the published one, and from_pretrained loads it; all
     weights are zero. For programs that run on an emulated device.
     """
+    from tuner.models.hollow import write_hollow
+
     with quiet_libraries():
         found = write_hollow(model, folder, dtype=dtype, tokenizer=tokenizer, overwrite=overwrite)
     if as_json:
         print_json({**dataclasses.asdict(found), "folder": str(found.folder)})
     else:
-        _print_hollow(found)
-
-
-def _print_hollow(found: HollowCheckpoint) -> None:
-    print_fields(
-        [
-            ("folder", str(found.folder)),
-            ("model", found.model),
-            ("parameters", f"{count(found.parameters)}, {found.dtype}, all zero"),
-            ("weights", format_gib(found.logical_bytes)),
-            ("on disk", f"{found.disk_bytes / 1e6:.1f} MB, tokenizer included"),
-            ("tokenizer", found.tokenizer),
-            ("processor", found.processor or ""),
-        ]
-    )
+        print_fields(
+            [
+                ("folder", str(found.folder)),
+                ("model", found.model),
+                ("parameters", f"{count(found.parameters)}, {found.dtype}, all zero"),
+                ("weights", format_gib(found.logical_bytes)),
+                ("on disk", f"{found.disk_bytes / 1e6:.1f} MB, tokenizer included"),
+                ("tokenizer", found.tokenizer),
+                ("processor", found.processor or ""),
+            ]
+        )
 
 
 def _to_dict(entry: ModelEntry) -> dict[str, Any]:

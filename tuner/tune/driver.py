@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,10 @@ from tuner.tune.state import SearchState
 from tuner.tune.trainable import REQUEST, TrialTrainable, WorkerPlan
 from tuner.tune.watching import Watching
 from tuner.workloads.memory_order import memory_order
+
+STOP_REACHES_ALL_S = 1.0
+"""Between the first and the last process of a job that is told to stop, on a loaded machine."""
+LOOK_AGAIN_S = 0.05
 
 
 def search(
@@ -216,10 +221,16 @@ def _run(
 
 @contextlib.contextmanager
 def _given_up(searches: ConcurrentSearches) -> Iterator[None]:
-    """Ray may be lost inside where the search is stopped: what stops all of a job stops Ray too."""
+    """Ray may be lost inside where the search is stopped: what stops all of a job stops Ray too.
+
+    The signal may reach Ray's processes first, so that the loss is noticed before the stop.
+    """
     try:
         yield
     except UnavailableError:
+        until_s = time.monotonic() + STOP_REACHES_ALL_S
+        while not searches.interrupted and time.monotonic() < until_s:
+            time.sleep(LOOK_AGAIN_S)  # the handler of the signal runs meanwhile
         if not searches.interrupted:
             raise
 

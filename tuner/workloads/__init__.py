@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from tuner.errors import InputError, unknown
+from tuner.extras import missing_extra
 from tuner.records import Configuration
 from tuner.workloads.base import Workload
 from tuner.workloads.own import FunctionWorkload
@@ -61,10 +62,13 @@ def tokens_per_sample(workload: str, configuration: Configuration) -> int:
 def load_object(name: str, kind: str) -> Any:
     """The object that "package.module:object" names; `kind` is what it is to be, for people.
 
-    Raises `InputError` where there is none.
+    Raises `InputError` where there is none, `UnavailableError` where `tuner[all]` is missing.
     """
     module_name, _, object_name = name.partition(":")
     try:
         return getattr(importlib.import_module(module_name), object_name)
     except (ModuleNotFoundError, AttributeError) as error:
+        missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            raise missing from error
         raise InputError(f"{kind} {name!r} cannot be found: {error}") from error

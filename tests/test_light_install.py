@@ -1,0 +1,128 @@
+"""Without the extra `tuner[all]`: what answers all the same, and what the others say."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.main import COMMANDS
+from tuner.extras import MODULES
+
+ROOT = Path(__file__).parents[1]
+
+# A process in which the modules of the extra cannot be imported runs each command line.
+WITHOUT = """
+import contextlib, io, json, sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in MODULES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+MODULES = json.loads(sys.argv[1])
+sys.meta_path.insert(0, Missing())
+from tuner.cli.main import run
+
+found = []
+for line in json.loads(sys.argv[2]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(line)
+    found.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(found))
+"""
+
+RESULTS = ("--space", "qlora27b", "--gpu", "a6000")
+ANSWER = (
+    ("best", *RESULTS),
+    ("best", *RESULTS, "--where", "max_length >= 2048"),
+    ("show", *RESULTS),
+    ("export", *RESULTS, "--format", "trl"),
+    ("gpus",),
+    ("gpus", "a6000"),
+    ("models",),
+    ("models", "qwen3-8b"),
+    ("spaces",),
+    ("spaces", "qlora27b"),
+    ("completion", "bash"),
+)
+ASK = (
+    ("estimate", "--model", "mistral-7b-v0.3", "--gpu", "rtx4090"),
+    ("explain", *RESULTS),
+    ("search", *RESULTS),
+    ("submit", *RESULTS, "--address", "http://127.0.0.1:1"),
+    ("jobs", "--address", "http://127.0.0.1:1"),
+    ("calibrate",),
+    ("models", "hollow", "tiny-llama-3m", "hollow"),
+)
+
+
+def test_the_extra_has_the_packages_of_these_modules():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {
+        line.partition(">=")[0].partition("[")[0]
+        for line in project["optional-dependencies"]["all"]
+    }
+    assert names == set(MODULES.values())
+    assert not names & {line.partition(">=")[0] for line in project["dependencies"]}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    arguments = [sys.executable, "-c", WITHOUT, json.dumps([*MODULES]), json.dumps([*ANSWER, *ASK])]
+    done = subprocess.run(
+        arguments,
+        cwd=tmp_path_factory.mktemp("elsewhere"),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(zip((*ANSWER, *ASK), json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("line", ANSWER, ids=" ".join)
+def test_what_is_read_needs_no_extra(answers, line):
+    code, out, err = answers[line]
+    assert code == 0, err
+    assert out
+
+
+@pytest.mark.parametrize("line", ASK, ids=" ".join)
+def test_what_predicts_or_searches_says_what_to_install(answers, line):
+    code, _, err = answers[line]
+    assert code == 3
+    assert "which is not installed" in err
+    assert "pip install 'tuner[all]'" in err
+
+
+@pytest.mark.slow
+def test_the_wheel_answers_in_an_environment_of_its_own(tmp_path):
+    """Built, installed with nothing but what it names, small, and every command there."""
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, ROOT], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    place = tmp_path / "venv"
+    venv.create(place, with_pip=True)
+    python, program = place / "bin" / "python", place / "bin" / "tuner"
+    constraints = ROOT / "constraints.txt"
+    subprocess.run([python, "-m", "pip", "-q", "install", "-c", constraints, wheel], check=True)
+    size_bytes = sum(f.lstat().st_size for f in place.rglob("*") if f.is_file())
+    assert size_bytes < 400e6
+    for line in ANSWER:
+        done = subprocess.run(
+            [program, *line], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+    for name, listed in COMMANDS.items():
+        done = subprocess.run(
+            [program, name, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0 or not listed, (name, done.stderr)
