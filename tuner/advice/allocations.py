@@ -61,9 +61,9 @@ def largest_allocations(
 
     Traces the step at full depth: seconds for a model of some billion parameters.
     """
-    from tuner.estimators.tracing.trace import trace  # torch
+    from tuner.estimators.compiler.deepening import trace_deep  # torch
 
-    traced = trace(
+    traced = trace_deep(
         get_workload(workload),
         resolve_config(model),
         configuration,

@@ -92,11 +92,11 @@ def trace_timeline(
     are spread evenly over its time. Takes as long as a prediction at full depth. Raises
     `InputError` when the GPU cannot run it.
     """
-    from tuner.estimators.tracing.trace import trace
+    from tuner.estimators.compiler.deepening import trace_deep
 
     gpu, kernel_times, _ = on_measured_device(gpu, profile)
     require_supported(configuration, gpu)
-    traced = trace(
+    traced = trace_deep(
         subject.workload,
         subject.model_config,
         configuration,

@@ -113,13 +113,13 @@ def predict(
     A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot run
     it or the model cannot be built from it.
     """
+    from tuner.estimators.compiler.deepening import trace_deep
     from tuner.estimators.replay.memory import peak_memory
-    from tuner.estimators.tracing.trace import trace
 
     gpu, kernel_times, rates = on_measured_device(gpu, profile)
     require_supported(configuration, gpu)
     parallelism = Parallelism.of(configuration)
-    traced = trace(
+    traced = trace_deep(
         subject.workload,
         subject.model_config,
         configuration,
@@ -164,11 +164,11 @@ def predict(
 
 def _alone(traced: Trace, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
     """What a rank would do without the others: its own trace, where it has no others."""
-    from tuner.estimators.tracing.trace import trace
+    from tuner.estimators.compiler.deepening import trace_deep
 
     if gpus_per_trial(configuration) == 1:
         return traced
-    return trace(
+    return trace_deep(
         subject.workload,
         subject.model_config,
         Configuration({**configuration, GPUS_PER_TRIAL: 1}),

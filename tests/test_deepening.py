@@ -1,0 +1,118 @@
+"""Traces of few layers, repeated to full depth, against traces of all layers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+from compiled_samples import configurations, gpu_for, shallow_model, structures
+
+from tuner.estimators.compiler import deepening
+from tuner.estimators.compiler.deepening import trace_deep
+from tuner.estimators.predict import resolve_subject
+from tuner.estimators.replay.memory import peak_memory
+from tuner.estimators.tracing.trace import trace
+
+LAYERS = 18
+SEED = 4471
+REPEATED = [2, 3, 4]
+
+
+@pytest.fixture
+def depths(monkeypatch):
+    """The number of layers of each model that is traced."""
+    found = []
+
+    def noted(workload, model, configuration, **options):
+        found.append(model.get_text_config().num_hidden_layers)
+        return trace(workload, model, configuration, **options)
+
+    monkeypatch.setattr(deepening, "trace", noted)
+    return found
+
+
+def drawn(number):
+    """Random configurations, each of another structure."""
+    source = random.Random(SEED)
+    for structure in itertools.islice(structures(SEED), number):
+        (configuration,) = configurations(structure, source, window=None, number=1)
+        yield configuration, gpu_for(configuration, source)
+
+
+def require_same(subject, configuration, gpu):
+    """Memory to a few KiB (buffers that hold a number of each layer), work to the byte."""
+    deep, full = (
+        find(
+            subject.workload,
+            subject.model_config,
+            configuration,
+            compute_capability=gpu.compute_capability,
+        )
+        for find in (trace_deep, trace)
+    )
+    ours, theirs = (peak_memory(t.timeline, context_bytes=0) for t in (deep, full))
+    assert ours.peak_allocated_bytes == pytest.approx(theirs.peak_allocated_bytes, abs=16384)
+    assert ours.peak_reserved_bytes == pytest.approx(theirs.peak_reserved_bytes, rel=1e-3)
+    assert ours.phase_peak_bytes == pytest.approx(theirs.phase_peak_bytes, abs=16384)
+    assert ours.peak_phase == theirs.peak_phase
+    assert executed(deep) == executed(full)
+    assert (deep.trainable_params, deep.total_params, deep.micro_steps, deep.remarks) == (
+        full.trainable_params,
+        full.total_params,
+        full.micro_steps,
+        full.remarks,
+    )
+
+
+def executed(traced):
+    """What each kind of operator computes and moves in each phase."""
+    found = Counter()
+    for op in traced.timeline.ops:
+        work = traced.timeline.works[op.work]
+        key = op.mark, op.recompute, work.kind, work.dtype, work.shape
+        found.update({(*key, "times"): 1, (*key, "flops"): work.flops})
+        found.update({(*key, "bytes"): work.bytes_moved})
+    return found
+
+
+@pytest.mark.parametrize(("configuration", "gpu"), [*drawn(2)])
+def test_a_model_of_equal_layers_is_traced_in_part(tmp_path, depths, configuration, gpu):
+    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    require_same(subject, configuration, gpu)
+    assert depths == REPEATED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mistral-7b-v0.1", "qwen2.5-1.5b", "llama-3.2-1b"])
+def test_random_configurations_are_as_if_all_layers_were_traced(tmp_path, depths, model):
+    subject = resolve_subject("causal_lm", shallow_model(tmp_path, model, LAYERS))
+    number = 8
+    for configuration, gpu in drawn(number):
+        require_same(subject, configuration, gpu)
+    assert depths.count(REPEATED[-1]) == number
+    assert depths.count(LAYERS) <= 1  # one of them frees blocks in an order that is not recognised
+
+
+@pytest.mark.parametrize("model", ["gemma-3-4b-text", "smollm3-3b"])
+def test_a_model_whose_layers_differ_is_traced_as_a_whole(depths, model):
+    """By their kind, and by a setting that the configuration does not call a kind."""
+    subject = resolve_subject("causal_lm", model)
+    ((configuration, gpu),) = drawn(1)
+    trace_deep(subject.workload, subject.model_config, configuration, compute_capability=(8, 0))
+    assert depths == [subject.model_config.get_text_config().num_hidden_layers]
+
+
+def test_a_rule_counts_from_the_end_that_stays():
+    free = deepening._Free
+    # All runs free the newest but one.
+    assert deepening._rule(None, free(1, 5), [free(1, 6), free(1, 5)]).place(9, 3) == 1
+    # Each run frees the oldest that is left, whatever the depth.
+    oldest = deepening._rule(None, free(7, 2), [free(9, 2), free(8, 2)])
+    assert (oldest.newest, oldest.place(9, 3)) == (False, 2)
+    # What lies beneath grows with the depth, and does not change from one run to the next.
+    grown = deepening._rule(free(3, 0), free(5, 1), [free(7, 3)])
+    assert (grown.newest, grown.place(4, 0)) == (True, 11)
+    with pytest.raises(deepening._Different):
+        deepening._rule(free(3, 0), free(5, 1), [free(8, 3)])
