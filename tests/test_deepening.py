@@ -99,7 +99,7 @@ def test_random_configurations_are_as_if_all_layers_were_traced(tmp_path, depths
 def test_a_model_whose_layers_differ_is_traced_as_a_whole(depths, model):
     """By their kind, and by a setting that the configuration does not call a kind."""
     subject = resolve_subject("causal_lm", model)
-    ((configuration, gpu),) = drawn(1)
+    ((configuration, _),) = drawn(1)
     trace_deep(subject.workload, subject.model_config, configuration, compute_capability=(8, 0))
     assert depths == [subject.model_config.get_text_config().num_hidden_layers]
 
