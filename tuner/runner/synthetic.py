@@ -30,14 +30,29 @@ def fill(model: nn.Module, device: str, *, on_host: Sequence[nn.Module] = ()) ->
 
     Layers of transformers are initialised as their authors do, quantised ones hold random codes.
     Tied parameters stay tied. Modules in `on_host` are filled on the device one after the other,
-    where that takes no time, and moved to host memory. Raises torch.OutOfMemoryError where the
+    where that takes no time, and moved to host memory. Of a sharded model only this rank's shards
+    are filled. Raises torch.OutOfMemoryError where the
     device is too small.
     """
+    if any(hasattr(parameter, "_local_tensor") for parameter in model.parameters()):
+        _fill_shards(model, device)
+        return
     for part in on_host:
         _fill_modules(model, list(part.modules()), device)
         part.to("cpu")
     done = {id(module) for part in on_host for module in part.modules()}
     _fill_modules(model, [m for m in model.modules() if id(m) not in done], device)
+
+
+def _fill_shards(model: Any, device: str) -> None:
+    """Give this rank's shards small random values; what no rank shares is as the model has it."""
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            _small_random(getattr(parameter, "_local_tensor", parameter))
+        for module in model.modules():
+            if any(True for _ in module.buffers(recurse=False)):
+                _initialise(model, module, set())
 
 
 def _fill_modules(model: nn.Module, modules: Sequence[nn.Module], device: str) -> None:
