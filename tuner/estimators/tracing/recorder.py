@@ -86,6 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._finalizers: dict[int, Any] = {}
         self._seen: dict[Any, _Seen] = {}
         self._recomputing = False
+        self._stream = 0
         self._recording = False
         self._depth = 0
         self._resizing: Any = None
@@ -104,6 +105,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._survivors_are_activations(self._first_block_of_phase)
         self._first_block_of_phase = len(timeline.blocks)
         timeline.marks.append(Mark(len(timeline.events), phase, step, micro_step))
+
+    def enter_stream(self, number: int) -> None:
+        """What follows is allocated on another stream."""
+        self._stream = number
 
     @contextlib.contextmanager
     def recompute(self) -> Iterator[None]:
@@ -312,6 +317,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _append_block(self, size_bytes: int) -> Block:
         timeline = self.timeline
         block = Block(size_bytes, timeline.marks[-1].phase, len(timeline.events))
+        block.stream = self._stream
         timeline.events.append((len(timeline.blocks), +1))
         timeline.blocks.append(block)
         return block
