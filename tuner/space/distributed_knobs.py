@@ -138,8 +138,8 @@ def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
     if optimizer is not None and not optimizer.can_shard:
         others = ", ".join(name for name, each in OPTIMIZERS.items() if each.can_shard)
         yield (
-            f"{configuration['optimizer']} does not know sharded parameters: "
-            f"use one of {others}, or ddp"
+            f"{configuration['optimizer']} does not know sharded parameters (its kernels take no "
+            f"DTensor): use one of {others}, or ddp"
         )
     if configuration.get("mixed_precision") == "fp16":
         yield (
@@ -147,6 +147,9 @@ def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
             "bf16, or ddp"
         )
     if configuration.get("offload"):
-        yield "offload moves whole layers, and fsdp2 shards them: use one of the two"
+        yield (
+            "offload moves whole layers, and fsdp2 shards them: use one of the two; a program with "
+            "FSDP2's own CPUOffloadPolicy can be emulated (tuner emulate)"
+        )
     if configuration.get("torch_compile"):
-        yield "torch_compile with fsdp2 is not supported: use ddp"
+        yield "torch_compile with fsdp2 is not predicted: emulate the program, or use ddp"

@@ -40,6 +40,8 @@ def shard(model: nn.Module, device: str, sharding: Sharding) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.set_device(device)  # fully_shard asks for no other
     names = (_MESH,)
     mesh = init_device_mesh(
         "cpu" if kind == "meta" else kind, (dist.get_world_size(),), mesh_dim_names=names

@@ -139,7 +139,7 @@ class CachingAllocator:
         """The first request of a pool."""
         self._free[pool], self._unmapped[pool] = [], []
         if self._expandable:
-            start = len(self._unmapped) * _ADDRESS_SPACE_BYTES
+            start = (len(self._unmapped) - 1) * _ADDRESS_SPACE_BYTES
             self._add_unmapped(_Block(start, _ADDRESS_SPACE_BYTES, pool))
 
     def free(self, block: _Block) -> None:
