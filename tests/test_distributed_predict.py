@@ -245,8 +245,7 @@ def test_copies_of_a_broadcast_have_gone_before_a_processor_needs_its_own(
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"precision": "nf4"}, "bitsandbytes"),
-        ({"precision": "int8"}, "bitsandbytes"),
+        ({"precision": "int8"}, "bnb_4bit_quant_storage"),
         ({"optimizer": "adamw_8bit"}, "sharded parameters"),
         ({"mixed_precision": "fp16"}, "scaler"),
     ],

@@ -25,7 +25,7 @@ import platformdirs
 FOLDER_VARIABLE = "TUNER_CACHE"
 """Environment variable that names the folder; "off" switches the cache off."""
 
-_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "numpy")
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "numpy")
 _CODE = ("estimators", "workloads")
 _CHECKSUM_BYTES = 32
 

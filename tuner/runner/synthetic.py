@@ -30,14 +30,38 @@ def fill(model: nn.Module, device: str, *, on_host: Sequence[nn.Module] = ()) ->
 
     Layers of transformers are initialised as their authors do, quantised ones hold random codes.
     Tied parameters stay tied. Modules in `on_host` are filled on the device one after the other,
-    where that takes no time, and moved to host memory. Raises torch.OutOfMemoryError where the
+    where that takes no time, and moved to host memory. Of a sharded model only this rank's shards
+    are filled. Raises torch.OutOfMemoryError where the
     device is too small.
     """
+    if any(hasattr(parameter, "_local_tensor") for parameter in model.parameters()):
+        _fill_shards(model, device)
+        return
     for part in on_host:
         _fill_modules(model, list(part.modules()), device)
         part.to("cpu")
     done = {id(module) for part in on_host for module in part.modules()}
     _fill_modules(model, [m for m in model.modules() if id(m) not in done], device)
+
+
+def _fill_shards(model: Any, device: str) -> None:
+    """Give this rank's shards small random values; what no rank shares is as the model has it."""
+    model.to_empty(device=device)
+    packed = set()
+    for module in model.modules():
+        if "quant_state" in module.__dict__:
+            _fill_scales(module.quant_state, device)
+            packed.add(module.weight)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            own = getattr(parameter, "_local_tensor", parameter)
+            if parameter in packed:
+                own.view(torch.uint8).random_(0, 256)
+            else:
+                _small_random(own)
+        for module in model.modules():
+            if any(True for _ in module.buffers(recurse=False)):
+                _initialise(model, module, set())
 
 
 def _fill_modules(model: nn.Module, modules: Sequence[nn.Module], device: str) -> None:
@@ -79,22 +103,9 @@ def _on_device(tensor: torch.Tensor, device: str) -> Any:
 
 def _four_bit(old: Any, codes: torch.Tensor, device: str) -> Any:
     """Random 4-bit codes with scales such that the layer's output has `_OUTPUT_STD`."""
-    from bitsandbytes.functional import get_4bit_type
-
     state = old.quant_state
-    fan_in = state.shape[-1]
-    scale = _OUTPUT_STD / math.sqrt(fan_in) / _UNIFORM_STD
     codes.random_(0, 256)
-    state.code = get_4bit_type(state.quant_type, device=device)
-    state.absmax = torch.empty_like(state.absmax, device=device)
-    if state.nested:
-        state.absmax.random_(0, 256)
-        state.offset = torch.full_like(state.offset, _FIRST_SCALE * scale, device=device)
-        second = state.state2
-        second.absmax = torch.full_like(second.absmax, _SCALE_RANGE * scale, device=device)
-        second.code = torch.linspace(-1, 1, 256, device=device)
-    else:
-        state.absmax.fill_(scale)
+    _fill_scales(state, device)
     return type(old)(
         codes,
         requires_grad=False,
@@ -106,6 +117,23 @@ def _four_bit(old: Any, codes: torch.Tensor, device: str) -> Any:
         module=old.module,
         bnb_quantized=True,
     )
+
+
+def _fill_scales(state: Any, device: str) -> None:
+    """What 4-bit codes are read with, of a layer that was on the meta device."""
+    from bitsandbytes.functional import get_4bit_type
+
+    scale = _OUTPUT_STD / math.sqrt(state.shape[-1]) / _UNIFORM_STD
+    state.code = get_4bit_type(state.quant_type, device=device)
+    state.absmax = torch.empty_like(state.absmax, device=device)
+    if state.nested:
+        state.absmax.random_(0, 256)
+        state.offset = torch.full_like(state.offset, _FIRST_SCALE * scale, device=device)
+        second = state.state2
+        second.absmax = torch.full_like(second.absmax, _SCALE_RANGE * scale, device=device)
+        second.code = torch.linspace(-1, 1, 256, device=device)
+    else:
+        state.absmax.fill_(scale)
 
 
 def _eight_bit(old: Any, codes: torch.Tensor, device: str) -> Any:

@@ -15,6 +15,7 @@ from tuner.space.optimizers import OPTIMIZERS
 
 GPUS_PER_TRIAL = "gpus_per_trial"
 DISTRIBUTED = "distributed"
+RESHARD = "reshard_after_forward"
 
 BUCKET_CAP_MIB = 25
 """DistributedDataParallel's default `bucket_cap_mb`, which transformers' Trainer leaves alone."""
@@ -39,6 +40,14 @@ DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
         "fsdp2 (fully_shard) keeps a share of weights, gradients and optimizer state on each",
         default="ddp",
         allowed=("ddp", "fsdp2"),
+        optional=True,
+    ),
+    KnobSchema(
+        RESHARD,
+        "bool",
+        "under fsdp2: false keeps the gathered weights of a layer until its backward pass has "
+        "ended, which sends less and takes more memory (as ZeRO-2)",
+        default=True,
         optional=True,
     ),
 )
@@ -98,9 +107,14 @@ class Parallelism:
         """That of a configuration. Raises `InputError` for what is none."""
         return cls(gpus_per_trial(configuration), strategy(configuration))
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank keeps a share of the model only."""
+        return self.ranks > 1 and self.strategy == "fsdp2"
+
     def problems(self, configuration: Mapping[str, KnobValue]) -> list[Problem]:
         """What cannot be trained so, with the reason; empty on one GPU and where it works."""
-        if self.ranks == 1 or self.strategy != "fsdp2":
+        if not self.is_sharded:
             return []
         return [Problem(text, where=DISTRIBUTED) for text in _against_sharding(configuration)]
 
@@ -115,18 +129,17 @@ class Parallelism:
 
 def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
     precision = configuration.get("precision")
-    if precision in ("nf4", "int8"):
+    if precision == "int8":
         yield (
-            f"fsdp2 shards parameters along their first dimension and keeps their values; "
-            f"bitsandbytes' {precision} layers keep packed integers with scales beside them, which "
-            "it cannot shard and cannot carry gradients through: use ddp"
+            "fsdp2 shards floating parameters only, and bitsandbytes' int8 layers keep integers: "
+            "use nf4, whose codes can be packed into bf16 (bnb_4bit_quant_storage), or ddp"
         )
     optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
     if optimizer is not None and not optimizer.can_shard:
         others = ", ".join(name for name, each in OPTIMIZERS.items() if each.can_shard)
         yield (
-            f"{configuration['optimizer']} does not know sharded parameters: "
-            f"use one of {others}, or ddp"
+            f"{configuration['optimizer']} does not know sharded parameters (its kernels take no "
+            f"DTensor): use one of {others}, or ddp"
         )
     if configuration.get("mixed_precision") == "fp16":
         yield (
@@ -134,6 +147,9 @@ def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
             "bf16, or ddp"
         )
     if configuration.get("offload"):
-        yield "offload moves whole layers, and fsdp2 shards them: use one of the two"
+        yield (
+            "offload moves whole layers, and fsdp2 shards them: use one of the two; a program with "
+            "FSDP2's own CPUOffloadPolicy can be emulated (tuner emulate)"
+        )
     if configuration.get("torch_compile"):
-        yield "torch_compile with fsdp2 is not supported: use ddp"
+        yield "torch_compile with fsdp2 is not predicted: emulate the program, or use ddp"

@@ -15,7 +15,6 @@ import torch
 
 from tuner.models.trainable import require_causal
 from tuner.records import Configuration, Phase
-from tuner.space.distributed_knobs import Parallelism
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_model import build_model
 from tuner.workloads.causal_lm_settings import CausalLMSettings
@@ -157,7 +156,7 @@ class CausalLM:
         built or trained as the configuration says.
         """
         settings = CausalLMSettings.from_configuration(configuration)
-        parallelism = Parallelism(settings.gpus_per_trial, settings.distributed)
+        parallelism = settings.parallelism
         parallelism.require(configuration)
         require_causal(model_config)
         require_positions(model_config, settings.max_length, "max_length")
@@ -165,7 +164,13 @@ class CausalLM:
         model = build_model(model_config, settings, environment)
         # Layers of a tower that no text passes through get adapters, and never a gradient.
         may_have_idle = model_config.get_text_config() is not model_config
-        ranks = distribute(model, parallelism, environment, may_have_idle=may_have_idle)
+        ranks = distribute(
+            model,
+            parallelism,
+            environment,
+            may_have_idle=may_have_idle,
+            sharding=settings.sharding,
+        )
         session = CausalLMSession(model, settings, environment, ranks)
         if isinstance(environment, Machine):
             session.use_data(environment, step_flops(model, model_config))

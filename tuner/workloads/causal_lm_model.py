@@ -31,24 +31,35 @@ from tuner.workloads.remarks import unadaptable
 def build_model(model_config: Any, settings: CausalLMSettings, environment: Environment) -> Any:
     """Model and adapters on the environment's device, in training mode.
 
+    A model that ranks will share stays on the meta device, or on the host with the weights of a
+    checkpoint: no device has to hold all of it.
+
     Raises `InputError` for what the libraries cannot build.
     """
     if not isinstance(environment, Machine):
         model = _skeleton(model_config, settings)
-        environment.materialize(model)
-        model = _prepare(model, settings, environment)
+        if not settings.parallelism.is_sharded:
+            environment.materialize(model)
+        model = _prepare(model, settings, environment, "meta")
         model.train()
         return model
     settings.check_machine(environment.device)
     model, on_host = _with_weights(model_config, settings, environment)
     if settings.liger:
         apply_liger(model)
-    model = _prepare(model, settings, environment)
+    model = _prepare(model, settings, environment, _adapters_on(settings, environment))
     keep_on_host(on_host, environment.device)
     model.train()
     if settings.torch_compile:
         model.compile()
     return model
+
+
+def _adapters_on(settings: CausalLMSettings, machine: Machine) -> str:
+    """The device on which adapters are made: where they will be, or beside what will be sharded."""
+    if not settings.parallelism.is_sharded:
+        return machine.device
+    return "meta" if machine.checkpoint is None else "cpu"
 
 
 def _with_weights(
@@ -57,12 +68,14 @@ def _with_weights(
     """The model with its weights, and those of its layers whose weights are on the host."""
     if machine.checkpoint is None:
         model = _skeleton(model_config, settings, real=True)
+        if settings.parallelism.is_sharded:
+            return model, []
         on_host = _offloaded(model, settings)
         machine.materialize(model, on_host)
         return model, on_host
 
-    # Layers that stay on the host must not pass through a device that is too small for them.
-    first = "cpu" if settings.offload else machine.device
+    # What stays on the host, or is sharded, must not pass through a device too small for it.
+    first = "cpu" if settings.offload or settings.parallelism.is_sharded else machine.device
     try:
         model = load_checkpoint(machine.checkpoint, model_config, settings, device=first)
     except (ValueError, ImportError) as error:
@@ -103,6 +116,7 @@ def _skeleton(model_config: Any, settings: CausalLMSettings, *, real: bool = Fal
                 compute_dtype=settings.load_dtype,
                 double_quant=settings.double_quant,
                 skipped=skipped,
+                storage=settings.quant_storage,
             )
     return model
 
@@ -130,7 +144,9 @@ def _use_loss(model: Any, settings: CausalLMSettings, *, real: bool) -> None:
     use_loss(model, settings.loss, fused=settings.fused_loss, kernel=kernel)
 
 
-def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -> Any:
+def _prepare(
+    model: Any, settings: CausalLMSettings, environment: Environment, adapters_on: str
+) -> Any:
     """K-bit preparation, gradient checkpointing and adapters, as training scripts do."""
     if settings.gradient_checkpointing and not model.supports_gradient_checkpointing:
         raise InputError(
@@ -176,7 +192,7 @@ def _prepare(model: Any, settings: CausalLMSettings, environment: Environment) -
                 hint="set lora_rank to 1 or more, or precision to bf16, fp16 or fp32",
             )
         return model
-    return _with_adapters(model, settings, environment.device)
+    return _with_adapters(model, settings, adapters_on)
 
 
 def _restore_autocast(model: Any, environment: Environment, dtype: torch.dtype | None) -> None:

@@ -10,8 +10,9 @@ import torch
 
 from tuner.errors import InputError, Problem
 from tuner.records import Configuration
-from tuner.space.distributed_knobs import gpus_per_trial, strategy
+from tuner.space.distributed_knobs import Parallelism
 from tuner.space.schemas import NO_NAMES
+from tuner.workloads.sharding import Sharding
 from tuner.workloads.token_data import LoaderSettings
 
 _DTYPES = {
@@ -55,8 +56,8 @@ class CausalLMSettings:
     offload: float
     cudnn_benchmark: bool
     allocator: str
-    gpus_per_trial: int
-    distributed: str
+    parallelism: Parallelism
+    reshard_after_forward: bool
     loader: LoaderSettings
 
     @classmethod
@@ -94,8 +95,8 @@ class CausalLMSettings:
             offload=_number(values.get("offload", 0.0)),
             cudnn_benchmark=bool(values.get("cudnn_benchmark", False)),
             allocator=str(values.get("allocator", "")),
-            gpus_per_trial=gpus_per_trial(values),
-            distributed=strategy(values),
+            parallelism=Parallelism.of(values),
+            reshard_after_forward=bool(values.get("reshard_after_forward", True)),
             loader=_loader(values),
         )
 
@@ -106,8 +107,23 @@ class CausalLMSettings:
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """The dtype of autocast, or None without mixed precision."""
+        """The dtype of autocast, or None without: FSDP2 casts weights itself."""
+        return None if self.parallelism.is_sharded else self._mixed_dtype
+
+    @property
+    def _mixed_dtype(self) -> torch.dtype | None:
         return None if self.mixed_precision == "no" else _DTYPES[self.mixed_precision]
+
+    @property
+    def sharding(self) -> Sharding:
+        """How FSDP2 is asked to shard the model."""
+        by_trainer = self.training_loop == "trainer"
+        return Sharding(by_trainer, self._mixed_dtype, self.reshard_after_forward)
+
+    @property
+    def quant_storage(self) -> torch.dtype | None:
+        """What 4-bit codes are packed into: FSDP2 shards floating types only."""
+        return self.load_dtype if self.parallelism.is_sharded else None
 
     @property
     def load_dtype(self) -> torch.dtype:
@@ -120,7 +136,7 @@ class CausalLMSettings:
             return _DTYPES[self.precision]
         if self.compute_dtype != "auto":
             return _DTYPES[self.compute_dtype]
-        return self.autocast_dtype or torch.bfloat16
+        return self._mixed_dtype or torch.bfloat16
 
     def check_machine(self, device: str) -> None:
         """Raise `InputError`, with every reason, where this cannot be trained on `device`.

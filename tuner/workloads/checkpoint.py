@@ -38,7 +38,10 @@ def load_checkpoint(
     quantization = None
     if settings.is_quantized:
         quantization = quantization_config(
-            settings.precision, settings.load_dtype, double_quant=settings.double_quant
+            settings.precision,
+            settings.load_dtype,
+            double_quant=settings.double_quant,
+            storage=settings.quant_storage,
         )
     try:
         return AutoModelForCausalLM.from_pretrained(

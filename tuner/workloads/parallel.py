@@ -1,4 +1,4 @@
-"""Training on several ranks: DistributedDataParallel, or FSDP2's fully_shard.
+"""Training on several ranks: DistributedDataParallel, or FSDP2 (`tuner.workloads.sharding`).
 
 A trace and a real run wrap the model here with the same code. What differs is the process group,
 which whoever opens the session has set up: gloo or NCCL between real ranks, PyTorch's "fake" one
@@ -19,7 +19,7 @@ from torch import nn
 
 from tuner.space.distributed_knobs import BUCKET_CAP_MIB, Parallelism
 from tuner.workloads.base import Environment
-from tuner.workloads.offload import decoder_layers
+from tuner.workloads.sharding import Sharding, shard
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ class Ranks:
         """Around forward and backward of a micro-step; gradients travel in the last one only."""
         if self._parallelism.ranks == 1:
             return contextlib.nullcontext()
-        if self._parallelism.strategy == "fsdp2":
+        if self._parallelism.is_sharded:
             self.called.set_requires_gradient_sync(is_last)
             return contextlib.nullcontext()
         context: AbstractContextManager[None] = (
@@ -60,17 +60,26 @@ class Ranks:
 
 
 def distribute(
-    model: Any, parallelism: Parallelism, environment: Environment, *, may_have_idle: bool
+    model: Any,
+    parallelism: Parallelism,
+    environment: Environment,
+    *,
+    may_have_idle: bool,
+    sharding: Sharding,
 ) -> Ranks:
     """Wrap `model` for the ranks of the process group that there is.
 
     `may_have_idle` says that a backward pass may leave parameters out, which costs a search.
+    Under fsdp2 a model without weights, on the meta device, gets its shards on the environment's.
     """
     if parallelism.ranks == 1:
         return Ranks.alone(model)
     device = environment.device
-    if parallelism.strategy == "fsdp2":
-        return Ranks(_shard(model, device), parallelism)
+    if parallelism.is_sharded:
+        called = shard(model, device, sharding)
+        if any(parameter.is_meta for parameter in called.parameters()):
+            environment.materialize(called)
+        return Ranks(called, parallelism)
     with _comparing_nothing() if device == "meta" else contextlib.nullcontext():
         called = _replicate(model, device, may_have_idle=may_have_idle)
     if isinstance(environment, Traced):
@@ -103,15 +112,3 @@ def _comparing_nothing() -> Iterator[None]:
     name = "_verify_param_shape_across_processes"
     with mock.patch.object(ddp, name, return_value=None):
         yield
-
-
-def _shard(model: nn.Module, device: str) -> Any:
-    """FSDP2 as its documentation wraps a transformer: each layer, then what is left."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    kind = torch.device(device).type
-    mesh = init_device_mesh("cpu" if kind == "meta" else kind, (dist.get_world_size(),))
-    for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)

@@ -27,6 +27,7 @@ def quantize_linears(
     compute_dtype: torch.dtype,
     double_quant: bool = True,
     skipped: tuple[str, ...] | None = None,
+    storage: torch.dtype | None = None,
 ) -> None:
     """Replace the linear layers that transformers would quantise.
 
@@ -35,13 +36,16 @@ def quantize_linears(
     their own (Falcon's) and experts in one tensor stay as they are.
 
     `precision` is "nf4" (scales in 8 bits with `double_quant`, else in fp32) or "int8"
-    (LLM.int8() with its default outlier threshold). The model keeps its device; the new layers
-    hold uninitialised tensors there.
+    (LLM.int8() with its default outlier threshold). `storage` is the dtype that 4-bit codes are
+    packed into, by default uint8; FSDP2 shards floating ones only. The model keeps its device; the
+    new layers hold uninitialised tensors there.
     """
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import HfQuantizer
 
-    config = quantization_config(precision, compute_dtype, double_quant=double_quant)
+    config = quantization_config(
+        precision, compute_dtype, double_quant=double_quant, storage=storage
+    )
     replace_with_bnb_linear(
         model,
         modules_to_not_convert=HfQuantizer.get_modules_to_not_convert(
@@ -51,7 +55,7 @@ def quantize_linears(
     )
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
-            _fill_nf4(module, compute_dtype, double_quant=double_quant)
+            _fill_nf4(module, compute_dtype, storage or torch.uint8, double_quant=double_quant)
         elif type(module).__name__ == "Linear8bitLt":
             _fill_int8(module)
     flagged: Any = model
@@ -63,7 +67,11 @@ def quantize_linears(
 
 
 def quantization_config(
-    precision: str, compute_dtype: torch.dtype, *, double_quant: bool = True
+    precision: str,
+    compute_dtype: torch.dtype,
+    *,
+    double_quant: bool = True,
+    storage: torch.dtype | None = None,
 ) -> Any:
     """What transformers is asked for: `precision` is "nf4" or "int8"."""
     from transformers import BitsAndBytesConfig
@@ -74,6 +82,7 @@ def quantization_config(
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=double_quant,
             bnb_4bit_compute_dtype=compute_dtype,
+            bnb_4bit_quant_storage=storage,
         )
     return BitsAndBytesConfig(load_in_8bit=True)
 
@@ -81,12 +90,11 @@ def quantization_config(
 def quantized_tensors(model: nn.Module) -> list[torch.Tensor]:
     """The tensors of quantised layers that are neither parameters nor buffers (scales)."""
     tensors: list[torch.Tensor] = []
+    for state in _states(model).values():
+        tensors += [state.absmax, state.code]
+        if state.nested:
+            tensors += [state.offset, state.state2.absmax, state.state2.code]
     for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        if state is not None:
-            tensors += [state.absmax, state.code]
-            if state.nested:
-                tensors += [state.offset, state.state2.absmax, state.state2.code]
         scales = getattr(parameter, "SCB", None)
         if scales is not None:
             tensors.append(scales)
@@ -125,24 +133,45 @@ def _output_heads(model: Any) -> list[nn.Module]:
     return [] if head is None else list(head.modules())
 
 
+def _states(model: nn.Module) -> dict[torch.Tensor, Any]:
+    """What packed 4-bit weights are to be read with; shards do not know it, their layers do."""
+    of_layers = {
+        module._parameters["weight"]: module.__dict__["quant_state"]
+        for module in model.modules()
+        if "quant_state" in module.__dict__
+    }
+    return {p: of_layers[p] for p in model.parameters() if p in of_layers}
+
+
+def total_numel(model: nn.Module) -> int:
+    """Number of weights of a model, sharded or not; see `logical_numel`."""
+    states = _states(model)
+    return sum(math.prod(states[p].shape) if p in states else p.numel() for p in model.parameters())
+
+
 def logical_numel(parameter: torch.Tensor) -> int:
     """Number of weights that a parameter stands for; packed 4-bit storage holds two a byte."""
     state = getattr(parameter, "quant_state", None)
     return math.prod(state.shape) if state is not None else parameter.numel()
 
 
-def _fill_nf4(linear: Any, compute_dtype: torch.dtype, *, double_quant: bool) -> None:
+def _fill_nf4(
+    linear: Any, compute_dtype: torch.dtype, storage: torch.dtype, *, double_quant: bool
+) -> None:
     from bitsandbytes.nn import Params4bit
 
     state = _nf4_state(linear.weight, compute_dtype, double_quant=double_quant)
     shape, device = linear.weight.shape, linear.weight.device
     linear.weight = Params4bit(
-        torch.empty((math.prod(shape) + 1) // 2, 1, dtype=torch.uint8, device=device),
+        torch.empty(
+            math.ceil(math.prod(shape) / 2 / storage.itemsize), 1, dtype=storage, device=device
+        ),
         requires_grad=False,
         quant_state=state,
         blocksize=NF4_BLOCKSIZE,
         compress_statistics=double_quant,
         quant_type="nf4",
+        quant_storage=storage,
         module=linear,
         bnb_quantized=True,
     )

@@ -10,7 +10,7 @@ than what it allocates, and only a replay in order says by how much.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tuner.units import MIB
@@ -63,6 +63,10 @@ def round_size(size_bytes: int) -> int:
     return max(MIN_BLOCK_BYTES, -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)
 
 
+_Pool = tuple[bool, int]
+"""Blocks that can take each other's place: small ones or large ones, of one stream."""
+
+
 class _Block:
     """A range of a segment, linked to its neighbours in it.
 
@@ -70,12 +74,13 @@ class _Block:
     behind it; it counts as free.
     """
 
-    __slots__ = ("address", "following", "free", "mapped", "previous", "size", "small")
+    __slots__ = ("address", "following", "free", "mapped", "pool", "previous", "size", "small")
 
-    def __init__(self, address: int, size: int, small: bool) -> None:
+    def __init__(self, address: int, size: int, pool: _Pool) -> None:
         self.address = address
         self.size = size
-        self.small = small
+        self.pool = pool
+        self.small = pool[0]
         self.free = False
         self.mapped = True
         self.previous: _Block | None = None
@@ -83,7 +88,7 @@ class _Block:
 
 
 class CachingAllocator:
-    """The allocator of one device and one stream.
+    """The allocator of one device. What a stream has freed, only that stream gets again.
 
     `malloc` returns a block to hand to `free`, or None when `limit_bytes` of reserved memory
     would be exceeded even after releasing every cached segment.
@@ -97,31 +102,30 @@ class CachingAllocator:
         self._max_split = settings.max_split_size_bytes
         self._limit_bytes = limit_bytes
         self._next_address = 0
-        # Free blocks of the small and the large pool, sorted by (size, address).
-        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
+        # Free blocks of each pool, sorted by (size, address).
+        self._free: dict[_Pool, list[tuple[int, int, _Block]]] = {}
         # Address space without memory, sorted by address. Each pool's expandable segment has a
         # range of its own, far larger than any GPU.
-        self._unmapped: dict[bool, list[tuple[int, _Block]]] = {True: [], False: []}
-        for small in (True, False) if self._expandable else ():
-            start = _ADDRESS_SPACE_BYTES if small else 0
-            self._add_unmapped(_Block(start, _ADDRESS_SPACE_BYTES, small))
+        self._unmapped: dict[_Pool, list[tuple[int, _Block]]] = {}
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
         self.retries = 0
 
-    def malloc(self, size_bytes: int) -> _Block | None:
-        """Take a block of at least `size_bytes`."""
+    def malloc(self, size_bytes: int, stream: int = 0) -> _Block | None:
+        """Take a block of at least `size_bytes` on `stream`."""
         size = round_size(size_bytes)
-        small = size <= SMALL_LIMIT_BYTES
-        block = self._best_fit(size, small) or self._grow(size, small)
-        if block is None and self._release_oversized(size, small):
-            block = self._grow(size, small)
+        pool = (size <= SMALL_LIMIT_BYTES, stream)
+        if pool not in self._free:
+            self._open(pool)
+        block = self._best_fit(size, pool) or self._grow(size, pool)
+        if block is None and self._release_oversized(size, pool):
+            block = self._grow(size, pool)
         if block is None:
             self._release_cached()
             self.retries += 1
-            block = self._grow(size, small)
+            block = self._grow(size, pool)
         if block is None:
             return None
         if self._should_split(block, size):
@@ -131,6 +135,13 @@ class CachingAllocator:
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
+    def _open(self, pool: _Pool) -> None:
+        """The first request of a pool."""
+        self._free[pool], self._unmapped[pool] = [], []
+        if self._expandable:
+            start = (len(self._unmapped) - 1) * _ADDRESS_SPACE_BYTES
+            self._add_unmapped(_Block(start, _ADDRESS_SPACE_BYTES, pool))
+
     def free(self, block: _Block) -> None:
         """Give a block back; it merges with free neighbours."""
         self.allocated_bytes -= block.size
@@ -138,8 +149,8 @@ class CachingAllocator:
         self._merge_neighbours(block)
         self._remember(block)
 
-    def _best_fit(self, size: int, small: bool) -> _Block | None:
-        pool = self._free[small]
+    def _best_fit(self, size: int, of: _Pool) -> _Block | None:
+        pool = self._free[of]
         index = bisect.bisect_left(pool, (size, -1))
         if index == len(pool):
             return None
@@ -158,20 +169,20 @@ class CachingAllocator:
         del pool[index]
         return block
 
-    def _grow(self, size: int, small: bool) -> _Block | None:
+    def _grow(self, size: int, pool: _Pool) -> _Block | None:
         if self._expandable:
-            return self._expand(size, small)
+            return self._expand(size, pool)
         segment_bytes = _segment_size(size)
         if not self._has_room(segment_bytes):
             return None
-        block = _Block(self._next_address, segment_bytes, small)
+        block = _Block(self._next_address, segment_bytes, pool)
         self._next_address += segment_bytes
         self._reserve(segment_bytes)
         return block
 
-    def _expand(self, size: int, small: bool) -> _Block | None:
+    def _expand(self, size: int, pool: _Pool) -> _Block | None:
         """Put memory behind the lowest addresses with room for `size`, free blocks included."""
-        block = self._lowest_room(size, small)
+        block = self._lowest_room(size, pool)
         if not block.mapped and not self._map(block, min(size, block.size)):
             return None
         while block.size < size:
@@ -183,8 +194,8 @@ class CachingAllocator:
         self._forget(block)
         return block
 
-    def _lowest_room(self, size: int, small: bool) -> _Block:
-        for _, candidate in self._unmapped[small]:
+    def _lowest_room(self, size: int, pool: _Pool) -> _Block:
+        for _, candidate in self._unmapped[pool]:
             before = candidate.previous
             first = before if before is not None and before.free else candidate
             block: _Block | None = first
@@ -217,11 +228,11 @@ class CachingAllocator:
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
-    def _release_oversized(self, size: int, small: bool) -> bool:
+    def _release_oversized(self, size: int, of: _Pool) -> bool:
         """Return just enough unsplit blocks over the limit (release_available_cached_blocks)."""
         if self._max_split is None or self._expandable:
             return False
-        pool, wanted = self._free[small], max(size, self._max_split)
+        pool, wanted = self._free[of], max(size, self._max_split)
         index = bisect.bisect_left(pool, (wanted, -1))
         if index < len(pool):
             self.reserved_bytes -= pool.pop(index)[0]
@@ -234,14 +245,14 @@ class CachingAllocator:
 
     def _release_cached(self) -> None:
         """Return to the driver what no live block shares (release_cached_blocks)."""
-        for small, pool in self._free.items():
+        for key, pool in self._free.items():
             if self._expandable:
                 for _, _, block in tuple(pool):
                     self._unmap(block)
                 continue
             split = [entry for entry in pool if entry[2].previous or entry[2].following]
             self.reserved_bytes -= sum(size for size, *_ in pool) - sum(size for size, *_ in split)
-            self._free[small] = split
+            self._free[key] = split
 
     def _unmap(self, block: _Block) -> None:
         """Take the memory away from the whole pages inside a free block."""
@@ -285,23 +296,23 @@ class CachingAllocator:
 
     def _add_unmapped(self, block: _Block) -> None:
         block.free, block.mapped = True, False
-        bisect.insort(self._unmapped[block.small], (block.address, block))
+        bisect.insort(self._unmapped[block.pool], (block.address, block))
 
     def _remember(self, block: _Block) -> None:
         block.free = True
-        bisect.insort(self._free[block.small], (block.size, block.address, block))
+        bisect.insort(self._free[block.pool], (block.size, block.address, block))
 
     def _forget(self, block: _Block) -> None:
         if not block.mapped:
-            self._unmapped[block.small].remove((block.address, block))
+            self._unmapped[block.pool].remove((block.address, block))
             return
-        pool = self._free[block.small]
+        pool = self._free[block.pool]
         del pool[bisect.bisect_left(pool, (block.size, block.address))]
 
 
 def _cut(block: _Block, size: int) -> _Block:
     """Shorten a block to `size`; the rest of it is returned, and belongs to no pool yet."""
-    rest = _Block(block.address + size, block.size - size, block.small)
+    rest = _Block(block.address + size, block.size - size, block.pool)
     rest.mapped = block.mapped
     rest.previous, rest.following = block, block.following
     if rest.following is not None:
@@ -320,14 +331,16 @@ def replay(
     events: Iterable[tuple[int, int]],
     sizes_bytes: list[int],
     *,
+    streams: Sequence[int] | None = None,
     settings: AllocatorSettings | None = None,
     limit_bytes: int | None = None,
     keep_history: bool = False,
 ) -> Replay:
     """Run (block index, +1 or -1) events through the allocator.
 
-    `sizes_bytes[i]` is the size of block i. Stops at the first request that does not fit.
-    `keep_history` keeps the allocated and reserved bytes after each event.
+    `sizes_bytes[i]` is the size of block i, `streams[i]` the stream that asks for it. Stops at the
+    first request that does not fit. `keep_history` keeps the allocated and reserved bytes after
+    each event.
     """
     allocator = CachingAllocator(settings, limit_bytes=limit_bytes)
     held: dict[int, _Block] = {}
@@ -340,7 +353,7 @@ def replay(
         elif sign < 0:
             allocator.free(held.pop(index))
         else:
-            block = allocator.malloc(sizes_bytes[index])
+            block = allocator.malloc(sizes_bytes[index], streams[index] if streams else 0)
             if block is None:
                 failed_at, requested = position, sizes_bytes[index]
                 break

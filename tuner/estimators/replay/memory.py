@@ -38,7 +38,10 @@ def memory_history(
     """Memory after each event, by the allocator's rules; see `peak_memory`."""
     if caching:
         sizes = block_sizes(timeline)
-        replayed = replay(timeline.events, sizes, settings=settings, keep_history=True)
+        streams = [block.stream for block in timeline.blocks]
+        replayed = replay(
+            timeline.events, sizes, streams=streams, settings=settings, keep_history=True
+        )
         return History(
             replayed.allocated_bytes, replayed.reserved_bytes, replayed.peak_reserved_bytes
         )

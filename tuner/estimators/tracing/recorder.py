@@ -28,6 +28,7 @@ from tuner.estimators.tracing.operators import (
     touches_gpu,
     work_of,
 )
+from tuner.estimators.tracing.resizing import following_sizes
 from tuner.estimators.tracing.timeline import Block, Mark, Op, Timeline
 from tuner.records import MemoryCategory, Phase
 
@@ -85,8 +86,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._finalizers: dict[int, Any] = {}
         self._seen: dict[Any, _Seen] = {}
         self._recomputing = False
+        self._stream = 0
         self._recording = False
         self._depth = 0
+        self._resizing: Any = None
         self._first_block_of_phase = 0
 
     # -- what the trace tells the recorder --------------------------------------------------
@@ -102,6 +105,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._survivors_are_activations(self._first_block_of_phase)
         self._first_block_of_phase = len(timeline.blocks)
         timeline.marks.append(Mark(len(timeline.events), phase, step, micro_step))
+
+    def enter_stream(self, number: int) -> None:
+        """What follows is allocated on another stream."""
+        self._stream = number
 
     @contextlib.contextmanager
     def recompute(self) -> Iterator[None]:
@@ -142,6 +149,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __enter__(self) -> Recorder:
+        if self._depth == 0:
+            self._resizing = following_sizes(self._resized)
+            self._resizing.start()
         self._depth += 1
         return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
 
@@ -149,6 +159,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._depth -= 1
         if self._depth == 0:
+            self._resizing.stop()
             # The story ends here: what is still alive stays so, whenever Python drops it.
             self._recording = False
             self._finalizers.clear()
@@ -279,19 +290,42 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._finalizers[address] = weakref.ref(storage, self._make_release(address))
         return self._append_block(storage.nbytes())
 
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """The block of a storage ends; one of its new size takes its place, unless it is empty.
+
+        What comes and goes so are weights that ranks gather.
+        """
+        index = self._live.get(storage._cdata)
+        if index is None or not self._recording:
+            return
+        before = self.timeline.blocks[index]
+        if before.category in (None, MemoryCategory.ACTIVATIONS):
+            before.category = MemoryCategory.WEIGHTS
+        self._end(index)
+        if storage.nbytes():
+            self._live[storage._cdata] = len(self.timeline.blocks)
+            block = self._append_block(storage.nbytes())
+            for name in ("category", "place", "shape", "dtype", "made_by"):
+                setattr(block, name, getattr(before, name))
+
+    def _end(self, index: int) -> None:
+        block = self.timeline.blocks[index]
+        if block.died_event < 0:  # an emptied storage has ended before its tensor
+            block.died_event = len(self.timeline.events)
+            self.timeline.events.append((index, -1))
+
     def _append_block(self, size_bytes: int) -> Block:
         timeline = self.timeline
         block = Block(size_bytes, timeline.marks[-1].phase, len(timeline.events))
+        block.stream = self._stream
         timeline.events.append((len(timeline.blocks), +1))
         timeline.blocks.append(block)
         return block
 
     def _make_release(self, address: int) -> Callable[[Any], None]:
         def release(_: Any) -> None:
-            index = self._live.pop(address)
             del self._finalizers[address]
-            self.timeline.blocks[index].died_event = len(self.timeline.events)
-            self.timeline.events.append((index, -1))
+            self._end(self._live.pop(address))
 
         return release
 

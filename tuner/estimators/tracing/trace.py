@@ -124,7 +124,13 @@ def trace(
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
     ranks = gpus_per_trial(configuration)
     packages = _packages_on_meta(recorder, path)
-    with model_faults(model_config), fake_ranks(ranks), packages, recorder, path:
+    with (
+        model_faults(model_config),
+        fake_ranks(ranks, recorder.enter_stream),
+        packages,
+        recorder,
+        path,
+    ):
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         with named_modules(recorder, session.model) if name_modules else contextlib.nullcontext():
