@@ -29,6 +29,7 @@ from tuner.estimators.tracing.places import named_modules
 from tuner.estimators.tracing.recorder import Recorder
 from tuner.estimators.tracing.timeline import Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
+from tuner.models.known_values import KnownValues
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.workloads.base import Workload
@@ -124,7 +125,9 @@ def trace(
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
     ranks = gpus_per_trial(configuration)
     packages = _packages_on_meta(recorder, path)
-    with model_faults(model_config), fake_ranks(ranks), packages, recorder, path:
+    # Only models of images ask for values; those of text are traced faster without.
+    known = KnownValues() if configuration.get("images", 0) else contextlib.nullcontext()
+    with model_faults(model_config), fake_ranks(ranks), packages, recorder, path, known:
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         with named_modules(recorder, session.model) if name_modules else contextlib.nullcontext():
