@@ -84,6 +84,7 @@ _EXPERT_COUNTS = (
     "num_routed_experts",
 )
 
+_GEMMA_TOWER = {"image_size": 896, "patch_size": 14, "vision_use_head": False}
 _MROPE = {
     "rope_parameters": {
         "rope_type": "default",
@@ -112,7 +113,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "llama4": {
         "vision_config": {"hidden_size": 1408, "image_size": 336, "vision_output_dim": 4096}
     },
-    "gemma3": {"vision_config": {"image_size": 896, "patch_size": 14, "vision_use_head": False}},
+    **{name: {"vision_config": _GEMMA_TOWER} for name in ("gemma3", "shieldgemma2")},
+    "blip-2": {"image_token_index": 50265},
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
 }
@@ -158,8 +160,10 @@ def small_config(model_type: str, *, cut: bool = True) -> Any:
     config = kind(**_NEEDED.get(model_type, {}))
     if not cut:
         return config
+    layers_are_named = bool(getattr(config, "vision_feature_layers", None))
     for part in (config, *_parts(config)):
-        _cut(part)
+        if not (layers_are_named and part is config.vision_config):
+            _cut(part)
     _fit_tower(config)
     # Through a dictionary, so that what follows from the numbers is made again.
     return kind.from_dict(config.to_dict())

@@ -195,6 +195,15 @@ def _to_host(known: KnownValues, func: Any, args: tuple[Any, ...], kwargs: dict[
     return NotImplemented if values is None else func(values, *args[1:], **kwargs).clone()
 
 
+def _copied(known: KnownValues, _func: Any, args: tuple[Any, ...], _kwargs: Any) -> Any:
+    """Into a tensor of the host, from one without data."""
+    target, source = args[:2]
+    values = known.of(source)
+    if target.is_meta or not source.is_meta or values is None:
+        return NotImplemented
+    return target.copy_(values)
+
+
 def _by_values(known: KnownValues, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     """Where every argument is known: results of the shapes that they really have."""
     if any(known.of(t) is None for t in _tensors((args, kwargs))):
@@ -249,6 +258,7 @@ def _equal(known: KnownValues, func: Any, args: tuple[Any, ...], _kwargs: Any) -
 _BY_VALUE: Mapping[Any, _Rule] = {
     _aten._local_scalar_dense.default: _number,
     _aten._to_copy.default: _to_host,
+    _aten.copy_.default: _copied,
     _aten.nonzero.default: _by_values,
     _aten.repeat_interleave.Tensor: _by_values,
     _aten._unique2.default: _by_values,

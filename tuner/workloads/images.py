@@ -101,6 +101,7 @@ def images_of(model: Any, config: Any, *, number: int, size: int) -> Images:
         raise _not_predicted(config)
     arguments = set(inspect.signature(features).parameters)
     called = set(inspect.signature(type(model).forward).parameters)
+    arguments |= called & {"image_merge_sizes"}
     problems: list[str] = []
     for shapes, fixed, per_example in _candidates(config, arguments, number, size):
         found = Images(
@@ -175,7 +176,7 @@ def _candidates(config: Any, arguments: set[str], number: int, size: int) -> Ite
     """Shapes to try, as the processors of models with such arguments make them."""
     vision = getattr(config, "vision_config", None)
     if "image_grid_thw" in arguments:
-        yield from _patches(vision, number, size)
+        yield from _patches(vision, arguments, number, size)
         return
     if "spatial_shapes" in arguments:
         yield from _padded_patches(vision, number, size)
@@ -235,7 +236,7 @@ def _first(vision: Any, *names: str, default: int) -> int:
     return default
 
 
-def _patches(vision: Any, number: int, size: int) -> Iterator[_Candidate]:
+def _patches(vision: Any, arguments: set[str], number: int, size: int) -> Iterator[_Candidate]:
     """Patches of all images one after the other, and the grid that each has."""
     if not size:
         raise _needs_size(str(getattr(vision, "model_type", "")))
@@ -243,11 +244,14 @@ def _patches(vision: Any, number: int, size: int) -> Iterator[_Candidate]:
     merged = _first(vision, "spatial_merge_size", "merge_kernel_size", default=1)
     side = max(1, round(size / (patch * merged))) * merged
     grid = {"image_grid_thw": torch.tensor([[1, side, side]] * number)}
+    if "image_merge_sizes" in arguments:
+        grid["image_merge_sizes"] = torch.tensor([merged] * number)
     count = number * side * side
     channels = _first(vision, "in_channels", "in_chans", "num_channels", default=_CHANNELS)
-    frames = _first(vision, "temporal_patch_size", default=1)
-    yield {"pixel_values": (count, channels * frames * patch * patch)}, grid, False
-    yield {"pixel_values": (count, channels * patch * patch)}, grid, False
+    # An image is repeated over the frames that a patch of a video has.
+    own = _first(vision, "temporal_patch_size", default=1)
+    for frames in dict.fromkeys((own, 1, 2)):
+        yield {"pixel_values": (count, channels * frames * patch * patch)}, grid, False
     yield {"pixel_values": (count, channels, patch, patch)}, grid, False
 
 
