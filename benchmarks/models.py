@@ -109,7 +109,9 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
         "vision_config": {"image_size": 364, "patch_size": 14, "num_attention_heads": 16}
     },
     **{name: {"vision_config": {}} for name in ("gemma4", "gemma4_unified")},
-    **{name: {"text_config": _MROPE} for name in ("glm46v", "glm4v", "glm4v_moe", "glmga")},
+    **{name: {"text_config": _MROPE} for name in ("glm46v", "glm4v", "glmga")},
+    "glm4v_moe": {"text_config": {**_MROPE, "head_dim": 128}},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 151652},
     "llama4": {
         "vision_config": {"hidden_size": 1408, "image_size": 336, "vision_output_dim": 4096}
     },
@@ -437,15 +439,46 @@ def counted(
 _COUNTS = ("types", "built", "answered", "refused", "no answer", "traceback")
 
 
-def page(rows: Sequence[Row]) -> str:
-    """The table, and every type that is refused or not built, in Markdown."""
+def page(rows: Sequence[Row], images: Sequence[Row]) -> str:
+    """The tables, and every type that is refused or not built, in Markdown."""
+    return "\n".join([*_text_lines(rows), *_image_lines(images)])
+
+
+def _image_lines(rows: Sequence[Row]) -> list[str]:
+    """Types of images and text."""
+    ((_, counts),) = counted(rows, IMAGE)
+    answered = sorted(row.model_type for row in rows if row.answer == "answered")
+    return [
+        "## With images",
+        "",
+        f"Types of AutoModelForImageTextToText, LoRA in bf16 on one image in {IMAGE_LENGTH} tokens "
+        f"of each example (`images=1`; {IMAGE_SIDE} pixels a side where a type takes any size): "
+        + ", ".join(f"{counts[name]} {name}" for name in _COUNTS)
+        + ". Vision towers are as wide as the language model asks for, and have the sizes of "
+        "published models where the classes' defaults do not go together.",
+        "",
+        "Answered: " + ", ".join(answered) + ".",
+        "",
+        "| type | | why |",
+        "|---|---|---|",
+        *(
+            f"| {row.model_type} | {row.answer if row.builds else 'not built'} | "
+            f"{_cell(row.text)} |"
+            for row in sorted(rows, key=lambda row: row.model_type)
+            if row.answer != "answered"
+        ),
+        "",
+    ]
+
+
+def _text_lines(rows: Sequence[Row]) -> list[str]:
     answered = {row.model_type: row.text for row in rows if row.answer == "answered"}
     refused: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.answer != "answered":
             methods = refused.setdefault((row.model_type, row.text), [])
             methods.append(row.method if row.builds else "not built")
-    lines = [
+    return [
         "# Kinds of models",
         "",
         "Written by `python -m benchmarks.models`: every causal model type of transformers, its "
@@ -482,7 +515,6 @@ def page(rows: Sequence[Row]) -> str:
         ),
         "",
     ]
-    return "\n".join(lines)
 
 
 def _not_run(rows: Sequence[Row]) -> list[str]:

@@ -114,7 +114,7 @@ def images_of(model: Any, config: Any, *, number: int, size: int) -> Images:
             per_example=per_example,
         )
         try:
-            tokens = _tokens(features, found, config, model.dtype)
+            tokens = _tokens(features, found, model.dtype)
         except Exception as error:  # noqa: BLE001 - whatever a model makes of a wrong shape
             problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:150]}")
             continue
@@ -149,16 +149,16 @@ def _special_ids(config: Any) -> tuple[int, ...]:
     )
 
 
-def _tokens(features: Any, images: Images, config: Any, dtype: torch.dtype) -> int:
+def _tokens(features: Any, images: Images, dtype: torch.dtype) -> int:
     """Tokens of one example's images: the rows that come out of the vision tower."""
     with torch.no_grad(), known_values():
         found = features(**images.fields(1, "meta", dtype))
-    found = getattr(found, "pooler_output", found)
-    parts = list(_leaves(found))
-    width = int(config.get_text_config().hidden_size)
-    if not parts or any(part.shape[-1] != width for part in parts):
-        raise ValueError("the vision tower's results are not as wide as the language model")
-    return sum(part.numel() // width for part in parts)
+    pooled = getattr(found, "pooler_output", found)
+    parts = list(_leaves(found.last_hidden_state if pooled is None else pooled))
+    tokens = sum(part.numel() // part.shape[-1] for part in parts)
+    if not tokens:
+        raise ValueError("no features come out of the vision tower")
+    return tokens
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:
@@ -183,6 +183,12 @@ def _candidates(config: Any, arguments: set[str], number: int, size: int) -> Ite
         return
     if "image_position_ids" in arguments:
         yield from _positions(vision, number, size)
+        return
+    if vision is None and hasattr(config, "patch_size"):
+        patch = int(config.patch_size)
+        side = (size or _own_size(config)) // patch
+        shape = (number, side * side, config.num_channels * patch * patch)
+        yield {"pixel_values": shape}, {}, False
         return
     own = _own_size(vision)
     if size and own and size != own and "image_sizes" not in arguments:
@@ -274,7 +280,13 @@ def _positions(vision: Any, number: int, size: int) -> Iterator[_Candidate]:
         raise _needs_size(str(getattr(vision, "model_type", "")))
     patch = _first(vision, "patch_size", default=16)
     pooled = _first(vision, "pooling_kernel_size", default=1)
-    side = max(1, size // (patch * pooled)) * pooled
+    # Models without a tower take patches that are pooled already.
+    blocks = max(1, size // (patch * pooled))
+    yield _placed_patches(number, blocks * pooled, patch)
+    yield _placed_patches(number, blocks, patch * pooled)
+
+
+def _placed_patches(number: int, side: int, patch: int) -> _Candidate:
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(-1)
     fixed = {"image_position_ids": places.repeat(number, 1, 1)}
-    yield {"pixel_values": (number, side * side, _CHANNELS * patch * patch)}, fixed, False
+    return {"pixel_values": (number, side * side, _CHANNELS * patch * patch)}, fixed, False
