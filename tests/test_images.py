@@ -11,8 +11,8 @@ from tuner.errors import InputError
 from tuner.estimators.predict import predict, resolve_subject
 from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.gpus import get_gpu
-from tuner.models.known_values import KnownValues
 from tuner.workloads.images import images_of
+from tuner.workloads.known_values import KnownValues
 
 GPU = get_gpu("a100_80gb")
 TEXT = {

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tuner.errors import InputError
-from tuner.models.known_values import declare, known_values
+from tuner.workloads.known_values import declare, known_values
 
 _TYPE_IDS = ("mm_token_type_ids", "token_type_ids")
 """Arguments that say of each token whether it is of an image (1) or of text (0)."""
@@ -205,8 +205,8 @@ def _candidates(config: Any, arguments: set[str], number: int, size: int) -> Ite
     if getattr(config, "image_grid_pinpoints", None) and own:
         # As many tiles as the model finds for such a size, and the whole image as another.
         for tiles in range(1, _MOST_TILES + 1):
-            shape = (number, tiles + 1, _CHANNELS, own, own)
-            yield {"pixel_values": shape}, sizes, False
+            tiled = (number, tiles + 1, _CHANNELS, own, own)
+            yield {"pixel_values": tiled}, sizes, False
     elif "image_sizes" in arguments:
         yield {"pixel_values": pixels}, sizes, False
     elif "pixel_attention_mask" in arguments:

@@ -29,10 +29,10 @@ from tuner.estimators.tracing.places import named_modules
 from tuner.estimators.tracing.recorder import Recorder
 from tuner.estimators.tracing.timeline import Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
-from tuner.models.known_values import KnownValues
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.workloads.base import Workload
+from tuner.workloads.known_values import KnownValues
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
 from tuner.workloads.quantized import logical_numel, quantized_tensors
 from tuner.workloads.remarks import remarks

@@ -3,7 +3,7 @@
 A trace runs on tensors without data. Models of images ask for values all the same: where the
 tokens of an image stand, how many patches it has. They follow from the inputs, which are known,
 by a few operators on small whole numbers. `KnownValues` executes these operators on the processor
-too, and answers from there. Imports torch: to be called late.
+too, and answers from there.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> KnownValues:
         self._makers.append(_MadeOnHost())
-        self._makers[-1].__enter__()
+        self._makers[-1].__enter__()  # type: ignore[no-untyped-call]
         return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._makers.pop().__exit__(*exception)
+        self._makers.pop().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor, on the processor; None where they are not known."""
@@ -220,7 +220,7 @@ def _selected(known: KnownValues, _func: Any, args: tuple[Any, ...], _kwargs: An
     mask = known.of(args[1]) if args[0].is_meta else None
     if mask is None:
         return NotImplemented
-    shape = torch.broadcast_shapes(args[0].shape, mask.shape)
+    shape = torch.broadcast_shapes(args[0].shape, mask.shape)  # type: ignore[no-untyped-call]
     return args[0].new_empty(int(mask.sum()) * (math.prod(shape) // max(1, mask.numel())))
 
 
