@@ -224,7 +224,7 @@ def rows_of(model_type: str, methods: Sequence[str] = tuple(METHODS)) -> list[Ro
     """What comes of a type with each of the methods, in this process."""
     began = time.monotonic()
     try:
-        config = _buildable(model_type, images="image" in methods)
+        config = buildable_config(model_type, images="image" in methods)
     except Exception as error:  # noqa: BLE001 - whatever a class of transformers raises
         seconds = time.monotonic() - began
         text = f"{type(error).__name__}: {error}"
@@ -234,7 +234,7 @@ def rows_of(model_type: str, methods: Sequence[str] = tuple(METHODS)) -> list[Ro
         return [_predicted(model_type, method, folder) for method in methods]
 
 
-def _buildable(model_type: str, *, images: bool = False) -> Any:
+def buildable_config(model_type: str, *, images: bool = False) -> Any:
     """The configuration of a model that transformers builds, as a checkpoint of it has it."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -419,7 +419,7 @@ def drawn(rows: Sequence[Row], number: int, folder: Path) -> list[Case]:
     cases = []
     for row in random.Random(SEED).sample(answered, number):  # noqa: S311 - a draw, no secret
         place = folder / row.model_type
-        _buildable(row.model_type).save_pretrained(place)
+        buildable_config(row.model_type).save_pretrained(place)
         settings = {**SETTINGS, "max_length": 256, "grad_accum": 2, **METHODS[row.method]}
         settings |= model_defaults(str(place))
         cases.append(Case(f"{row.model_type} {row.method}", GPU, None, str(place), settings))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import transformers
 
 from benchmarks.emulated_cases import QUICK_LAYERS, Case
-from benchmarks.models import small_config
+from benchmarks.models import buildable_config
 from tuner.engine.estimate import one_configuration
 from tuner.estimators.predict import predict, resolve_subject
 from tuner.estimators.predictor import PredictionJob, Predictor
@@ -78,9 +77,7 @@ def test_known_models_answer_by_default(model, precision, tmp_path):
 @pytest.mark.parametrize("precision", BASES)
 @pytest.mark.parametrize("kind", BY_TYPE)
 def test_types_answer_by_default(kind, precision, tmp_path):
-    config = small_config(kind)
-    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    config.architectures = [model_class.__name__]
+    config = buildable_config(kind)
     config.save_pretrained(tmp_path)
     answered(str(tmp_path), precision)
 
