@@ -137,7 +137,7 @@ def _shallow(model: str, layers: int, folder: Path) -> str:
 
 
 def _cut(config: dict[str, Any], layers: int) -> None:
-    for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+    for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"):
         if name in config:
             config[name] = min(layers, int(config[name]))
     if isinstance(config.get("layer_types"), list):

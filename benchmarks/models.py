@@ -44,12 +44,18 @@ from tuner.models.trainable import model_defaults
 from tuner.units import GIB
 
 ROWS = Path(__file__).resolve().parent / "models.csv"
+IMAGE_ROWS = ROWS.with_name("image_models.csv")
 GPU = "a100_80gb"
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "nf4": {"precision": "nf4"},
 }
 """LoRA with the defaults of `tuner estimate --model`, and the same on a 4-bit base."""
+IMAGE: Mapping[str, Mapping[str, Any]] = {"image": {"precision": "bf16", "images": 1}}
+"""LoRA of the whole model on one image and a text, of the size that its tower is made for."""
+IMAGE_LENGTH = 4096
+IMAGE_SIDE = 448
+"""Pixels of a side where a vision tower takes images of any size."""
 SETTINGS = {"micro_batch": 2, "max_length": 64, "grad_accum": 1}
 """A short length: recurrent layers without kernels of their own run a loop over it."""
 
@@ -68,6 +74,7 @@ _LAYER_COUNTS = (
     "decoder_layers",
     "num_encoder_layers",
     "num_decoder_layers",
+    "depth",
 )
 _EXPERT_COUNTS = (
     "num_experts",
@@ -77,13 +84,39 @@ _EXPERT_COUNTS = (
     "num_routed_experts",
 )
 
+_GEMMA_TOWER = {"image_size": 896, "patch_size": 14, "vision_use_head": False}
+_MROPE = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [8, 12, 12],
+    }
+}
+"""Rotary positions of GLM's models of images, in three parts."""
+
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6, "topk_group": 1, "n_group": 1},
     "dots1": {"n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
+    "idefics3": {"vision_config": {"image_size": 364, "patch_size": 14}},
+    "smolvlm": {"vision_config": {"image_size": 512, "patch_size": 16}, "scale_factor": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "ministral": {"head_dim": 128},
+    "aria": {"vision_config": {"image_size": 980, "patch_size": 14}},
+    "aya_vision": {
+        "vision_config": {"image_size": 364, "patch_size": 14, "num_attention_heads": 16}
+    },
+    **{name: {"vision_config": {}} for name in ("gemma4", "gemma4_unified")},
+    **{name: {"text_config": _MROPE} for name in ("glm46v", "glm4v", "glmga")},
+    "glm4v_moe": {"text_config": {**_MROPE, "head_dim": 128}},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 151652},
+    "llama4": {
+        "vision_config": {"hidden_size": 1408, "image_size": 336, "vision_output_dim": 4096}
+    },
+    **{name: {"vision_config": _GEMMA_TOWER} for name in ("gemma3", "shieldgemma2")},
+    "blip-2": {"image_token_index": 50265},
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
 }
@@ -109,11 +142,16 @@ class Row:
     seconds: float
 
 
-def model_types() -> list[str]:
-    """Every type that `AutoModelForCausalLM` of the installed transformers knows."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def model_types(*, images: bool = False) -> list[str]:
+    """Every type that `AutoModelForCausalLM` of the installed transformers knows.
 
-    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    With `images` those of `AutoModelForImageTextToText`.
+    """
+    from transformers.models.auto import modeling_auto
+
+    if images:
+        return list(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    return list(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def small_config(model_type: str, *, cut: bool = True) -> Any:
@@ -124,10 +162,28 @@ def small_config(model_type: str, *, cut: bool = True) -> Any:
     config = kind(**_NEEDED.get(model_type, {}))
     if not cut:
         return config
+    layers_are_named = bool(getattr(config, "vision_feature_layers", None))
     for part in (config, *_parts(config)):
-        _cut(part)
+        if not (layers_are_named and part is config.vision_config):
+            _cut(part)
+    _fit_tower(config)
     # Through a dictionary, so that what follows from the numbers is made again.
     return kind.from_dict(config.to_dict())
+
+
+def _fit_tower(config: Any) -> None:
+    """A vision tower's results as wide as the language model, as in every published model."""
+    vision = getattr(config, "vision_config", None)
+    width = getattr(config.get_text_config(), "hidden_size", None)
+    if vision is None or width is None:
+        return
+    for name in ("out_hidden_size", "projection_dim", "lm_hidden_size", "text_hidden_size"):
+        if isinstance(getattr(vision, name, None), int):
+            setattr(vision, name, width)
+    if getattr(vision, "vision_use_head", False):
+        vision.vision_use_head = False  # of SigLIP, whose head reads no patches
+    if config.model_type == "qwen2_vl":  # its name for the same
+        vision.hidden_size = width
 
 
 def _parts(config: Any) -> list[Any]:
@@ -168,7 +224,7 @@ def rows_of(model_type: str, methods: Sequence[str] = tuple(METHODS)) -> list[Ro
     """What comes of a type with each of the methods, in this process."""
     began = time.monotonic()
     try:
-        config = _buildable(model_type)
+        config = buildable_config(model_type, images="image" in methods)
     except Exception as error:  # noqa: BLE001 - whatever a class of transformers raises
         seconds = time.monotonic() - began
         text = f"{type(error).__name__}: {error}"
@@ -178,16 +234,19 @@ def rows_of(model_type: str, methods: Sequence[str] = tuple(METHODS)) -> list[Ro
         return [_predicted(model_type, method, folder) for method in methods]
 
 
-def _buildable(model_type: str) -> Any:
+def buildable_config(model_type: str, *, images: bool = False) -> Any:
     """The configuration of a model that transformers builds, as a checkpoint of it has it."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     try:
         config = small_config(model_type)
-        model = _built(config)
+        model = _built(config, images=images)
     except Exception:  # noqa: BLE001 - not every class can be cut
         config = small_config(model_type, cut=False)
-        model = _built(config)
+        model = _built(config, images=images)
+    if images:
+        config.architectures = [type(model).__name__]
+        return config
     # As the model writes it: classes such as BartForCausalLM change their configuration, others
     # have that of a part of it.
     if type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -196,12 +255,13 @@ def _buildable(model_type: str) -> Any:
     return config
 
 
-def _built(config: Any) -> Any:
+def _built(config: Any, *, images: bool) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    auto = AutoModelForImageTextToText if images else AutoModelForCausalLM
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return auto.from_config(config)
 
 
 def _predicted(model_type: str, method: str, folder: str) -> Row:
@@ -212,9 +272,12 @@ def _predicted(model_type: str, method: str, folder: str) -> Row:
     began = time.monotonic()
     peak_bytes = None
     try:
-        settings = {**SETTINGS, **METHODS[method]}
-        space, configuration = one_configuration(None, folder, settings)
-        found = predict(resolve_subject(space.workload, folder), configuration, get_gpu(GPU))
+        if method in IMAGE:
+            found, configuration = _with_an_image(folder)
+        else:
+            settings = {**SETTINGS, **METHODS[method]}
+            space, configuration = one_configuration(None, folder, settings)
+            found = predict(resolve_subject(space.workload, folder), configuration, get_gpu(GPU))
     except TunerError as error:
         answer, text = "refused", "; ".join([str(error), *(p.message for p in error.problems)])
     except Exception as error:  # noqa: BLE001 - a traceback is what is looked for
@@ -231,6 +294,25 @@ def _predicted(model_type: str, method: str, folder: str) -> Row:
     )
 
 
+def _with_an_image(folder: str) -> tuple[Any, Any]:
+    """The prediction with one image, of the model's own size where it has one."""
+    from tuner.engine.estimate import one_configuration
+    from tuner.estimators.predict import predict, resolve_subject
+    from tuner.gpus import get_gpu
+
+    settings = {**SETTINGS, **IMAGE["image"], "max_length": IMAGE_LENGTH}
+    try:
+        space, configuration = one_configuration(None, folder, settings)
+        subject = resolve_subject(space.workload, folder)
+        return predict(subject, configuration, get_gpu(GPU)), configuration
+    except TunerError as error:
+        if "image_size is not set" not in str(error):
+            raise
+    settings["image_size"] = IMAGE_SIDE
+    _, configuration = one_configuration(None, folder, settings)
+    return predict(subject, configuration, get_gpu(GPU)), configuration
+
+
 def _line(text: str) -> str:
     return " ".join(text.split())[:400]
 
@@ -238,7 +320,9 @@ def _line(text: str) -> str:
 # -- a process a type ------------------------------------------------------------------------
 
 
-def run_types(types: Sequence[str], file: Path, *, processes: int) -> None:
+def run_types(
+    types: Sequence[str], file: Path, *, processes: int, methods: Sequence[str] = tuple(METHODS)
+) -> None:
     """Run what has no rows in `file` yet, each type in a process of its own."""
     have = {row.model_type for row in read_rows(file)} if file.exists() else set()
     wanted = [name for name in types if name not in have]
@@ -246,7 +330,7 @@ def run_types(types: Sequence[str], file: Path, *, processes: int) -> None:
         _write(file, [], header=True)
     _import_all()
     with ThreadPoolExecutor(processes) as pool:
-        for done in as_completed([pool.submit(_in_process, name) for name in wanted]):
+        for done in as_completed([pool.submit(_in_process, name, methods) for name in wanted]):
             rows = done.result()
             _write(file, rows)
             for row in rows:
@@ -271,10 +355,10 @@ def _import_all() -> None:
     torch.set_num_threads(1)
 
 
-def _in_process(model_type: str) -> list[Row]:
+def _in_process(model_type: str, methods: Sequence[str]) -> list[Row]:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(model_type, sender), daemon=True)
+    process = context.Process(target=_child, args=(model_type, methods, sender), daemon=True)
     began = time.monotonic()
     process.start()
     sender.close()
@@ -289,16 +373,16 @@ def _in_process(model_type: str) -> list[Row]:
         text = f"the process ended with exit code {process.exitcode}"
     process.kill()
     seconds = time.monotonic() - began
-    return [Row(model_type, True, m, "no answer", None, text, seconds) for m in METHODS]
+    return [Row(model_type, True, m, "no answer", None, text, seconds) for m in methods]
 
 
-def _child(model_type: str, sender: Connection) -> None:
+def _child(model_type: str, methods: Sequence[str], sender: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     warnings.simplefilter("ignore")
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    sender.send(rows_of(model_type))
+    sender.send(rows_of(model_type, methods))
 
 
 # -- files -----------------------------------------------------------------------------------
@@ -335,16 +419,18 @@ def drawn(rows: Sequence[Row], number: int, folder: Path) -> list[Case]:
     cases = []
     for row in random.Random(SEED).sample(answered, number):  # noqa: S311 - a draw, no secret
         place = folder / row.model_type
-        _buildable(row.model_type).save_pretrained(place)
+        buildable_config(row.model_type).save_pretrained(place)
         settings = {**SETTINGS, "max_length": 256, "grad_accum": 2, **METHODS[row.method]}
         settings |= model_defaults(str(place))
         cases.append(Case(f"{row.model_type} {row.method}", GPU, None, str(place), settings))
     return cases
 
 
-def counted(rows: Sequence[Row]) -> Iterator[tuple[str, Counter[str]]]:
+def counted(
+    rows: Sequence[Row], methods: Iterable[str] = METHODS
+) -> Iterator[tuple[str, Counter[str]]]:
     """By method: how many types there are, are built, and are answered or not."""
-    for method in METHODS:
+    for method in methods:
         mine = [row for row in rows if row.method == method]
         counts = Counter(row.answer for row in mine if row.builds)
         yield method, counts + Counter(types=len(mine), built=sum(row.builds for row in mine))
@@ -353,15 +439,46 @@ def counted(rows: Sequence[Row]) -> Iterator[tuple[str, Counter[str]]]:
 _COUNTS = ("types", "built", "answered", "refused", "no answer", "traceback")
 
 
-def page(rows: Sequence[Row]) -> str:
-    """The table, and every type that is refused or not built, in Markdown."""
+def page(rows: Sequence[Row], images: Sequence[Row]) -> str:
+    """The tables, and every type that is refused or not built, in Markdown."""
+    return "\n".join([*_text_lines(rows), *_image_lines(images)])
+
+
+def _image_lines(rows: Sequence[Row]) -> list[str]:
+    """Types of images and text."""
+    ((_, counts),) = counted(rows, IMAGE)
+    answered = sorted(row.model_type for row in rows if row.answer == "answered")
+    return [
+        "## With images",
+        "",
+        f"Types of AutoModelForImageTextToText, LoRA in bf16 on one image in {IMAGE_LENGTH} tokens "
+        f"of each example (`images=1`; {IMAGE_SIDE} pixels a side where a type takes any size): "
+        + ", ".join(f"{counts[name]} {name}" for name in _COUNTS)
+        + ". Vision towers are as wide as the language model asks for, and have the sizes of "
+        "published models where the classes' defaults do not go together.",
+        "",
+        "Answered: " + ", ".join(answered) + ".",
+        "",
+        "| type | | why |",
+        "|---|---|---|",
+        *(
+            f"| {row.model_type} | {row.answer if row.builds else 'not built'} | "
+            f"{_cell(row.text)} |"
+            for row in sorted(rows, key=lambda row: row.model_type)
+            if row.answer != "answered"
+        ),
+        "",
+    ]
+
+
+def _text_lines(rows: Sequence[Row]) -> list[str]:
     answered = {row.model_type: row.text for row in rows if row.answer == "answered"}
     refused: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.answer != "answered":
             methods = refused.setdefault((row.model_type, row.text), [])
             methods.append(row.method if row.builds else "not built")
-    lines = [
+    return [
         "# Kinds of models",
         "",
         "Written by `python -m benchmarks.models`: every causal model type of transformers, its "
@@ -398,7 +515,6 @@ def page(rows: Sequence[Row]) -> str:
         ),
         "",
     ]
-    return "\n".join(lines)
 
 
 def _not_run(rows: Sequence[Row]) -> list[str]:
@@ -418,20 +534,25 @@ def _cell(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing; returns 1 where a type ends in a traceback."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=Path, default=ROWS, help="rows to go on from and to write")
+    parser.add_argument("--rows", type=Path, help="rows to go on from and to write")
     parser.add_argument("--only", nargs="*", help="types, of all")
     parser.add_argument("--markdown", type=Path, help="write the page there")
+    parser.add_argument("--images", action="store_true", help="types of images and text")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--emulate", type=int, metavar="N", help="compare N answered rows")
     options = parser.parse_args(arguments)
     if options.emulate:
-        return _emulate(read_rows(options.rows), options.emulate)
-    run_types(options.only or model_types(), options.rows, processes=options.processes)
-    rows = read_rows(options.rows)
-    for method, counts in counted(rows):
+        return _emulate(read_rows(options.rows or ROWS), options.emulate)
+    methods = IMAGE if options.images else METHODS
+    file = options.rows or (IMAGE_ROWS if options.images else ROWS)
+    types = options.only or model_types(images=options.images)
+    run_types(types, file, processes=options.processes, methods=tuple(methods))
+    rows = read_rows(file)
+    for method, counts in counted(rows, methods):
         print(method, dict(counts))
     if options.markdown:
-        options.markdown.write_text(page(rows), encoding="utf-8")
+        text = page(read_rows(ROWS), read_rows(IMAGE_ROWS))
+        options.markdown.write_text(text, encoding="utf-8")
     return int(any(row.answer == "traceback" for row in rows))
 
 

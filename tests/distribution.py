@@ -20,6 +20,7 @@ APART = (
     "tests/test_emulate.py",
     "tests/test_emulator_libraries.py",
     "tests/test_emulated_oracle.py",
+    "tests/test_emulated_pairs.py",
     "tests/test_workload_contrastive.py",
     "tests/test_memory_order.py",
     "tests/test_emulated_settings.py",
@@ -39,6 +40,7 @@ TOGETHER = (
     "tests/test_mixed_search.py",
     "tests/test_predictor.py",
     "tests/test_import_context.py",
+    "tests/test_fine_tuned_models.py",
     "tests/test_emulator_pricing.py",
     "tests/test_emulated_examples.py",
 )

@@ -7,6 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from estimate_samples import configuration, tiny_config, traced
 
 from benchmarks.accuracy.losses import register
-from benchmarks.models import METHODS, ROWS, page, read_rows, rows_of
+from benchmarks.models import IMAGE_ROWS, METHODS, ROWS, page, read_rows, rows_of
 from tuner.cli.main import cli
 from tuner.engine.estimate import one_configuration
 from tuner.errors import InputError
@@ -29,6 +30,7 @@ from tuner.models.catalogue import architecture, get_entry, load_catalogue, reso
 from tuner.models.positions import table_positions
 from tuner.models.trainable import model_defaults, require_causal, require_quantization
 from tuner.records import MemoryCategory
+from tuner.workloads.remarks import adaptable_names
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "model_types.md"
 ALL = ("all-linear",)
@@ -38,6 +40,7 @@ DRAWN = (
     "afmoe", "apertus", "aria_text", "axk1", "bart", "bert", "biogpt", "bloom", "codegen", "ctrl",
     "ernie", "falcon", "gemma", "gemma2", "gpt2", "gpt_neo", "mamba", "mixtral", "opt", "phimoe",
 )  # fmt: skip
+IMAGES_DRAWN = ("gemma3", "idefics3", "internvl", "llava_next", "mistral3", "mllama", "qwen3_vl")
 
 
 def experts_config(**values: Any) -> Any:
@@ -88,7 +91,19 @@ def test_no_row_is_a_traceback():
 
 def test_the_page_is_what_the_rows_say():
     text = PAGE.read_text(encoding="utf-8")
-    assert text == page(read_rows(ROWS))
+    assert text == page(read_rows(ROWS), read_rows(IMAGE_ROWS))
+
+
+@pytest.mark.parametrize("model_type", IMAGES_DRAWN)
+def test_a_type_of_images_is_still_what_its_row_says(model_type):
+    (row,) = rows_of(model_type, ["image"])
+    (stored,) = (r for r in read_rows(IMAGE_ROWS) if r.model_type == model_type)
+    assert (row.answer, row.peak_allocated_bytes) == (stored.answer, stored.peak_allocated_bytes)
+
+
+def test_no_row_of_images_is_a_traceback():
+    rows = read_rows(IMAGE_ROWS)
+    assert {row.answer for row in rows if row.builds} == {"answered", "refused"}
 
 
 # -- experts ---------------------------------------------------------------------------------
@@ -211,6 +226,16 @@ def test_adapters_that_peft_refuses():
     config = transformers.MambaConfig(hidden_size=64, **FEW)
     with pytest.raises(InputError, match="peft cannot put adapters"):
         traced(config, lora_targets=("in_proj", "out_proj"), attention="eager")
+
+
+def test_an_export_names_what_peft_can_adapt(tmp_path):
+    config = transformers.MambaConfig(hidden_size=64, **FEW)
+    names = adaptable_names(config)
+    assert names == ("dt_proj", "in_proj", "x_proj")
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=list(names), task_type="CAUSAL_LM"))
+    assert adaptable_names(tiny_config("llama")) == ()
 
 
 def test_all_linear_is_what_peft_can_adapt_and_the_rest_is_named():

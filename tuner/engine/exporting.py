@@ -8,13 +8,14 @@ from pathlib import Path
 from tuner.apply.assign import assignments
 from tuner.engine.target import Target
 from tuner.export import Exported, ExportInput, export
-from tuner.models.catalogue import get_entry
+from tuner.models.catalogue import get_entry, resolve_config
 from tuner.program.changes import change
 from tuner.program.program import read_program
 from tuner.program.settings import NAMES, find_settings
 from tuner.records import Configuration, KnobValue
 from tuner.results.best import BestTrial
 from tuner.space.command import Command, placeholders
+from tuner.space.schemas import ALL_LINEAR
 from tuner.units import format_gib
 
 
@@ -44,7 +45,7 @@ def _subject(
     else:
         flags, unflagged = _flags(target, best, targets=targets, maps=maps)
     return ExportInput(
-        configuration=best.configuration,
+        configuration=_with_names(target, best.configuration),
         workload=target.space.workload,
         model=(entry.hub_id if entry and entry.hub_id else target.space.model),
         title=f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id}, "
@@ -53,6 +54,26 @@ def _subject(
         unflagged=unflagged,
         own_command=own_command,
     )
+
+
+def _with_names(target: Target, values: Configuration) -> Configuration:
+    """The configuration, with names in place of all-linear where peft would fail with that.
+
+    Models of the catalogue have only layers that peft takes.
+    """
+    model = target.space.model
+    if (
+        target.space.workload != "causal_lm"
+        or values.get("lora_targets") != ALL_LINEAR
+        or not values.get("lora_rank")
+        or not model
+        or get_entry(model) is not None
+    ):
+        return values
+    from tuner.workloads.remarks import adaptable_names
+
+    names = adaptable_names(resolve_config(model))
+    return Configuration({**values, "lora_targets": names}) if names else values
 
 
 def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str, str]]:

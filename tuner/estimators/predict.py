@@ -74,6 +74,7 @@ def check_supported(
         if reason is not None:
             problems.append(Problem(f"{knob} {value} on {gpu.name}: {reason}", where=knob))
     problems += _flash_attention_problems(configuration, gpu)
+    problems += _scaling_problems(configuration)
     if "max_length" in configuration:
         too_long = length_problem(positions, int(str(configuration["max_length"])), "max_length")
         problems += [Problem("; ".join(too_long), where="max_length")] if too_long else []
@@ -98,6 +99,15 @@ def _flash_attention_problems(configuration: Configuration, gpu: Gpu) -> list[Pr
         reason = f"{asked} with {knob} {dtype}: it takes fp16 and bf16 only"
         return [Problem(reason, where="attention")]
     return []
+
+
+def _scaling_problems(configuration: Configuration) -> list[Problem]:
+    """Gradients that PyTorch's scaler, which fp16 needs, has no kernel for."""
+    dtype, mixed = (configuration.get(name) for name in ("adapter_dtype", "mixed_precision"))
+    if dtype != "bf16" or mixed != "fp16" or not configuration.get("lora_rank"):
+        return []
+    reason = "adapter_dtype bf16 with mixed_precision fp16: gradients in bf16 cannot be scaled"
+    return [Problem(reason, where="adapter_dtype")]
 
 
 def predict(

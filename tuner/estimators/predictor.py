@@ -291,7 +291,8 @@ def _is_traced_in_full(configuration: Configuration) -> bool:
     is_sharded = parallelism.ranks > 1 and parallelism.strategy == "fsdp2"
     optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
     needs_shapes = optimizer is not None and optimizer.needs_shapes
-    return is_sharded or needs_shapes or configuration.get("loss") == "chunked"
+    has_images = bool(configuration.get("images", 0))
+    return is_sharded or needs_shapes or has_images or configuration.get("loss") == "chunked"
 
 
 def _check_traced_in_full(count: int) -> None:

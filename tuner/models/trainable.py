@@ -29,7 +29,8 @@ def model_defaults(name: str) -> Mapping[str, Any]:
     if entry is not None:
         sdpa = entry.config["model_type"] not in _CATALOGUE_WITHOUT_SDPA
         return {} if sdpa else {"attention": "eager"}
-    model_class = _causal_class(resolve_config(name))
+    config = resolve_config(name)
+    model_class = _causal_class(config) or _image_class(config)
     if model_class is None:
         return {}
     found: dict[str, Any] = {}
@@ -50,6 +51,9 @@ def require_causal(config: PreTrainedConfig) -> None:
 
     names = config.architectures or []
     model_class = _causal_class(config)
+    image_class = _image_class(config)
+    if image_class is not None and (model_class is None or image_class.__name__ in names):
+        return
     kind = f"{config.model_type} model" + (f" ({names[0]})" if names else "")
     if model_class is None:
         raise InputError(
@@ -73,6 +77,30 @@ def _causal_class(config: PreTrainedConfig) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+
+
+def _image_class(config: PreTrainedConfig) -> Any:
+    """The class of images and text for a configuration that has a language model, or None.
+
+    Encoder-decoders are none: their text is another's input.
+    """
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    if getattr(config, "is_encoder_decoder", False) or config.get_text_config() is config:
+        return None
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+
+
+def trained_class(config: PreTrainedConfig, *, images: bool) -> Any:
+    """The Auto class that a training script takes.
+
+    That of images and text where there are images, or no other.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if _image_class(config) is not None and (images or _causal_class(config) is None):
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def checkpoint_quantization(config: PreTrainedConfig) -> Mapping[str, Any]:

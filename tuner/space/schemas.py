@@ -95,6 +95,24 @@ _CAUSAL_LM = (
         capacity=True,
     ),
     KnobSchema(
+        "images",
+        "int",
+        "images of each example, whose tokens are part of max_length; of models that cut an image "
+        "into tiles, the tiles",
+        default=0,
+        minimum=0,
+        optional=True,
+    ),
+    KnobSchema(
+        "image_size",
+        "int",
+        "pixels of an image's sides, of models that take any size; 0 is the size that the vision "
+        "tower was made for",
+        default=0,
+        minimum=0,
+        optional=True,
+    ),
+    KnobSchema(
         "padding",
         "word",
         "max_length: every example is padded, so attention gets a mask; none: the longest example "

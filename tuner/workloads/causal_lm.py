@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from tuner.errors import InputError
 from tuner.models.trainable import require_causal
 from tuner.records import Configuration, Phase
 from tuner.workloads.base import Environment, Machine
-from tuner.workloads.causal_lm_model import build_model
+from tuner.workloads.causal_lm_model import build_model, build_skeleton
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.encoder_settings import require_positions
 from tuner.workloads.flops import StepFlops, step_flops
+from tuner.workloads.images import Images, images_of
 from tuner.workloads.optimizers import embedding_weights
 from tuner.workloads.parallel import Ranks, distribute
 from tuner.workloads.session import ModelSession
@@ -35,6 +38,7 @@ class CausalLMSession(ModelSession):
         settings: CausalLMSettings,
         environment: Environment,
         ranks: Ranks | None = None,
+        images: Images | None = None,
     ) -> None:
         # Loops of people's own give an optimizer its parameters, and do no more.
         by_trainer = settings.training_loop == "trainer"
@@ -42,6 +46,7 @@ class CausalLMSession(ModelSession):
         super().__init__(model, settings, environment, embeddings=embeddings)
         self._settings: CausalLMSettings = settings
         self._ranks = ranks or Ranks.alone(model)
+        self._images = images
         self._outputs: Any = None
         self._flops: StepFlops | None = None
 
@@ -97,12 +102,22 @@ class CausalLMSession(ModelSession):
             return self._real_batch(self._batches)
         shape = (self._settings.micro_batch, self._settings.max_length)
         device = self._environment.device
+        if self._images is not None:
+            return self._batch_of_images(self._images, shape)
         tokens = torch.randint(0, self._vocab_size, shape, device=device)
         return {
             "input_ids": tokens,
             "attention_mask": torch.ones(shape, dtype=torch.long, device=device),
             "labels": tokens.clone(),
         }
+
+    def _batch_of_images(self, images: Images, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+        """A trace's batch with images: made on the host, so that it is known where they stand."""
+        device = self._environment.device
+        ids = torch.zeros(shape, dtype=torch.long)
+        host = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+        placed = {name: tensor.to(device) for name, tensor in images.placed(host).items()}
+        return {**placed, **images.fields(shape[0], device)}
 
     def _real_batch(self, batches: TokenBatches) -> dict[str, torch.Tensor]:
         batch = batches.next()
@@ -114,7 +129,10 @@ class CausalLMSession(ModelSession):
         counts.data_wait_s = batches.waited_s
         if self._flops is not None and counts.model_flops is not None:
             counts.model_flops += self._flops.of(samples, length)
-        return batch.inputs
+        if self._images is None:
+            return batch.inputs
+        placed = self._images.placed(batch.inputs)
+        return {**placed, **self._images.fields(samples, self._environment.device)}
 
     def _forward(self, batch: dict[str, torch.Tensor]) -> Any:
         dtype = self._settings.autocast_dtype
@@ -160,6 +178,7 @@ class CausalLM:
         parallelism.require(configuration)
         require_causal(model_config)
         require_positions(model_config, settings.max_length, "max_length")
+        images = _images(model_config, settings, environment)
         environment.enter(Phase.LOAD, 0)
         model = build_model(model_config, settings, environment)
         # Layers of a tower that no text passes through get adapters, and never a gradient.
@@ -171,7 +190,30 @@ class CausalLM:
             may_have_idle=may_have_idle,
             sharding=settings.sharding,
         )
-        session = CausalLMSession(model, settings, environment, ranks)
+        session = CausalLMSession(model, settings, environment, ranks, images)
         if isinstance(environment, Machine):
             session.use_data(environment, step_flops(model, model_config))
         return session
+
+
+def _images(
+    model_config: Any, settings: CausalLMSettings, environment: Environment
+) -> Images | None:
+    """The images of a batch. Raises `InputError` for what cannot be trained with them."""
+    if not settings.images:
+        return None
+    data = environment.data if isinstance(environment, Machine) else None
+    if data is not None and data.token_lengths is not None:
+        raise InputError(
+            "the data's token_lengths say nothing of images, whose tokens are part of them",
+            hint="--lengths full gives every example max_length tokens, its images included",
+        )
+    plain = replace(settings, precision="bf16", gradient_checkpointing=False)
+    images = images_of(
+        build_skeleton(model_config, plain),
+        model_config,
+        number=settings.images,
+        size=settings.image_size,
+    )
+    images.require(settings.max_length)
+    return images

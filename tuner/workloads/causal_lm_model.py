@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tuner.errors import InputError, unknown
-from tuner.models.trainable import require_quantization
+from tuner.models.trainable import require_quantization, trained_class
 from tuner.space.schemas import ALL_LINEAR
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_settings import CausalLMSettings
@@ -62,6 +62,11 @@ def _adapters_on(settings: CausalLMSettings, machine: Machine) -> str:
     return "meta" if machine.checkpoint is None else "cpu"
 
 
+def build_skeleton(model_config: Any, settings: CausalLMSettings) -> Any:
+    """The model as it is loaded, on the meta device. Raises `InputError` as `build_model` does."""
+    return _skeleton(model_config, settings)
+
+
 def _with_weights(
     model_config: Any, settings: CausalLMSettings, machine: Machine
 ) -> tuple[Any, list[nn.Module]]:
@@ -94,14 +99,12 @@ def _offloaded(model: nn.Module, settings: CausalLMSettings) -> list[nn.Module]:
 
 def _skeleton(model_config: Any, settings: CausalLMSettings, *, real: bool = False) -> Any:
     """The model on the meta device, with quantised layers, before k-bit preparation."""
-    from transformers import AutoModelForCausalLM
-
     skipped = require_quantization(
         model_config, settings.precision, double_quant=settings.double_quant
     )
     with torch.device("meta"):
         try:
-            model = AutoModelForCausalLM.from_config(
+            model = trained_class(model_config, images=settings.images > 0).from_config(
                 copy.deepcopy(model_config),  # some classes keep and change what they are given
                 dtype=settings.load_dtype,
                 attn_implementation=settings.attention,

@@ -30,6 +30,8 @@ class CausalLMSettings:
     micro_batch: int
     max_length: int
     padded: bool
+    images: int
+    image_size: int
     lora_rank: int
     lora_alpha: float
     lora_dropout: float
@@ -69,6 +71,8 @@ class CausalLMSettings:
             micro_batch=int(_number(values["micro_batch"])),
             max_length=int(_number(values["max_length"])),
             padded=values.get("padding", "none") == "max_length",
+            images=_images(values),
+            image_size=int(_number(values.get("image_size", 0))),
             lora_rank=rank,
             lora_alpha=_number(values.get("lora_alpha", 2 * rank)),
             lora_dropout=_number(values.get("lora_dropout", 0.0)),
@@ -209,6 +213,17 @@ def _loader(values: Configuration) -> LoaderSettings:
     names = [field.name for field in fields(LoaderSettings)]
     given: dict[str, Any] = {name: values[name] for name in names if name in values}
     return LoaderSettings(**given)
+
+
+def _images(values: Configuration) -> int:
+    """Images of an example. Raises `InputError` where only their size is given."""
+    images = int(_number(values.get("images", 0)))
+    if not images and values.get("image_size", 0):
+        raise InputError(
+            f"image_size {values['image_size']} has no effect without images",
+            hint="set images to 1 or more",
+        )
+    return images
 
 
 def _check_padding(values: Configuration) -> None:

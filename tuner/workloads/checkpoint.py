@@ -6,7 +6,7 @@ from typing import Any
 
 from tuner.errors import InputError
 from tuner.models.catalogue import resolve_config
-from tuner.models.trainable import require_quantization
+from tuner.models.trainable import require_quantization, trained_class
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.quantized import quantization_config
 
@@ -30,8 +30,6 @@ def load_checkpoint(
     Raises `InputError` where it is not there or is another model than `model_config`, and what
     transformers raises for a model that it cannot build.
     """
-    from transformers import AutoModelForCausalLM
-
     found = resolve_config(name)
     _require_same(name, found, model_config)
     require_quantization(found, settings.precision, double_quant=settings.double_quant)
@@ -44,7 +42,8 @@ def load_checkpoint(
             storage=settings.quant_storage,
         )
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        auto = trained_class(found, images=settings.images > 0)
+        return auto.from_pretrained(
             name,
             dtype=settings.load_dtype,
             attn_implementation=settings.attention,

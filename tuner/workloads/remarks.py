@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
 
+from tuner.models.trainable import trained_class
 from tuner.workloads.quantized import kept_whole
 
 
@@ -35,6 +37,26 @@ def unadaptable(model: nn.Module) -> tuple[str, ...]:
         if isinstance(module, nn.Linear) and (refused or not _is_product(module)):
             found.add(last)
     return tuple(sorted(found))
+
+
+def adaptable_names(model_config: Any) -> tuple[str, ...]:
+    """The linear layers that peft can adapt, by their last names, where all-linear has others.
+
+    Empty where all-linear is what peft itself takes. Raises what transformers raises for a model
+    that it cannot build.
+    """
+    with torch.device("meta"):
+        model = trained_class(model_config, images=False).from_config(copy.deepcopy(model_config))
+    bare = unadaptable(model)
+    if not bare:
+        return ()
+    head = model.get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    return tuple(sorted(linear - set(bare)))
 
 
 _MAMBA = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"})

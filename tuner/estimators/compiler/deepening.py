@@ -349,7 +349,8 @@ def trace_deep(
         )
 
     found = None
-    if gpus_per_trial(configuration) == 1 and workload.name == "causal_lm":
+    alone = gpus_per_trial(configuration) == 1
+    if alone and workload.name == "causal_lm" and not configuration.get("images", 0):
         found = _deepened(model_config, traced)
     return found if found is not None else traced(model_config)
 

@@ -217,7 +217,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         seen = None if signature is None else self._seen.get(signature)
         if seen is not None and seen.layouts is not None:
             out = from_layouts(seen.layouts, is_tuple=seen.is_tuple)
-        elif seen is not None and returns_first_argument(func):
+        elif seen is not None and returns_first_argument(func) and args[0].is_meta:
             out = args[0]
         elif func is _aten.copy_.default and args[1].is_meta and not args[0].is_meta:
             # Rank 0 hears its own broadcast of the order of DDP's buckets: what it had said.

@@ -1,0 +1,92 @@
+"""The 32 models that people fine-tune most: each answers by default, in bf16 and in NF4."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.emulated_cases import QUICK_LAYERS, Case
+from benchmarks.models import buildable_config
+from tuner.engine.estimate import one_configuration
+from tuner.estimators.predict import predict, resolve_subject
+from tuner.estimators.predictor import PredictionJob, Predictor
+from tuner.gpus import get_gpu
+from tuner.models.catalogue import get_entry
+
+KNOWN = (
+    "meta-llama/Llama-3.2-1B-Instruct",
+    "meta-llama/Llama-3.2-3B-Instruct",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "meta-llama/Llama-3.3-70B-Instruct",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    "Qwen/Qwen2.5-0.5B-Instruct",
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-4B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-14B",
+    "Qwen/Qwen3-30B-A3B",
+    "google/gemma-2-9b-it",
+    "google/gemma-3-1b-it",
+    "google/gemma-3-4b-it",
+    "google/gemma-3-12b-it",
+    "mistralai/Mistral-7B-Instruct-v0.3",
+    "mistralai/Mistral-Nemo-Instruct-2407",
+    "mistralai/Mistral-Small-24B-Instruct-2501",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "microsoft/Phi-3.5-mini-instruct",
+    "microsoft/Phi-4-mini-instruct",
+    "microsoft/phi-4",
+    "unsloth/gpt-oss-20b-BF16",
+    "HuggingFaceTB/SmolLM3-3B",
+    "THUDM/glm-4-9b-chat-hf",
+    "ibm-granite/granite-3.1-8b-instruct",
+    "allenai/OLMo-2-1124-7B-Instruct",
+    "LiquidAI/LFM2-1.2B",
+)
+"""Hub ids whose architecture is known without the network."""
+
+BY_TYPE = ("gemma4_text", "qwen3_5_text", "granitemoehybrid")
+"""Gemma 4, Qwen3.5 and Granite 4: no published configuration was to be had, so that it is their
+classes' default that must answer."""
+
+BASES = ("bf16", "nf4")
+GPU = get_gpu("h100_sxm")
+
+
+def test_there_are_32():
+    assert len({*KNOWN, *BY_TYPE}) == 32
+
+
+def answered(model, precision):
+    space, configuration = one_configuration(None, model, {"precision": precision})
+    found = predict(resolve_subject(space.workload, model), configuration, GPU)
+    assert found.memory.peak_allocated_bytes > found.memory.loaded_bytes > 0
+    assert 0 < found.trainable_params < found.total_params
+    return found
+
+
+@pytest.mark.parametrize("precision", BASES)
+@pytest.mark.parametrize("model", KNOWN)
+def test_known_models_answer_by_default(model, precision, tmp_path):
+    entry = get_entry(model)
+    assert entry is not None
+    space, _ = Case(model, GPU.id, model=entry.id).opened(QUICK_LAYERS, tmp_path)
+    answered(space.predicted_model(), precision)
+
+
+@pytest.mark.parametrize("precision", BASES)
+@pytest.mark.parametrize("kind", BY_TYPE)
+def test_types_answer_by_default(kind, precision, tmp_path):
+    config = buildable_config(kind)
+    config.save_pretrained(tmp_path)
+    answered(str(tmp_path), precision)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", BASES)
+@pytest.mark.parametrize("model", KNOWN)
+def test_known_models_answer_at_full_depth(model, precision):
+    space, configuration = one_configuration(None, model, {"precision": precision})
+    predictor = Predictor(PredictionJob(space.workload, space.predicted_model()))
+    found = predictor.predict([configuration], GPU)[0]
+    assert found.total_params >= (get_entry(model).params or 0)

@@ -1,0 +1,292 @@
+"""Images in the batches of a model that reads text and images: as many, and as large, as asked.
+
+What a model is called with follows from the arguments of its own `get_image_features`, and how
+many tokens an image takes from what that function makes of them, on tensors without data. Models
+that cut an image into tiles see each tile as an image.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tuner.errors import InputError
+from tuner.workloads.known_values import declare, known_values
+
+_TYPE_IDS = ("mm_token_type_ids", "token_type_ids")
+"""Arguments that say of each token whether it is of an image (1) or of text (0)."""
+_ID_ENDINGS = ("_token_id", "_token_index")
+_CHANNELS = 3
+_MOST_TILES = 36
+_BEFORE = 1
+"""Ordinary tokens before the first image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The images of one example, for one kind of model.
+
+    `shapes` are those of `pixel_values` and its like for one example, the first dimension being
+    that of images or patches; `fixed` are small tensors of whole numbers for one example.
+    """
+
+    token: int
+    tokens: int
+    """Tokens that all images of an example take."""
+    special: tuple[int, ...]
+    """Ids that mean something else than text, none of which may be drawn."""
+    shapes: Mapping[str, tuple[int, ...]]
+    fixed: Mapping[str, torch.Tensor]
+    type_ids: tuple[str, ...]
+    per_example: bool
+    """Whether the fields have a dimension of examples before that of images."""
+
+    def require(self, max_length: int) -> None:
+        """Raise `InputError` unless an example has room for its images and a text."""
+        if self.tokens + _BEFORE >= max_length:
+            raise InputError(
+                f"max_length {max_length} has no room for text beside {self.tokens} tokens of "
+                "images",
+                hint=f"set max_length to more than {self.tokens + _BEFORE}, or images or "
+                "image_size to less",
+            )
+
+    def placed(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The batch with tokens of images in place of some of its text; changes it."""
+        ids = inputs["input_ids"]
+        for special in self.special:
+            ids.masked_fill_(ids == special, _ordinary(self.special))
+        where = slice(_BEFORE, _BEFORE + self.tokens)
+        ids[:, where] = self.token
+        if "labels" in inputs:
+            inputs["labels"][:, where] = -100
+        for name in self.type_ids:
+            inputs[name] = torch.zeros_like(ids)
+            inputs[name][:, where] = 1
+        return inputs
+
+    def fields(
+        self, examples: int, device: str, dtype: torch.dtype = torch.float32
+    ) -> dict[str, torch.Tensor]:
+        """What a model is called with beside tokens: pixels in fp32, as processors make them."""
+        made: dict[str, torch.Tensor] = {}
+        for name, shape in self.shapes.items():
+            full = (examples, *shape) if self.per_example else (examples * shape[0], *shape[1:])
+            # Some models look for images of zeros, which are padding.
+            made[name] = declare(torch.rand(full, device=device, dtype=dtype), 1.0)
+        for name, values in self.fixed.items():
+            many = values.unsqueeze(0) if self.per_example else values
+            made[name] = many.repeat(examples, *[1] * (many.dim() - 1)).to(device)
+        return made
+
+
+def _ordinary(special: tuple[int, ...]) -> int:
+    return next(i for i in range(100, 100 + len(special) + 1) if i not in special)
+
+
+def images_of(model: Any, config: Any, *, number: int, size: int) -> Images:
+    """What `number` images of `size` pixels a side are for a model on the meta device.
+
+    `size` 0 is what the model's vision tower was made for. Raises `InputError` for models whose
+    images are not predicted, and for sizes that they do not take.
+    """
+    token = _image_token(config)
+    features = getattr(model, "get_image_features", None)
+    features = features or getattr(getattr(model, "model", None), "get_image_features", None)
+    if token is None or features is None:
+        raise _not_predicted(config)
+    arguments = set(inspect.signature(features).parameters)
+    called = set(inspect.signature(type(model).forward).parameters)
+    arguments |= called & {"image_merge_sizes"}
+    problems: list[str] = []
+    for shapes, fixed, per_example in _candidates(config, arguments, number, size):
+        found = Images(
+            token=token,
+            tokens=0,
+            special=_special_ids(config),
+            shapes=shapes,
+            fixed=fixed,
+            type_ids=tuple(name for name in _TYPE_IDS if name in called),
+            per_example=per_example,
+        )
+        try:
+            tokens = _tokens(features, found, model.dtype)
+        except Exception as error:  # noqa: BLE001 - whatever a model makes of a wrong shape
+            problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:150]}")
+            continue
+        return Images(**{**{n: getattr(found, n) for n in Images.__slots__}, "tokens": tokens})
+    raise _not_predicted(config, "; ".join(dict.fromkeys(problems)))
+
+
+def _not_predicted(config: Any, why: str = "") -> InputError:
+    return InputError(
+        f"images are not predicted for {config.model_type} models" + (f" ({why})" if why else ""),
+        hint="set images to 0 for its language model on text, or emulate the program",
+    )
+
+
+def _image_token(config: Any) -> int | None:
+    for name in ("image_token_id", "image_token_index", "img_context_token_id"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _special_ids(config: Any) -> tuple[int, ...]:
+    return tuple(
+        sorted(
+            {
+                value
+                for name, value in vars(config).items()
+                if name.endswith(_ID_ENDINGS) and isinstance(value, int) and value >= 0
+            }
+        )
+    )
+
+
+def _tokens(features: Any, images: Images, dtype: torch.dtype) -> int:
+    """Tokens of one example's images: the rows that come out of the vision tower."""
+    with torch.no_grad(), known_values():
+        found = features(**images.fields(1, "meta", dtype))
+    pooled = getattr(found, "pooler_output", found)
+    parts = list(_leaves(found.last_hidden_state if pooled is None else pooled))
+    tokens = sum(part.numel() // part.shape[-1] for part in parts)
+    if not tokens:
+        raise ValueError("no features come out of the vision tower")
+    return tokens
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+
+
+_Candidate = tuple[dict[str, tuple[int, ...]], dict[str, torch.Tensor], bool]
+
+
+def _candidates(config: Any, arguments: set[str], number: int, size: int) -> Iterator[_Candidate]:
+    """Shapes to try, as the processors of models with such arguments make them."""
+    vision = getattr(config, "vision_config", None)
+    if "image_grid_thw" in arguments:
+        yield from _patches(vision, arguments, number, size)
+        return
+    if "spatial_shapes" in arguments:
+        yield from _padded_patches(vision, number, size)
+        return
+    if "image_position_ids" in arguments:
+        yield from _positions(vision, number, size)
+        return
+    if vision is None and hasattr(config, "patch_size"):
+        patch = int(config.patch_size)
+        side = (size or _own_size(config)) // patch
+        shape = (number, side * side, config.num_channels * patch * patch)
+        yield {"pixel_values": shape}, {}, False
+        return
+    own = _own_size(vision)
+    if size and own and size != own and "image_sizes" not in arguments:
+        raise InputError(
+            f"image_size {size} is not what this {config.model_type} model takes: its vision "
+            f"tower sees images of {own}",
+            hint=f"set image_size to {own} or leave it out; images counts tiles",
+        )
+    side = size or own
+    if not side:
+        raise _needs_size(config.model_type)
+    pixels = (number, _CHANNELS, side, side)
+    sizes = {"image_sizes": torch.tensor([[side, side]] * number)}
+    if getattr(config, "image_grid_pinpoints", None) and own:
+        # As many tiles as the model finds for such a size, and the whole image as another.
+        for tiles in range(1, _MOST_TILES + 1):
+            tiled = (number, tiles + 1, _CHANNELS, own, own)
+            yield {"pixel_values": tiled}, sizes, False
+    elif "image_sizes" in arguments:
+        yield {"pixel_values": pixels}, sizes, False
+    elif "pixel_attention_mask" in arguments:
+        yield {"pixel_values": pixels}, {}, True
+        mask = {"pixel_attention_mask": torch.ones((number, side, side), dtype=torch.long)}
+        yield {"pixel_values": pixels}, mask, True
+    else:
+        yield {"pixel_values": pixels}, {}, False
+        yield {"pixel_values": pixels}, {}, True
+
+
+def _needs_size(model_type: str) -> InputError:
+    return InputError(
+        f"image_size is not set, and this {model_type} model takes images of any size",
+        hint="set image_size to the pixels of a side",
+    )
+
+
+def _own_size(vision: Any) -> int:
+    size = getattr(vision, "image_size", None) or getattr(vision, "img_size", None)
+    if isinstance(size, list | tuple):
+        size = size[0]
+    return int(size) if isinstance(size, int) else 0
+
+
+def _first(vision: Any, *names: str, default: int) -> int:
+    for name in names:
+        value = getattr(vision, name, None)
+        if isinstance(value, list | tuple):
+            value = value[-1]
+        if isinstance(value, int):
+            return value
+    return default
+
+
+def _patches(vision: Any, arguments: set[str], number: int, size: int) -> Iterator[_Candidate]:
+    """Patches of all images one after the other, and the grid that each has."""
+    if not size:
+        raise _needs_size(str(getattr(vision, "model_type", "")))
+    patch = _first(vision, "patch_size", default=14)
+    merged = _first(vision, "spatial_merge_size", "merge_kernel_size", default=1)
+    side = max(1, round(size / (patch * merged))) * merged
+    grid = {"image_grid_thw": torch.tensor([[1, side, side]] * number)}
+    if "image_merge_sizes" in arguments:
+        grid["image_merge_sizes"] = torch.tensor([merged] * number)
+    count = number * side * side
+    channels = _first(vision, "in_channels", "in_chans", "num_channels", default=_CHANNELS)
+    # An image is repeated over the frames that a patch of a video has.
+    own = _first(vision, "temporal_patch_size", default=1)
+    for frames in dict.fromkeys((own, 1, 2)):
+        yield {"pixel_values": (count, channels * frames * patch * patch)}, grid, False
+    yield {"pixel_values": (count, channels, patch, patch)}, grid, False
+
+
+def _padded_patches(vision: Any, number: int, size: int) -> Iterator[_Candidate]:
+    """Patches of each image, with the rows and columns of them, and which are no padding."""
+    if not size:
+        raise _needs_size(str(getattr(vision, "model_type", "")))
+    patch = _first(vision, "patch_size", default=16)
+    side = max(1, size // (2 * patch)) * 2
+    fixed = {
+        "spatial_shapes": torch.tensor([[side, side]] * number),
+        "pixel_attention_mask": torch.ones((number, side * side), dtype=torch.long),
+    }
+    yield {"pixel_values": (number, side * side, _CHANNELS * patch * patch)}, fixed, False
+
+
+def _positions(vision: Any, number: int, size: int) -> Iterator[_Candidate]:
+    """Patches of each image, with the place that each has in it."""
+    if not size:
+        raise _needs_size(str(getattr(vision, "model_type", "")))
+    patch = _first(vision, "patch_size", default=16)
+    pooled = _first(vision, "pooling_kernel_size", default=1)
+    # Models without a tower take patches that are pooled already.
+    blocks = max(1, size // (patch * pooled))
+    yield _placed_patches(number, blocks * pooled, patch)
+    yield _placed_patches(number, blocks, patch * pooled)
+
+
+def _placed_patches(number: int, side: int, patch: int) -> _Candidate:
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(-1)
+    fixed = {"image_position_ids": places.repeat(number, 1, 1)}
+    return {"pixel_values": (number, side * side, _CHANNELS * patch * patch)}, fixed, False
