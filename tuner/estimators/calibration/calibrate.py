@@ -86,10 +86,14 @@ def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
     return {DEVICE: _DEVICE_PRIOR, RESERVED: _DEVICE_PRIOR, ALLOCATED: _ALLOCATED_PRIOR}[quantity]
 
 
-def prior_intervals(memory: Memory, speed: Speed, method: str) -> dict[str, _Ends]:
+def prior_intervals(
+    memory: Memory, speed: Speed, method: str, hosts: _Ends = (1.0, 1.0)
+) -> dict[str, _Ends]:
     """The 90 % interval of each quantity of a prediction that nothing was measured for.
 
-    `method` is that of the prediction: it says whether a device profile was used.
+    `method` is that of the prediction: it says whether a device profile was used. `hosts` is what
+    the step takes on the fastest and slowest host, over what is predicted: the interval of a step
+    that waits for launches is wider.
     """
     # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
     device, reserved, allocated, step = _prior_ends(uses_profile(method))
@@ -100,7 +104,7 @@ def prior_intervals(memory: Memory, speed: Speed, method: str) -> dict[str, _End
         (memory.device_bytes * device[0], memory.device_bytes * device[1]),
         (memory.peak_reserved_bytes * reserved[0], memory.peak_reserved_bytes * reserved[1]),
         (memory.peak_allocated_bytes * allocated[0], memory.peak_allocated_bytes * allocated[1]),
-        (speed.step_s * step[0], speed.step_s * step[1]),
+        (speed.step_s * step[0] * hosts[0], speed.step_s * step[1] * hosts[1]),
         tokens=speed.tokens_per_s * speed.step_s,
     )
 
@@ -196,9 +200,12 @@ class Calibrations:
             for name, value in values.items()
             if calibrations[name].count and value
         }
-        ends = ((expected[name].low, expected[name].high) for name in QUANTITIES)
+        ends = {name: (expected[name].low, expected[name].high) for name in QUANTITIES}
+        if not calibrations[STEP].count and not prediction.corrections:
+            # The prior's, with what it knows of hosts.
+            ends[STEP] = prediction.intervals.get(STEP, ends[STEP])
         tokens = raw.speed.tokens_per_s * raw.speed.step_s
-        return replace(multiplied(raw, factors), intervals=_named(*ends, tokens=tokens))
+        return replace(multiplied(raw, factors), intervals=_named(*ends.values(), tokens=tokens))
 
 
 def _micro_steps(speed: Speed) -> float:
