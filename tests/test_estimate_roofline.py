@@ -17,7 +17,11 @@ from tuner.workloads import get_workload
 
 A100, T4 = get_gpu("a100_80gb"), get_gpu("t4")
 PLAIN = Efficiency(
-    matmul=0.5, attention=0.25, bandwidth={"elementwise": 0.5}, kernel_s=1e-9, launch_s=0.0
+    matmul=dict.fromkeys(("fp16", "bf16", "tf32", "fp32", "int8"), 0.5),
+    bandwidth={"elementwise": 0.5},
+    kernel_s=1e-9,
+    launch_s=0.0,
+    fill=0.0,
 )
 
 
@@ -119,7 +123,7 @@ def test_boards_with_little_power_do_not_sustain_their_peak(gpu_id, dtype, share
     gpu = get_gpu(gpu_id)
     work = product(128 * gpu.sm_count, 8192, 8192, dtype=dtype)
     full_power = replace(gpu, power_w=10 * gpu.power_w)
-    unlimited = Efficiency(matmul=1.0, kernel_s=1e-9)
+    unlimited = replace(PLAIN, matmul=dict.fromkeys(PLAIN.matmul, 1.0))
     reached = work.flops / kernel_s(work, gpu, efficiency=unlimited)
     assert reached == pytest.approx(share * gpu.flops["fp16"], rel=0.02)
     assert work.flops / kernel_s(work, full_power, efficiency=unlimited) == pytest.approx(

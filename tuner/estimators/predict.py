@@ -201,7 +201,7 @@ def require_supported(
         raise InputError("the GPU cannot run this configuration", problems=problems)
 
 
-def build_prediction(
+def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     memory: Memory,
     speed: Speed,
     gpu: Gpu,
