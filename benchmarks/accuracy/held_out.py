@@ -122,21 +122,30 @@ def _cells(groups: Sequence[Group]) -> str:
 
 
 def _corrected(rows: Sequence[Held]) -> str:
-    """What five trials of a program on a GPU make of the errors of its other rows."""
+    """What five trials of a program on a GPU make of the errors of its other rows.
+
+    Both with trials of one machine, as a user's are, and with those of several mixed.
+    """
     lines = [
         f"\n**Step time, corrected by {TRIALS} trials of the program on the GPU "
         f"({DRAWS} draws of them)**\n",
         "| program | GPU | rows | mean absolute error before | after | inside 90 % |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    together: list[tuple[float, float, bool]] = []
-    for program, gpu in dict.fromkeys((row.program, row.gpu) for row in rows):
-        members = [row for row in rows if (row.program, row.gpu) == (program, gpu)]
-        judged = [*_draws(members)]
-        if judged:
-            together += judged
-            lines.append(f"| {program} | {gpu} | {len(members)} | {_corrected_cells(judged)} |")
-    lines.append(f"| all | | {len(rows)} | {_corrected_cells(together)} |")
+    for mixed in (False, True):
+        groups: dict[tuple[str, str, str], list[Held]] = {}
+        for row in rows:
+            key = (row.program, row.gpu, "" if mixed else row.machine)
+            groups.setdefault(key, []).append(row)
+        judged = {key: [*_draws(members)] for key, members in groups.items()}
+        for (program, gpu, machine), found in judged.items():
+            if found and (machine or not mixed):
+                named = f"{program}, {machine}" if machine else program
+                number = len(groups[program, gpu, machine])
+                lines.append(f"| {named} | {gpu} | {number} | {_corrected_cells(found)} |")
+        together = [one for found in judged.values() for one in found]
+        title = "all, machines mixed" if mixed else "all"
+        lines.append(f"| {title} | | {len(rows)} | {_corrected_cells(together)} |")
     return "\n".join(lines)
 
 

@@ -56,9 +56,9 @@ _ALLOCATED_PRIOR = ErrorPrior(
     source=_SOURCE.format(99, 5),
 )
 _STEP_PRIOR = ErrorPrior(
-    bias_scale=0.1,
+    bias_scale=0.07,
     spread=0.07,
-    spread_sd=1.0,
+    spread_sd=0.6,
     # Configurations that one T4 ran twice on one day differ by 0.3 to 11 %.
     least_spread=0.03,
     source=_SOURCE.format(96, 9),
@@ -70,7 +70,7 @@ _STEP_PRIOR_WITH_PROFILE = replace(
     _STEP_PRIOR,
     # A profile measures the GPU's rates. What programs make of them differs still: by 13 %
     # between two programs on the A100, by 15 % one configuration on two days of a T4.
-    bias_scale=0.08,
+    bias_scale=0.06,
     source="the two pairs of groups that share a GPU; no rows with a device profile yet",
 )
 
