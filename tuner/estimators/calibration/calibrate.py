@@ -68,9 +68,9 @@ _STEP_PRIOR = ErrorPrior(
 )
 _STEP_PRIOR_WITH_PROFILE = replace(
     _STEP_PRIOR,
-    # A profile measures the GPU's rates. What programs make of them differs still: by 13 %
-    # between two programs on the A100, by 15 % one configuration on two days of a T4.
-    bias_scale=0.06,
+    # A profile measures the GPU's rates. What programs make of them differs still: by 4 to 13 %
+    # between programs on the A100, by 15 % one configuration on two days of a T4.
+    bias_scale=0.05,
     source="the two pairs of groups that share a GPU; no rows with a device profile yet",
 )
 
