@@ -212,6 +212,17 @@ class TestCommand:
         assert found["current"]["source"] == found["recommended"]["source"] == "predicted"
         assert any("only one of the two was measured" in note for note in found["notes"])
 
+    def test_trials_that_ran_correct_what_is_predicted(self, folder, capfd):
+        with ResultsFolder(Path("results"), "tiny", "a6000").writer() as writer:
+            for size in (1, 2):
+                trial = make_trial(folder, 20 * size, 100 * size, micro_batch=size)
+                writer.append(measured(trial, device="NVIDIA RTX A6000", factor=1.2))
+        found = as_json(capfd, "--set", "micro_batch=4")
+        assert any("corrected by 2 trials of this space" in note for note in found["notes"])
+        plain = as_json(capfd, "--set", "micro_batch=4", "--no-calibration")
+        assert not any("corrected" in note for note in plain["notes"])
+        assert found["current"]["step_s"] > 1.05 * plain["current"]["step_s"]
+
     def test_markdown_is_a_table_and_the_notes_are_a_list(self, folder, capfd):
         write("config.yaml", CONFIG.format(batch=1, accumulate=2, precision="bf16-mixed"))
         assert run([*COMPARE, "--baseline", "config.yaml", "--format", "markdown"]) == 0

@@ -6,18 +6,23 @@ import math
 from dataclasses import replace
 
 import pytest
-from estimate_samples import configuration, tiny_config
+from estimate_samples import configuration, tiny_config, traced
 
+from benchmarks.accuracy.attention import register
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.predict import Subject, predict
 from tuner.estimators.speed.roofline import Efficiency, Roofline, matmul_peak, power_limit
-from tuner.estimators.tracing.timeline import Work
+from tuner.estimators.tracing.timeline import MASK, Work
 from tuner.gpus import get_gpu
 from tuner.workloads import get_workload
 
 A100, T4 = get_gpu("a100_80gb"), get_gpu("t4")
 PLAIN = Efficiency(
-    matmul=0.5, attention=0.25, bandwidth={"elementwise": 0.5}, kernel_s=1e-9, launch_s=0.0
+    matmul=dict.fromkeys(("fp16", "bf16", "tf32", "fp32", "int8"), 0.5),
+    bandwidth={"elementwise": 0.5},
+    kernel_s=1e-9,
+    launch_s=0.0,
+    fill=0.0,
 )
 
 
@@ -119,7 +124,7 @@ def test_boards_with_little_power_do_not_sustain_their_peak(gpu_id, dtype, share
     gpu = get_gpu(gpu_id)
     work = product(128 * gpu.sm_count, 8192, 8192, dtype=dtype)
     full_power = replace(gpu, power_w=10 * gpu.power_w)
-    unlimited = Efficiency(matmul=1.0, kernel_s=1e-9)
+    unlimited = replace(PLAIN, matmul=dict.fromkeys(PLAIN.matmul, 1.0))
     reached = work.flops / kernel_s(work, gpu, efficiency=unlimited)
     assert reached == pytest.approx(share * gpu.flops["fp16"], rel=0.02)
     assert work.flops / kernel_s(work, full_power, efficiency=unlimited) == pytest.approx(
@@ -261,3 +266,85 @@ def test_lora_saves_the_gradients_of_the_weights(speed):
     ratio = (lora.mfu * lora.step_s) / (full.mfu * full.step_s)
     # 4 FLOPs instead of 6, adapters on top, and nothing backward through the first layer's inputs.
     assert 0.6 < ratio < 0.75
+
+
+# -- fused attention ------------------------------------------------------------------------
+
+H100 = get_gpu("h100_sxm")
+FORWARD, BACKWARD = "_scaled_dot_product_{}_attention", "_scaled_dot_product_{}_attention_backward"
+
+
+def attention(name: str, *, head: int = 128, dtype: str = "bfloat16") -> Work:
+    return Work(name, "attention", 10**13, (10**6,), dtype, (64, 8192, 8192, head), ())
+
+
+def attention_tflops(name: str, gpu=A100, **shape) -> float:
+    return 10 / kernel_s(attention(name, **shape), gpu)
+
+
+def steps_tflops(kernel: str, gpu, mask: str = "", **shape) -> float:
+    """Two forward passes, one of them repeated, and one backward of 2.5 times the work."""
+    forward = attention_tflops(FORWARD.format(kernel) + mask, gpu, **shape)
+    backward = attention_tflops(BACKWARD.format(kernel) + mask, gpu, **shape)
+    return 4.5 / (2 / forward + 2.5 / backward)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "head", "least", "most"),
+    [
+        (A100, 96, 45, 56),
+        (A100, 128, 60, 70),
+        (A100, 256, 30, 40),
+        # Of the H100 only how much faster it is than the A100 was used.
+        (H100, 96, 67, 83),
+        (H100, 128, 85, 105),
+        (H100, 256, 40, 56),
+    ],
+)
+def test_the_kernel_that_a_dense_mask_asks_for_is_as_slow_as_measured(gpu, head, least, most):
+    assert least < steps_tflops("efficient", gpu, MASK, head=head) < most
+
+
+def test_each_kernel_direction_and_generation_has_its_own_rate():
+    flash = attention_tflops(FORWARD.format("flash"))
+    assert flash > attention_tflops(FORWARD.format("efficient")) > 100
+    assert flash > attention_tflops(BACKWARD.format("flash"))
+    assert attention_tflops(FORWARD.format("cudnn")) < flash
+    on_h100 = attention_tflops(FORWARD.format("flash"), H100)
+    assert flash < on_h100 < 0.4 * H100.flops["bf16"] / 1e12
+    assert attention_tflops(FORWARD.format("cudnn"), H100) == pytest.approx(2 * on_h100)
+    assert attention_tflops("flash_attn_3::fwd", H100) > 1.5 * on_h100
+
+
+def test_attention_in_fp32_uses_the_tensor_cores_where_there_are_some():
+    name = FORWARD.format("efficient")
+    assert A100.flops["fp32"] < attention_tflops(name, dtype="float32") * 1e12
+    assert attention_tflops(name, T4, dtype="float32") * 1e12 < T4.flops["fp32"]
+
+
+def test_a_trace_knows_which_attention_has_a_mask():
+    register()
+
+    def names(attention: str) -> set[str]:
+        works = traced(compute_capability=(7, 5), attention=attention).timeline.works
+        return {work.name for work in works if work.kind == "attention"}
+
+    plain = {FORWARD.format("efficient"), BACKWARD.format("efficient")}
+    assert names("repeated_heads") == plain
+    assert names("masked_heads") == {name + MASK for name in plain}
+
+
+# -- hosts ----------------------------------------------------------------------------------
+
+
+def test_a_step_that_waits_for_launches_depends_on_the_host_and_others_do_not():
+    def ends(**knobs: object) -> tuple[float, float]:
+        model = tiny_config(hidden_size=1024, intermediate_size=4096, max_position_embeddings=4096)
+        subject = Subject(get_workload("causal_lm"), "tiny", model)
+        found = predict(subject, configuration(**knobs), A100)
+        low, high = found.intervals["step_s"]
+        return low / found.speed.step_s, high / found.speed.step_s
+
+    waiting, computing = ends(micro_batch=1, max_length=16), ends(micro_batch=64, max_length=4096)
+    assert waiting[0] < 0.6 < computing[0]
+    assert waiting[1] > 1.8 > computing[1]

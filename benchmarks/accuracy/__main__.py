@@ -6,6 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
+from benchmarks.accuracy import held_out
 from benchmarks.accuracy.harnesses import Case, express
 from benchmarks.accuracy.peers import estimate_all, table
 from benchmarks.accuracy.predictions import predict_all
@@ -41,7 +42,8 @@ def main() -> None:
     ]
     print(f"predicted in {time.monotonic() - started:.0f} s\n")
     text(comparisons, print)
-    tables = markdown(comparisons, refused)
+    print(held_out.text(comparisons))
+    tables = markdown(comparisons, refused) + f"\n## Held out\n{held_out.text(comparisons)}\n"
     if arguments.peers:
         names = ("fitcheck", "canifinetune")
         pythons = {name: path for name in names if (path := getattr(arguments, name))}

@@ -4,6 +4,9 @@ PyTorch's memory-efficient kernel refuses grouped queries; fitcheck-llm's harnes
 so that it accepts, and so did transformers 4.49 (integrations/sdpa_attention.py). The name must
 not contain "sdpa": transformers 5 refuses such names for Gemma 2, which took sdpa by default from
 4.48 on, when its class no longer overrode `_check_and_enable_sdpa`.
+
+`masked_heads` is the same with a dense mask, as transformers made one of a batch with padding: it
+rules flash attention out, and no block of scores is skipped.
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ from __future__ import annotations
 from typing import Any
 
 NAME = "repeated_heads"
+MASKED = "masked_heads"
 
 
 def register() -> None:
-    """Make the attention known to transformers."""
+    """Make both known to transformers."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(MASKED, _attention)
+    AttentionMaskInterface.register(MASKED, eager_mask)
 
 
 def _attention(

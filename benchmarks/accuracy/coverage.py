@@ -341,8 +341,9 @@ Written by `python -m benchmarks.accuracy.coverage --markdown docs/accuracy_cove
   machines too" mixes them, and "any program" also mixes programs.
 - The model's fixed cost of a micro-step, the split by machine and the sets of priors were chosen
   with these rows in view; fits leave out the held-out row.
-- Grade B step times are of one program with 4-bit runs in fp32 (see [accuracy.md](accuracy.md)).
-  Its errors fall into two clusters, which one factor cannot correct, so the interval is wide.
+- Grade B step times are of one program, whose 16-bit runs taught what a dense mask costs; without
+  that, see [accuracy.md](accuracy.md#step-time-held-out).
+- Intervals here leave out what the host adds to those of steps that wait for launches.
 
 "upper / lower end" is the median ratio of the ends: 1.10 is about 5 % to each side.
 """

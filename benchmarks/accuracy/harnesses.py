@@ -210,8 +210,10 @@ def _universal(row: Row) -> Case | str:
     trainer.py and models/*.py: the model gets no labels; the loss is nn.CrossEntropyLoss of a
     shifted copy of the logits in their own precision, and `del_logits_after_forward` frees the
     logits before backward. 4-bit models load the rest in fp32, and bitsandbytes 0.45 computes in
-    the precision of a layer's input. transformers 4.49 repeats key and value heads for sdpa,
-    which it takes for Gemma 2 too when nothing is asked for.
+    the precision of a layer's input. Its test of GPUs puts random tokens into batches that were
+    padded to the length, and leaves their attention masks (data_collection, `_pad`; trainer.py,
+    `gpu_test`), of which transformers makes a dense one. transformers 4.49 repeats key and value
+    heads for sdpa, which it takes for Gemma 2 too when nothing is asked for.
     """
     if row.peak_gib is None:
         return "the run failed: no value to compare with"
@@ -223,7 +225,7 @@ def _universal(row: Row) -> Case | str:
         configuration=_configuration(
             row,
             compute_dtype="fp32" if row.method == "qlora" else "auto",
-            attention="repeated_heads",
+            attention="masked_heads",
             lora_dropout=0.05,
             loss="unwidened",
             training_loop="trainer",

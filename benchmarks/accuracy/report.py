@@ -61,14 +61,15 @@ def summarise(comparisons: Iterable[Comparison], quantity: str) -> Summary | Non
         mean=statistics.fmean(sizes),
         worst=max(errors, key=abs),
         mean_signed=statistics.fmean(errors),
-        rank=_rank_correlation(
+        rank=rank_correlation(
             [float(getattr(c.predicted, quantity)) for c in members],
             [value for c in members if (value := c.measured(quantity)) is not None],
         ),
     )
 
 
-def _rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
+def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
+    """Spearman's; None for fewer than three values."""
     if len(set(predicted)) < 3 or len(set(measured)) < 3:
         return None
     return statistics.correlation(_ranks(predicted), _ranks(measured))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ import click
 
 from tuner.advice.baseline import Baseline, read_baseline
 from tuner.cli.explain import measured_trials, require_predictable, space_predictor
-from tuner.cli.options import examples, json_option, set_option, where_option
+from tuner.cli.options import calibration_option, examples, json_option, set_option, where_option
 from tuner.cli.target_options import Selected, target_options
+from tuner.engine.correcting import Corrector, correction_text
 from tuner.engine.margin import parse_margin
 from tuner.engine.quiet import quiet_libraries
 from tuner.engine.recommendation import Criteria, recommended
@@ -58,8 +60,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Format of the table.",
 )
+@calibration_option
 @json_option
-def command(
+def command(  # noqa: PLR0913 - one argument for each option
     *,
     selected: Selected,
     files: tuple[Path, ...],
@@ -67,12 +70,14 @@ def command(
     where: tuple[str, ...],
     margin: str | None,
     form: str,
+    calibrated: bool,
     as_json: bool,
 ) -> None:
     """Compare what you use now with the recommendation: memory, speed, time, cost, truncation.
 
     The recommendation comes from a search, or, without one, from the predicted space. Both sides
-    are measured if both were, else both are predicted.
+    are measured if both were, else both are predicted, corrected by the trials of the space that
+    ran on this GPU type.
     """
     target = selected.target()
     require_predictable(target)
@@ -80,7 +85,7 @@ def command(
     baseline = read_baseline(target.space, files, parse_settings(settings))
     fraction = parse_margin(margin, target.gpu)
     with quiet_libraries():
-        comparison = _compare(target, baseline, where, fraction)
+        comparison = _compare(target, baseline, where, fraction, calibrated=calibrated)
     if as_json:
         print_json({**comparison.to_dict(), "outside": list(baseline.outside)})
     else:
@@ -90,7 +95,12 @@ def command(
 
 
 def _compare(
-    target: Target, baseline: Baseline, where: tuple[str, ...], fraction: float | None
+    target: Target,
+    baseline: Baseline,
+    where: tuple[str, ...],
+    fraction: float | None,
+    *,
+    calibrated: bool,
 ) -> Comparison:
     from tuner.advice.compare import Comparison, side_of
     from tuner.engine.support import require_supported
@@ -108,6 +118,9 @@ def _compare(
         measured = measured_trials(target)
         seen = [measured.get(each.configuration) for each in both]
         found = seen if None not in seen else [None, None]
+        corrector = Corrector.of(target, target.known)
+        if calibrated and None in seen:
+            both = [replace(each, prediction=corrector.corrected(each.prediction)) for each in both]
         current, recommended = (
             side_of(each, target.space, predictor.gpu, measurement)
             for each, measurement in zip(both, found, strict=True)
@@ -115,6 +128,8 @@ def _compare(
     notes = list(baseline.notes)
     if baseline.assumed:
         notes.append(f"not in the file, taken from the space: {', '.join(baseline.assumed)}")
+    if any(each.prediction.corrections for each in both):
+        notes.append(correction_text(corrector.trials))
     if seen != found:
         notes.append("only one of the two was measured, so both are shown as predicted")
     if baseline.configuration == chosen:

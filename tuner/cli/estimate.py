@@ -9,6 +9,7 @@ import click
 from tuner.cli.evidence import print_evidence
 from tuner.cli.listening import Printer
 from tuner.cli.options import (
+    calibration_option,
     examples,
     gpu_options,
     json_option,
@@ -18,7 +19,7 @@ from tuner.cli.options import (
     space_option,
 )
 from tuner.cli.stages import print_staged
-from tuner.engine.correcting import corrected
+from tuner.engine.correcting import corrected, correction_text
 from tuner.engine.device import find_gpu, with_profile
 from tuner.engine.estimate import Estimate, estimate_configuration, one_configuration
 from tuner.engine.margin import parse_margin
@@ -46,14 +47,7 @@ from tuner.terminal.render import print_fields, print_json, settings_text
 @set_option
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
 @results_option
-@click.option(
-    "--no-calibration",
-    "calibrated",
-    is_flag=True,
-    default=True,
-    flag_value=False,
-    help="Do not correct the prediction by trials in the results folder.",
-)
+@calibration_option
 @json_option
 def command(  # noqa: PLR0913 - one argument for each option
     *,
@@ -108,16 +102,12 @@ def _correction_text(found: Estimate) -> str:
     """Which trials changed the prediction, and by how much; empty where none did."""
     if not found.corrected_by:
         return ""
-    plural = "s" if found.corrected_by > 1 else ""
     factors = ", ".join(
         f"{label} x {found.prediction.corrections[name]:.2f}"
         for name, label in _CORRECTED.items()
         if name in found.prediction.corrections
     )
-    return (
-        f"by {found.corrected_by} trial{plural} of this space on this GPU: {factors} "
-        "(--no-calibration: as predicted)"
-    )
+    return correction_text(found.corrected_by, factors).removeprefix("corrected ")
 
 
 _CORRECTED = {"device_bytes": "device memory", "step_s": "step time"}

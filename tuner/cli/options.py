@@ -334,4 +334,13 @@ results_option = click.option(
     help="Folder of the result files.",
 )
 
+calibration_option = click.option(
+    "--no-calibration",
+    "calibrated",
+    is_flag=True,
+    default=True,
+    flag_value=False,
+    help="Do not correct predictions by trials in the results folder.",
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

@@ -137,6 +137,7 @@ class _Program:
         unpriced = self._unpriced(calls)
         share = sum(unpriced.values()) / max(1, sum(call.count for call in calls))
         low, high = prior_factors(STEP, has_profile=self._has_profile)
+        fastest_s, slowest_s = (self._on_host(calls, total, host) for host in self._times.hosts)
         estimated_s = sum(
             call.count * self._seconds[call.number]
             for call in calls
@@ -147,7 +148,7 @@ class _Program:
             step=number,
             step_s=total,
             # Kernels of which nothing is known may take as long as all others do on average.
-            interval_s=(total * low, total * high / (1.0 - min(share, _MOST_UNPRICED))),
+            interval_s=(fastest_s * low, slowest_s * high / (1.0 - min(share, _MOST_UNPRICED))),
             breakdown_s={kind: s for kind, s in breakdown.items() if s > 0 or kind == "launch"},
             phases_s={str(phase): sum(kinds.values()) for phase, kinds in phases.items()},
             most_expensive=self._most_expensive(calls),
@@ -187,16 +188,30 @@ class _Program:
     def _phase(self, phase: Phase, calls: list[_Call]) -> dict[str, float]:
         """Seconds of one phase by kind of work; "launch" is what the device waits for the host."""
         kinds: dict[str, float] = defaultdict(float)
-        host_s = 0.0
+        host_s = self._host_s([call for call in calls if call.phase is phase])
         for call in calls:
             if call.phase is phase:
                 kinds[self._kind(call)] += call.count * self._seconds[call.number]
-                host_s += call.count * self._launches[call.number] * self._times.launch_s
         device_s = sum(kinds.values())
         if phase is not Phase.OPTIMIZER:
             kinds["launch"] = max(0.0, host_s - (device_s if self._times.overlaps else 0.0))
         kinds[EXCHANGE] = self._exchange_s(phase, calls, device_s)
         return dict(kinds)
+
+    def _on_host(self, calls: list[_Call], total_s: float, host: float) -> float:
+        """The step on a host whose launches cost so many times what this one's do."""
+        added_s = 0.0
+        for phase in _PASSES:
+            members = [call for call in calls if call.phase is phase]
+            host_s = self._host_s(members)
+            hidden_s = sum(call.count * self._seconds[call.number] for call in members)
+            hidden_s *= self._times.overlaps
+            added_s += max(host_s * host, hidden_s) - max(host_s, hidden_s)
+        return total_s + added_s
+
+    def _host_s(self, calls: list[_Call]) -> float:
+        launches = sum(call.count * self._launches[call.number] for call in calls)
+        return launches * self._times.launch_s
 
     def _kind(self, call: _Call) -> str:
         kind = self._kinds[call.number]

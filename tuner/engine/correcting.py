@@ -4,33 +4,64 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.engine.estimate import Estimate
 from tuner.engine.target import Target, comparable
 from tuner.gpu import Gpu
-from tuner.records import Source, TrialRecord
+from tuner.records import Prediction, Source, TrialRecord
 from tuner.results.store import ResultsFolder
+
+if TYPE_CHECKING:
+    from tuner.estimators.calibration.calibrate import Calibrations
+
+
+@dataclass(frozen=True, slots=True)
+class Corrector:
+    """Corrects predictions for a space on a GPU type by the `trials` of it that ran there."""
+
+    trials: int
+    _space: str
+    _calibrations: Calibrations
+
+    @classmethod
+    def of(cls, target: Target, folder: ResultsFolder) -> Corrector:
+        """What results in `folder` teach of the target.
+
+        Trials of other GPU types, devices and memory sizes say nothing, nor do predicted ones.
+        Raises `InputError` for a journal that cannot be read.
+        """
+        from tuner.estimators.calibration.calibrate import calibrations_from
+
+        ran = _on_device(comparable(folder.read().records, target), target.gpu)
+        return cls(len(ran), target.space.name, calibrations_from(ran))
+
+    def corrected(self, prediction: Prediction) -> Prediction:
+        """The prediction as trials correct it; itself where they say nothing of it."""
+        found = self._calibrations.apply(prediction, self._space) if self.trials else prediction
+        return found if found.corrections else prediction
 
 
 def corrected(found: Estimate, results: Path) -> Estimate:
     """`found`, corrected by trials in `results` that ran for its space on its GPU type.
 
-    Trials of other GPU types, devices and memory sizes say nothing of it, nor do predicted ones;
-    without any others `found` stays what it is. Raises `InputError` for a journal that cannot be
-    read.
+    Without any it stays what it is. Raises `InputError` for a journal that cannot be read.
     """
-    from tuner.estimators.calibration.calibrate import calibrations_from
-
     folder = ResultsFolder(results, found.space.name, found.gpu.id)
-    target = Target(found.space, found.gpu, folder, ())
-    ran = _on_device(comparable(folder.read().records, target), found.gpu)
-    if not ran:
+    corrector = Corrector.of(Target(found.space, found.gpu, folder, ()), folder)
+    prediction = corrector.corrected(found.prediction)
+    if prediction is found.prediction:
         return found
-    prediction = calibrations_from(ran).apply(found.prediction, found.space.name)
-    if not prediction.corrections:
-        return found
-    return dataclasses.replace(found, prediction=prediction, corrected_by=len(ran))
+    return dataclasses.replace(found, prediction=prediction, corrected_by=corrector.trials)
+
+
+def correction_text(trials: int, factors: str = "") -> str:
+    """By what predictions were corrected, with the `factors` in words if there are some."""
+    plural = "s" if trials > 1 else ""
+    by = f"{trials} trial{plural} of this space on this GPU"
+    return f"corrected by {by}{factors and f': {factors}'} (--no-calibration: as predicted)"
 
 
 def _on_device(records: Sequence[TrialRecord], gpu: Gpu) -> list[TrialRecord]:

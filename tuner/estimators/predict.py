@@ -169,6 +169,7 @@ def predict(
         ),
         margin_fraction=margin_fraction,
         parallelism=parallelism,
+        hosts=times.of_hosts(0),
     )
 
 
@@ -210,7 +211,7 @@ def require_supported(
         raise InputError("the GPU cannot run this configuration", problems=problems)
 
 
-def build_prediction(
+def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     memory: Memory,
     speed: Speed,
     gpu: Gpu,
@@ -219,10 +220,12 @@ def build_prediction(
     method: str,
     margin_fraction: float | None,
     parallelism: Parallelism | None = None,
+    hosts: tuple[float, float] = (1.0, 1.0),
 ) -> Prediction:
     """A prediction, with the verdict on device memory. `params` are trainable and total.
 
-    With several GPUs memory is that of each of them.
+    With several GPUs memory is that of each of them. `hosts` is what the step takes on the
+    fastest and slowest host, over what is predicted (`StepTimes.of_hosts`).
     """
     budget = MemoryBudget.of(memory_of_rank(gpu, parallelism or Parallelism()), margin_fraction)
     return Prediction(
@@ -235,7 +238,7 @@ def build_prediction(
         total_params=params[1],
         gpu=gpu.id,
         method=method,
-        intervals=prior_intervals(memory, speed, method),
+        intervals=prior_intervals(memory, speed, method, hosts),
     )
 
 

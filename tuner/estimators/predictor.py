@@ -277,6 +277,7 @@ class Predictor:
                 ),
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],
+                hosts=times.of_hosts(index),
             )
             for index, configuration in enumerate(configurations)
         ]

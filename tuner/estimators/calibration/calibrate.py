@@ -56,9 +56,9 @@ _ALLOCATED_PRIOR = ErrorPrior(
     source=_SOURCE.format(99, 5),
 )
 _STEP_PRIOR = ErrorPrior(
-    bias_scale=0.1,
+    bias_scale=0.07,
     spread=0.07,
-    spread_sd=1.0,
+    spread_sd=0.6,
     # Configurations that one T4 ran twice on one day differ by 0.3 to 11 %.
     least_spread=0.03,
     source=_SOURCE.format(96, 9),
@@ -68,9 +68,9 @@ _STEP_PRIOR = ErrorPrior(
 )
 _STEP_PRIOR_WITH_PROFILE = replace(
     _STEP_PRIOR,
-    # A profile measures the GPU's rates. What programs make of them differs still: by 13 %
-    # between two programs on the A100, by 15 % one configuration on two days of a T4.
-    bias_scale=0.08,
+    # A profile measures the GPU's rates. What programs make of them differs still: by 4 to 13 %
+    # between programs on the A100, by 15 % one configuration on two days of a T4.
+    bias_scale=0.05,
     source="the two pairs of groups that share a GPU; no rows with a device profile yet",
 )
 
@@ -86,10 +86,14 @@ def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
     return {DEVICE: _DEVICE_PRIOR, RESERVED: _DEVICE_PRIOR, ALLOCATED: _ALLOCATED_PRIOR}[quantity]
 
 
-def prior_intervals(memory: Memory, speed: Speed, method: str) -> dict[str, _Ends]:
+def prior_intervals(
+    memory: Memory, speed: Speed, method: str, hosts: _Ends = (1.0, 1.0)
+) -> dict[str, _Ends]:
     """The 90 % interval of each quantity of a prediction that nothing was measured for.
 
-    `method` is that of the prediction: it says whether a device profile was used.
+    `method` is that of the prediction: it says whether a device profile was used. `hosts` is what
+    the step takes on the fastest and slowest host, over what is predicted: the interval of a step
+    that waits for launches is wider.
     """
     # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
     device, reserved, allocated, step = _prior_ends(uses_profile(method))
@@ -100,7 +104,7 @@ def prior_intervals(memory: Memory, speed: Speed, method: str) -> dict[str, _End
         (memory.device_bytes * device[0], memory.device_bytes * device[1]),
         (memory.peak_reserved_bytes * reserved[0], memory.peak_reserved_bytes * reserved[1]),
         (memory.peak_allocated_bytes * allocated[0], memory.peak_allocated_bytes * allocated[1]),
-        (speed.step_s * step[0], speed.step_s * step[1]),
+        (speed.step_s * step[0] * hosts[0], speed.step_s * step[1] * hosts[1]),
         tokens=speed.tokens_per_s * speed.step_s,
     )
 
@@ -196,9 +200,12 @@ class Calibrations:
             for name, value in values.items()
             if calibrations[name].count and value
         }
-        ends = ((expected[name].low, expected[name].high) for name in QUANTITIES)
+        ends = {name: (expected[name].low, expected[name].high) for name in QUANTITIES}
+        if not calibrations[STEP].count and not prediction.corrections:
+            # The prior's, with what it knows of hosts.
+            ends[STEP] = prediction.intervals.get(STEP, ends[STEP])
         tokens = raw.speed.tokens_per_s * raw.speed.step_s
-        return replace(multiplied(raw, factors), intervals=_named(*ends, tokens=tokens))
+        return replace(multiplied(raw, factors), intervals=_named(*ends.values(), tokens=tokens))
 
 
 def _micro_steps(speed: Speed) -> float:

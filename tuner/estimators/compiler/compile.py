@@ -197,6 +197,7 @@ def _assemble(
         segments=np.array(moments.segments, dtype=np.int8)[kept],
         ends=ends,
         workspace=workspace,
+        names=tuple(work.name for work in first),
         kinds=tuple(work.kind for work in first),
         dtypes=tuple(work.dtype for work in first),
         flops=Terms.of([works.fit(one.flops, two.flops) for one, two in works.pairs]),

@@ -140,7 +140,7 @@ class _History(NamedTuple):
     reserved: NDArray[np.int64]
 
 
-_WORDS = ("kinds", "dtypes", "trainable_kinds", "remarks")
+_WORDS = ("names", "kinds", "dtypes", "trainable_kinds", "remarks")
 """The fields of `CompiledPasses` that are text."""
 
 _TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable", "idle", "frozen")
@@ -164,7 +164,7 @@ class CompiledPasses:
     the same at `ENDS`. `workspace` is the index of the size that is a cuBLAS workspace, or -1.
 
     `tensor_bytes` and `tensor_of` (T,): bytes that operators touch, tensor by tensor, and the
-    operator each belongs to. `shapes`: (batch, m, n, k) of products, four rows an operator.
+    operator each belongs to. `shapes`: as in `Work`, four rows an operator.
     `executions` (S, 2, W): how often each operator runs in each segment, first not recomputed,
     then recomputed.
 
@@ -180,6 +180,7 @@ class CompiledPasses:
     segments: NDArray[np.int8]
     ends: NDArray[np.int32]
     workspace: int
+    names: tuple[str, ...]
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...]
     flops: Terms
@@ -311,7 +312,7 @@ class CompiledPasses:
             set(self.segments.tolist()) == {*range(len(SEGMENTS)), LOADING},
             self.ends.shape == (len(ENDS), categories, sizes),
             -1 <= self.workspace < sizes,
-            len(self.dtypes) == len(self.flops.coefficients) == operators,
+            len(self.names) == len(self.dtypes) == len(self.flops.coefficients) == operators,
             self.tensor_of.shape == (tensors,) and _within(self.tensor_of, operators),
             len(self.shapes.coefficients) == 4 * operators,
             self.has_shape.shape == (operators,),

@@ -150,6 +150,7 @@ def work_arrays(optimizer: CompiledOptimizer) -> tuple[WorkArrays, NDArray[np.in
     """The kernels of a step as `WorkArrays` at one point, a row a group, and their numbers."""
     numbers, moved, flops = np.array(optimizer.kernels, dtype=float).reshape(-1, 3).T
     arrays = WorkArrays(
+        names=np.full(len(numbers), "optimizer"),
         kinds=np.full(len(numbers), "optimizer"),
         dtypes=np.full(len(numbers), "float32"),
         flops=(flops / numbers)[:, None],

@@ -17,9 +17,11 @@ from tuner.records import Phase
 class WorkArrays:
     """W operators at P points: `flops` and `bytes_moved` (W, P), `shapes` (W, 4, P).
 
-    `kinds` and `dtypes` have one entry an operator; `has_shape` tells products from the rest.
+    `names`, `kinds` and `dtypes` have one entry an operator; `has_shape` tells products and fused
+    attention from the rest.
     """
 
+    names: NDArray[np.str_]
     kinds: NDArray[np.str_]
     dtypes: NDArray[np.str_]
     flops: Floats
@@ -32,6 +34,7 @@ class WorkArrays:
         """The operators of one trace: one point."""
         listed = list(works)
         return cls(
+            names=np.array([work.name for work in listed], dtype=np.str_),
             kinds=np.array([work.kind for work in listed], dtype=np.str_),
             dtypes=np.array([work.dtype for work in listed], dtype=np.str_),
             flops=np.array([[work.flops] for work in listed], dtype=float).reshape(-1, 1),
@@ -46,6 +49,7 @@ class WorkArrays:
     def of_compiled(cls, compiled: CompiledPasses, points: Floats) -> WorkArrays:
         """The operators of a compiled structure at many points (P, 3)."""
         return cls(
+            names=np.array(compiled.names, dtype=np.str_),
             kinds=np.array(compiled.kinds, dtype=np.str_),
             dtypes=np.array(compiled.dtypes, dtype=np.str_),
             flops=compiled.flops.at(points),
@@ -61,6 +65,18 @@ class WorkArrays:
             flops=self.flops[:, places],
             bytes_moved=self.bytes_moved[:, places],
             shapes=self.shapes[:, :, places],
+        )
+
+    def of(self, chosen: NDArray[np.bool_]) -> WorkArrays:
+        """Some of the operators, at all points."""
+        return WorkArrays(
+            names=self.names[chosen],
+            kinds=self.kinds[chosen],
+            dtypes=self.dtypes[chosen],
+            flops=self.flops[chosen],
+            bytes_moved=self.bytes_moved[chosen],
+            shapes=self.shapes[chosen],
+            has_shape=self.has_shape[chosen],
         )
 
 

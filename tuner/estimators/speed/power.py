@@ -24,13 +24,14 @@ JOULES_PER_FLOP: Mapping[tuple[int, int], Mapping[str, float]] = {
     (8, 6): {"fp16": 2.47 * _PJ, "tf32": 4.9 * _PJ, "fp32": 12.6 * _PJ},
     (8, 9): {"fp16": 1.31 * _PJ, "tf32": 2.8 * _PJ, "fp32": 6.6 * _PJ},
     (9, 0): {"fp16": 0.75 * _PJ, "tf32": 1.5 * _PJ, "fp32": 9.7 * _PJ},
+    (12, 0): {"fp16": 1.66 * _PJ, "tf32": 3.15 * _PJ, "fp32": 8.5 * _PJ},
 }
 """Joules of a board per floating-point operation of large products, by compute capability.
 
 Power limit over the steady rate of boards that run at their limit; fp16 stands for bf16 too.
 The rates are public measurements of torch.mm with random square matrices (github.com/zzc0721/
-torch-performance-test-data): of issues 72, 95, 97, 108, 120 and 185 the sizes 8192 and 10240,
-which take seconds; of database.md the best size, marked *, because it has no other:
+torch-performance-test-data): of issues 72, 95, 96, 97, 108, 120, 124, 160, 161 and 185 the sizes
+8192 and 10240, which take seconds; of database.md the best size, marked *, because it has no other:
 
 - 7.0: V100S, 250 W: 88.9* TFLOP/s in fp16.
 - 7.5: T4, 70 W: 24 in fp16 (4096, 100 times; forums.developer.nvidia.com/t/264462, with
@@ -40,6 +41,8 @@ which take seconds; of database.md the best size, marked *, because it has no ot
   A40, 300 W: 114, 59.5, 23.3; RTX A6000, 300 W: 120* in fp16, 23.9* in fp32.
 - 8.9: L4, 72 W: 53 to 58, 26, 10.9; L40S, 350 W: 264* in fp16.
 - 9.0: H100 PCIe, 350 W: 444 to 482, 233, 36.
+- 12.0: RTX PRO 6000 Workstation Edition, 600 W: 318 to 350, 181, 69; Server Edition, 600 W: 374 to
+  417, 202, 77; RTX 5090, 575 W: 66 in fp32. These three boards agree within 10 % of the mean.
 
 A precision that is missing was not seen to run at the limit of any board.
 """

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tuner.estimators.compiler.compiled import SEGMENTS, Floats
 from tuner.estimators.compiler.work_arrays import WorkArrays
+from tuner.estimators.speed.attention_rates import MASKED, attention_flops_per_s
 from tuner.estimators.speed.power import sustained_flops
 from tuner.gpu import Gpu
 from tuner.records import Phase
@@ -30,6 +31,18 @@ _PRECISION_OF_DTYPE = {
 }
 
 
+LAUNCH_S = 25e-6
+HOSTS_LAUNCH_S = (12e-6, 50e-6)
+"""What an operator costs the fastest and the slowest host of published runs that were bound by it:
+fine-tuning Qwen on an A100, and instances with a T4. It is the host's, not the GPU's."""
+
+
+TRAFFIC_SHARE: Mapping[str, float] = {"t4": 0.86}
+"""What boards whose memory falls behind others' reach, over what those reach, by `Gpu.id`: of the
+T4's 320 GB/s 220 were measured, 69 % (Jia and others, "Dissecting the NVidia Turing T4 GPU via
+microbenchmarking", arxiv.org/abs/1903.07486), and some 83 % of other boards' rates there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Efficiency:
     """The share of a GPU's peaks that kinds of kernels reach, and the cost of a launch.
@@ -38,14 +51,29 @@ class Efficiency:
     (docs/accuracy.md); `tuner calibrate` replaces them.
     """
 
-    matmul: float = 0.75
-    attention: float = 0.5
+    matmul: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "fp16": 0.77,
+            "bf16": 0.77,
+            "tf32": 0.77,
+            "int8": 0.77,
+            "fp32": 0.95,
+        }
+    )
+    """Of the peak, by precision, in a product of many waves. In fp32, without tensor cores, large
+    products reach 90 to 98 % of an A100's (`power` names the source of such rates)."""
+    fill: float = 0.25
+    """Waves that a product's first loads and last stores take, which nothing hides: square
+    products of 1,024 and 2,048 reach 80 and 88 % of what whole waves allow (16-bit, RTX PRO 6000
+    Server Edition, github.com/zzc0721/torch-performance-test-data/issues/162)."""
+    masked_attention: float = MASKED
+    """What a dense mask leaves of the rate of fused attention."""
     bandwidth: Mapping[str, float] = field(
         default_factory=lambda: {"elementwise": 0.8, "matmul": 0.8, "dequantise": 0.6}
     )
     kernel_s: float = 3e-6
     """Shortest time of a kernel on the device."""
-    launch_s: float = 25e-6
+    launch_s: float = LAUNCH_S
     """Host time to issue one operator from Python, with what modules do between operators.
 
     Eager decoding of Llama-7B on an A100 is bound by it: 25.5 tokens/s (pytorch.org/blog/
@@ -60,6 +88,8 @@ class KernelTimes(Protocol):
     """How long kernels take on a GPU, and what launching one costs the host."""
 
     launch_s: float
+    hosts: tuple[float, float]
+    """What launches cost the fastest and slowest host that this may be, over `launch_s`."""
     overlaps: bool
     """Whether the host issues operators while the device computes earlier ones."""
 
@@ -71,6 +101,7 @@ class Roofline:
     """`KernelTimes` of a data sheet: the longest of arithmetic, power limit, traffic and launch."""
 
     overlaps = True
+    hosts = (HOSTS_LAUNCH_S[0] / LAUNCH_S, HOSTS_LAUNCH_S[1] / LAUNCH_S)
 
     def __init__(self, efficiency: Efficiency | None = None) -> None:
         self._efficiency = efficiency or Efficiency()
@@ -85,11 +116,19 @@ class Roofline:
                 for kind in works.kinds
             ]
         )
-        traffic_s = works.bytes_moved / (gpu.bandwidth_bytes_per_s * share[:, None])
+        bandwidth = gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0)
+        traffic_s = works.bytes_moved / (bandwidth * share[:, None])
         peak = np.array([matmul_peak(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
-        reached = np.where(works.kinds == "attention", efficiency.attention, efficiency.matmul)
-        used = tile_use(works, gpu, efficiency.tile)
-        arithmetic_s = works.flops / (peak[:, None] * reached[:, None] * used)
+        reached = np.array(
+            [efficiency.matmul[_rate_of(gpu, str(dtype), allow_tf32)] for dtype in works.dtypes]
+        )
+        used = tile_use(works, gpu, efficiency.tile, efficiency.fill)
+        rate = peak[:, None] * reached[:, None] * used
+        attends = works.kinds == "attention"
+        rate[attends] = attention_flops_per_s(
+            works.of(attends), gpu, masked=efficiency.masked_attention
+        )
+        arithmetic_s = works.flops / rate
         # Padding and idle multiprocessors cost time, but no power: the limit is one of its own.
         limit = np.array([power_limit(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
         arithmetic_s = np.maximum(arithmetic_s, works.flops / limit[:, None])
@@ -124,6 +163,15 @@ class StepTimes:
     model_flops: Floats
     backward_s: Floats
     """Of the backward pass of the last micro-step alone."""
+    hosts_s: tuple[Floats, Floats] | None = None
+    """What a step would take on the fastest and on the slowest host; None where it is known."""
+
+    def of_hosts(self, point: int) -> tuple[float, float]:
+        """What the step of one point takes on the fastest and slowest host, over `step_s`."""
+        if self.hosts_s is None:
+            return 1.0, 1.0
+        fastest, slowest = (float(s[point] / self.step_s[point]) for s in self.hosts_s)
+        return min(fastest, 1.0), max(slowest, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +183,8 @@ class PassTimes:
 
     seconds: tuple[Mapping[str, Floats], ...]
     model_flops: Floats
+    hosts_s: tuple[tuple[Floats, Floats], ...]
+    """What each pass takes on the fastest and on the slowest host."""
 
 
 def step_times(
@@ -178,7 +228,7 @@ def pass_times(
 ) -> PassTimes:
     """Time of each pass at each point of `works`; `executions` as in `CompiledPasses`."""
     kernel_s = times.seconds(works, gpu, allow_tf32=allow_tf32)
-    segments = []
+    segments, hosts_s = [], []
     for plain, again in executions.astype(float):
         device_s = {"recompute": again @ kernel_s}
         for kind in np.unique(works.kinds):
@@ -187,7 +237,11 @@ def pass_times(
         hidden_s = sum(device_s.values()) if times.overlaps else np.zeros(kernel_s.shape[1])
         device_s["launch"] = np.maximum(0.0, host_s - hidden_s)
         segments.append(device_s)
-    return PassTimes(tuple(segments), executions[:, 0].astype(float) @ works.flops)
+        visible_s = 0.0 if times.overlaps else sum(device_s.values()) - device_s["launch"]
+        fastest, slowest = (np.maximum(host_s * host, hidden_s) + visible_s for host in times.hosts)
+        hosts_s.append((fastest, slowest))
+    model_flops = executions[:, 0].astype(float) @ works.flops
+    return PassTimes(tuple(segments), model_flops, tuple(hosts_s))
 
 
 def whole_step(
@@ -203,11 +257,14 @@ def whole_step(
     """
     breakdown: dict[str, Floats] = {}
     flops = np.zeros(len(grad_accum))
+    hosts = [optimizer_s + np.zeros(len(grad_accum)) for _ in range(2)]
     for number, segment in enumerate(SEGMENTS):
         repeats = np.ones(len(grad_accum)) if segment.micro_step == 0 else grad_accum - 1.0
         for kind, seconds in passes.seconds[number].items():
             breakdown[kind] = breakdown.get(kind, 0.0) + repeats * seconds[places]
         flops += repeats * passes.model_flops[number][places]
+        for which, seconds in enumerate(passes.hosts_s[number]):
+            hosts[which] = hosts[which] + repeats * seconds[places]
     breakdown["optimizer"] = optimizer_s + np.zeros(len(grad_accum))
     step_s: Floats = sum(breakdown.values(), np.zeros(len(grad_accum)))
     first, later = (
@@ -215,7 +272,8 @@ def whole_step(
         for number, segment in enumerate(SEGMENTS)
         if segment.phase is Phase.BACKWARD
     )
-    return StepTimes(step_s, breakdown, flops, np.where(grad_accum > 1, later, first))
+    backward_s = np.where(grad_accum > 1, later, first)
+    return StepTimes(step_s, breakdown, flops, backward_s, (hosts[0], hosts[1]))
 
 
 def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
@@ -239,13 +297,14 @@ def _rate_of(gpu: Gpu, dtype: str, allow_tf32: bool) -> str:
     return precision if precision in gpu.flops else "fp32"
 
 
-def tile_use(works: WorkArrays, gpu: Gpu, tile: int) -> Floats:
+def tile_use(works: WorkArrays, gpu: Gpu, tile: int, fill: float) -> Floats:
     """Share of each product's tiles and waves that is not padding, shape (W, P).
 
     A product of m x n runs as tiles of at most 128 x 128, `sm_count` at a time (NVIDIA, Matrix
     Multiplication Background User's Guide, "Tile quantization" and "Wave quantization"). Thin
     products, as LoRA's, take smaller tiles, down to 16 wide, and split a long k over the
-    multiprocessors that would idle.
+    multiprocessors that would idle. `fill` is how many waves it takes to fill and drain the
+    pipeline.
     """
     batch, m, n, k = (works.shapes[:, axis, :] for axis in range(4))
     tile_m, tile_n = _tile_side(m, tile), _tile_side(n, tile)
@@ -254,7 +313,7 @@ def tile_use(works: WorkArrays, gpu: Gpu, tile: int) -> Floats:
     split = np.minimum(1.0, waves * np.maximum(1.0, np.floor(k / 512)))
     waves = np.where(waves < 1, split, waves)
     full = (m * n) / (tiles_m * tiles_n * tile_m * tile_n)
-    used: Floats = np.where(works.has_shape[:, None], full * waves / np.ceil(waves), 1.0)
+    used: Floats = np.where(works.has_shape[:, None], full * waves / (np.ceil(waves) + fill), 1.0)
     return used
 
 

@@ -38,11 +38,20 @@ def attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *, ca
     return flops // 2 if causal else flops
 
 
+def attention_shape(query: torch.Size, key: torch.Size) -> tuple[int, int, int, int]:
+    """(batch x heads, queries, keys, head_dim) of tensors [batch, heads, length, head_dim].
+
+    Heads are those of the queries: each is computed on its own, also where keys are shared.
+    """
+    batch, heads, queries, head_dim = query
+    return batch * heads, queries, key[-2], head_dim
+
+
 def _flash_forward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     query, key, value = args[:3]
     causal = bool(args[4]) if len(args) > 4 else False
     flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
-    return LeafKernel("attention", flops=flops)
+    return LeafKernel("attention", flops=flops, shape=attention_shape(query.shape, key.shape))
 
 
 def _flash_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
@@ -62,14 +71,16 @@ def _flash_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     causal = bool(args[11]) if len(args) > 11 else False
     # Five products instead of two: S and P again, dV, dP, dQ, dK.
     flops = attention_flops(query.shape, key.shape, value.shape, causal=causal) * 5 // 2
-    return LeafKernel("attention", flops=flops, workspace_bytes=tuple(workspace))
+    shape = attention_shape(query.shape, key.shape)
+    return LeafKernel("attention", flops=flops, shape=shape, workspace_bytes=tuple(workspace))
 
 
 def _efficient_forward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     query, key, value = args[:3]
     causal = bool(args[6]) if len(args) > 6 else False
     flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
-    return LeafKernel("attention", flops=flops)
+    shape = attention_shape(query.shape, key.shape)
+    return LeafKernel("attention", flops=flops, shape=shape, has_mask=args[3] is not None)
 
 
 def _efficient_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
@@ -87,7 +98,14 @@ def _efficient_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKerne
         workspace.append(per_query + (2 * per_key if head_dim > 64 else 0))
     causal = bool(args[12]) if len(args) > 12 else False
     flops = attention_flops(query.shape, key.shape, value.shape, causal=causal) * 5 // 2
-    return LeafKernel("attention", flops=flops, workspace_bytes=tuple(workspace))
+    shape = attention_shape(query.shape, key.shape)
+    return LeafKernel(
+        "attention",
+        flops=flops,
+        shape=shape,
+        workspace_bytes=tuple(workspace),
+        has_mask=args[4] is not None,
+    )
 
 
 def attention_by_name(
@@ -111,7 +129,20 @@ def attention_by_name(
     pairs = _pairs(given, query, key, length)
     flops = 2 * query.shape[heads] * pairs * (query.shape[-1] + value.shape[-1])
     is_backward = "backward" in name or "bwd" in name
-    return LeafKernel("attention", flops=int(flops * 5 / 2 if is_backward else flops))
+    batch = query.shape[0] if query.dim() > 3 else 1
+    shape = (
+        batch * query.shape[heads],
+        query.shape[length],
+        key.shape[length],
+        query.shape[-1],
+    )
+    bias = _first(given, ("attn_bias", "bias", "attn_mask"))
+    return LeafKernel(
+        "attention",
+        flops=int(flops * 5 / 2 if is_backward else flops),
+        shape=shape,
+        has_mask=isinstance(bias, torch.Tensor),
+    )
 
 
 def _first(given: Mapping[str, Any], names: tuple[str, ...]) -> Any:

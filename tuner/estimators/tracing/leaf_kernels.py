@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class LeafKernel:
-    """One kernel: class of work, FLOPs, shape of a product, workspace, bytes beside in/out."""
+    """One kernel: class of work, FLOPs, shape as in `Work`, workspace, bytes beside in/out."""
 
     kind: str
     flops: int = 0
     shape: tuple[int, int, int, int] | None = None
     workspace_bytes: tuple[int, ...] = ()
     dtype: str | None = None
+    has_mask: bool = False
+    """Whether fused attention was given a dense mask, which makes it slower."""
 
 
 LeafRule = Callable[[Any, tuple[Any, ...], Any], LeafKernel]

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from tuner.estimators.tracing.attention_kernels import attention_by_name
 from tuner.estimators.tracing.leaf_kernels import Kernels
-from tuner.estimators.tracing.timeline import Work
+from tuner.estimators.tracing.timeline import MASK, Work
 
 _aten = torch.ops.aten
 
@@ -99,7 +99,7 @@ def work_of(
     leaf = attention_by_name(func, args, kwargs) if rule is None else rule(func, args, out)
     if leaf is not None:
         return Work(
-            name,
+            f"{name}{MASK}" if leaf.has_mask else name,
             leaf.kind,
             leaf.flops,
             moved,

@@ -34,10 +34,15 @@ class Block:
     empty where nobody named it."""
 
 
+MASK = " with mask"
+"""How the name of fused attention ends that was given a dense mask."""
+
+
 class Work(NamedTuple):
     """What one operator computes. `kind` is its class of kernel, `dtype` its first input's.
 
-    `shape` is (batch, m, n, k) of a matrix product and None for everything else.
+    `shape` is (batch, m, n, k) of a matrix product; of fused attention (batch x heads, queries,
+    keys, head_dim); and None for everything else.
     """
 
     name: str

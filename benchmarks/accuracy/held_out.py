@@ -1,0 +1,178 @@
+"""Step time of published runs, with nothing learned from the program or the GPU of a row.
+
+Rates of kernels come from sources of their own, with one exception that is held out here too:
+what a dense mask costs was learned from a program (`MASKED`). Intervals come from rows, and are
+made again without those of the row's program, or of its GPU.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.accuracy.coverage import STEP, Held, held_rows, probable_priors
+from benchmarks.accuracy.report import Comparison, rank_correlation
+from tuner.estimators.calibration.calibrate import prior_of
+from tuner.estimators.calibration.correction import STEP as STEP_QUANTITY
+from tuner.estimators.calibration.interval import Calibration, Interval
+
+TRIALS, DRAWS = 5, 20
+"""Rows of a program and GPU that correct the others, and how many sets of them are drawn."""
+
+Judge = Callable[[Comparison], tuple[Interval, float]]
+"""The interval and the measured seconds of a comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rows of one program on one GPU, with what was predicted and measured of them."""
+
+    name: str
+    intervals: tuple[Interval, ...]
+    measured: tuple[float, ...]
+
+    @property
+    def errors(self) -> list[float]:
+        """Predicted over measured, minus 1, row by row."""
+        return [i.median / m - 1 for i, m in zip(self.intervals, self.measured, strict=True)]
+
+    @property
+    def inside(self) -> list[bool]:
+        """Whether the interval contains the measured value, row by row."""
+        return [i.low <= m <= i.high for i, m in zip(self.intervals, self.measured, strict=True)]
+
+
+def text(comparisons: Sequence[Comparison]) -> str:
+    """The tables of all ways, as Markdown."""
+    timed = [c for c in comparisons if c.case.measured.step_s]
+    rows = dict(zip(map(id, timed), held_rows(timed)[STEP], strict=True))
+    trusted = [row for row in rows.values() if row.grade == "A"]
+
+    def without(value: Callable[[Held], str]) -> Judge:
+        priors = {
+            left_out: probable_priors([r for r in trusted if value(r) != left_out], STEP, left_out)
+            for left_out in {value(row) for row in rows.values()}
+        }
+        known = {left_out: Calibration.unseen(found) for left_out, found in priors.items()}
+        return lambda c: _interval(c, known[value(rows[id(c)])], held_out=True)
+
+    shipped = Calibration.fit((), prior_of(STEP_QUANTITY, has_profile=False))
+    ways: dict[str, Judge] = {
+        "as shipped": lambda c: _interval(c, shipped, held_out=False),
+        "leave one program out": without(lambda row: row.program),
+        "leave one GPU out": without(lambda row: row.gpu),
+    }
+    parts = [_table(way, [*_groups(timed, judge)]) for way, judge in ways.items()]
+    return "\n".join([*parts, _corrected([*rows.values()])])
+
+
+def _interval(
+    comparison: Comparison, calibration: Calibration, *, held_out: bool
+) -> tuple[Interval, float]:
+    predicted = comparison.predicted
+    step_s = predicted.held_out_step_s if held_out else predicted.step_s
+    low, high = predicted.hosts
+    found = calibration.correct(step_s)
+    measured = comparison.case.measured.step_s
+    assert measured is not None
+    return Interval(found.low * low, found.median, found.high * high), measured
+
+
+def _groups(timed: Sequence[Comparison], judge: Judge) -> Iterator[Group]:
+    names = dict.fromkeys((c.case.group, c.case.gpu) for c in timed)
+    for program, gpu in names:
+        judged = [judge(c) for c in timed if (c.case.group, c.case.gpu) == (program, gpu)]
+        intervals, measured = zip(*judged, strict=True)
+        yield Group(f"{program} | {gpu}", intervals, measured)
+
+
+def _table(way: str, groups: Sequence[Group]) -> str:
+    plain = [group for group in groups if "fused" not in group.name]
+    sets = {"all": groups, "plain programs": plain, "fused programs": _others(groups, plain)}
+    lines = [
+        f"\n**Step time, {way}**\n",
+        "| program | GPU | rows | mean absolute error | median error | inside 90 % | rank |",
+        "|---|---|---:|---:|---:|---:|---:|",
+        *(f"| {group.name} | {_cells([group])} |" for group in groups),
+        *(f"| {name} | | {_cells(members)} |" for name, members in sets.items()),
+    ]
+    worst = max((statistics.median(group.errors) for group in groups), key=abs)
+    lines.append(f"\nWorst median of a program and GPU: {worst:+.1%}.")
+    return "\n".join(lines)
+
+
+def _others(groups: Sequence[Group], some: Sequence[Group]) -> list[Group]:
+    return [group for group in groups if group not in some]
+
+
+def _cells(groups: Sequence[Group]) -> str:
+    errors = [error for group in groups for error in group.errors]
+    inside = [one for group in groups for one in group.inside]
+    rank = None
+    if len(groups) == 1:
+        medians = [interval.median for interval in groups[0].intervals]
+        rank = rank_correlation(medians, groups[0].measured)
+    return (
+        f"{len(errors)} | {statistics.fmean(map(abs, errors)):.1%} | "
+        f"{statistics.median(errors):+.1%} | {statistics.fmean(inside):.0%} | "
+        f"{'' if rank is None else f'{rank:.3f}'}"
+    )
+
+
+def _corrected(rows: Sequence[Held]) -> str:
+    """What five trials of a program on a GPU make of the errors of its other rows.
+
+    Both with trials of one machine, as a user's are, and with those of several mixed.
+    """
+    lines = [
+        f"\n**Step time, corrected by {TRIALS} trials of the program on the GPU "
+        f"({DRAWS} draws of them)**\n",
+        "| program | GPU | rows | mean absolute error before | after | inside 90 % |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for mixed in (False, True):
+        groups: dict[tuple[str, str, str], list[Held]] = {}
+        for row in rows:
+            key = (row.program, row.gpu, "" if mixed else row.machine)
+            groups.setdefault(key, []).append(row)
+        judged = {key: [*_draws(members)] for key, members in groups.items()}
+        for (program, gpu, machine), found in judged.items():
+            if found and (machine or not mixed):
+                named = f"{program}, {machine}" if machine else program
+                number = len(groups[program, gpu, machine])
+                lines.append(f"| {named} | {gpu} | {number} | {_corrected_cells(found)} |")
+        together = [one for found in judged.values() for one in found]
+        title = "all, machines mixed" if mixed else "all"
+        lines.append(f"| {title} | | {len(rows)} | {_corrected_cells(together)} |")
+    return "\n".join(lines)
+
+
+def _draws(members: Sequence[Held]) -> Iterator[tuple[float, float, bool]]:
+    """For each draw and each row that is no repetition of a drawn one: errors, and if inside."""
+    prior = prior_of(STEP_QUANTITY, has_profile=False)
+    configurations = [*dict.fromkeys(row.configuration for row in members)]
+    if len(configurations) <= TRIALS:
+        return
+    chance = random.Random(0)  # noqa: S311 - no secret
+    for _ in range(DRAWS):
+        drawn = set(chance.sample(configurations, TRIALS))
+        tried = [row.observation for row in members if row.configuration in drawn]
+        calibration = Calibration.fit(tried, prior)
+        for row in members:
+            if row.configuration not in drawn:
+                seen = row.observation
+                assert seen.measured is not None
+                found = calibration.correct(seen.predicted, units=seen.units)
+                yield (
+                    abs(seen.predicted / seen.measured - 1),
+                    abs(found.median / seen.measured - 1),
+                    found.low <= seen.measured <= found.high,
+                )
+
+
+def _corrected_cells(judged: Sequence[tuple[float, float, bool]]) -> str:
+    before, after, inside = zip(*judged, strict=True)
+    means = (statistics.fmean(before), statistics.fmean(after))
+    return f"{means[0]:.1%} | {means[1]:.1%} | {statistics.fmean(inside):.0%}"

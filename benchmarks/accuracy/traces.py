@@ -1,0 +1,158 @@
+"""The traces of the benchmark's cases, kept on disk: what a case needs of its trace, in arrays.
+
+Tracing takes minutes and depends on neither rooflines nor priors, so that a change of these is
+judged in seconds. An entry's name is a digest of the task, of the code that traces and replays,
+and of the versions of the libraries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tuner.estimators.cache import user_cache
+from tuner.estimators.compiler.work_arrays import WorkArrays
+from tuner.estimators.speed.roofline import StepWork
+from tuner.gpu import Gpu
+from tuner.gpus import get_gpu
+from tuner.records import Configuration
+
+HERE = Path(__file__).parent
+GPUS = HERE / "gpus.yaml"
+
+_PACKAGE = HERE.parents[1] / "tuner"
+_CODE = (
+    *(_PACKAGE / "estimators" / folder for folder in ("tracing", "replay")),
+    _PACKAGE / "workloads",
+    _PACKAGE / "models",
+)
+_OWN_CODE = ("attention.py", "caching.py", "chunked_loss.py", "losses.py", "traces.py")
+_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a case asks of a trace; cases with equal tasks share one."""
+
+    model: str
+    configuration: Configuration
+    gpu: str
+    with_optimizer: bool
+    keeps_cache: bool
+    chunked_loss: bool
+
+    def the_gpu(self) -> Gpu:
+        """The GPU type, of the catalogue or of the measured rows."""
+        return get_gpu(self.gpu, extra=GPUS)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Predicted memory of a case in bytes, and whether the GPU's memory is enough."""
+
+    allocated: float
+    reserved: float
+    device: float
+    loaded: float
+    forward: float
+    peak_phase: str
+    fits: bool
+
+
+def code_digest() -> str:
+    """A digest of the code that traces and replays, and of the libraries that are traced."""
+    digest = hashlib.sha256()
+    for library in _LIBRARIES:
+        digest.update(f"{library}={metadata.version(library)}\n".encode())
+    own = [HERE / name for name in _OWN_CODE]
+    for path in own + [p for folder in _CODE for p in sorted(folder.rglob("*.py"))]:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def traced(task: Task, code: str) -> tuple[Sizes, StepWork]:
+    """Memory and work of a task; traced only if no entry of this `code` is on disk."""
+    gpu = task.the_gpu()
+    parts = (code, task, gpu.memory_bytes, gpu.context_bytes, gpu.compute_capability)
+    name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    folder = user_cache()
+    path = folder and folder / "accuracy" / f"{name}.npz"
+    if path is not None and path.exists():
+        return _read(path)
+    found = _trace(task, gpu)
+    if path is not None:
+        _write(path, *found)
+    return found
+
+
+def _write(path: Path, sizes: Sizes, work: StepWork) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {field.name: getattr(work.passes, field.name) for field in fields(WorkArrays)}
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        np.savez_compressed(
+            file,
+            executions=work.executions,
+            optimizer_executions=work.optimizer_executions,
+            sizes=np.array([str(getattr(sizes, f.name)) for f in fields(Sizes)]),
+            **arrays,
+        )
+    unfinished.replace(path)
+
+
+def _read(path: Path) -> tuple[Sizes, StepWork]:
+    with np.load(path, allow_pickle=False) as arrays:
+        works = WorkArrays(**{field.name: arrays[field.name] for field in fields(WorkArrays)})
+        *numbers, phase, fits = arrays["sizes"].tolist()
+        return (
+            Sizes(*map(float, numbers), peak_phase=phase, fits=fits == "True"),
+            StepWork(works, arrays["executions"], works, arrays["optimizer_executions"]),
+        )
+
+
+def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
+    # torch and transformers are loaded only where something has to be traced.
+    from benchmarks.accuracy import attention, losses
+    from benchmarks.accuracy.caching import CachingWorkload
+    from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload
+    from tuner.estimators.predict import resolve_subject, step_work
+    from tuner.estimators.replay.allocator import replay
+    from tuner.estimators.replay.memory import peak_memory
+    from tuner.estimators.tracing.trace import trace
+
+    attention.register()
+    losses.register()
+    subject = resolve_subject("causal_lm", task.model)
+    workload: Any = subject.workload
+    if task.keeps_cache:
+        workload = CachingWorkload(workload)
+    if task.chunked_loss:
+        workload = ChunkedLossWorkload(workload)
+    found = trace(
+        workload,
+        subject.model_config,
+        task.configuration,
+        compute_capability=gpu.compute_capability,
+    )
+    timeline = found.timeline
+    memory = peak_memory(timeline, context_bytes=gpu.context_bytes)
+    blocks = [0 if block.paged else block.size_bytes for block in timeline.blocks]
+    # A process that comes to the end of the GPU's memory gives cached segments back.
+    limited = replay(timeline.events, blocks, limit_bytes=gpu.memory_bytes - gpu.context_bytes)
+    fits = limited.out_of_memory_at is None
+    replayed = limited if fits else replay(timeline.events, blocks)
+    sizes = Sizes(
+        allocated=memory.peak_allocated_bytes,
+        reserved=replayed.peak_reserved_bytes,
+        device=replayed.peak_reserved_bytes + gpu.context_bytes,
+        loaded=memory.loaded_bytes,
+        forward=memory.phase_peak_bytes["forward"],
+        peak_phase=memory.peak_phase,
+        fits=fits,
+    )
+    return sizes, step_work(found)
