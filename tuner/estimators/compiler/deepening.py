@@ -36,7 +36,7 @@ Group = tuple[int, str, bool, bool]
 """Blocks that are alike: rounded size, category, whether logits, whether paged."""
 
 
-class Rule(NamedTuple):
+class FreeRule(NamedTuple):
     """Which of the live blocks of its group a free is of, counted from the newest or the oldest.
 
     `first` without further layers, `by_layer` more for each of them, and in their runs `by_run`
@@ -169,9 +169,9 @@ class Depth:
             found.append(pieces)
         return found
 
-    def _rules(self, phases: list[list[_Piece]]) -> list[Rule | None]:
+    def _rules(self, phases: list[list[_Piece]]) -> list[FreeRule | None]:
         """For each event of the model with one more layer, which block it frees."""
-        rules: list[Rule | None] = [None] * len(self.one.tokens)
+        rules: list[FreeRule | None] = [None] * len(self.one.tokens)
         for pieces, base, two in zip(phases, self.base.spans, self.two.spans, strict=True):
             at_base, at_two = base[0], two[0]
             for piece in pieces:
@@ -241,7 +241,7 @@ def _split(places: Any, span: tuple[int, int]) -> Iterator[_Piece]:
         yield _Piece(at, span[1], repeated=True)
 
 
-def _rule(before: _Free | None, one: _Free, two: Sequence[_Free | None]) -> Rule:
+def _rule(before: _Free | None, one: _Free, two: Sequence[_Free | None]) -> FreeRule:
     """The rule that holds for one more layer and for two.
 
     `before` is the free of the base model, None in a layer's run, of which `two` has both. Runs
@@ -252,7 +252,7 @@ def _rule(before: _Free | None, one: _Free, two: Sequence[_Free | None]) -> Rule
         here, there = one[number], [free[number] for free in two if free is not None]
         by_layer, by_run = there[0] - here, there[-1] - there[0]
         if before is None or here - before[number] == by_layer:
-            rules.append(Rule(newest, here - by_layer, by_layer, by_run))
+            rules.append(FreeRule(newest, here - by_layer, by_layer, by_run))
     found = [rule for rule in rules if not rule.by_run] + [
         rule for rule in rules if not rule.by_layer or rule.by_run == -rule.by_layer
     ]
