@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tuner.estimators.tracing import cuda_path, device_path
 from tuner.estimators.tracing.cuda_path import CudaPath
 from tuner.estimators.tracing.recorder import Recorder
+from tuner.estimators.tracing.timeline import MASK
 
 AMPERE, TURING = (8, 0), (7, 5)
 FLASH = "_scaled_dot_product_flash_attention"
@@ -65,7 +66,8 @@ def test_attention_kernel(capability, dtype, head_dim, masked, kernel):
     assert out.shape == query.shape
     assert out.dtype == dtype
     attention = [name for name in names if "attention" in name]
-    assert attention == [kernel, f"{kernel}_backward"]
+    mask = MASK if masked else ""
+    assert attention == [f"{kernel}{mask}", f"{kernel}_backward{mask}"]
 
 
 def test_grouped_queries_have_a_kernel_only_in_flash():

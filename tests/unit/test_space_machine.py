@@ -102,12 +102,14 @@ def test_every_knob_that_the_workload_reads_is_in_the_vocabulary():
     from tuner.workloads.token_data import LoaderSettings
 
     read = {f.name for cls in (CausalLMSettings, LoaderSettings) for f in fields(cls)} - {"loader"}
-    read = {"padding" if name == "padded" else name for name in read}
+    read = {"padding" if name == "padded" else name for name in read} - {"parallelism"}
+    read |= {"gpus_per_trial", "distributed"}  # which it consists of
     assert read ^ TERMS.keys() == {"effective_batch", "grad_accum"}  # the runner's
 
 
 def test_defaults_are_those_of_the_workload():
     from tuner.records import Configuration
+    from tuner.space.distributed_knobs import Parallelism
     from tuner.workloads.causal_lm_settings import CausalLMSettings
 
     required = {name: TERMS[name].default for name in ("micro_batch", "max_length", "lora_rank")}
@@ -121,6 +123,9 @@ def test_defaults_are_those_of_the_workload():
             holder = settings if hasattr(settings, name) else settings.loader
             if name == "padding":
                 assert settings.padded is (term.default == "max_length")
+                continue
+            if name in ("gpus_per_trial", "distributed"):
+                assert settings.parallelism == Parallelism(), name
                 continue
             default = () if term.default == NO_NAMES else term.default
             assert getattr(holder, name) == default, name

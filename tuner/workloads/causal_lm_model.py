@@ -40,7 +40,7 @@ def build_model(model_config: Any, settings: CausalLMSettings, environment: Envi
         model = _skeleton(model_config, settings)
         if not settings.parallelism.is_sharded:
             environment.materialize(model)
-        model = _prepare(model, settings, environment, "meta")
+        model = _prepare(model, settings, environment, environment.device)
         model.train()
         return model
     settings.check_machine(environment.device)
