@@ -85,10 +85,10 @@ def test_a_model_of_equal_layers_is_traced_in_part(tmp_path, depths, configurati
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mistral-7b-v0.1", "qwen2.5-1.5b", "llama-3.2-1b"])
+@pytest.mark.parametrize("model", ["mistral-7b-v0.1", "llama-3.2-1b"])
 def test_random_configurations_are_as_if_all_layers_were_traced(tmp_path, depths, model):
     subject = resolve_subject("causal_lm", shallow_model(tmp_path, model, LAYERS))
-    number = 8
+    number = 5
     for configuration, gpu in drawn(number):
         require_same(subject, configuration, gpu)
     assert depths.count(REPEATED[-1]) == number
