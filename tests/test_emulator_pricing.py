@@ -462,5 +462,5 @@ def test_events_of_a_program_give_the_emulated_time():
     elapsed_ms, snapshot = json.loads(done.stdout.splitlines()[-1])
     (entry,) = [d for d in snapshot["described"] if d[0].startswith("aten::mm")]
     (fields,) = entry[2]
-    rate = A100.flops["bf16"] * Efficiency().matmul
+    rate = A100.flops["bf16"] * Efficiency().matmul["bf16"]
     assert elapsed_ms == pytest.approx(10 * fields[2] / rate * 1e3, rel=0.25)
