@@ -128,13 +128,12 @@ def steps_of(outcome: Any) -> float:
 def in_ray(trials: int) -> tuple[Timed, Timed, Timed]:
     """Trials of the class actor with the runner inside, then of the plain function, twice."""
     import ray
-    from ray import tune
 
     from tuner.runner.factories import MeasuredFactory
-    from tuner.tune.trainable import CONFIGURATION, OUTCOME, TrialTrainable, WorkerPlan
+    from tuner.tune.trainable import CONFIGURATION, OUTCOME, WorkerPlan, trainable_of
 
     factory = MeasuredFactory(job(), options())
-    actor = tune.with_parameters(TrialTrainable, plans=(WorkerPlan(factory),))
+    actor = trainable_of((WorkerPlan(factory),))
     settings = {CONFIGURATION: dict(SETTINGS)}
     logging.getLogger("ray").setLevel(logging.ERROR)
     environment = {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}

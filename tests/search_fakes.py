@@ -85,6 +85,8 @@ class InProcess:
     def __init__(self) -> None:
         self.calls: list[list[SearchRequest]] = []
         self.stops: dict[str, StoppedBy | TunerError] = {}
+        self.lost: TunerError | None = None
+        """What is raised once all trials have ended, as where Ray itself is lost."""
 
     def __call__(
         self,
@@ -105,6 +107,8 @@ class InProcess:
                 done[request.gpu.id] += 1
                 on_progress([_progress(r, done[r.gpu.id]) for r in requests])
             results.append(self._result(request, known, new))
+        if self.lost is not None:
+            raise self.lost
         return tuple(results)
 
     def _to_try(self, request, known):

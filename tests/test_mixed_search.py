@@ -129,6 +129,14 @@ class TestSearch:
         assert run(["search", *EMULATED, "--gpu", "h100_sxm", "--trials", "2"]) == 3
         assert "its nodes are gone" in capsys.readouterr().err
 
+    def test_results_are_written_where_ray_is_lost(self, searches, tmp_path, capsys):
+        searches.lost = UnavailableError("Ray on this machine was lost")
+        assert run(["search", *EMULATED, "--gpu", "a6000", "--trials", "3"]) == 3
+        assert "Ray on this machine was lost" in capsys.readouterr().err
+        folder = tmp_path / "results" / "wide" / "a6000"
+        assert len(read_journal(folder / "trials.jsonl").records) == 3
+        assert {"best.yaml", "pareto.csv", "report.html"} <= {p.name for p in folder.iterdir()}
+
     def test_dry_run_previews_each(self, searches, tmp_path, capsys):
         command = ["search", *FP16, "--gpu", "a6000,rtx3090", "--trials", "2", "--dry-run"]
         assert run(command) == 0

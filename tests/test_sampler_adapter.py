@@ -17,7 +17,8 @@ from tuner.errors import InputError
 from tuner.records import Configuration, Outcome, Status, TrialRecord
 from tuner.tune.candidates import Candidates
 from tuner.tune.request import SEARCHERS, check_searcher
-from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror, score
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
+from tuner.tune.score import score
 from tuner.workloads.memory_order import MemoryOrder
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -22,11 +22,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.search.measured import measured_worlds
 from benchmarks.search.report import append, by_world, overview, read, verdicts
-from benchmarks.search.scenarios import WORLDS, Scenario
+from benchmarks.search.scenarios import Scenario
 from benchmarks.search.tables import Table, tables
-from benchmarks.search.tasks import SEARCHERS, Task, run_task
+from benchmarks.search.tasks import ALL_WORLDS, SEARCHERS, Task, run_task
 
-TRIALS: Mapping[str, int] = {"guided": 40, "shortlist": 40, "tpe": 150, "gp": 60, "nsga2": 150}
+TRIALS: Mapping[str, int] = {
+    "guided": 40,
+    "layers": 40,
+    "shortlist": 40,
+    "tpe": 150,
+    "gp": 60,
+    "nsga2": 150,
+}
 """Trials of a replay. `guided` has its answer by then; `tpe` and `gp` take a tenth of a second for
 each decision, and longer the more trials there are."""
 OTHER_TRIALS = 300
@@ -71,7 +78,7 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[Table, str | Scenario]]:
     pairs: list[tuple[Table, str | Scenario]] = []
     if not arguments.measured:
         found = tables(arguments.space, arguments.gpu, fresh=arguments.fresh)
-        pairs = [(table, world) for table in found for world in arguments.world or WORLDS]
+        pairs = [(table, world) for table in found for world in arguments.world or ALL_WORLDS]
     if not (arguments.space or arguments.gpu or arguments.world):
         pairs += [(world.table, world) for world in measured_worlds(fresh=arguments.fresh)]
     return pairs
@@ -105,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     several = partial(parser.add_argument, action="append", default=[])
     several("--space", help="a search space; all shipped ones unless named")
     several("--gpu", help="a GPU type; those of the space unless named")
-    several("--world", choices=list(WORLDS))
+    several("--world", choices=list(ALL_WORLDS))
     several("--searcher", choices=list(SEARCHERS))
     several("--skip", choices=list(SEARCHERS), help="a searcher to leave out")
     parser.add_argument("--measured", action="store_true", help="published runs, no spaces")

@@ -25,7 +25,9 @@ from tuner.records import (
     TrialRecord,
 )
 from tuner.tune.candidates import Candidates
-from tuner.tune.sampler_adapter import SamplerAdapter
+from tuner.tune.guided_gain import staircase
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.workloads.memory_order import memory_order
 
 
 class Measured:
@@ -69,14 +71,41 @@ class Proposed(Measured):
         self.adapter.tell(record_of(self.table, asked.index, trial))
 
 
+class Layers(Measured):
+    """The predicted front, then the front of the rest, and so on: the order without learning.
+
+    Of what is predicted to fit, each front from its fastest to its smallest.
+    """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._order = iter(self._by_layer())
+
+    def ask(self) -> Asked | None:
+        """The next one."""
+        index = next(self._order, None)
+        return None if index is None else Asked(index)
+
+    def _by_layer(self) -> list[int]:
+        size, speed = self.table.arrays[DEVICE], self.table.arrays[SAMPLES_PER_S]
+        left = np.flatnonzero(size <= self.table.limit_bytes - self.table.margin_bytes)
+        order: list[int] = []
+        while left.size:
+            layer = staircase(speed[left], size[left])
+            order += left[layer[::-1]].tolist()
+            left = np.delete(left, layer)
+        return order
+
+
 class Random(Measured):
-    """Configurations in random order."""
+    """Configurations in random order, the baseline first."""
 
     def __init__(self, table: Table, *, seed: int) -> None:
         super().__init__(table)
         order = list(range(len(table.configurations)))
         random.Random(seed).shuffle(order)  # noqa: S311 - a search, not a secret
-        self._order = iter(order)
+        first = [i for i in order if table.configurations[i] == table.baseline]
+        self._order = iter(dict.fromkeys([*first, *order]))
 
     def ask(self) -> Asked | None:
         """The next one."""
@@ -161,10 +190,27 @@ class BatchFinder(Measured):
 
 
 def optuna_searcher(name: str, table: Table, *, seed: int, trials: int) -> Proposed:
-    """One of Optuna's samplers, by its name in the tables."""
+    """One of Optuna's samplers, by its name in the tables, after the baseline."""
     candidates = Candidates(table.configurations, table.knobs)
     sampler = CLASSES.get(name, name)
-    return Proposed(table, SamplerAdapter(candidates, sampler=sampler, seed=seed, trials=trials))
+    first = [table.baseline] if table.baseline is not None else []
+    adapter = SamplerAdapter(candidates, sampler=sampler, seed=seed, trials=trials, initial=first)
+    return Proposed(table, adapter)
+
+
+def blind_searcher(table: Table, *, seed: int, trials: int) -> Proposed:
+    """`guided` without predictions, as it searches a program, after the baseline.
+
+    It knows the limit, and which knobs only add memory.
+    """
+    candidates = Candidates(table.configurations, table.knobs)
+    first = [table.baseline] if table.baseline is not None else []
+    budget = MemoryBudget(int(table.limit_bytes), int(table.margin_bytes))
+    adapter = SamplerAdapter(
+        candidates, sampler="guided", seed=seed, trials=trials, initial=first,
+        knowledge=Knowledge(order=memory_order("causal_lm"), budget=budget),
+    )  # fmt: skip
+    return Proposed(table, adapter)
 
 
 SHORTLIST_SHARE = 0.75
@@ -218,6 +264,8 @@ def record_of(table: Table, index: int, trial: Trial) -> TrialRecord:
 
 
 def _outcome(trial: Trial) -> Outcome:
+    if trial.failed:
+        return Outcome(Status.CRASHED, message="RuntimeError: replayed", duration_s=trial.seconds)
     if trial.device_bytes is None or trial.samples_per_s is None:
         return Outcome(Status.OOM, duration_s=trial.seconds)
     size = int(trial.device_bytes)

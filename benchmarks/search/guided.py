@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import optuna
+from optuna.trial import TrialState
 
 from benchmarks.search.baselines import Measured
 from benchmarks.search.replay import Asked
@@ -44,7 +45,9 @@ class Guided(Measured):
         """Tell the study."""
         super().tell(asked, trial)
         assert self._trial is not None
-        if trial.device_bytes is None or trial.samples_per_s is None:
+        if trial.failed:
+            self._study.tell(self._trial, state=TrialState.FAIL)
+        elif trial.device_bytes is None or trial.samples_per_s is None:
             self._study.tell(self._trial, (0.0, 2 * self.table.limit_bytes))
         else:
             self._study.tell(self._trial, (trial.samples_per_s, trial.device_bytes))

@@ -42,6 +42,7 @@ class Replay:
     """One search: a value after each trial in every list."""
 
     oom: list[bool] = field(default_factory=list)
+    failed: list[bool] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     """GPU seconds so far."""
     wasted_s: float = 0.0
@@ -93,6 +94,7 @@ def replay(world: Scenario, searcher: Searcher, *, trials: int, seed: int) -> Re
             fitting.append(asked.index)
         covered = hypervolume(world.samples_per_s[fitting], world.device_bytes[fitting], limit)
         works = chosen is not None and world.device_bytes[chosen] <= limit
+        result.failed.append(trial.failed)
         result.oom.append(trial.oom)
         result.seconds.append(spent)
         result.hypervolume.append(covered / whole)

@@ -46,6 +46,17 @@ class Row:
     regret_at_end: float
     decision_ms: float
     fewest_to_99: float = NAN
+    volume_at_5: float = NAN
+    volume_at_10: float = NAN
+    volume_at_20: float = NAN
+    regret_at_5: float = NAN
+    regret_at_10: float = NAN
+    regret_at_20: float = NAN
+    regret_at_40: float = NAN
+    trials_to_95: float = NAN
+    failed_share: float = 0.0
+    oom_after_5: float = NAN
+    """Share of the trials after the fifth that ran out of memory."""
 
 
 def row_of(table: str, world: str, searcher: str, seed: int, replay: Replay) -> Row:
@@ -82,6 +93,11 @@ def row_of(table: str, world: str, searcher: str, seed: int, replay: Replay) -> 
         regret_at_end=replay.regret[-1],
         decision_ms=1e3 * float(np.mean(replay.decision_s)),
         fewest_to_99=float(replay.fewest_to_99),
+        **{f"volume_at_{n}": float(volume[at(n)]) for n in (5, 10, 20)},
+        **{f"regret_at_{n}": float(replay.regret[at(n)]) for n in (5, 10, 20, 40)},
+        trials_to_95=replay.trials_to(0.95),
+        failed_share=float(np.mean(replay.failed)),
+        oom_after_5=float(np.mean(replay.oom[5:])) if count > 5 else 0.0,
     )
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.search.tables import DEVICE, LOADED, SAMPLES_PER_S, STEP, Floats, Table
 
@@ -29,12 +31,13 @@ BATCH = "micro_batch"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one trial came to. The numbers are None when it ran out of memory."""
+    """What one trial came to. The numbers are None when it ran out of memory, or failed."""
 
     oom: bool
     samples_per_s: float | None
     device_bytes: float | None
     seconds: float
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Scenario:
     memory_noise: float = 0.002
     outliers: float = 0.0
     """Share of trials that are slowed down by something of their own."""
+    crashes: NDArray[np.bool_] | None = None
+    """Which entries fail with an error that has nothing to do with memory; None for none."""
 
     @property
     def usable_bytes(self) -> float:
@@ -57,8 +62,9 @@ class Scenario:
 
     @property
     def feasible(self) -> np.ndarray:
-        """Which entries truly fit with the margin."""
-        return self.device_bytes <= self.usable_bytes
+        """Which entries truly run, and fit with the margin."""
+        fits = self.device_bytes <= self.usable_bytes
+        return fits if self.crashes is None else fits & ~self.crashes
 
     @property
     def load_s(self) -> Floats:
@@ -82,21 +88,27 @@ class Scenario:
             noise -= 0.15
         if steps is not None:
             noise += 0.03 * rng.normal()  # a step or two scatter more than a timed window
+        if self.crashes is not None and self.crashes[index]:
+            return Trial(False, None, None, float(self.load_s[index]), failed=True)
         if size > self.table.limit_bytes:
             return Trial(True, None, None, float(self.load_s[index]))
         speed = self.samples_per_s[index] * np.exp(noise)
         return Trial(False, float(speed), float(size), self.seconds(index, steps))
 
 
-Maker = Callable[[Table, np.random.Generator], tuple[Floats, Floats, Mapping[str, float]]]
-"""Makes log(true / predicted) of speed and of memory, and the noise that differs."""
+Maker = Callable[[Table, np.random.Generator], tuple[Floats, Floats, Mapping[str, Any]]]
+"""Makes log(true / predicted) of speed and of memory, and what else of the scenario differs."""
+
+CRASHES = "crashes"
 
 
-def make_world(name: str, table: Table, seed: int) -> Scenario:
+def make_world(
+    name: str, table: Table, seed: int, worlds: Mapping[str, Maker] | None = None
+) -> Scenario:
     """One draw of a kind of world, in which at least a few configurations fit."""
     for attempt in itertools.count():
         rng = np.random.default_rng([seed, attempt, *name.encode()])
-        speed, memory, noise = WORLDS[name](table, rng)
+        speed, memory, noise = (worlds or WORLDS)[name](table, rng)
         world = Scenario(
             name=name,
             table=table,

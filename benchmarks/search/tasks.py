@@ -11,14 +11,17 @@ import optuna
 from benchmarks.search.baselines import (
     BatchFinder,
     Halving,
+    Layers,
     Random,
+    blind_searcher,
     optuna_searcher,
     shortlisted_searcher,
 )
 from benchmarks.search.guided import Guided
 from benchmarks.search.replay import Searcher, replay
 from benchmarks.search.report import Row, row_of
-from benchmarks.search.scenarios import Scenario, make_world
+from benchmarks.search.scenarios import WORLDS, Scenario, make_world
+from benchmarks.search.structural import STRUCTURAL
 from benchmarks.search.tables import Table
 
 Maker = Callable[[Table, int, int], Searcher]
@@ -31,6 +34,8 @@ def _optuna(name: str) -> Maker:
 
 SEARCHERS: Mapping[str, Maker] = {
     "guided": lambda table, seed, trials: Guided(table, seed=seed),
+    "layers": lambda table, seed, trials: Layers(table),
+    "blind": lambda table, seed, trials: blind_searcher(table, seed=seed, trials=trials),
     "tpe": _optuna("tpe"),
     "nsga2": _optuna("nsga2"),
     "gp": _optuna("gp"),
@@ -42,6 +47,9 @@ SEARCHERS: Mapping[str, Maker] = {
     "halving": lambda table, seed, trials: BatchFinder(table, seed=seed, halving=True),
     "doubling": lambda table, seed, trials: BatchFinder(table, seed=seed, halving=False),
 }
+
+
+ALL_WORLDS = {**WORLDS, **STRUCTURAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,8 @@ def run_task(task: Task) -> list[Row]:
     for seed in task.seeds:
         searcher = SEARCHERS[task.searcher](task.table, seed, task.trials)
         world = task.world
-        truth = make_world(world, task.table, seed) if isinstance(world, str) else world
-        found = replay(truth, searcher, trials=task.trials, seed=seed)
+        if isinstance(world, str):
+            world = make_world(world, task.table, seed, ALL_WORLDS)
+        found = replay(world, searcher, trials=task.trials, seed=seed)
         rows.append(row_of(task.table.name, task.world_name, task.searcher, seed, found))
     return rows

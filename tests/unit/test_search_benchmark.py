@@ -11,7 +11,8 @@ from tune_fakes import FakeSpace, outcome_of
 from benchmarks.search.replay import Asked, fewest, hypervolume, replay
 from benchmarks.search.report import append, read, row_of
 from benchmarks.search.scenarios import WORLDS, make_world
-from benchmarks.search.tables import LIMIT, MARGIN, SAMPLES_PER_S, Table, arrays_of
+from benchmarks.search.structural import STRUCTURAL
+from benchmarks.search.tables import DEVICE, LIMIT, MARGIN, SAMPLES_PER_S, Table, arrays_of
 from benchmarks.search.tasks import SEARCHERS
 
 SPACE = FakeSpace()
@@ -55,6 +56,47 @@ def test_world_is_decided_by_its_seed_and_something_fits(table, name):
     assert np.array_equal(first.samples_per_s, again.samples_per_s)
     assert name == "exact" or not np.array_equal(first.samples_per_s, other.samples_per_s)
     assert first.feasible.any()
+
+
+@pytest.mark.parametrize("name", sorted(STRUCTURAL.keys() - {"other-gpu", "host-bound"}))
+def test_structural_world_is_what_its_name_says(table, name):
+    """All but those that need the predictions of another GPU, and steps of different length."""
+    world, again = (make_world(name, table, 0, STRUCTURAL) for _ in range(2))
+    assert np.array_equal(world.samples_per_s, again.samples_per_s)
+    speed = world.samples_per_s / table.arrays[SAMPLES_PER_S]
+    memory = world.device_bytes / table.arrays[DEVICE]
+    off = np.array([not c["gradient_checkpointing"] for c in CONFIGURATIONS])
+    if name == "crashing":
+        failing = int(np.flatnonzero(world.crashes)[0])
+        assert world.run(failing, np.random.default_rng(0)).failed
+        assert not world.feasible[world.crashes].any()
+        assert world.feasible.any()
+    elif name in ("dark", "reentrant"):
+        lower = off if name == "dark" else ~off
+        assert memory[lower].max() < 0.95
+        assert memory[~lower].min() >= 1
+    elif name in ("underestimated", "fragments"):
+        assert memory.max() > 1.05
+        assert np.array_equal(speed, np.ones(len(speed)))
+    else:
+        assert speed.min() < 0.99
+        assert speed.max() <= 1.0
+        assert memory.max() < 1.05
+
+
+@pytest.mark.parametrize("name", ["tpe", "nsga2", "random", "blind"])
+def test_who_knows_no_predictions_is_given_the_baseline(table, name):
+    assert CONFIGURATIONS[SEARCHERS[name](table, 3, 12).ask().index] == table.baseline
+
+
+def test_layers_are_fronts_of_what_is_predicted_to_fit(table):
+    searcher, order = SEARCHERS["layers"](table, 0, 12), []
+    while (asked := searcher.ask()) is not None:
+        order.append(asked.index)
+    fits = table.arrays[DEVICE] <= table.limit_bytes - table.margin_bytes
+    assert sorted(order) == np.flatnonzero(fits).tolist()
+    speed = table.arrays[SAMPLES_PER_S]
+    assert speed[order[0]] == speed[fits].max()
 
 
 @pytest.mark.parametrize(("name", "error"), [("levels-10", 0.1), ("levels-30", 0.3)])

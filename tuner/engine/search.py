@@ -17,11 +17,12 @@ from tuner.engine.listener import SILENT, Listener
 from tuner.engine.measuring import Predicting
 from tuner.engine.memory_timeline import timeline_of
 from tuner.engine.plan import SearchPlan, SkippedGpu, none_left, without_effect
+from tuner.engine.plausible import excluded_text
 from tuner.engine.prepare import Predictors, Prepared, prepare
-from tuner.engine.target import comparable, stale, stale_text, with_margin
+from tuner.engine.target import sorted_by_use, stale, stale_text, with_margin
 from tuner.engine.verifying import verify_all
 from tuner.engine.writing import Contents, write_results
-from tuner.errors import NothingFitsError, TunerError
+from tuner.errors import NothingFitsError, TunerError, UnavailableError
 from tuner.records import TrialRecord
 from tuner.results.journal import JournalWriter
 from tuner.results.pruned import write_pruned
@@ -74,7 +75,11 @@ def run_plans(
         opened = _open(plans, journals, found, listener, predictors)
         if not opened:
             raise none_left([one for one in found.values() if isinstance(one, SkippedGpu)])
-        results = _run(opened, listener, predictors)
+        try:
+            results = _run(opened, listener, predictors)
+        except UnavailableError:
+            _write_known(opened, command=command)
+            raise
         verify_all(
             [(one.plan, one.writer, r) for one, r in zip(opened, results, strict=True)], listener
         )
@@ -255,13 +260,21 @@ def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[
     ]
 
 
-def _contents(one: _Open, result: SearchOutcome, *, command: str) -> Contents:
-    """What the journal holds now of what can be compared."""
+def _write_known(opened: Sequence[_Open], *, command: str) -> None:
+    """Write the files of what the journals hold, where the search ends with an error of its own."""
+    known = [_contents(one, None, command=command) for one in opened if not one.is_predicted]
+    with contextlib.suppress(TunerError):  # the error that ended the search is the answer
+        write_results([contents for contents in known if contents.records])
+
+
+def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Contents:
+    """What the journal holds now of what can be compared; `result` where the search came to one."""
     plan, target = one.plan, one.plan.target
     found = target.folder.read_all()
-    records = comparable(found, target) or result.records
+    usable, aside = sorted_by_use(found, target)
+    records = usable or (result.records if result else ())
     old = stale_text(stale(found, target), records)
-    used = f" (hints for this search: {result.stale})" if result.stale else ""
+    used = f" (hints for this search: {result.stale})" if result and result.stale else ""
     return Contents(
         target,
         plan.facts,
@@ -273,7 +286,8 @@ def _contents(one: _Open, result: SearchOutcome, *, command: str) -> Contents:
             "notes": [
                 *one.prepared.notes,
                 *([f"{old} left out{used}"] if old else []),
-                *result.warnings,
+                *(result.warnings if result else ()),
+                *filter(None, [excluded_text(aside)]),
             ],
         },
         functools.partial(timeline_of, plan),

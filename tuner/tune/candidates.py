@@ -107,6 +107,10 @@ class Candidates:
         """How many are untried, those that are held back included."""
         return int(self._untried.sum())
 
+    def column(self, name: str) -> list[Parameter]:
+        """The value of a knob in each candidate."""
+        return [parameter(configuration[name]) for configuration in self.configurations]
+
     def is_untried(self, configuration: Configuration) -> bool:
         """Whether it is a candidate that has not been taken and is not held back."""
         index = self._index.get(configuration.key)

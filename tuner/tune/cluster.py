@@ -6,9 +6,7 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from tuner.tune.growth import grows
 from tuner.tune.local_ray import started
 from tuner.tune.ray_private import in_own_groups, nodes_not_printed, on_localhost
 from tuner.tune.ray_token import keep_private
+from tuner.tune.scratch import RAY_FOLDER, scratch_folder
 from tuner.tune.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000
@@ -38,11 +37,6 @@ NOT_WATCHED = Watch()
 
 METRICS_PERIOD_MS = 2000
 """How often processes of a cluster of its own hand in their metrics; Ray's default is 10 s."""
-
-RAY_FOLDER = "r"
-
-SOCKET_ROOM = 60
-"""Ray appends about 60 characters for its sockets, and a socket path ends at 107 (unix(7))."""
 
 QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -108,29 +102,6 @@ def connected(
                 url = _join(address)
         _tell(watch, url)
         yield
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A temporary folder with a path short enough for Ray's sockets, removed on leaving.
-
-    Raises `UnavailableError` where none can be made.
-    """
-    try:
-        parent = Path(tempfile.gettempdir())
-        if len(f"{parent}/tuner-12345678/{RAY_FOLDER}") + SOCKET_ROOM > 107:
-            parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
-        folder = Path(tempfile.mkdtemp(prefix="tuner-", dir=parent))
-    except OSError as error:
-        raise UnavailableError(
-            f"a search needs a temporary folder: {error.strerror or error}",
-            hint="name one that can be written to with TMPDIR",
-        ) from error
-    try:
-        yield folder
-    finally:
-        # Processes of Ray that are still ending may write a last log line meanwhile.
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def cpus_for(max_concurrent: int | None, resources_per_trial: Mapping[str, float]) -> int:
@@ -244,7 +215,7 @@ def _join(address: str) -> str:
 
 
 def _check_answer(address: str) -> None:
-    """Raise unless something listens there; Ray itself would try for minutes."""
+    """Raise unless something listens there that talks as Ray does; Ray would try for minutes."""
     target = urlsplit(address if "://" in address else f"//{address}")
     try:
         host, port = target.hostname, target.port
@@ -256,10 +227,29 @@ def _check_answer(address: str) -> None:
             hint='write "HOST:PORT", or "auto" for the cluster of this machine',
         )
     try:
-        socket.create_connection((host, port), timeout=JOIN_TIMEOUT_S).close()
+        with socket.create_connection((host, port), timeout=JOIN_TIMEOUT_S) as peer:
+            # With TLS nothing is said before certificates are.
+            is_known = os.environ.get("RAY_USE_TLS", "0") != "0" or _speaks_http2(peer)
     except OSError as error:
         raise _no_cluster(address) from error
+    if not is_known:
+        raise _no_cluster(address)
 
+
+def _speaks_http2(peer: socket.socket) -> bool:
+    """Whether who listens begins with the frame SETTINGS, as each gRPC server does (RFC 9113)."""
+    peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0]))
+    peer.settimeout(JOIN_TIMEOUT_S)
+    head = b""
+    while len(head) < _FRAME_HEAD_BYTES:
+        piece = peer.recv(_FRAME_HEAD_BYTES - len(head))
+        if not piece:
+            return False
+        head += piece
+    return head[3] == _SETTINGS and not any(head[5:])  # of no stream
+
+
+_SETTINGS, _FRAME_HEAD_BYTES = 4, 9
 
 _HOW_TO_ENTER = (
     "set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token or RAY_AUTH_TOKEN"

@@ -15,7 +15,7 @@ import optuna
 from ray import tune
 
 from tuner.errors import InputError, UnavailableError
-from tuner.records import Configuration, Prediction, TrialRecord
+from tuner.records import Configuration, MemoryBudget, Prediction, TrialRecord
 from tuner.tune import cluster
 from tuner.tune.budget import StoppedBy
 from tuner.tune.candidates import Candidates
@@ -31,6 +31,7 @@ from tuner.tune.ray_private import placement_groups_left
 from tuner.tune.request import SearchOutcome, SearchRequest
 from tuner.tune.reuse import RequestedResources
 from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
+from tuner.tune.scratch import scratch_folder
 from tuner.tune.searcher import (
     HaltStopper,
     NoTrialProgress,
@@ -39,7 +40,7 @@ from tuner.tune.searcher import (
     StateSearcher,
 )
 from tuner.tune.state import SearchState
-from tuner.tune.trainable import REQUEST, TrialTrainable, WorkerPlan
+from tuner.tune.trainable import REQUEST, WorkerPlan, trainable_of
 from tuner.tune.watching import Watching
 from tuner.workloads.memory_order import memory_order
 
@@ -160,6 +161,7 @@ def make_adapter(request: SearchRequest) -> SamplerAdapter:
             predictions,
             memory_order(request.workload),
             goals_of(request.objectives, configurations, predictions) if predictions else (),
+            MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0),
         ),
     )
 
@@ -191,7 +193,7 @@ def _run(
     with (
         interrupts.handled(),
         cluster.quiet(),
-        cluster.scratch_folder() as folder,
+        scratch_folder() as folder,
         placement_groups_left(leaving),
         cluster.connected(
             first.address,
@@ -250,7 +252,7 @@ def _run_trials(
         for request, resources in zip(requests, needed, strict=True)
     )
     trainable = tune.with_resources(
-        tune.with_parameters(TrialTrainable, plans=plans),
+        trainable_of(plans),
         functools.partial(_resources_of, needed=needed),
     )
     stopper, scheduler = HaltStopper(), StateScheduler(searches)

@@ -25,6 +25,8 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from tuner.tune.failures import Failures
+from tuner.tune.guided_dark import HIGHEST_RISK, MOVES, darkest, never_tried, unordered_values
 from tuner.tune.guided_experience import Experience
 from tuner.tune.guided_gain import Front
 from tuner.tune.guided_goals import Goal, GoalFront
@@ -33,12 +35,31 @@ from tuner.tune.guided_pool import Pool
 
 MEMORY_CONSTRAINT = "device_bytes_over_limit"
 
+STATUS, FAILURE = "status", "failure"
+"""Attributes of a trial: how it ended, and the kind of error where it failed."""
+
 OOM_SHARE = 0.02
 """Share of trials that may run out of memory, in expectation."""
 
-HIGHEST_RISK, LOWEST_RISK = 0.30, 0.005
-"""Between these lies the probability of running out of memory that a proposal may have,
-whatever `OOM_SHARE` leaves for it."""
+BLIND_OOM_SHARE, BLIND_RISK = 0.04, 0.5
+"""The share where nothing is predicted, and what the least risky candidate may then have."""
+
+ADVANCE_TRIALS = 40
+"""The share of so many trials may be spent early, on what would move the front."""
+
+KNOWN_TO_PROBE, TIMES_BETTER = 3, 2.0
+"""Of that: once so many trials fitted, and for so many times the gain of the best candidate that
+carries no such risk."""
+
+LOWEST_RISK = 0.002
+"""Between this and `HIGHEST_RISK` lies the probability of running out of memory that a proposal may
+have, whatever `OOM_SHARE` leaves for it."""
+
+MOST_IN_A_ROW = 8
+"""Trials that failed in a row, beyond which the probability of running weighs no more."""
+
+PROBE_AFTER = 8
+"""Trials after which a level that is all predicted not to fit is probed, whatever else is there."""
 
 THROUGHPUT_WEIGHT = 1.0
 """Worth of a share of the best throughput, against the same share of the hypervolume."""
@@ -52,17 +73,19 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         pool: Pool,
         *,
         seed: int | None = None,
-        oom_share: float = OOM_SHARE,
+        oom_share: float | None = None,
         goals: Sequence[Goal] = (),
     ) -> None:
         """`goals` are what to search for in place of throughput and memory, the first above all."""
         self.pool = pool
         self._goals = tuple(goals)
-        self._oom_share = oom_share
+        self._oom_share = oom_share or (BLIND_OOM_SHARE if pool.is_blind else OOM_SHARE)
         self._independent = RandomSampler(seed=seed)
         self._names = tuple(pool.distributions)
         self._index = {self._key(p): i for i, p in enumerate(pool.parameters)}
         self.experience = Experience(pool)
+        self.failures = Failures({name: pool.column(name) for name in pool.distributions})
+        self._values = unordered_values(pool)
         self._seen = 0
         self._unended: dict[int, None] = {}
         self._taken: set[int] = set()
@@ -141,10 +164,14 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
     def _note(self, index: int, trial: FrozenTrial) -> None:
         self._taken.add(index)
         self._is_taken[index] = True
-        if trial.state is not TrialState.COMPLETE:
-            return
-        speed, size = trial.values
-        self.experience.note(index, speed, size, failed=_failed(trial))
+        if (kind := _failure(trial)) is not None:
+            self.failures.failed(index, kind)
+        elif trial.state is TrialState.COMPLETE:
+            speed, size = trial.values
+            failed = _failed(trial)
+            self.experience.note(index, speed, size, failed=failed)
+            if not failed and size <= self.pool.limit_bytes:
+                self.failures.ran(index)
 
     # -- deciding ---------------------------------------------------------------------------
 
@@ -154,14 +181,48 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         if not places.size:
             return None
         risk = self.oom_probability()[places]
-        safe = risk <= self.allowed_risk()
-        if not safe.any():
-            # Something has to be the first; afterwards there is no need for a gamble.
-            return None if self.experience.known else int(places[np.argmin(risk)])
-        places, risk = places[safe], risk[safe]
-        pool = self.pool
-        seconds = (1 - risk) * pool.trial_s[places] + risk * pool.oom_s[places]
-        return int(places[np.argmax(self.expected_gain(places) / seconds)])
+        allowed = self.allowed_risk()
+        advance = self._advance() if self._may_probe() else 0.0
+        possible = risk <= max(allowed, advance)
+        if not possible.any():
+            # Something has to be the first; afterwards a gamble is taken where it is affordable.
+            known = len(self.experience.known)
+            if self.pool.is_blind and risk.min() < BLIND_RISK:
+                return int(places[np.argmin(risk)])
+            last = known >= KNOWN_TO_PROBE or (known and risk.min() > self._advance())
+            return self._dark_probe() if last else int(places[np.argmin(risk)])
+        places, risk = places[possible], risk[possible]
+        gain, risky = self.expected_gain(places), risk > allowed
+        if risky.all():  # what the risk may be spent on is all that is left
+            risky[:] = False
+        if (probe := self._dark_probe(float(gain.max()))) is not None:
+            return probe
+        seconds = (1 - risk) * self.pool.trial_s[places] + risk * self.pool.oom_s[places]
+        # What runs at last says what does not: the more failed in a row, the more that is worth.
+        runs = self.failures.probability()[places]
+        worth = gain / seconds * runs ** min(self.failures.in_a_row, MOST_IN_A_ROW)
+        worth[risky] *= np.where(gain[risky] < MOVES, -1.0, 1 / TIMES_BETTER)
+        return int(places[np.argmax(worth)])
+
+    def _dark_probe(self, other_gain: float = 0.0) -> int | None:
+        """The probe of a level that may have been judged wrongly as a whole, if that is due.
+
+        It waits for candidates from which more is expected (`other_gain`), but not for long.
+        """
+        if not self._may_probe():
+            return None
+        probe = darkest(self.experience, self._values, self._open(), self.front().fastest)
+        if probe is None or (probe.worth < other_gain and len(self._taken) < PROBE_AFTER):
+            return None
+        return probe.place
+
+    def _may_probe(self) -> bool:
+        """Whether a trial that runs out of memory can be afforded, on purpose and early."""
+        ran_out, running = len(self.experience.oom), self._running()
+        doubtful = (self.oom_probability()[running] > HIGHEST_RISK).any()
+        affordable = ran_out * ADVANCE_TRIALS <= len(self._taken) and not doubtful
+        known = 0 if self.pool.is_blind else len(self.experience.known)
+        return affordable and known >= KNOWN_TO_PROBE
 
     def largest_gain(self) -> float | None:
         """The largest gain that is expected of any candidate left, as a share.
@@ -180,6 +241,8 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
     def _open(self) -> NDArray[np.intp]:
         """Places of the candidates that were not tried yet and are not held back."""
         open_ = ~(self._held_back | self._is_taken)
+        for closed in self.failures.closed().values():
+            open_ &= ~closed
         open_[list(self._pending.values())] = False
         return np.flatnonzero(open_)
 
@@ -198,6 +261,16 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         left = self._oom_share * trials - spent
         return min(max(left, LOWEST_RISK), HIGHEST_RISK)
 
+    def _advance(self) -> float:
+        """The probability of running out that a proposal may have which would move the front."""
+        running = float(self.experience.risk(self._running()).sum())
+        spent = max(self.experience.spent, float(len(self.experience.oom))) + running
+        return min(self._oom_share * ADVANCE_TRIALS - spent, HIGHEST_RISK)
+
+    def untried(self) -> tuple[int, int | None]:
+        """How many were never tried as they are predicted not to fit; which would tell."""
+        return never_tried(self.experience, self._open(), self.front().fastest)
+
     def oom_probability(self) -> Floats:
         """The probability that each candidate runs out of memory."""
         return self.experience.risk_of_all()
@@ -214,16 +287,17 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         """Expected shares of hypervolume, and of the best of the first objective."""
         speed, size = self.experience.quantities(places)
         fits = size.probability_below(self.pool.usable_bytes)
+        runs = self.failures.probability()[places]
         if self._goals:
             seen, known_speed, known_size = self._so_far()
             fitting = known_size <= self.pool.usable_bytes
             known = GoalFront(self._goals, seen[fitting], known_speed[fitting], known_size[fitting])
             volume, first = known.expected_gain(places, speed, size)
-            return fits * volume, fits * first
+            return runs * fits * volume, runs * fits * first
         front = self.front()
         whole = max(front.hypervolume, 1e-12) if front.speed.size else 1.0
         faster = speed.expected_above(front.fastest) / (front.fastest or 1.0)
-        return front.expected_gain(speed, size) / whole, fits * faster
+        return runs * front.expected_gain(speed, size) / whole, runs * fits * faster
 
     def _so_far(self) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Places of what was measured and of what runs, with throughput and memory."""
@@ -258,6 +332,17 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
 
     def _key(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(parameters.get(name) for name in self._names)
+
+
+def _failure(trial: FrozenTrial) -> str | None:
+    """The kind of error of a trial that failed; None of one that did not, or was broken off.
+
+    Who uses the sampler alone says nothing but that a trial failed.
+    """
+    if FAILURE in trial.user_attrs:
+        return str(trial.user_attrs[FAILURE])
+    unsaid = trial.state is TrialState.FAIL and STATUS not in trial.user_attrs
+    return "failed" if unsaid else None
 
 
 def _failed(trial: FrozenTrial) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,8 @@ class Experience:
         A size beyond the limit means that it ran out of memory.
         """
         ran_out = size > self.pool.limit_bytes
-        if size > 0 and index not in self.known and index not in self.oom:
+        told = ran_out or not failed  # the memory of what failed is at best a prediction
+        if told and size > 0 and index not in self.known and index not in self.oom:
             self._compare(index, float(self.pool.limit_bytes if ran_out else size), ran_out)
         if ran_out:
             self.oom.add(index)
@@ -95,6 +97,12 @@ class Experience:
             self.known[index] = (speed, size)
             self._is_known[index] = True
             self._values[index] = speed, size
+
+    def tried(self) -> NDArray[np.bool_]:
+        """Which candidates said something of their memory."""
+        found = self._is_known.copy()
+        found[list(self.oom)] = True
+        return found
 
     def _compare(self, index: int, device_bytes: float, ran_out: bool) -> None:
         """Note what all trials before this one said of its memory, and what it came to.
@@ -108,7 +116,9 @@ class Experience:
         sd = float(size.sd[0]) / self._caution
         # How far it was beyond the limit is not known; what counts is that it was.
         surprise = (np.log(device_bytes) - float(size.mean[0])) / sd + (1.0 if ran_out else 0.0)
-        self._squares.append(min(float(surprise) ** 2, LARGEST_SURPRISE**2))
+        # Less than expected is no reason for caution, however much less.
+        most = LARGEST_SURPRISE**2 if surprise > 0 else 1.0
+        self._squares.append(min(float(surprise) ** 2, most))
         self._caution = self._caution_now()
 
     def beliefs(self) -> tuple[Belief, Belief]:
@@ -128,13 +138,11 @@ class Experience:
             none = np.array([], dtype=np.intp)
             pool = self.pool
             known = np.array([every[i] for i in seen]).reshape(-1, 2)
-            self._speed = self._speed_model.believe(
-                seen,
-                np.log(known[:, 0] / pool.samples_per_s[seen]),
-                none,
-                np.array([]),
-                trust=trust,
-            )
+            ratios = np.log(known[:, 0] / pool.samples_per_s[seen])
+            # Without predictions not even the order of magnitude is known before the first trial.
+            shift = float(np.median(ratios)) if pool.is_blind and len(ratios) else 0.0
+            speed = self._speed_model.believe(seen, ratios - shift, none, np.array([]), trust=trust)
+            self._speed = replace(speed, mean=speed.mean + shift)
             self._memory = self._memory_model.believe(
                 seen,
                 np.log(known[:, 1] / pool.device_bytes[seen]),
@@ -205,7 +213,7 @@ class Experience:
         )
 
     def _caution_now(self) -> float:
-        """How much wider memory scatters than the regression thinks, by what it said in advance.
+        """How much wider memory exceeds what the regression thinks, by what it said in advance.
 
         A regression with more features than trials takes scatter for effects of knobs at first.
         """

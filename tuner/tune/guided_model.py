@@ -41,6 +41,9 @@ DEGREES = 4.0
 MOST_CENSORED = 64
 """Bounds that are learned from at once; of more, those that contradict the most."""
 
+SHARED_BY_BOUNDS = 0.3
+"""How much of what ran out of memory is laid to the factor that all configurations share."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prior:
@@ -176,12 +179,25 @@ class ResidualModel:
             np.concatenate([seen, above]),
             np.concatenate([values, targets]),
             np.concatenate([weights, site_weights]),
+            above=len(above),
         )
 
-    def _fit(self, places: NDArray[np.intp], values: Floats, weights: Floats) -> Belief:
+    def _fit(
+        self, places: NDArray[np.intp], values: Floats, weights: Floats, above: int = 0
+    ) -> Belief:
+        """The belief by values, of which the last `above` are of trials that ran out of memory.
+
+        These say little of the factor that all configurations share: by how much they were
+        beyond the limit is not known, and one level that takes more would be held against all.
+        """
         from sklearn.linear_model import BayesianRidge  # a second to import
 
-        noise_variance = self._prior.noise**2
+        weights = weights / self._scale[places] ** 2
+        # Of weights below 1 there may be less in all than is learned from them, which would make
+        # the noise that is left negative.
+        unit = min(1.0, float(weights.mean()))
+        weights = weights / unit
+        noise_variance = self._prior.noise**2 / unit
         model = BayesianRidge(
             max_iter=50,
             alpha_1=PRIOR_TRIALS,
@@ -192,13 +208,14 @@ class ResidualModel:
             lambda_init=1.0,
             fit_intercept=False,
         )
-        weights = weights / self._scale[places] ** 2
+        rows = self._design[places]
+        rows[len(rows) - above :, 0] *= SHARED_BY_BOUNDS
         # Matrices this small are slower with several threads, the more so beside other programs.
         with _thread_pools().limit(limits=1, user_api="blas"):
-            model.fit(self._design[places], values, sample_weight=weights)
-            variance = self._variance(model, np.sqrt(weights)[:, None] * self._design[places])
+            model.fit(rows, values, sample_weight=weights)
+            variance = self._variance(model, np.sqrt(weights)[:, None] * rows)
             mean = self._design @ model.coef_
-        noise = float(model.alpha_**-0.5)
+        noise = float((unit / model.alpha_) ** 0.5)
         return Belief(mean, np.sqrt(variance + (noise * self._scale) ** 2), noise)
 
     def _variance(self, model: Any, weighted: Floats) -> Floats:

@@ -13,11 +13,12 @@ from optuna.distributions import BaseDistribution
 from tuner.estimators.calibration.calibrate import prior_of
 from tuner.estimators.calibration.correction import DEVICE, STEP, uncorrected
 from tuner.estimators.speed.profile import uses_profile
-from tuner.records import Prediction
+from tuner.records import MemoryBudget, Prediction
 from tuner.runner.base import MeasureOptions
 from tuner.runner.step_plan import StepPlan
 from tuner.tune.candidates import Candidates, Parameter
 from tuner.tune.guided_model import Prior
+from tuner.workloads.memory_order import MemoryOrder
 
 Floats = NDArray[np.float64]
 
@@ -27,6 +28,16 @@ START_S = 8.0
 LOAD_BYTES_PER_S = 1.5e9
 """How fast weights come to the device: a common NVMe drive. Only the ratio to the time of steps
 matters, and that only between configurations whose weights differ in size."""
+
+
+BLIND_SHARE, BLIND_RISE = 0.5, 0.7
+"""What is guessed where nothing is predicted: the share of the limit that a configuration takes,
+and the logarithm of what a knob adds that is known to add memory, from its least value to its
+most."""
+
+BLIND_SPEED = Prior(shared=0.5, spread=0.6, noise=0.03)
+BLIND_MEMORY = Prior(shared=0.7, spread=0.5, noise=0.02)
+"""How far those guesses may be off."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,8 @@ class Pool:
     work_shares: Mapping[str, Floats] = field(default_factory=dict)
     has_profile: bool = False
     """Whether the GPU's rates were measured, which narrows what step times may be off by."""
+    is_blind: bool = False
+    """Whether nothing is predicted, and the arrays only say what is declared of memory."""
 
     @property
     def usable_bytes(self) -> float:
@@ -65,16 +78,39 @@ class Pool:
     @property
     def speed_prior(self) -> Prior:
         """How far throughput may be off before anything was measured."""
-        return _prior(STEP, has_profile=self.has_profile)
+        return BLIND_SPEED if self.is_blind else _prior(STEP, has_profile=self.has_profile)
 
     @property
     def memory_prior(self) -> Prior:
         """How far memory may be off before anything was measured."""
-        return _prior(DEVICE, has_profile=self.has_profile)
+        return BLIND_MEMORY if self.is_blind else _prior(DEVICE, has_profile=self.has_profile)
 
     def column(self, name: str) -> list[Parameter]:
         """The value of a knob in each candidate."""
         return [parameters[name] for parameters in self.parameters]
+
+    @classmethod
+    def blind(cls, candidates: Candidates, order: MemoryOrder, budget: MemoryBudget) -> Pool:
+        """The candidates where nothing is predicted: a guess that trials soon outweigh.
+
+        Memory rises with each knob of which that is declared, and everything else is the same.
+        """
+        number = len(candidates)
+        even, none = np.ones(number), np.zeros(number)
+        rise = BLIND_RISE * _places(candidates, order).sum(axis=1)
+        return cls(
+            parameters=tuple(candidates.parameters(c) for c in candidates.configurations),
+            distributions=candidates.distributions,
+            coordinates=candidates.coordinates,
+            samples_per_s=even,
+            device_bytes=BLIND_SHARE * budget.limit_bytes * np.exp(rise - rise.mean()),
+            loaded_bytes=none,
+            trial_s=even,
+            oom_s=even,
+            limit_bytes=float(budget.limit_bytes),
+            margin_bytes=float(budget.margin_bytes),
+            is_blind=True,
+        )
 
     @classmethod
     def of(
@@ -118,6 +154,16 @@ class Pool:
             },
             has_profile=uses_profile(raw[0].method),
         )
+
+
+def _places(candidates: Candidates, order: MemoryOrder) -> Floats:
+    """Where each candidate is in 0..1 along the knobs that only add memory, a column for each."""
+    parts = [order.split(configuration)[0] for configuration in candidates.configurations]
+    names = [axis.name for axis in candidates.axes if all(axis.name in part for part in parts)]
+    values = np.array([[part[name] for name in names] for part in parts]).reshape(len(parts), -1)
+    ranks = [np.unique(column, return_inverse=True)[1] for column in values.T]
+    found = [rank / max(rank.max(), 1) for rank in ranks]
+    return np.stack(found, axis=1) if found else np.zeros((len(parts), 1))
 
 
 def _prior(quantity: str, *, has_profile: bool) -> Prior:

@@ -22,15 +22,14 @@ from ray.job_submission import JobSubmissionClient
 
 from tuner.errors import InputError, UnavailableError
 from tuner.meanwhile import environment, log_level
-from tuner.tune.ray_private import PACKAGING_LOGGER
+from tuner.tune.bounded_answer import CONNECT_TIMEOUT_S
+from tuner.tune.ray_private import PACKAGING_LOGGER, BoundedJobClient
 from tuner.tune.ray_token import default_path
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 """Where `ray start --head` puts its dashboard, and where a tunnel to one usually ends."""
 
 ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
-
-CONNECT_TIMEOUT_S = 5.0
 
 _LOGGERS = (
     "ray.dashboard.modules.dashboard_sdk",
@@ -50,7 +49,7 @@ def client_of(address: str | None) -> tuple[JobSubmissionClient, str]:
     token = auth_token(urlsplit(url).hostname)
     headers = {"Authorization": f"Bearer {token}"} if token else None
     with said(url), _address_variable(url), silent():
-        return JobSubmissionClient(url, headers=headers), url
+        return BoundedJobClient(url, headers=headers), url
 
 
 def url_of(address: str) -> str:
@@ -134,7 +133,7 @@ def _check_answer(url: str) -> None:
 
 @contextlib.contextmanager
 def said(url: str) -> Iterator[None]:
-    """What the client raises of the connection, said to the user."""
+    """What the client raises of the connection, and of answers of no kind, said to the user."""
     try:
         yield
     except AuthenticationError as error:
@@ -147,6 +146,17 @@ def said(url: str) -> Iterator[None]:
         ) from error
     except (TimeoutError, ConnectionError, requests.exceptions.RequestException) as error:
         raise _no_server(url) from error
+    except ODD_ANSWERS as error:
+        problem = " ".join(str(error).split())[:200]
+        raise UnavailableError(
+            f"what answers at {url} is no job server of Ray: {type(error).__name__}: {problem}",
+            hint="is this the address of the cluster's dashboard, and its Ray the same as here?",
+        ) from error
+
+
+ODD_ANSWERS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
+"""What Ray's client raises where JSON has another form than a job server's; RecursionError is a
+RuntimeError."""
 
 
 def _no_server(url: str) -> UnavailableError:

@@ -109,7 +109,7 @@ class JobServer:
         """The searches that the cluster remembers, the newest first."""
         with self._errors():
             found = self._client.list_jobs()
-        searches = [_job(d) for d in found if (d.metadata or {}).get(KIND) == SEARCH]
+            searches = [_job(d) for d in found if (d.metadata or {}).get(KIND) == SEARCH]
         return sorted(searches, key=lambda job: job.started_s or 0.0, reverse=True)
 
     def job(self, job_id: str) -> RayJob:
@@ -215,11 +215,24 @@ def _job(details: JobDetails) -> RayJob:
         space=metadata.get("space", ""),
         gpu=metadata.get("gpu", ""),
         submitted_by=metadata.get("user", ""),
-        started_s=details.start_time / 1000 if details.start_time else None,
-        ended_s=details.end_time / 1000 if details.end_time else None,
+        started_s=_seconds(details.start_time),
+        ended_s=_seconds(details.end_time),
         exit_code=code,
         message=details.message or "",
     )
+
+
+def _seconds(time_ms: int | None) -> float | None:
+    """A time that a server gives. Raises ValueError for what no clock shows."""
+    if not time_ms:
+        return None
+    if not 0 < time_ms < _LAST_MS:
+        raise ValueError(f"{time_ms} is no time in milliseconds")
+    return time_ms / 1000
+
+
+_LAST_MS = 253_402_300_800_000
+"""The end of the year 9999."""
 
 
 def _short(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ are kept from what will rather fail; "guided" has a narrower limit of its own.""
 REFIT_GROWTH = 0.05
 """The calibration is repeated when the trials are this share more than the last time."""
 
-KNOWN_OOM, RISK = 1, 2
+KNOWN_OOM, RISK, FAILS = 1, 2, 3
 """Why a configuration is held back; 0 where it is not."""
 
 
@@ -67,20 +67,30 @@ class PruningLog:
         return {entry.configuration.key: entry.reason for entry in self._now.values()}
 
     def update(
-        self, risk: NDArray[np.float64] | None, most_risk: float, trial_id: str | None
+        self,
+        risk: NDArray[np.float64] | None,
+        most_risk: float,
+        trial_id: str | None,
+        closed: Mapping[str, NDArray[np.bool_]],
     ) -> NDArray[np.bool_]:
-        """Judge anew after a trial; returns which candidates are held back, tried or not."""
+        """Judge anew after a trial; returns which candidates are held back, tried or not.
+
+        `closed` are those that would fail for another reason than memory, by that reason.
+        """
         cause = np.zeros(len(self._cause), dtype=np.int8)
         if risk is not None:
             cause[risk > most_risk] = RISK
         cause[self._frontier.covered()] = KNOWN_OOM
+        for mask in closed.values():
+            cause[mask] = FAILS
         for place in np.flatnonzero(cause != self._cause).tolist():
             before = self._now.pop(place, None)
             configuration = self._candidates.configurations[place]
             if not self._candidates.is_left(place):
                 continue
             if cause[place]:
-                reason = self._reason(place, None if risk is None else float(risk[place]))
+                why = next((why for why, mask in closed.items() if mask[place]), None)
+                reason = why or self._reason(place, None if risk is None else float(risk[place]))
                 self._now[place] = Pruned(configuration, reason, trial_id)
             elif before is not None:
                 self._revived.append(

@@ -21,7 +21,7 @@ from tuner.tune.watch import Watch
 SEARCHERS = ("guided", "tpe", "random", "grid")
 """By name; "package.module:Class" is any sampler of Optuna's kind."""
 DEFAULT_SEARCHER = "guided"
-"""It needs predictions; a request without them has to name another one."""
+"""It starts from predictions, where a request has some."""
 DEFAULT_TRIALS = 40
 
 
@@ -88,8 +88,8 @@ class SearchRequest:
       not run again but told to the searcher, where they come from the same trial_device.
     - `trial_device` is where trials run, for real or emulated; None for a preview, which runs none.
     - `predictions` by configuration key are what was said of configurations before: a measured
-      trial's record carries its own beside the measurement, and the searcher "guided" needs
-      one of every valid configuration.
+      trial's record carries its own beside the measurement, and the searcher "guided" starts
+      from them if there is one of every valid configuration.
     - `workload` is its name; what it declares of its knobs keeps the searcher from what cannot fit.
     - `margin_bytes` is the memory to keep free, noted in the records of measured trials.
     - `verify` asks for a verification of what is to be recommended, beyond the budget of trials.
@@ -209,8 +209,8 @@ def check_objectives(names: Sequence[str], searcher: str) -> None:
     if searcher != DEFAULT_SEARCHER and not usual.issuperset(names):
         raise InputError(
             f"searcher {searcher!r} searches for throughput and memory only",
-            hint=f"search with {DEFAULT_SEARCHER!r}, or draw other fronts of its trials with "
-            "`tuner show --objective`",
+            hint=f"{DEFAULT_SEARCHER!r} with predictions searches for others; "
+            "`tuner show --objective` draws other fronts of any trials",
         )
 
 
@@ -233,7 +233,8 @@ class SearchOutcome:
     traced: int | None = None
     """Of a search without trials: how many configurations it traced in full."""
     warnings: tuple[str, ...] = ()
-    """What the user should know of workers: which could run no trial, and why."""
+    """What the user should know: which workers could run no trial and why, and what was not tried
+    because of trials that failed, or of predictions."""
 
     @property
     def interrupted(self) -> bool:

@@ -13,79 +13,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.records import Configuration, Outcome, Prediction, Status, TrialRecord
+from tuner.records import (
+    Configuration,
+    MemoryBudget,
+    Prediction,
+    Status,
+    TrialRecord,
+)
 from tuner.results.pruned import Pruned
 from tuner.tune.candidates import Candidates
-from tuner.tune.guided import HIGHEST_RISK, MEMORY_CONSTRAINT, GuidedSampler
+from tuner.tune.failures import Failures, failure_of
+from tuner.tune.guided import FAILURE, STATUS, GuidedSampler
+from tuner.tune.guided_dark import HIGHEST_RISK, never_fitted
 from tuner.tune.guided_goals import Goal
 from tuner.tune.guided_pool import Pool
 from tuner.tune.oom_frontier import OomFrontier
 from tuner.tune.pruning import MOST_RISK, CalibratedRisk, PruningLog
 from tuner.tune.samplers import sampler_of
+from tuner.tune.score import score
 from tuner.workloads.memory_order import MemoryOrder
 
 METRICS = ["samples_per_s", "device_bytes"]
 DIRECTIONS = ["maximize", "minimize"]
-OUTCOME_CONSTRAINT = "did_not_train"
-
-VIOLATED = 1.0
-"""Value of a constraint that is violated by nobody knows how much."""
-
-UNKNOWN_TO_SAMPLER = (Status.CRASHED, Status.INVALID, Status.INTERRUPTED)
-"""How a trial can end without saying anything about its configuration."""
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A record as Optuna is told it: the values of `METRICS`, and constraints (<= 0 is met)."""
-
-    values: tuple[float, float]
-    constraints: dict[str, float]
-
-
-def score(record: TrialRecord) -> Score | None:
-    """What a sampler can learn from the record; None when that is nothing.
-
-    Memory is violated by the bytes, with the margin, beyond the limit. Where memory ran out
-    and no peak is known, at least the bytes asked for were missing.
-    """
-    outcome, limit_bytes = record.outcome, record.budget.limit_bytes
-    if outcome.status in UNKNOWN_TO_SAMPLER:
-        return None
-    evidence = outcome.evidence
-    over_bytes = VIOLATED
-    device_bytes = float(limit_bytes)
-    if evidence is not None:
-        device_bytes = float(evidence.memory.device_bytes)
-        over_bytes = device_bytes - record.budget.usable_bytes
-    if outcome.status is Status.OOM:
-        # A measured peak of a trial that ran out stays below the limit: it is no evidence
-        # of a fit.
-        over_bytes = max(over_bytes, float(outcome.requested_bytes or 0), VIOLATED)
-        device_bytes = max(device_bytes, limit_bytes + over_bytes)
-    samples_per_s = _samples_per_s(outcome)
-    constraints = {MEMORY_CONSTRAINT: over_bytes}
-    if outcome.status not in (Status.OK, Status.OOM):
-        constraints[OUTCOME_CONSTRAINT] = VIOLATED
-    return Score((samples_per_s, device_bytes), constraints)
-
-
-def _samples_per_s(outcome: Outcome) -> float:
-    """Throughput, of all stages; from one stage alone as the prediction relates it to all."""
-    evidence = outcome.evidence
-    if evidence is None:
-        return 0.0
-    rate, predicted = evidence.speed.samples_per_s, outcome.prediction
-    stage = predicted.stages.get(outcome.stage) if predicted and outcome.stage else None
-    if predicted is None or stage is None:
-        return rate
-    return rate * predicted.speed.samples_per_s / stage.samples_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +50,14 @@ class Knowledge:
 
     `predictions` are one of each candidate, in their order, or none at all; `order` is what the
     workload declares of its knobs and memory; `goals` are what "guided" searches for where that is
-    not throughput and memory.
+    not throughput and memory. `budget` is the memory that there is, which "guided" has to know
+    where nothing is predicted.
     """
 
     predictions: Sequence[Prediction] = ()
     order: MemoryOrder = field(default_factory=MemoryOrder)
     goals: Sequence[Goal] = ()
+    budget: MemoryBudget | None = None
 
 
 NOTHING = Knowledge()
@@ -109,10 +67,11 @@ class SamplerAdapter:
     """Proposes configurations of a finite set, each at most once, and learns from records.
 
     `initial` comes first. `sampler` is one of `SEARCHERS`, or "package.module:Class"; `trials`,
-    the budget, is what the spacing of the grid is chosen by. "guided" needs predictions, and ends
-    when nothing is left that may fit; it can be told without them, but not propose. What is
-    proposed depends on the seed and on the records told, in their order, and on nothing else: who
-    is told the records of a search that was broken off goes on as it would have done.
+    the budget, is what the spacing of the grid is chosen by. "guided" needs predictions, or the
+    memory that there is, and ends when nothing is left that may fit; it can be told without them,
+    but not propose. What is proposed depends on the seed and on the records told, in their order,
+    and on nothing else: who is told the records of a search that was broken off goes on as it would
+    have done.
 
     What cannot fit is held back: by the order of memory after the trials that ran out of memory,
     and by predictions, corrected by all trials, where there are any. `held_back` says what and
@@ -137,9 +96,9 @@ class SamplerAdapter:
         self.candidates = candidates
         self._frontier = OomFrontier(candidates.configurations, knowledge.order)
         self.guide: GuidedSampler | None = None
-        if sampler == "guided" and knowledge.predictions:
+        if sampler == "guided" and (knowledge.predictions or knowledge.budget):
             self.guide = GuidedSampler(
-                Pool.of(candidates, knowledge.predictions), seed=seed, goals=knowledge.goals
+                _pool_of(candidates, knowledge), seed=seed, goals=knowledge.goals
             )
         self.study = optuna.create_study(directions=DIRECTIONS)
         self._sampler, self._seed, self._trials = sampler, seed, trials
@@ -148,6 +107,8 @@ class SamplerAdapter:
         # spent on nothing.
         self._box = candidates.distributions
         self._bookkeeper = sampler_of(sampler if ":" in sampler else "", seed=0, box=self._box)
+        columns = {axis.name: candidates.column(axis.name) for axis in candidates.axes}
+        self.failures = self.guide.failures if self.guide else Failures(columns)
         self._pruning = PruningLog(candidates, self._frontier)
         self._risk: CalibratedRisk | None = None
         if self.guide is None and sampler != "guided" and knowledge.predictions:
@@ -196,7 +157,9 @@ class SamplerAdapter:
         trial = self._pending.pop(configuration.key)
         self._told += 1
         trial.set_user_attr("trial_id", record.trial_id)
-        trial.set_user_attr("status", str(record.outcome.status))
+        trial.set_user_attr(STATUS, str(record.outcome.status))
+        if (failure := failure_of(record.outcome)) is not None:
+            trial.set_user_attr(FAILURE, failure)
         scored = score(record)
         if scored is None:
             ended = self.study.tell(trial, state=TrialState.FAIL)
@@ -226,6 +189,34 @@ class SamplerAdapter:
         return self._pruning.reasons()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of candidates that were not tried, as sentences."""
+        if self.guide is not None:
+            self.guide.learn(self.study.get_trials(deepcopy=False))
+        closed = {
+            reason: f"{reason}; not tried again: {self._number(mask)}"
+            for reason, mask in self.failures.closed().items()
+        }
+        others = [told for told in self.failures.suspected() if told not in closed]
+        return (*closed.values(), *others, *self._never_tried())
+
+    def _never_tried(self) -> list[str]:
+        if self.guide is None:
+            return []
+        out = never_fitted(self.guide.pool, self.guide.experience)
+        number, would_tell = self.guide.untried()
+        if not number or self.guide.pool.is_blind:
+            return out
+        text = f"{number} configurations were never tried, as they are predicted not to fit; "
+        if would_tell is None:
+            return [*out, f"{text}none of them would be faster"]
+        return [*out, f"{text}a trial of {self.candidates.describe(would_tell)} would tell"]
+
+    def _number(self, mask: npt.NDArray[np.bool_]) -> str:
+        left = sum(map(self.candidates.is_left, np.flatnonzero(mask).tolist()))
+        return f"{left} configuration{'s' * (left != 1)}"
+
+    @property
     def pruned(self) -> tuple[Pruned, ...]:
         """What is and what was held back, with the trials that decided it."""
         return self._pruning.entries
@@ -239,19 +230,25 @@ class SamplerAdapter:
             self._frontier.fitted(place)
         if self._risk is not None:
             self._risk.tell(record)
+        failure = failure_of(record.outcome)
+        if self.guide is None and failure is not None:
+            self.failures.failed(place, failure)
+        elif self.guide is None and record.outcome.status is Status.OK:
+            self.failures.ran(place)
         self._prune(record.trial_id)
 
     def _prune(self, trial_id: str | None) -> None:
         """Judge anew which candidates may fit, once for each outcome."""
         if self.guide is not None:
             self.guide.learn(self.study.get_trials(deepcopy=False))
-            self._pruning.update(self.guide.oom_probability(), HIGHEST_RISK, trial_id)
-            covered = self._frontier.covered()
-            self.candidates.hold_back(covered)
-            self.guide.hold_back(covered)  # and weighs the risk of the others by itself
+            closed = self.failures.closed()
+            self._pruning.update(self.guide.oom_probability(), HIGHEST_RISK, trial_id, closed)
+            held_back = np.any([self._frontier.covered(), *closed.values()], axis=0)
+            self.candidates.hold_back(held_back)
+            self.guide.hold_back(held_back)  # and weighs the risk of the others by itself
             return
         risk = None if self._risk is None else self._risk.risk()
-        held_back = self._pruning.update(risk, MOST_RISK, trial_id)
+        held_back = self._pruning.update(risk, MOST_RISK, trial_id, self.failures.closed())
         self.candidates.hold_back(held_back)
         if risk is not None and not self._told and not self.candidates.untried_count:
             # Predictions may be wrong altogether, and something has to be the first.
@@ -308,6 +305,13 @@ class SamplerAdapter:
     def _draw_even(self) -> Configuration:
         even = _spread(self.candidates.configurations, self._trials)
         return next(filter(self.candidates.is_untried, even), None) or self.candidates.untried()[0]
+
+
+def _pool_of(candidates: Candidates, knowledge: Knowledge) -> Pool:
+    if knowledge.predictions:
+        return Pool.of(candidates, knowledge.predictions)
+    assert knowledge.budget is not None
+    return Pool.blind(candidates, knowledge.order, knowledge.budget)
 
 
 def open_mirror(path: Path, name: str) -> optuna.Study:

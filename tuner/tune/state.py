@@ -13,6 +13,7 @@ from tuner.results.pruned import Pruned
 from tuner.results.repeats import pooled
 from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.tune.budget import Meter, StoppedBy
+from tuner.tune.failures import everything_fails
 from tuner.tune.open_trials import OpenTrials, Proposed
 from tuner.tune.progress import Progress, ProgressTracker
 from tuner.tune.ranking import REPEAT_SHARE, Ranking, give_up_rule, near_tie, to_verify
@@ -128,7 +129,7 @@ class SearchState:
             pruned=self.pruned,
             stale=self.stale,
             failure=self.failure,
-            warnings=tuple(dict.fromkeys(self._warnings)),
+            warnings=tuple(dict.fromkeys((*self._warnings, *self._adapter.notes))),
         )
 
     def reuse(self) -> None:
@@ -250,6 +251,9 @@ class SearchState:
         with self._keeping_failure():
             self._on_record(record)
             self._learn(record)
+            own = self._tracker.records[self.reused :]
+            if (error := everything_fails(own, self._adapter.failures)) is not None:
+                self.fail(error)
         self.report()
 
     def lose(self, ray_id: str, message: str, *, with_node: bool = False) -> None:

@@ -47,13 +47,15 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
     it until it is killed: freed, a wrong or broken GPU would get trial after trial.
     """
 
-    def setup(self, config: dict[str, Any], *, plans: Sequence[WorkerPlan]) -> None:
+    plans: Sequence[WorkerPlan] = ()
+    """Those of the searches by their index; see `trainable_of`."""
+
+    def setup(self, config: dict[str, Any]) -> None:
         """Take the first configuration, and settle how many threads torch will take.
 
-        `plans` are those of the searches by their index. The runner is built by the first step:
-        Ray cannot end an actor quickly while this runs, and importing torch takes seconds.
+        The runner is built by the first step: Ray cannot end an actor quickly while this runs, and
+        importing torch takes seconds.
         """
-        self._plans = plans
         self._index: int | None = None
         self._runner: TrialRunner | None = None
         self._is_unfit = False
@@ -69,7 +71,7 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         if index != self._index:  # Ray keeps workers of searches apart; a runner is never shared
             self.cleanup()
             self._runner, self._index = None, index
-            os.environ.update(trial_environment(self._plans[index].threads))
+            os.environ.update(trial_environment(self.plans[index].threads))
         self._configuration = Configuration(config[CONFIGURATION])
         self._instructions: Instructions = config.get(INSTRUCTIONS, PLAIN)
 
@@ -94,7 +96,7 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         assert self._index is not None
         try:
             if self._runner is None:
-                self._runner = self._plans[self._index].runner_factory()
+                self._runner = self.plans[self._index].runner_factory()
             outcome = self._timed(self._runner)
         except TunerError:
             raise
@@ -113,6 +115,20 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
         if outcome.duration_s:
             return outcome
         return dataclasses.replace(outcome, duration_s=time.perf_counter() - started_s)
+
+
+def trainable_of(plans: Sequence[WorkerPlan]) -> type[TrialTrainable]:
+    """The trainable of searches with these plans, which travel with its class.
+
+    `tune.with_parameters` would put them into Ray's store of objects. Once an object of a lost
+    raylet is to be recovered, Ray ends this process at once, without a word (Ray 2.60).
+    """
+
+    class PlannedTrainable(TrialTrainable):
+        pass
+
+    PlannedTrainable.plans = plans
+    return PlannedTrainable
 
 
 def _lost_device(text: str) -> UnavailableError:

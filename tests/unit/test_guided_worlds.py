@@ -1,0 +1,173 @@
+"""The guided search in small worlds that are not as predicted: what it is to find out, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import optuna
+from tune_fakes import GPU, FakeSpace, outcome_of, record_of
+
+from tuner.records import MemoryBudget, Status
+from tuner.tune.candidates import Candidates
+from tuner.tune.guided import GuidedSampler
+from tuner.tune.guided_pool import Pool
+from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.units import GIB
+from tuner.workloads.memory_order import MemoryOrder
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+SPACE = FakeSpace()
+ALL = list(SPACE.configurations())
+CANDIDATES = Candidates(ALL, tuple(SPACE.knobs))
+OFF = np.array([not c["gradient_checkpointing"] for c in ALL])
+NF4 = np.array([c["precision"] == "nf4" for c in ALL])
+
+
+def pool(told_bytes=None) -> Pool:
+    """The predictions, with other memory where it is given."""
+    found = Pool.of(CANDIDATES, [outcome_of(c).prediction for c in ALL])
+    size = found.device_bytes if told_bytes is None else told_bytes
+    return dataclasses.replace(found, device_bytes=size, loaded_bytes=0.45 * found.device_bytes)
+
+
+def play(told: Pool, true_bytes, trials: int) -> tuple[GuidedSampler, list[int]]:
+    """Ask and tell; throughput is as predicted."""
+    sampler = GuidedSampler(told, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    places = {tuple(sorted(p.items())): i for i, p in enumerate(told.parameters)}
+    done = []
+    for _ in range(trials):
+        trial = study.ask(dict(told.distributions))
+        if sampler.exhausted:
+            break
+        place = places[tuple(sorted(trial.params.items()))]
+        size = float(true_bytes[place])
+        fits = size <= told.limit_bytes
+        study.tell(
+            trial, (told.samples_per_s[place], size) if fits else (0.0, 2 * told.limit_bytes)
+        )
+        done.append(place)
+    sampler.learn(study.get_trials(deepcopy=False))
+    return sampler, done
+
+
+def fastest(told: Pool, true_bytes) -> float:
+    return float(told.samples_per_s[true_bytes <= told.usable_bytes].max())
+
+
+class TestPriorThatIsTooDark:
+    """Without checkpointing everything is predicted not to fit, and most of it does."""
+
+    true = pool().device_bytes
+    told = pool(np.where(OFF, np.maximum(true * 1.7, 49 * GIB + true * 0.1), true))
+
+    def test_is_found_out_within_ten_trials(self):
+        assert (self.told.device_bytes[OFF] > self.told.limit_bytes).all()
+        _, done = play(self.told, self.true, 10)
+        ran_out = [place for place in done if self.true[place] > self.told.limit_bytes]
+        assert OFF[done].any()
+        assert len(ran_out) <= 1
+        best = max(self.told.samples_per_s[p] for p in done if p not in ran_out)
+        assert best >= 0.95 * fastest(self.told, self.true)
+
+    def test_costs_one_trial_where_the_prior_is_right(self):
+        _, done = play(self.told, self.told.device_bytes, 40)
+        assert OFF[done].sum() == 1
+        assert (self.told.device_bytes[done] > self.told.limit_bytes).sum() == 1
+
+    def test_what_was_never_tried_is_said_with_the_trial_that_would_tell(self):
+        sampler, done = play(self.told, self.told.device_bytes, len(ALL))
+        number, would_tell = sampler.untried()
+        left = np.setdiff1d(np.arange(len(ALL)), done)
+        assert 0 < number <= len(left)
+        assert would_tell in left
+        assert self.told.samples_per_s[would_tell] > max(self.told.samples_per_s[done])
+
+    def test_weights_alone_that_do_not_fit_are_not_probed(self):
+        heavy = dataclasses.replace(
+            self.told, loaded_bytes=np.where(OFF, 48 * GIB, self.told.loaded_bytes)
+        )
+        _, done = play(heavy, heavy.device_bytes, 30)
+        assert not OFF[done].any()
+
+
+def test_the_adapter_says_what_was_never_tried():
+    predictions = [outcome_of(c).prediction for c in ALL]
+    adapter = SamplerAdapter(
+        Candidates(ALL, tuple(SPACE.knobs)), sampler="guided", seed=0, trials=9,
+        knowledge=Knowledge(predictions),
+    )  # fmt: skip
+    (note,) = adapter.notes
+    assert "never tried, as they are predicted not to fit" in note
+    assert "micro_batch=" in note
+
+
+def test_memory_lower_than_told_is_no_reason_for_caution():
+    """Checkpointing saves more than was told, which is a surprise each time at first."""
+    told = pool()
+    lower, higher = (
+        play(told, told.device_bytes * np.where(NF4, factor, 1.0), 6)[0] for factor in (0.7, 1.2)
+    )
+    places = np.arange(len(ALL))
+    own, shown = (
+        each.experience.quantities(places)[1].sd / each.experience.beliefs()[1].sd
+        for each in (lower, higher)
+    )
+    assert own.max() < 1.1 < shown.min()
+
+
+def test_one_level_that_takes_more_is_not_held_against_the_others():
+    """Some of bf16 ran out of memory: what is told of nf4 stands, and its best is soon tried."""
+    told = pool()
+    true = told.device_bytes * np.where(NF4, 1.0, 1.25)
+    sampler = GuidedSampler(told, seed=0)
+    before = sampler.oom_probability().copy()
+    ran_out = np.flatnonzero(~NF4 & (true > told.limit_bytes))[:2]
+    for place in ran_out:
+        sampler.experience.note(int(place), 0.0, 2 * told.limit_bytes)
+    rise = sampler.oom_probability() - before
+    doubtful = (before > 0.001) & (before < 0.9)
+    assert rise[~NF4 & doubtful].mean() > 3 * max(rise[NF4 & doubtful].mean(), 0.0)
+    _, done = play(told, true, 12)
+    best = max(told.samples_per_s[p] for p in done if true[p] <= told.usable_bytes)
+    assert best >= 0.98 * fastest(told, true)
+
+
+class TestWithoutPredictions:
+    """As of a program that nothing is known of: the limit, and which knobs only add memory."""
+
+    order = MemoryOrder({"micro_batch": None, "gradient_checkpointing": (True, False)})
+    wide = FakeSpace(
+        name="wide",
+        values={**SPACE.values, "micro_batch": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)},
+    )
+
+    def search(self, trials: int, known=()) -> list:
+        configurations = list(self.wide.configurations())
+        budget = MemoryBudget(GPU.memory_bytes, GPU.memory_bytes // 50)
+        adapter = SamplerAdapter(
+            Candidates(configurations, tuple(self.wide.knobs)), sampler="guided", seed=0,
+            trials=trials, initial=configurations[:1],
+            knowledge=Knowledge(order=self.order, budget=budget),
+        )  # fmt: skip
+        done = list(known)
+        for record in known:
+            adapter.tell(record)
+        while len(done) < trials and (configuration := adapter.propose()) is not None:
+            done.append(record_of(configuration))
+            adapter.tell(done[-1])
+        return done
+
+    def test_few_run_out_of_memory_and_the_best_is_close(self):
+        done = self.search(30)
+        assert len(done) == 30
+        assert sum(r.outcome.status is Status.OOM for r in done[5:]) <= 1
+        fitting = [outcome_of(c).prediction for c in self.wide.configurations()]
+        best = max(p.speed.samples_per_s for p in fitting if p.fits)
+        assert max(r.outcome.evidence.speed.samples_per_s for r in done if r.fits) >= 0.95 * best
+
+    def test_who_resumes_goes_on_as_if_never_broken_off(self):
+        whole = self.search(9)
+        again = self.search(9, known=whole[:4])
+        assert [r.configuration for r in again] == [r.configuration for r in whole]
