@@ -19,7 +19,7 @@ from cli_samples import make_trial, write_samples
 from tuner.cli import main
 from tuner.errors import UnavailableError
 from tuner.results.journal import JournalWriter, read_journal
-from tuner.tune import cluster
+from tuner.tune import scratch
 from tuner.tune.interrupts import Interrupts
 
 ROOT = Path(__file__).parents[1]
@@ -213,17 +213,17 @@ def test_no_home_and_nobodys_number(searched, monkeypatch, capsys):
 
 class TestTemporaryFolder:
     def test_one_that_cannot_be_made_is_an_answer(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
-        monkeypatch.setattr(cluster, "SOCKET_ROOM", 0)
+        monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+        monkeypatch.setattr(scratch, "SOCKET_ROOM", 0)
         with (
             pytest.raises(UnavailableError, match="temporary folder") as raised,
-            cluster.scratch_folder(),
+            scratch.scratch_folder(),
         ):
             pass
         assert "TMPDIR" in str(raised.value)
 
     def test_a_long_one_is_not_taken_for_sockets(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: str(tmp_path / ("x" * 60)))
-        with cluster.scratch_folder() as folder:
+        monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path / ("x" * 60)))
+        with scratch.scratch_folder() as folder:
             assert folder.parent == Path("/tmp")
         assert not folder.exists()

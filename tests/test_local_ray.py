@@ -167,6 +167,7 @@ def test_other_errors_stay_what_they_are(error):
 
 PROGRAM = """
 import os, signal, sys
+import psutil
 from ray._private import worker
 from tune_fakes import GPU, FakeFactory, FakeSpace
 from tuner.errors import UnavailableError
@@ -178,7 +179,12 @@ ended = []
 def on_record(record):
     ended.append(record)
     if len(ended) == 2:
-        os.kill(worker._global_node.all_processes[sys.argv[1]][0].process.pid, signal.SIGKILL)
+        kinds = worker._global_node.all_processes
+        victim = kinds.get(sys.argv[1]) or [
+            child for child in psutil.Process(kinds["raylet"][0].process.pid).children()
+            if sys.argv[1] in child.name()
+        ]
+        os.kill(getattr(victim[0], "process", victim[0]).pid, signal.SIGKILL)
 
 try:
     search(SearchRequest(space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(sleep_s=2.0),
@@ -190,7 +196,7 @@ except UnavailableError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("kind", ["raylet", "gcs_server", "RuntimeEnv"])
 def test_a_search_that_loses_ray_says_so_before_ray_ends_it(kind):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, kind],
@@ -202,7 +208,8 @@ def test_a_search_that_loses_ray_says_so_before_ray_ends_it(kind):
     )
     assert done.returncode == 3, done.stderr
     said = done.stdout + done.stderr  # stderr where Ray did not return
-    assert f"lost during the search: its process {kind} has ended" in said
+    ended = "raylet" if kind == "RuntimeEnv" else kind  # which ends with its agents
+    assert f"lost during the search: its process {ended} has ended" in said
     assert "Traceback" not in said
 
 

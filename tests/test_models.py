@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.errors import EXIT_BAD_INPUT, InputError
+from tuner.errors import EXIT_BAD_INPUT, InputError, UnavailableError
 from tuner.models import catalogue
+from tuner.models.bounds import problem_in
 from tuner.models.catalogue import (
     auto_class,
     config_digest,
@@ -251,6 +253,17 @@ def test_a_local_folder_with_a_config_is_a_model(tmp_path):
         ('{"model_type": "llama", "architectures": {"": ["Llama"]}}', "must be a list of names"),
         ('{"model_type": "bert", "architectures": [null]}', "cannot be used"),
         ('{"model_type": "llama", "architectures": NaN}', "cannot be used"),
+        ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "from 1 to 2048"),
+        ('{"model_type": "llama", "num_attention_heads": 0}', "num_attention_heads is 0"),
+        ('{"model_type": "llama", "vocab_size": 0}', "vocab_size is 0"),
+        ('{"model_type": "bert", "num_labels": 10000000}', "num_labels is 10000000"),
+        (
+            '{"model_type": "gemma3", "text_config": {"num_hidden_layers": 99999}}',
+            "text_config.num",
+        ),
+        ('{"model_type": "mixtral", "num_local_experts": 8000}', "8000 experts in 32"),
+        ('{"model_type": "llama", "x": ' + "[" * 50 + "]" * 50 + "}", "nested more than 20"),
+        ('{"model_type": "llama", "x": 1' + "0" * 60 + "}", "a number of 61 digits"),
         (
             '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}',
             "its own code, which is never run",
@@ -266,6 +279,37 @@ def test_a_folder_that_holds_no_usable_config_is_one_message(tmp_path, content, 
     assert caught.value.exit_code == EXIT_BAD_INPUT
 
 
+def test_a_model_whose_library_is_missing_is_an_answer(tmp_path, monkeypatch):
+    import transformers
+
+    def from_pretrained(*_, **__):
+        raise ImportError("TimmWrapperConfig requires the timm library: `pip install timm`")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
+    (tmp_path / "config.json").write_text('{"model_type": "timm_wrapper"}')
+    with pytest.raises(UnavailableError, match=r"needs a library: .*timm"):
+        resolve_config(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "large"])
+def test_what_is_no_file_or_too_large_is_not_read(tmp_path, kind):
+    config = tmp_path / "config.json"
+    if kind == "pipe":
+        os.mkfifo(config)
+    elif kind == "endless":
+        config.symlink_to("/dev/zero")
+    else:
+        config.touch()
+        os.truncate(config, 10 << 30)
+    with pytest.raises(InputError, match=r"config\.json"):
+        resolve_config(str(tmp_path))
+
+
+@pytest.mark.parametrize("model_id", IDS)
+def test_every_known_model_is_within_the_bounds(model_id):
+    assert problem_in(load_catalogue()[model_id].config) is None
+
+
 def test_a_path_that_is_not_there_is_not_looked_up_on_the_hub():
     with pytest.raises(InputError, match="does not exist"):
         resolve_config("./roberta-base")
@@ -278,13 +322,13 @@ def test_a_hub_model_without_a_network_is_one_message_and_no_retry(no_network, m
     import transformers
 
     # The hub's own library would try again and again, for about 25 s.
-    real, only_local = transformers.AutoConfig.from_pretrained, []
+    real, only_local = transformers.PreTrainedConfig.get_config_dict, []
 
-    def from_pretrained(*arguments, **options):
+    def get_config_dict(*arguments, **options):
         only_local.append(options.get("local_files_only", False))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", get_config_dict)
     with pytest.raises(InputError, match="needs the network") as caught:
         resolve_config("somebody/some-model")
     assert only_local
@@ -322,10 +366,10 @@ def test_what_the_hub_refuses_is_said_plainly(monkeypatch, error_name, message):
     response = SimpleNamespace(headers={}, status_code=401, request=None)
     refusal = getattr(errors, error_name)("refused", response=response)
 
-    def from_pretrained(*_, **__):
+    def get_config_dict(*_, **__):
         raise OSError("transformers' own words") from refusal
 
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", get_config_dict)
     monkeypatch.setattr(catalogue, "_require_hub", lambda name: None)
     with pytest.raises(InputError, match=message) as caught:
         resolve_config("somebody/some-model")

@@ -286,6 +286,20 @@ def test_a_warm_process_that_cannot_start_leaves_its_last_words():
         runner.run(acting("good"))
 
 
+def test_a_warm_process_that_is_killed_while_it_imports_is_started_once_more(tmp_path):
+    with new_runner(f"killed:{tmp_path / 'once'}") as runner:
+        assert runner.run(acting("good")).status is Status.OK
+
+
+def test_a_warm_process_that_is_always_killed_ends_with_a_reason(tmp_path):
+    with (
+        new_runner(f"killed:{tmp_path}") as runner,
+        pytest.raises(UnavailableError, match=r"SIGKILL ended .* 2 times: "),
+    ):
+        runner.run(acting("good"))
+    assert runner.warm_pid is None
+
+
 @pytest.mark.parametrize("name", ["nowhere:NOTHING", "runner_bodies:NOTHING", "runner_bodies"])
 def test_a_name_that_leads_nowhere_is_refused(name):
     with pytest.raises(InputError, match=f"trial body '{name}' cannot be found"):

@@ -3,7 +3,7 @@
     python -m benchmarks.fuzz --inputs 100000 --seed 1
 
 Each batch runs in a process of its own with a bound on its memory. An input is a failure when
-it raises anything but `TunerError`, takes 20 s of processor time, writes, starts or connects to
+it raises anything but `TunerError`, takes 10 s of processor time, writes, starts or connects to
 anything, or ends its process. Each failure is kept as small as Hypothesis can make it, in the
 folder `--failures`. Exit code 1 when there is one.
 """

@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.fuzz.targets import Target
 
-CPU_LIMIT_S = 20
+CPU_LIMIT_S = 10
 """Processor time of one input, which does not depend on what else the machine does."""
-MEMORY_BYTES = 3 * 2**30
+MEMORY_BYTES = 2**30
 """Address space that an input may add to what the libraries have taken."""
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

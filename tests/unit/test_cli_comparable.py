@@ -10,10 +10,11 @@ from device_fakes import measured
 from results_samples import GPU, SPACE, make_record
 
 from tuner.engine.target import comparable, stale, stale_text, with_margin
-from tuner.records import Source
+from tuner.records import Source, Status
 from tuner.units import GIB
 
-TARGET = SimpleNamespace(space=SimpleNamespace(name=SPACE.name), gpu=GPU)
+TARGET = SimpleNamespace(space=SimpleNamespace(name=SPACE.name, knobs={}), gpu=GPU)
+CPU = dataclasses.replace(GPU, id="cpu", name="a processor", memory_bytes=24 * GIB)
 
 
 def record(batch: int, **fields):
@@ -73,3 +74,33 @@ def test_margin_applies_to_both_kinds():
     assert changed.outcome.prediction is not None
     assert changed.outcome.prediction.margin_bytes == free + 1
     assert not changed.fits
+
+
+def on_cpu(memory_bytes: int) -> SimpleNamespace:
+    gpu = dataclasses.replace(CPU, memory_bytes=memory_bytes)
+    return SimpleNamespace(space=TARGET.space, gpu=gpu)
+
+
+def test_of_processors_the_memory_is_judged_anew():
+    """It is another at each start of a container; the trials of a processor stay what they are."""
+    predicted = record(1, gpu=CPU, device_bytes=20 * GIB)
+    ran = measured(record(2, gpu=CPU, device_bytes=10 * GIB), device="A")
+    larger = comparable((predicted, ran), on_cpu(CPU.memory_bytes + 4096))
+    assert [r.fits for r in larger] == [True, True]
+    assert {r.gpu_memory_bytes for r in larger} == {CPU.memory_bytes + 4096}
+    smaller = comparable((predicted, ran), on_cpu(12 * GIB))
+    assert [r.fits for r in smaller] == [False, True]
+    assert smaller[0].outcome.status is Status.OOM
+    assert [r.fits for r in comparable(smaller, on_cpu(24 * GIB))] == [True, True]
+
+
+def test_what_ran_out_of_less_memory_is_tried_again():
+    out = dataclasses.replace(record(1, gpu=CPU, status=Status.OOM), device="A")
+    out = dataclasses.replace(out, outcome=dataclasses.replace(out.outcome, prediction=None))
+    assert comparable((out,), on_cpu(48 * GIB)) == ()
+    assert len(comparable((out,), on_cpu(12 * GIB))) == 1
+
+
+def test_gpus_of_another_memory_are_others():
+    assert comparable((record(1),), on_cpu(GPU.memory_bytes)) == ()
+    assert comparable((dataclasses.replace(record(1), gpu_memory_bytes=5),), TARGET) == ()

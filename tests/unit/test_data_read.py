@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.data import LengthDistribution, jsonl, read, read_lengths
+from tuner.data import LengthDistribution, guarded, jsonl, read, read_lengths
 from tuner.errors import InputError
 
 CHAT_TEMPLATE = (
@@ -305,3 +306,81 @@ def test_a_tokenizer_that_is_not_there(tmp_path: Path):
     ):
         with pytest.raises(InputError, match=message):
             read_lengths(path, tokenizer=name)
+
+
+# --- tokenizers that mean ill ------------------------------------------------------------------
+
+
+def changed_tokenizer(folder: Path, **changes: object) -> str:
+    name = save_tokenizer(folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**content, **changes}))
+    return name
+
+
+BACKTRACKING = {
+    "type": "Split", "pattern": {"Regex": "(((a+)+)+)+$"}, "behavior": "Isolated", "invert": False,
+}  # fmt: skip
+REPLACING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+
+
+def test_a_pattern_that_never_ends_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(guarded, "ANSWER_WITHIN_S", 3.0)
+    path = write(tmp_path, {"text": "a" * 5000 + "!"})
+    name = changed_tokenizer(tmp_path / "t", pre_tokenizer=BACKTRACKING)
+    with pytest.raises(InputError, match=r"took more than 3 s|ended the process"):
+        read_lengths(path, tokenizer=name)
+
+
+@pytest.mark.slow
+def test_a_normalizer_that_takes_all_memory_is_given_up(tmp_path):
+    path = write(tmp_path, {"text": "a" * 100})
+    normalizer = {"type": "Sequence", "normalizers": [REPLACING] * 3}
+    name = changed_tokenizer(tmp_path / "t", normalizer=normalizer)
+    with pytest.raises(InputError, match=r"ended the process that was to count \(SIG"):
+        read_lengths(path, tokenizer=name)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for i in range(10**9) %}x{% endfor %}", "too big|took more than|ended the process"),
+        pytest.param(
+            "{% for a in [1] * 100000000 %}{% for b in [1] * 99999 %}{% endfor %}{% endfor %}",
+            "took more than|ended the process",
+            marks=pytest.mark.slow,
+        ),
+        ("{{ 'a' * 10**11 }}", "MemoryError"),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", "unsafe"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "RecursionError|recursion"),
+    ],
+)  # fmt: skip
+def test_a_template_that_means_ill_is_an_error(tmp_path, monkeypatch, template, message):
+    if "took" in message:
+        monkeypatch.setattr(guarded, "ANSWER_WITHIN_S", 3.0)
+    name = save_tokenizer(tmp_path / "t", chat_template=template)
+    path = write(tmp_path, {"messages": [{"role": "user", "content": "x"}]})
+    with pytest.raises(InputError, match=message):
+        read_lengths(path, tokenizer=name)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "large", "nested"])
+def test_a_tokenizer_that_is_no_file_is_not_read(tmp_path, kind):
+    (tmp_path / "t").mkdir()
+    file = tmp_path / "t" / "tokenizer.json"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "endless":
+        file.symlink_to("/dev/zero")
+    elif kind == "large":
+        file.touch()
+        os.truncate(file, 10 << 30)
+    else:
+        file.write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"is not a file|is larger than|cannot be read"):
+        read_lengths(write(tmp_path, {"text": "x"}), tokenizer=str(tmp_path / "t"))
+
+
+def test_what_one_may_log_in_with_stays_here(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    assert "HF_TOKEN" not in guarded._environment()

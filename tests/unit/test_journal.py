@@ -15,6 +15,7 @@ from results_samples import make_record
 from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Status, TrialRecord
 from tuner.results.journal import (
+    MAX_LINES,
     MAX_PROBLEMS,
     JournalWriter,
     check_writable,
@@ -129,7 +130,8 @@ def broken(**changes: object) -> bytes:
         (broken(duration_s=float("inf")), "not JSON"),
         (broken(duration_s=1e31), "field duration_s: expected float <= 1e+30"),
         (broken(gpu_memory_bytes=-999643693875), "field gpu_memory_bytes: expected int >= 0"),
-        (broken(message="\ud800"), "not JSON"),
+        (broken(message="\ud800"), "half of a surrogate pair"),
+        (broken(message="x").replace(b'"x"', b'"\xed\xa0\x80"'), "bytes that are no UTF-8"),
         (json.dumps({"schema": 1, "trial_id": "x"}).encode(), "missing required field status"),
     ],
 )
@@ -244,3 +246,10 @@ def test_other_memory_is_another_question():
     small = dataclasses.replace(make_record(), gpu_memory_bytes=10**10)
     assert len(latest([make_record(), small])) == 2
     assert make_record().configuration == Configuration({"lora_rank": 128, "micro_batch": 4})
+
+
+def test_more_lines_than_any_search_writes_are_refused(path):
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encode(make_record()) + b"\n" * (MAX_LINES + 1))
+    with pytest.raises(InputError, match="more than 2,000,000 lines"):
+        read_journal(path)

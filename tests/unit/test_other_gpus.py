@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from results_samples import GPU, SPACE, make_search
 
+from benchmarks.fuzz.hostile import bomb
 from tuner.errors import UnavailableError
 from tuner.results.other_gpus import MAX_BYTES, read_other_gpus
 from tuner.results.store import ResultsFolder, write_atomically
@@ -39,6 +40,10 @@ BROKEN = {
     "empty": ("best.yaml", lambda path: path.write_text("")),
     "a list": ("best.yaml", lambda path: path.write_text("[1, 2]")),
     "a text for the GPU": ("best.yaml", lambda path: path.write_text("gpu: a6000")),
+    "an alias bomb for a condition": (
+        "best.yaml",
+        lambda path: path.write_text(bomb(9) + "chosen_from: {conditions: *a8}\ngpu: {}\n"),
+    ),
     "deep": ("best.yaml", lambda path: path.write_text("[" * 100_000)),
     "nan memory": ("best.yaml", changed("memory_bytes: ", "memory_bytes: .nan #")),
     "a pipe": ("best.yaml", fifo),

@@ -17,7 +17,7 @@ from tuner.records import Measurement, Outcome, Source, Status, TrialRecord
 from tuner.runner.base import PLAIN, GiveUp, Instructions
 from tuner.runner.staged import StagedFactory, StagedRunner
 from tuner.space import configure, load_space
-from tuner.tune.sampler_adapter import score
+from tuner.tune.score import score
 
 GIB = 2**30
 SPACE = load_space(str(Path(__file__).parents[2] / "search_spaces" / "naics_embedder.yaml"))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from tuner.errors import InputError, UnavailableError
-from tuner.tune.cluster import connected, cpus_for, quiet, scratch_folder
+from tuner.tune import scratch
+from tuner.tune.cluster import connected, cpus_for, quiet
+from tuner.tune.scratch import OWNER, scratch_folder
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,39 @@ def test_scratch_folder_is_private_short_and_removed(tmp_path, monkeypatch):
         (folder / "log").write_text("x")
     assert not folder.exists()
     assert not list(Path(deep).iterdir())
+
+
+OWNER_OF_ONE = """
+import sys, tempfile, time
+tempfile.tempdir = sys.argv[1]
+from tuner.tune import scratch
+scratch.SOCKET_ROOM = 0
+with scratch.scratch_folder() as folder:
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_folder_of_a_killed_search_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "SOCKET_ROOM", 0)
+    (tmp_path / "tuner-of-something-else").mkdir()
+    (planted := tmp_path / "tuner-planted").mkdir()
+    (planted / OWNER).symlink_to(tmp_path / "precious")
+    (tmp_path / "precious").touch()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER_OF_ONE, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        (folder / "log").write_text("x")
+        with scratch_folder():
+            assert folder.exists()  # its search still runs
+        owner.kill()
+    with scratch_folder() as own:
+        kept = {"tuner-of-something-else", "tuner-planted", "precious", own.name}
+        assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 @pytest.mark.parametrize(("concurrent", "cpus_each", "cpus"), [(3, 1.0, 3), (3, 0.5, 2), (2, 0, 1)])

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tuner.cli.job_options import address_option
-from tuner.cli.options import examples, json_option
+from tuner.cli.options import RareOption, SizeType, examples, json_option
 from tuner.cli.search import command as search
 from tuner.engine.job_files import check_id, user_name
 from tuner.engine.measuring import Mode
@@ -26,6 +26,7 @@ from tuner.engine.submission import (
 )
 from tuner.engine.target import Target
 from tuner.engine.targets import gpu_names
+from tuner.errors import InputError
 from tuner.space import load_space, parse_settings
 from tuner.terminal.render import echo, print_json
 
@@ -83,7 +84,21 @@ def search_arguments(raw: Mapping[str, Any]) -> list[str]:
     "--working-dir",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Folder of your own training code, sent whole.",
+    help="Folder of your own training code, sent with the job but for what .gitignore names.",
+)
+@click.option(
+    "--allow",
+    cls=RareOption,
+    type=click.Choice(["secrets", "links"]),
+    multiple=True,
+    help="Send files, too, that look like secrets, or that links out of the folder lead to.",
+)
+@click.option(
+    "--max-size",
+    cls=RareOption,
+    type=SizeType(),
+    metavar="SIZE",
+    help="Send no more of the folder.  [default: 200MiB]",
 )
 @click.option(
     "--id",
@@ -101,14 +116,16 @@ def command(
     address: str | None,
     working_dir: Path | None,
     job_id: str | None,
+    allow: tuple[str, ...],
+    max_size: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Send a search to a Ray cluster, which runs it without this machine.
 
     The options are those of `tuner search`, and are checked here first. The space's file is sent
-    with the job; if the space runs your own code, so is the folder of --working-dir. Prints the
-    job's id for the commands jobs, logs, stop and fetch.
+    with the job; if the space runs your own code, so is the folder of --working-dir: what goes is
+    listed. Prints the job's id for the commands jobs, logs, stop and fetch.
     """
     asked = _checked(options)
     target, gpus = asked[0].targets[0], list(dict.fromkeys(one.label for one in asked))
@@ -117,10 +134,14 @@ def command(
     typed = search_arguments(ctx.meta[_RAW])
     from tuner.tune.jobs import connect  # Ray: seconds to import
 
-    server = connect(address)
     with tempfile.TemporaryDirectory(prefix="tuner-") as scratch:
         folder = Path(scratch) if working_dir is None else working_dir
         space = _placed(target, options, folder, whole=working_dir is not None)
+        if working_dir is not None:
+            allowed: dict[str, Any] = dict.fromkeys(allow, True)
+            allowed |= {} if max_size is None else {"max_bytes": max_size}
+            folder = _packed(working_dir, Path(scratch), space, **allowed)
+        server = connect(address)
         _send(server, chosen, ["--space", space, *typed], about, folder)
     if as_json:
         print_json({"id": chosen, "address": server.address, **about})
@@ -152,6 +173,22 @@ def _placed(target: Target, options: Mapping[str, Any], folder: Path, *, whole: 
     if whole:
         return space_in(folder, options["space_name"], own)
     return put_together(own, options["model"], folder)
+
+
+def _packed(working_dir: Path, scratch: Path, space: str, **allowed: Any) -> Path:
+    """The archive of what goes along of `working_dir`, after saying what that is."""
+    from tuner.tune.working_dir import collect  # Ray: seconds to import
+
+    package = collect(working_dir, **allowed)
+    if space.startswith("./") and space[2:] not in {file.name for file in package.files}:
+        raise InputError(
+            f"the space's file {space} is left out of what is sent",
+            hint="no .gitignore or .rayignore may name it",
+        )
+    for line in package.lines():
+        echo(line, err=True)
+    package.write(archive := scratch / "working_dir.zip")
+    return archive
 
 
 def _send(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tuner.data.distribution import LengthDistribution
+from tuner.data.guarded import TokenCounter
 from tuner.data.jsonl import LineProblems, records, type_name
-from tuner.data.tokenizer import TokenCounter, load_tokenizer
 from tuner.errors import InputError, nearest
 
 CHAT_COLUMN = "messages"
@@ -161,18 +161,18 @@ def _layout(first: tuple[int, Mapping[str, Any]], columns: tuple[str, ...], path
 def _count_texts(
     numbered: _Numbered, layout: _Layout, tokenizer: str, problems: LineProblems
 ) -> Counter[int]:
-    counter = load_tokenizer(tokenizer)
-    if layout.chat and not counter.has_chat_template:
-        raise InputError(
-            f"tokenizer {tokenizer!r} has no chat template, and {layout.columns[0]} holds "
-            "conversations",
-            hint="use the tokenizer of an instruction-tuned model, or a column of text with "
-            "--text-column",
-        )
     counts: Counter[int] = Counter()
-    for texts in _groups(_texts(numbered, layout, counter, problems)):
-        # A chat template writes the special tokens itself; a plain text is given them.
-        counts.update(counter.count(texts, special=not layout.chat))
+    with TokenCounter(tokenizer) as counter:
+        if layout.chat and not counter.has_chat_template:
+            raise InputError(
+                f"tokenizer {tokenizer!r} has no chat template, and {layout.columns[0]} holds "
+                "conversations",
+                hint="use the tokenizer of an instruction-tuned model, or a column of text with "
+                "--text-column",
+            )
+        for texts in _groups(_texts(numbered, layout, counter, problems)):
+            # A chat template writes the special tokens itself; a plain text is given them.
+            counts.update(counter.count(texts, special=not layout.chat))
     return counts
 
 

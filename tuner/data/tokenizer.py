@@ -1,12 +1,13 @@
-"""Counts tokens with a tokenizer of transformers, without the network and without remote code."""
+"""Reads a tokenizer of transformers, without the network and without remote code.
+
+In the process of `tuner.data.tokenizer_process` alone: what it reads may mean ill.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from jinja2 import TemplateError
 
 from tuner.errors import InputError, UnavailableError
 from tuner.models.catalogue import get_entry
@@ -17,8 +18,14 @@ HINT = (
 )
 
 
-class TokenCounter:
-    """Counts the tokens of texts and conversations with one tokenizer."""
+MAX_FILE_BYTES = 256 << 20
+"""Of one file of a tokenizer; the largest published one has 33 MB."""
+
+_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+
+
+class LoadedTokenizer:
+    """Counts the tokens of texts and conversations with one tokenizer; see `TokenCounter`."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:
         self._tokenizer = tokenizer
@@ -40,7 +47,7 @@ class TokenCounter:
                 tools=tools if isinstance(tools, list) and tools else None,
                 tokenize=False,
             )
-        except (TemplateError, TypeError, KeyError, AttributeError, IndexError) as error:
+        except Exception as error:  # the template is a program, and may fail in any way
             reason = " ".join(str(error).split())[:200]
             raise ValueError(reason or type(error).__name__) from error
         return str(text)
@@ -60,7 +67,7 @@ class TokenCounter:
         return [len(ids) for ids in encoded["input_ids"]]
 
 
-def load_tokenizer(name: str) -> TokenCounter:
+def load_here(name: str) -> LoadedTokenizer:
     """The tokenizer in a folder, or the one of a model in the local Hugging Face cache.
 
     Names of the model catalogue stand for their hub id. Raises `InputError` for one that is
@@ -74,6 +81,8 @@ def load_tokenizer(name: str) -> TokenCounter:
         raise InputError(f"tokenizer {name!r}: {error}") from error
     if folder.exists() and not folder.is_dir():
         raise InputError(f"tokenizer {name!r} is a file", hint="give its folder")
+    if folder.is_dir():
+        _check_files(folder)
     entry = None if folder.is_dir() else get_entry(name)
     source = str(folder) if folder.is_dir() else entry.hub_id if entry else name
     try:
@@ -89,15 +98,24 @@ def load_tokenizer(name: str) -> TokenCounter:
             f"tokenizer {name!r} is neither a folder nor in the local Hugging Face cache",
             hint=HINT.format(name=source),
         ) from error
-    except Exception as error:
-        # The tokenizers library raises the bare class for a file that it cannot read.
-        known = (ValueError, KeyError, TypeError, AttributeError)
-        if not isinstance(error, known) and type(error) is not Exception:
-            raise
+    except Exception as error:  # RecursionError, and the bare class of the tokenizers library
         raise InputError(
             f"tokenizer {name!r} cannot be read: {_reason(error)}", hint=HINT.format(name=source)
         ) from error
-    return TokenCounter(found, name)
+    return LoadedTokenizer(found, name)
+
+
+def _check_files(folder: Path) -> None:
+    """Raise `InputError` for a pipe, a device or a huge file in the place of one of a tokenizer."""
+    for pattern in _FILES:
+        for path in folder.glob(pattern):
+            if not path.is_file():
+                raise InputError(f"{str(path)!r} is not a file")
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise InputError(
+                    f"{str(path)!r} is larger than the {MAX_FILE_BYTES >> 20} MiB that a file of a "
+                    "tokenizer may have"
+                )
 
 
 def _reason(error: BaseException) -> str:

@@ -16,14 +16,12 @@ from tuner.models.catalogue import architecture
 from tuner.runner.base import TrialJob
 from tuner.space import SearchSpace
 
-GUIDED, MEASURED_ONLY = "guided", "tpe"
+GUIDED = "guided"
 
 
-def searcher_of(space: SearchSpace, gpu: Gpu, asked: str) -> str:
-    """The searcher that can search `space`: guided needs predictions."""
-    if asked == GUIDED and not space.predictable and not has_program_prior(space, gpu):
-        return MEASURED_ONLY
-    return asked
+def has_predictions(space: SearchSpace, gpu: Gpu) -> bool:
+    """Whether a search of `space` starts from predictions, and not from nothing."""
+    return space.predictable or has_program_prior(space, gpu)
 
 
 def has_program_prior(space: SearchSpace, gpu: Gpu) -> bool:

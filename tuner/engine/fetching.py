@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.engine.job_files import JOURNAL, JobFiles, JobRequest
+from tuner.engine.job_files import JobFiles, JobRequest
 from tuner.engine.target import Target, check_conditions, comparable, load_target
 from tuner.errors import InputError, TunerError, UnavailableError
 from tuner.records import TrialRecord
 from tuner.results.journal import encode, read_journal
-from tuner.results.store import ResultsFolder, safe_name, write_atomically
+from tuner.results.store import JOURNAL, ResultsFolder, safe_name, write_atomically
 from tuner.results.view import View
 from tuner.results.writing import write_all
 from tuner.space import pin

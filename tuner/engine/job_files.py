@@ -28,7 +28,7 @@ from typing import Any
 
 from tuner.errors import InputError, UnavailableError
 from tuner.records.reading import read, written
-from tuner.results.store import write_atomically
+from tuner.results.store import JOURNAL, PREDICTED, TIMELINE, write_atomically
 
 FOLDER_VARIABLE = "TUNER_JOBS"
 """Environment variable of the head node that names the folder of all jobs."""
@@ -37,9 +37,6 @@ SCHEMA = 1
 
 MAX_BYTES = 256 << 20
 """The most that one job's files may hold: a hundred thousand trials."""
-
-JOURNAL, PREDICTED, TIMELINE = "trials.jsonl", "predicted.jsonl.gz", "memory_course.json"
-"""What comes home of each search: its journal, its predictions and the memory over a step."""
 
 SPACE = "space"
 """The space file, which comes home, too."""

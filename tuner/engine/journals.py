@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.engine.plan import SearchPlan
-from tuner.engine.target import comparable, with_margin
+from tuner.engine.plausible import say
+from tuner.engine.target import sorted_by_use, with_margin
 from tuner.records import TrialRecord
 from tuner.results.journal import JournalWriter, read_journal
 from tuner.results.store import ResultsFolder
@@ -30,7 +31,9 @@ def journal_of(plan: SearchPlan) -> Iterator[tuple[JournalWriter, tuple[TrialRec
         # Under the lock: one who is refused must not take the file of the one who writes.
         try:
             known = []
-            for record in comparable(folder.read().records, plan.target):
+            records, aside = sorted_by_use(folder.read().records, plan.target)
+            say(aside)
+            for record in records:
                 changed = with_margin(record, plan.margin_bytes)
                 if changed != record:
                     writer.append(changed)

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from tuner.errors import InputError, nearest, unknown
+from tuner.errors import InputError, UnavailableError, nearest, unknown
+from tuner.files import read_file
+from tuner.models.bounds import problem_in
 from tuner.models.positions import table_positions
 
 if TYPE_CHECKING:  # transformers takes seconds to import, and only a resolved config needs it
@@ -29,6 +31,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import, and only a resolved c
 
 CONFIGS = Path(__file__).parent / "configs"
 LIST_COMMAND = "tuner models"
+
+MAX_CONFIG_BYTES = 16 << 20
 
 # How long to wait for the hub's first answer. huggingface_hub itself retries for about 25 s.
 HUB_TIMEOUT_S = 5.0
@@ -206,7 +210,7 @@ def _from_folder(path: Path) -> PreTrainedConfig:
             hint="give the folder of a model as transformers saves it",
         )
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = json.loads(read_file(file, MAX_CONFIG_BYTES))
     except RecursionError:
         raise InputError(f"{str(file)!r} cannot be read as JSON: nested too deeply") from None
     except (OSError, ValueError) as error:
@@ -240,16 +244,24 @@ class _NotThereError(Exception):
 def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig:
     """`AutoConfig` without remote code; whatever is wrong with the config is an `InputError`."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     try:
+        fields, _ = PreTrainedConfig.get_config_dict(source, **options)
+        if problem := problem_in(fields):
+            raise ValueError(problem)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+        if problem := problem_in(config.to_dict()):  # what it does not say has defaults
+            raise ValueError(problem)
         _check_architectures(config)
         return config
     except OSError as error:
         raise _NotThereError from error
+    except ImportError as error:
+        problem = " ".join(str(error).split())[:300]
+        raise UnavailableError(f"model {named!r} needs a library: {problem}") from error
     except (
-        ValueError, LookupError, TypeError, AttributeError, StrictDataclassError
+        ValueError, LookupError, TypeError, AttributeError, ArithmeticError, StrictDataclassError
     ) as error:  # fmt: skip
         if "trust_remote_code" in str(error):
             problem = "it needs its own code, which is never run"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 KnobValue = bool | int | float | str | tuple[str, ...]
 
@@ -24,8 +26,7 @@ class Configuration(Mapping[str, KnobValue]):
             name: tuple(value) if isinstance(value, list) else value
             for name, value in sorted(values.items())
         }
-        text = json.dumps(self._values, sort_keys=True, separators=(",", ":"))
-        self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._key = hashlib.sha256(_encode(self._values).encode()).hexdigest()[:16]
 
     @property
     def key(self) -> str:
@@ -35,6 +36,10 @@ class Configuration(Mapping[str, KnobValue]):
     def replace(self, **changes: Any) -> Configuration:
         """A copy with some values changed or added."""
         return Configuration({**self._values, **changes})
+
+    def values_of(self, names: Iterable[str]) -> tuple[KnobValue | None, ...]:
+        """The values of these names, None for one that is not there."""
+        return tuple(map(self._values.get, names))
 
     def to_dict(self) -> dict[str, Any]:
         """The values as JSON types (tuples become lists)."""

@@ -8,14 +8,18 @@ else in a results folder can be made again from this file.
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
+import io
+import itertools
 import json
 import os
+import re
 import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +27,19 @@ from types import TracebackType
 import msgspec
 
 from tuner.errors import InputError, Problem, UnavailableError
+from tuner.files import read_file
 from tuner.records import JOURNAL_SCHEMA, Source, Status, TrialRecord
 from tuner.results.repeats import pooled
 
 MAX_PROBLEMS = 20
 """How many malformed lines one error lists; a wrong file would otherwise fill the screen."""
+
+
+MAX_BYTES = 1 << 30
+"""A hundred thousand trials take a quarter of it."""
+
+
+MAX_LINES = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +80,9 @@ def read_journal(path: Path) -> JournalContents:
     that names the file and each such line. A name that ends in ".gz" is that of a compressed one.
     """
     try:
-        _require_file(path.stat().st_mode, path)
-        data = path.read_bytes()
+        data = read_file(path, MAX_BYTES)
         if path.suffix == ".gz":
-            data = gzip.decompress(data)
+            data = _unpacked(data)
     except FileNotFoundError:
         return JournalContents(())
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -79,26 +90,64 @@ def read_journal(path: Path) -> JournalContents:
             f"{str(path)!r} is damaged: {error}",
             hint="remove it: the search that wrote it writes it again",
         ) from error
-    except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    lines = data.split(b"\n")
-    torn_index = len(lines) - 1  # what follows the last line end; empty in a whole file
+    if data.count(b"\n") > MAX_LINES:
+        raise InputError(
+            f"{str(path)!r} has more than {MAX_LINES:,} lines; no search writes so many"
+        )
+    with _nothing_collected():
+        return _contents(path, data)
+
+
+def _contents(path: Path, data: bytes) -> JournalContents:
     records: list[TrialRecord] = []
     problems: list[Problem] = []
     notes: list[str] = []
-    for index, line in enumerate(lines):
+    for number, line, is_whole in _lines(data):
         if not line.strip():
             continue
         parsed = _parse(line)
         if isinstance(parsed, TrialRecord):
             records.append(parsed)
-        elif index == torn_index and not parsed.startswith("schema"):
-            notes.append(f"{path.name}:{index + 1}: dropped a torn last line ({len(line)} bytes)")
+        elif not is_whole and not parsed.startswith("schema"):
+            notes.append(f"{path.name}:{number}: dropped a torn last line ({len(line)} bytes)")
         else:
-            problems.append(Problem(parsed, f"{path}:{index + 1}"))
+            problems.append(Problem(parsed, f"{path}:{number}"))
     if problems:
         raise _unreadable(path, problems)
     return JournalContents(tuple(records), tuple(notes))
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
+    """Each line with its number, and whether its end is there; never all of them at once."""
+    start = 0
+    for number in itertools.count(1):
+        end = data.find(b"\n", start)
+        if end < 0:
+            yield number, data[start:], False
+            return
+        yield number, data[start:end], True
+        start = end + 1
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python looks for no cycles inside: a hundred thousand records have none, and take long."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _unpacked(data: bytes) -> bytes:
+    """What was compressed. Raises EOFError for more than a journal may hold."""
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        found = file.read(MAX_BYTES + 1)
+    if len(found) > MAX_BYTES:
+        raise EOFError(f"it holds more than {MAX_BYTES >> 20} MiB")
+    return found
 
 
 def latest(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -214,8 +263,10 @@ def _parse(line: bytes) -> TrialRecord | str:
     """The record in a line, or what is wrong with the line."""
     try:
         data = msgspec.json.decode(line)
+    except UnicodeDecodeError:
+        return "not JSON: bytes that are no UTF-8"
     except (msgspec.DecodeError, RecursionError):
-        return "not JSON"
+        return "not JSON" + (_HALF if _SURROGATE.search(line) else "")
     if not isinstance(data, dict):
         return "not a trial record"
     schema = data.get("schema")
@@ -225,6 +276,10 @@ def _parse(line: bytes) -> TrialRecord | str:
         return TrialRecord.from_dict(data)
     except (TypeError, ValueError) as error:
         return f"not a trial record: {error}"
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF = ", or half of a surrogate pair (\\ud800), which is no character"
 
 
 def _unreadable(path: Path, problems: list[Problem]) -> InputError:

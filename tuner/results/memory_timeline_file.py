@@ -11,10 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.errors import InputError
+from tuner.files import read_file
 from tuner.results.best import BestTrial
 
 if TYPE_CHECKING:
     from tuner.estimators.memory_timeline import MemoryTimeline
+
+MAX_BYTES = 64 << 20
 
 TimelineOf = Callable[["BestTrial"], "MemoryTimeline | None"]
 """Works a timeline out; None where nothing is known of the code that trains."""
@@ -44,8 +48,10 @@ def _stored(path: Path, best: BestTrial) -> MemoryTimeline | None:
     from tuner.estimators.memory_timeline import MemoryTimeline
 
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_file(path, MAX_BYTES))
         return MemoryTimeline.from_dict(found["course"]) if found["of"] == _subject(best) else None
     # None yet, edited, or of another version.
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
+    except (
+        OSError, InputError, KeyError, TypeError, ValueError, AttributeError, RecursionError
+    ):  # fmt: skip
         return None

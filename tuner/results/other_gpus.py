@@ -17,7 +17,9 @@ from typing import Any
 
 import yaml
 
+from tuner.errors import InputError
 from tuner.expressions import all_of
+from tuner.files import read_file
 from tuner.records import TrialRecord
 from tuner.results.cost import run_cost
 from tuner.results.front import device_bytes, samples_per_s
@@ -85,7 +87,7 @@ def read_other_gpus(
         try:
             fronts.append(_read(path, knobs, written_together))
         # Edited, of another version, or not ours at all: a neighbour ends no search.
-        except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error):
+        except (OSError, InputError, KeyError, TypeError, ValueError, OverflowError, csv.Error):
             unreadable.append(path.name)
     return OtherGpus(tuple(fronts), tuple(unreadable))
 
@@ -119,39 +121,38 @@ def _point(record: TrialRecord, view: View) -> FrontPoint:
 def _read(path: Path, knobs: Sequence[str], written_together: Collection[str]) -> GpuFront:
     """The front in the folder at `path`. Raises `OSError`, or ValueError for what is none."""
     try:
-        found = _mapping(yaml.safe_load(_text(path / "best.yaml")))
+        found = _mapping(yaml.safe_load(read_file(path / "best.yaml", MAX_BYTES)))
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
     run, gpu = _mapping(found.get("run") or {}), _mapping(found.get("gpu"))
     conditions = _mapping(found.get("chosen_from") or {}).get("conditions") or ()
+    if not all(isinstance(condition, str) for condition in conditions):
+        raise TypeError("a condition is no text")  # aliases of aliases would make gigabytes of it
     has_report = path.name in written_together or (path / "report.html").exists()
-    rows = list(csv.DictReader(io.StringIO(_text(path / "pareto.csv"))))
+    rows = list(
+        csv.DictReader(io.StringIO(read_file(path / "pareto.csv", MAX_BYTES).decode("utf-8")))
+    )
     return GpuFront(
-        gpu=str(gpu["id"]),
-        gpu_name=str(gpu["name"]),
+        gpu=_word(gpu["id"]),
+        gpu_name=_word(gpu["name"]),
         memory_bytes=_size(gpu["memory_bytes"]),
         points=tuple(_row_point(row, knobs) for row in rows),
         epoch_s=_number(run.get("time_per_epoch_s")),
         epoch_usd=_number(run.get("cost_per_epoch_usd")),
-        conditions=all_of([str(condition) for condition in conditions]),
+        conditions=all_of(list(conditions)),
         report=f"../{path.name}/report.html" if has_report else "",
     )
-
-
-def _text(path: Path) -> str:
-    """The text of a file that somebody may have put there: a pipe would be waited for."""
-    if not path.is_file():
-        raise ValueError(f"{path} is no file")
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{path} is larger than {MAX_BYTES} bytes")
-    return data.decode("utf-8")
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r:.60} is no mapping")
+    return value
+
+
+def _word(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a name is no text")
     return value
 
 

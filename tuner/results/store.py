@@ -22,6 +22,9 @@ from tuner.results.journal import (
     read_journal,
 )
 
+JOURNAL, PREDICTED, TIMELINE = "trials.jsonl", "predicted.jsonl.gz", "memory_course.json"
+"""What is data in a folder of results; the other files are made from these."""
+
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 
 
@@ -45,12 +48,12 @@ class ResultsFolder:
     @property
     def journal(self) -> Path:
         """`trials.jsonl`, from which all the others can be made again."""
-        return self.path / "trials.jsonl"
+        return self.path / JOURNAL
 
     @property
     def predicted(self) -> Path:
         """What a predicted search says of every configuration: compressed lines of a journal."""
-        return self.path / "predicted.jsonl.gz"
+        return self.path / PREDICTED
 
     @property
     def has_results(self) -> bool:
@@ -80,7 +83,7 @@ class ResultsFolder:
     @property
     def memory_timeline(self) -> Path:
         """The memory of the recommended configuration over a step."""
-        return self.path / "memory_course.json"
+        return self.path / TIMELINE
 
     def check_writable(self) -> None:
         """Raise `InputError` unless the files can be written. Creates nothing."""
@@ -92,7 +95,11 @@ class ResultsFolder:
 
     def read_all(self) -> tuple[TrialRecord, ...]:
         """What was predicted of the whole space, then the records of the journal, which count."""
-        return (*read_journal(self.predicted).records, *self.read().records)
+        return (*self.read_predicted(), *self.read().records)
+
+    def read_predicted(self) -> tuple[TrialRecord, ...]:
+        """What was predicted of the whole space; empty where nothing was."""
+        return read_journal(self.predicted).records
 
     def write_predicted(self, records: Iterable[TrialRecord]) -> None:
         """Replace what is predicted of the space. Raises `UnavailableError` for a full disk."""

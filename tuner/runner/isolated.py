@@ -25,7 +25,7 @@ from tuner.records import Configuration, Outcome, Source, Status
 from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.runner.deadline import Deadline
 from tuner.runner.messages import CannotRun, Ended, Ready, Reported, Run, Start, Stop
-from tuner.runner.outcome import Ending, classify, unavailable
+from tuner.runner.outcome import Ending, classify, signal_name, unavailable
 from tuner.runner.preflight import require_answer, wait_for_device
 from tuner.runner.processes import end_marked, oom_kills, oom_kills_since
 
@@ -33,6 +33,8 @@ START_WITHIN_S = 300.0
 """Importing torch and transformers takes seconds, minutes from a cold network disk."""
 ANSWER_WITHIN_S = 60.0
 """After a trial's time is up, the warm process must have ended it and say so."""
+STARTS = 2
+"""A warm process that was killed while it imported is started once more: it is not the cause."""
 _CLOSE_WITHIN_S = 30.0
 _LOG_TAIL_BYTES = 4000
 
@@ -102,8 +104,18 @@ class IsolatedRunner:
     def start(self) -> None:
         """Start the warm process, if there is none, and wait until it has imported everything.
 
-        Raises `TunerError` when no trial of the job can be run here.
+        One that somebody kills meanwhile is replaced, once. Raises `TunerError` when no trial of
+        the job can be run here.
         """
+        for left in reversed(range(STARTS)):
+            try:
+                self._await_warm()
+                return
+            except _WarmKilledError:
+                if not left:
+                    raise
+
+    def _await_warm(self) -> None:
         if self._warm is not None and not self._warm.is_alive:
             self._drop_warm()
         if self._warm is None:
@@ -179,6 +191,10 @@ class IsolatedRunner:
         return bool(wait([self._interrupted], seconds))
 
 
+class _WarmKilledError(UnavailableError):
+    """A signal ended the warm process before it could run a trial."""
+
+
 class _Warm:
     """The warm process as seen from here: its socket, its log, its end."""
 
@@ -229,8 +245,15 @@ class _Warm:
             answer = self._connection.recv() if self._connection.poll(START_WITHIN_S) else None
         except (EOFError, ConnectionError):
             code = self._process.wait(_CLOSE_WITHIN_S)
+            said = self._log_tail() or "it said nothing"
+            if code < 0:
+                raise _WarmKilledError(
+                    f"{signal_name(-code)} ended the process that starts trials while it imported "
+                    f"libraries, {STARTS} times: {said}",
+                    hint="see whether memory ran out (`dmesg`); the same command goes on",
+                ) from None
             raise UnavailableError(
-                f"the process that starts trials ended with code {code}: {self._log_tail()}"
+                f"the process that starts trials ended with code {code}: {said}"
             ) from None
         if isinstance(answer, CannotRun):
             raise answer.error

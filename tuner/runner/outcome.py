@@ -328,11 +328,15 @@ def _exit_text(ending: Ending) -> str:
         return f"{process} ended in a way that is not known"
     if code >= 0:
         return f"{process} ended without a result (exit code {code})"
+    return f"{process} was ended by {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
+    """A signal as people know it: "SIGKILL"."""
     try:
-        name = signal.Signals(-code).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {-code}"
-    return f"{process} was ended by {name}"
+        return f"signal {number}"
 
 
 def _last_lines(log: str) -> str:
