@@ -7,10 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tests.emulating import needs_emulator
+from tuner.cli.main import run
+from tuner.engine.program_predictions import ProgramPredictions
+from tuner.estimators import predictor
+from tuner.gpus import get_gpu
+from tuner.program.program import read_program
 
 PROGRAM = """\
 from peft import LoraConfig
@@ -57,7 +63,10 @@ def test_what_does_not_fit_is_predicted_with_the_trainers_defaults(answer: Any) 
 
 @pytest.mark.parametrize(
     ("model", "saved"),
-    [("qwen2.5-0.5b", ["lm_head", "embed_tokens"]), ("tiny-gpt2", ["lm_head"])],
+    [
+        pytest.param("qwen2.5-0.5b", ["lm_head", "embed_tokens"], marks=pytest.mark.slow),
+        ("tiny-gpt2", ["lm_head"]),
+    ],
 )
 def test_libraries_say_nothing_beside_the_answer(tmp_path: Path, model: str, saved: Any) -> None:
     # peft warns of tied embeddings that are saved and of gpt2's layers, bitsandbytes of casts.
@@ -86,15 +95,26 @@ def test_a_change_that_fits_is_predicted_and_shown_as_a_diff(answer: Any) -> Non
     assert f"+BATCH_SIZE = {values['micro_batch']}" in found["difference"].splitlines()
 
 
-def test_what_is_said_in_words_names_what_was_assumed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM.replace("BATCH_SIZE = 64", "BATCH_SIZE = 2"))
-    found = ran(tmp_path, "--predict", "--no-changes", "train.py")
-    assert found.returncode == 0, found.stderr
-    text = " ".join(found.stdout.split())
+def test_what_is_said_in_words_names_what_was_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(PROGRAM.replace("BATCH_SIZE = 64", "BATCH_SIZE = 2"))
+    assert run(["check", "--gpu", "rtx4090", "--predict", "--no-changes", "train.py"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
     assert "trainer TRL SFTTrainer" in text
     assert "every sequence is of full length" in text
     assert "left out train.py:8 secret" in text
     assert "predicted, in 1 prediction; nothing was written" in text
+
+
+def test_what_was_predicted_before_is_read_from_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    program = read_program(["train.py"], tmp_path, is_run=False)
+    found = ProgramPredictions(program, get_gpu("rtx4090")).as_it_is().prediction
+    again = ProgramPredictions(program, get_gpu("rtx4090"))
+    with mock.patch.object(predictor, "trace_all", side_effect=AssertionError):
+        assert again.as_it_is().prediction == found
 
 
 def test_a_program_that_cannot_be_predicted_is_refused_with_its_lines(tmp_path: Path) -> None:

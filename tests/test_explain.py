@@ -17,6 +17,7 @@ from tuner.advice.explain import explain
 from tuner.advice.predicting import SpacePredictor
 from tuner.advice.speed import compute_precision, speed_notes
 from tuner.cli.main import run
+from tuner.engine.estimate import estimate_configuration
 from tuner.errors import InputError
 from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.gpus import get_gpu
@@ -134,6 +135,30 @@ def test_reentrant_checkpoints_are_offered_where_they_save(space):
     worth = change.saved_bytes >= 0.01 * now.prediction.memory.device_bytes
     assert (found.reentrant is not None) == worth
     assert not any("use_reentrant" in c.settings for c in found.changes)  # the space's own
+
+
+def test_estimate_explain_and_compare_say_one_number(space):
+    """A compiled timeline reserves less than the trace at full depth, which is what counts."""
+    current = configure(space, {"micro_batch": 8, "max_length": 256, "lora_rank": 64})
+    predictor = predictor_of(space, 4000)
+    (traced,) = predictor.trace([current])
+    estimated = estimate_configuration(space, current, predictor.gpu)
+    explained = explain(predictor, current)
+    assert estimated.prediction == explained.prediction == traced.prediction
+    (compiled,) = predictor.predict([current])
+    more = traced.prediction.memory.device_bytes - compiled.prediction.memory.device_bytes
+    assert more != 0
+    for change, alone in zip(
+        explained.changes,
+        predictor.predict([change.configuration for change in explained.changes]),
+        strict=True,
+    ):
+        memory = change.prediction.memory
+        assert memory.device_bytes == alone.prediction.memory.device_bytes + more
+        assert memory.device_bytes == traced.prediction.memory.device_bytes - change.saved_bytes
+        assert sum(memory.breakdown.values()) == memory.device_bytes
+        low, high = change.prediction.intervals["device_bytes"]
+        assert low < memory.device_bytes < high
 
 
 def test_breakdown_has_shares_of_everything_and_allocations_say_where_they_are_from(space):

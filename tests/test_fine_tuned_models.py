@@ -75,7 +75,7 @@ def test_known_models_answer_by_default(model, precision, tmp_path):
 
 
 @pytest.mark.parametrize("precision", BASES)
-@pytest.mark.parametrize("kind", BY_TYPE)
+@pytest.mark.parametrize("kind", [pytest.param(BY_TYPE[0], marks=pytest.mark.slow), *BY_TYPE[1:]])
 def test_types_answer_by_default(kind, precision, tmp_path):
     config = buildable_config(kind)
     config.save_pretrained(tmp_path)

@@ -35,8 +35,9 @@ print("contexts:", len(begun))
     ("module", "contexts"),
     [
         ("tuner.estimators.tracing.trace", 0),
-        ("tuner.estimators.tracing.cpu_kernels", 0),
-        ("bitsandbytes", 1),  # what it does by itself, or this test would say nothing
+        pytest.param("tuner.estimators.tracing.cpu_kernels", 0, marks=pytest.mark.slow),
+        # What it does by itself, or this test would say nothing.
+        pytest.param("bitsandbytes", 1, marks=pytest.mark.slow),
     ],
 )
 def test_predicting_creates_no_context(module, contexts):

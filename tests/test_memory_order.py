@@ -34,7 +34,7 @@ TRIED = {
     [pytest.param(w, marks=pytest.mark.slow if w == "contrastive" else ()) for w in SPACES],
 )
 def test_what_is_larger_in_the_declared_knobs_is_predicted_to_take_as_much(tmp_path, workload):
-    assert set(SPACES) == set(MEMORY_ORDERS)
+    assert set(SPACES) == set(MEMORY_ORDERS) - {"command"}  # of which nothing is predicted
     name, model = SPACES[workload]
     path = shallow_encoder(tmp_path, model, layers=2)
     space, order = load_space(name), MEMORY_ORDERS[workload]

@@ -40,7 +40,15 @@ DRAWN = (
     "afmoe", "apertus", "aria_text", "axk1", "bart", "bert", "biogpt", "bloom", "codegen", "ctrl",
     "ernie", "falcon", "gemma", "gemma2", "gpt2", "gpt_neo", "mamba", "mixtral", "opt", "phimoe",
 )  # fmt: skip
-IMAGES_DRAWN = ("gemma3", "idefics3", "internvl", "llava_next", "mistral3", "mllama", "qwen3_vl")
+IMAGES_DRAWN = (
+    "gemma3",
+    "llava_next",
+    "qwen3_vl",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("idefics3", "internvl", "mistral3", "mllama")
+    ),
+)
 
 
 def experts_config(**values: Any) -> Any:

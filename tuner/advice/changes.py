@@ -101,7 +101,7 @@ def _predicted(
     predictor: SpacePredictor, current: Predicted, settings: Sequence[Mapping[str, KnobValue]]
 ) -> list[Suggestion]:
     valid = list(_valid(predictor, current.configuration, settings))
-    found = predictor.predict([configuration for _, configuration in valid])
+    found = predictor.beside(current, [configuration for _, configuration in valid])
     changes = [
         _change(predictor.space, current, changed, each)
         for (changed, _), each in zip(valid, found, strict=True)

@@ -98,7 +98,7 @@ def explain(
     Raises `InputError` where the GPU cannot run it at all.
     """
     space, gpu = predictor.space, predictor.gpu
-    (current,) = predictor.predict([configuration])
+    (current,) = predictor.trace([configuration])
     changes = single_changes(predictor, current)
     pairs: list[Suggestion] = []
     if not current.prediction.fits and not any(c.prediction.fits for c in changes):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tuner.estimators.calibration.calibrate import prior_intervals
+from tuner.estimators.calibration.correction import DEVICE, RESERVED
 from tuner.estimators.predictor import OnProgress, PredictionJob, Predictor
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.stages import Predict, predict_stages
 from tuner.gpu import Gpu
-from tuner.records import Configuration, Prediction
+from tuner.records import Configuration, MemoryCategory, Prediction
 from tuner.space import SearchSpace
 
 
@@ -61,6 +63,19 @@ class SpacePredictor:
         """The same from traces at full depth, as a search predicts its front: seconds for each."""
         return self._predict(configurations, self._traced)
 
+    def beside(self, traced: Predicted, configurations: Sequence[Configuration]) -> list[Predicted]:
+        """Predictions to set beside that of `traced`, in a fraction of the time of their traces.
+
+        From compiled timelines, with the reserved memory that the trace has more than its own
+        compiled timeline.
+        """
+        compiled, *others = self.predict([traced.configuration, *configurations])
+        whole, base = traced.prediction.memory, compiled.prediction.memory
+        more_bytes = whole.peak_reserved_bytes - base.peak_reserved_bytes
+        return [
+            replace(each, prediction=_with_reserved(each.prediction, more_bytes)) for each in others
+        ]
+
     def _predict(self, configurations: Sequence[Configuration], how: Predict) -> list[Predicted]:
         if not self.space.stages:
             found = how(configurations)
@@ -94,3 +109,29 @@ class SpacePredictor:
             profile=self._profile,
             on_progress=self._on_progress,
         )
+
+
+def _with_reserved(prediction: Prediction, more_bytes: int) -> Prediction:
+    """The same with more reserved memory, or with less where it is negative."""
+    memory = prediction.memory
+    overhead = memory.breakdown[MemoryCategory.ALLOCATOR_OVERHEAD]
+    more_bytes = max(more_bytes, -overhead)
+    moved = replace(
+        memory,
+        peak_reserved_bytes=memory.peak_reserved_bytes + more_bytes,
+        device_bytes=memory.device_bytes + more_bytes,
+        breakdown={
+            **memory.breakdown,
+            str(MemoryCategory.ALLOCATOR_OVERHEAD): overhead + more_bytes,
+        },
+    )
+    intervals = prior_intervals(moved, prediction.speed, prediction.method)
+    return replace(
+        prediction,
+        fits=prediction.budget.fits(moved.device_bytes),
+        memory=moved,
+        intervals={
+            name: intervals[name] if name in (DEVICE, RESERVED) else ends
+            for name, ends in prediction.intervals.items()
+        },
+    )

@@ -90,7 +90,7 @@ def print_levels(view: View) -> None:
     knobs = [name for name in view.space.knobs or view.knobs if name not in names]
     on_front = [record for level in found for record in level.front]
     differing = [n for n in knobs if len({r.configuration.get(n) for r in on_front}) > 1]
-    for level in found:
+    for level in found[:SHOWN_LEVELS]:
         values = [_cell(level.values.get(name)) for name in names]
         if not level.front:
             rows.add_row(*values, *[""] * len(_MAIN_NUMBERS), f"none of {level.trials} fits")
@@ -99,6 +99,12 @@ def print_levels(view: View) -> None:
             rows.add_row(*values, *numbers, settings_text(record.configuration, differing))
             values = [""] * len(names)
     console().print(rows)
+    if len(found) > SHOWN_LEVELS:
+        echo(f"and {len(found) - SHOWN_LEVELS} more levels, which --json lists")
+
+
+SHOWN_LEVELS = 200
+"""More than a person reads; a table of a hundred thousand takes a minute to draw."""
 
 
 def _front_text(view: View) -> str:

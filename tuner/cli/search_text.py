@@ -16,7 +16,7 @@ from tuner.cli.answers import (
     use_commands,
 )
 from tuner.cli.every_gpu import print_comparison_of
-from tuner.engine.custom_workload import MEASURED_ONLY
+from tuner.engine.custom_workload import GUIDED, has_predictions
 from tuner.engine.gpus_compared import answers_found
 from tuner.engine.measuring import Predicting
 from tuner.engine.plan import SearchOptions, SearchPlan, SkippedGpu
@@ -44,8 +44,8 @@ def print_plan(
     number = "all" if options.trials >= there else f"{options.trials} of"
     wanted = f"{number} {count(there)} configurations"
     searcher = f"{options.searcher}, seed {options.seed}"
-    if options.searcher == MEASURED_ONLY and not target.space.predictable:
-        searcher += "; guided needs predictions, and there are none for your own code"
+    if options.searcher == GUIDED and not has_predictions(target.space, gpu):
+        searcher += "; without predictions, as there are none of your own code"
     to_try = ("to try", f"{wanted} ({searcher})")
     if isinstance(plan.trials_on, Predicting):
         to_try = ("predict", f"all {count(there)} configurations; the front is traced in full")

@@ -19,7 +19,7 @@ from tuner.engine.recommendation import nothing_fits_error
 from tuner.engine.target import (
     Target,
     check_conditions,
-    require_records,
+    comparable_of,
     stale,
     stale_text,
 )
@@ -63,8 +63,9 @@ def command(
 ) -> None:
     """Print the front of a search, or everything known about one TRIAL."""
     target = selected.target()
-    records = require_records(target)
-    old = stale(target.known.read().records, target)
+    journal = target.known.read().records
+    records = comparable_of((*target.known.read_predicted(), *journal), target)
+    old = stale(journal, target)
     if trial_id is None:
         show = Shown(where, objectives, by_level=by_level, as_json=as_json)
         if with_stale:

@@ -109,6 +109,8 @@ def estimate_configuration(
 ) -> Estimate:
     """The prediction of one configuration, of each stage and of all together where there are some.
 
+    From traces at full depth, as a search has them for its front: seconds for each, kept on disk.
+
     Raises `InputError`, with everything that is wrong, when the GPU cannot run it.
     """
     from tuner.engine.support import require_supported
@@ -120,7 +122,7 @@ def estimate_configuration(
     predictor = Predictor(PredictionJob(space.workload, space.predicted_model()))
 
     def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
-        return predictor.predict(
+        return predictor.traced(
             configurations, gpu, margin_fraction=margin_fraction, profile=profile
         )
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.engine.custom_workload import model_version, require_lengths, require_trials, searcher_of
+from tuner.engine.custom_workload import (
+    has_predictions,
+    model_version,
+    require_lengths,
+    require_trials,
+)
 from tuner.engine.device import with_profile
 from tuner.engine.margin import parse_margin
 from tuner.engine.measuring import Measuring, Mode, Predicting, decide, gpus_of_trials
@@ -225,9 +230,6 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
     lengths = options.lengths if isinstance(trials_on, Measuring) else None
     if lengths == "data":
         require_lengths(space)
-    options = dataclasses.replace(
-        options, searcher=searcher_of(space, target.gpu, options.searcher)
-    )
     _check_budget(options, target)
     objectives = _objectives(options, target)
     space.require_configurations(options.where)
@@ -266,10 +268,12 @@ def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]
     """
     names = tuple(dict.fromkeys(options.objectives)) or target.facts.objectives
     found = objectives_of(names, target.facts, target.gpu)
+    known = has_predictions(target.space, target.gpu)
+    searcher = options.searcher if known else f"{options.searcher} without predictions"
     if options.objectives:
-        check_objectives(names, options.searcher)
+        check_objectives(names, searcher)
     usual = not found or {o.name for o in found} == {o.name for o in DEFAULT_OBJECTIVES}
-    return () if usual or options.searcher != DEFAULT_SEARCHER else found
+    return () if usual or searcher != DEFAULT_SEARCHER else found
 
 
 def _check_budget(options: SearchOptions, target: Target) -> None:

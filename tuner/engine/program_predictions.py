@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.errors import InputError
-from tuner.estimators.predict import Subject, predict, resolve_subject
+from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.gpu import Gpu
 from tuner.program.changes import change
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
@@ -92,7 +92,7 @@ class ProgramPredictions:
     count: int = 0
     log_tail: str = ""
     settings: Mapping[str, Setting] = dataclasses.field(init=False)
-    _subject: Subject | None = None
+    _predictor: Predictor | None = None
 
     def __post_init__(self) -> None:
         self.settings = find_settings(self.program)
@@ -117,9 +117,9 @@ class ProgramPredictions:
     def _predicted(self, program: Program) -> PredictedProgram:
         self.count += 1
         plan = plan_program(program, self.given, self.model)
-        if self._subject is None:
-            self._subject = resolve_subject(WORKLOAD, plan.model)
-        prediction = predict(
-            self._subject, plan.configuration, self.gpu, margin_fraction=self.margin_fraction
+        if self._predictor is None:
+            self._predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
+        (prediction,) = self._predictor.traced(
+            [plan.configuration], self.gpu, margin_fraction=self.margin_fraction
         )
         return PredictedProgram(tuple(program.command), self.gpu, plan, prediction)

@@ -10,7 +10,9 @@ import yaml
 
 from tuner.engine.target import Target, check_conditions, require_records
 from tuner.engine.writing import Contents, write_results
-from tuner.errors import UnavailableError
+from tuner.errors import InputError, UnavailableError
+from tuner.files import read_file
+from tuner.results.other_gpus import MAX_BYTES
 from tuner.results.view import View
 
 
@@ -30,7 +32,7 @@ def _contents(target: Target, where: tuple[str, ...]) -> Contents:
     records = require_records(target)
     kept = _kept(target.folder.best_yaml)
     search = _mapping(kept.get("search"))
-    conditions = where or tuple(_mapping(kept.get("chosen_from")).get("conditions") or ())
+    conditions = where or _texts(_mapping(kept.get("chosen_from")).get("conditions"))
     return Contents(
         target,
         target.facts,
@@ -38,8 +40,8 @@ def _contents(target: Target, where: tuple[str, ...]) -> Contents:
         {
             "where": lambda configuration: target.space.matches(configuration, conditions),
             "conditions": check_conditions(target, conditions),
-            "command": str(search.get("command") or ""),
-            "notes": tuple(map(str, search.get("notes") or ())),
+            "command": "".join(_texts([search.get("command")])),
+            "notes": _texts(search.get("notes")),
         },
         lambda best: None,
     )
@@ -47,14 +49,19 @@ def _contents(target: Target, where: tuple[str, ...]) -> Contents:
 
 def _kept(path: Path) -> Mapping[str, Any]:
     """What `best.yaml` of the search says; empty where there is none yet."""
-    if not path.exists():
-        return {}
     try:
-        return _mapping(yaml.safe_load(path.read_text("utf-8")))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return _mapping(yaml.safe_load(read_file(path, MAX_BYTES)))
+    except FileNotFoundError:
+        return {}
+    except (InputError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UnavailableError(
             f"cannot read {str(path)!r}: {error}", hint="remove it: the journal has all numbers"
         ) from error
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    """The texts of a list; nothing else of it, as aliases of aliases would make gigabytes."""
+    return tuple(v for v in values if isinstance(v, str)) if isinstance(values, list) else ()
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.engine.device import find_gpu
+from tuner.engine.plausible import Excluded, excluded_text, say, sorted_out
 from tuner.errors import InputError, TunerError, UnavailableError
 from tuner.gpu import Gpu
 from tuner.models.catalogue import get_entry
-from tuner.records import MemoryBudget, Source, TrialRecord
+from tuner.records import MemoryBudget, Outcome, Prediction, Source, TrialRecord
+from tuner.records.trial import PROCESSOR
 from tuner.results.facts import SpaceFacts
 from tuner.results.store import ResultsFolder, shipped
 from tuner.space import SearchSpace, load_space
@@ -133,13 +135,21 @@ def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialR
     Trials with other versions of the libraries, on another device, under another limit or of a
     model that the space no longer names are not comparable with the newest one of their source.
     """
-    own, newest = _own_and_newest(records, target)
-    return tuple(r for r in own if _circumstances(r) == _circumstances(newest[r.source]))
+    return sorted_by_use(records, target)[0]
+
+
+def sorted_by_use(
+    records: Iterable[TrialRecord], target: Target
+) -> tuple[tuple[TrialRecord, ...], list[Excluded]]:
+    """The records of `comparable`, and those of `target` that are set aside with the reason."""
+    own, newest, aside = _own_and_newest(records, target)
+    wanted = {source: _circumstances(record) for source, record in newest.items()}
+    return tuple(r for r in own if _circumstances(r) == wanted[r.source]), aside
 
 
 def stale(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialRecord, ...]:
     """The records that would be comparable but for the versions of the libraries."""
-    own, newest = _own_and_newest(records, target)
+    own, newest, _ = _own_and_newest(records, target)
     return tuple(
         r
         for r in own
@@ -158,16 +168,50 @@ def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> s
 
 
 def _own_and_newest(
-    records: tuple[TrialRecord, ...], target: Target
-) -> tuple[list[TrialRecord], dict[Source, TrialRecord]]:
-    """The records of this space, GPU and memory, and the last one of each source."""
-    own = [
-        r
-        for r in records
-        if (r.space, r.gpu, r.gpu_memory_bytes)
-        == (target.space.name, target.gpu.id, target.gpu.memory_bytes)
-    ]
-    return own, {record.source: record for record in own}
+    records: Iterable[TrialRecord], target: Target
+) -> tuple[list[TrialRecord], dict[Source, TrialRecord], list[Excluded]]:
+    """The records of this space, GPU and memory, the last one of each source, and the impossible.
+
+    Of those that cannot be, also ones of another memory.
+    """
+    here = (r for r in records if (r.space, r.gpu) == (target.space.name, target.gpu.id))
+    possible, aside = sorted_out(here, target.space)
+    own = [judged for r in possible if (judged := _with_memory(r, target)) is not None]
+    return own, {record.source: record for record in own}, aside
+
+
+def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
+    """`record` where it is of the memory of `target`, or can be judged by it; else None.
+
+    Types of GPUs have variants of several sizes, which are searched apart. A processor's memory is
+    what the machine has at the moment, in containers another at each start.
+    """
+    before, now = record.gpu_memory_bytes, target.gpu.memory_bytes
+    if before == now:
+        return record
+    if target.gpu.id != PROCESSOR or before <= 0:
+        return None
+    outcome = record.outcome
+    if outcome.ran is None and record.source is not Source.PREDICTED and before < now:
+        return None  # it may not have ended well for want of memory that is there now
+    if outcome.prediction is not None:
+        judged = _judged(outcome.prediction, now / before)
+        status = Outcome.predicted(judged).status if record.source is Source.PREDICTED else None
+        outcome = dataclasses.replace(outcome, prediction=judged, status=status or outcome.status)
+    return dataclasses.replace(record, gpu_memory_bytes=now, outcome=outcome)
+
+
+def _judged(prediction: Prediction, share: float) -> Prediction:
+    """The prediction for ranks that have this share of the memory that they had."""
+    budget = MemoryBudget(
+        round(prediction.limit_bytes * share), round(prediction.margin_bytes * share)
+    )
+    return dataclasses.replace(
+        prediction,
+        limit_bytes=budget.limit_bytes,
+        margin_bytes=budget.margin_bytes,
+        fits=budget.fits(prediction.memory.device_bytes),
+    )
 
 
 def _circumstances(record: TrialRecord) -> object:
@@ -183,11 +227,24 @@ def _place(record: TrialRecord) -> object:
 
 def require_records(target: Target) -> tuple[TrialRecord, ...]:
     """The comparable records of `target`. Raises `UnavailableError` when there are none."""
-    found = target.known.read_all()
-    records = comparable(found, target)
+    return comparable_of(target.known.read_all(), target)
+
+
+def comparable_of(found: tuple[TrialRecord, ...], target: Target) -> tuple[TrialRecord, ...]:
+    """Those of `found` that are comparable; what is set aside is said.
+
+    Raises `UnavailableError` when there are none.
+    """
+    records, aside = sorted_by_use(found, target)
+    say(aside)
     if records:
         return records
     sizes = sorted({r.gpu_memory_bytes for r in found if r.gpu == target.gpu.id})
+    if aside and target.gpu.memory_bytes in sizes:
+        raise UnavailableError(
+            f"{str(target.known.journal)!r} has no usable record: {excluded_text(aside)}",
+            hint=f"move it away, and run `{target.command('search')}`",
+        )
     if sizes:
         raise UnavailableError(
             f"{str(target.known.journal)!r} has results for "

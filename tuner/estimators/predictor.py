@@ -96,8 +96,7 @@ class Predictor:
         A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot
         run one of them.
         """
-        for configuration in configurations:
-            require_supported(configuration, gpu, positions=self._architecture.positions)
+        self._require_supported(configurations, gpu)
         groups: dict[Structure, list[int]] = {}
         traced = [i for i, c in enumerate(configurations) if _is_traced_in_full(c)]
         _check_traced_in_full(len(traced))
@@ -139,6 +138,7 @@ class Predictor:
         profile: DeviceProfile | None = None,
     ) -> list[Prediction]:
         """The same as `predict` from traces at full depth: seconds for each, kept on disk."""
+        self._require_supported(configurations, gpu)
         entries = [
             cache.entry_name(
                 "traced",
@@ -162,6 +162,10 @@ class Predictor:
                 cache.write_json(entries[place], prediction.to_dict())
                 found[place] = prediction
         return [prediction for prediction in found if prediction is not None]
+
+    def _require_supported(self, configurations: Sequence[Configuration], gpu: Gpu) -> None:
+        for configuration in configurations:
+            require_supported(configuration, gpu, positions=self._architecture.positions)
 
     def _structure(self, configuration: Configuration, gpu: Gpu) -> Structure:
         return Structure.of(

@@ -103,7 +103,7 @@ def _read(space: SearchSpace, settings: Mapping[str, Any], *, strict: bool) -> d
     errors: list[InputError] = []
     for name, raw in settings.items():
         if name not in space.terms:
-            command = f"tuner spaces {space.name}"
+            command = f"tuner spaces {space.name}" if space.path else ""
             errors.append(unknown("knob", str(name), space.terms, list_command=command))
             continue
         try:

@@ -82,6 +82,11 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
         },
         without_effect=frozenset({"effective_batch"}),
     ),
+    # Code of the user's own: what the names mean. A trial that fits although it should not is
+    # believed, and takes back what was concluded.
+    "command": MemoryOrder(
+        knobs={"micro_batch": None, "max_length": None, "gradient_checkpointing": (True, False)}
+    ),
     "multitask": MemoryOrder(
         knobs={"micro_batch": None, "optimizer": ("adamw_8bit", "adamw_torch")},
         without_effect=frozenset({"effective_batch"}),
