@@ -106,22 +106,28 @@ def command(  # noqa: PLR0913 - one argument for each option
     _check_paths(paths)
     printer = Printer(err=True)
     with quiet_libraries():
-        from tuner.engine.grid import GPUS, METHODS, MODELS, GridQuestion, make_grid  # numpy
+        from tuner.engine.grid import (
+            GPUS,
+            METHODS,
+            MODELS,
+            GridGpu,
+            GridQuestion,
+            make_grid,
+        )  # numpy
         from tuner.estimators.compiling import default_workers
 
-        found = [find_gpu(name) for name in gpus or GPUS]
+        found = dict.fromkeys(map(find_gpu, gpus or GPUS))
         if missing := [name for name in methods if name not in METHODS]:
             raise unknown("method", missing[0], METHODS)
         question = GridQuestion(
             models=tuple(dict.fromkeys(models or MODELS)),
             gpus=tuple(
-                with_profile(gpu, printer) for gpu in {gpu.id: gpu for gpu in found}.values()
+                GridGpu(*with_profile(gpu, printer), parse_margin(margin, gpu)) for gpu in found
             ),
             methods=tuple(METHODS[name] for name in dict.fromkeys(methods or METHODS)),
             length=length,
             examples=number,
             settings=parse_settings(settings),
-            margin_fraction=parse_margin(margin, found[0]),
         )
         started_s = time.monotonic()
         grid = make_grid(question, workers=default_workers(), on_model=_telling(printer, started_s))
@@ -164,32 +170,30 @@ def _write(path: Path, grid: Grid) -> None:
 def _print(grid: Grid, paths: tuple[Path, ...]) -> None:
     cells = grid.cells
     if len(cells) <= MOST_ROWS:
-        _print_cells(grid)
+        numbers = ("longest", "batch", "samples/s", "USD")
+        columns = ("model", "GPU", "method", "longest", "batch", "ckpt", "samples/s", "USD")
+        print_rows(columns, map(_row, cells), right=numbers)
+        echo()
+        print_fields([("note", note) for note in dict.fromkeys(map(_note, cells))])
     fitting = sum(cell.longest is not None for cell in cells)
     refused = sum(bool(cell.refused) for cell in cells)
     cannot = f"; {refused:,} cannot run or be predicted" if refused else ""
+    shown = next((cell.estimate_command(cell.fastest) for cell in cells if cell.fastest), "")
     print_fields(
         [
+            ("longest", "tokens at a micro-batch of one with gradient checkpointing"),
+            ("the rest", f"fastest at {grid.length:,} tokens; USD for {grid.examples:,} examples"),
             ("source", "predicted"),
             ("fits", f"{fitting:,} of {len(cells):,} cells{cannot}"),
             ("written", ", ".join(map(str, paths))),
+            ("each GiB", shown),
         ]
     )
 
 
-def _print_cells(grid: Grid) -> None:
-    numbers = ("longest", "batch", "samples/s", "USD")
-    columns = ("model", "GPU", "method", "longest", "batch", "ckpt", "samples/s", "USD")
-    print_rows(columns, map(_row, grid.cells), right=numbers)
-    length, examples = grid.length, grid.examples
-    echo(
-        "\nlongest: tokens at a micro-batch of one, with checkpointing. The rest: the fastest "
-        f"configuration\nfor {length:,} tokens, and the price of {examples:,} examples with it."
-    )
-    reasons = dict.fromkeys(cell.refused or cell.remarks for cell in grid.cells)
-    print_fields(("note", reason) for reason in reasons)
-    if commands := [c.estimate_command(c.fastest) for c in grid.cells if c.fastest]:
-        echo(f"where each GiB goes, for example:\n  {commands[0]}")
+def _note(cell: GridCell) -> str:
+    said = cell.refused or cell.remarks
+    return f"{cell.model}, {cell.method}: {said}" if said and not cell.refused else said
 
 
 def _row(cell: GridCell) -> tuple[str, ...]:

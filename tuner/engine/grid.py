@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from tuner.engine.estimate import one_configuration
 from tuner.engine.predicted import MEMORY_TOLERANCE
@@ -21,11 +22,13 @@ from tuner.estimators.speed.profile import DeviceProfile
 from tuner.gpu import Gpu
 from tuner.models.catalogue import architecture, get_entry, resolve_config
 from tuner.models.positions import configured_positions
+from tuner.models.trainable import model_defaults
 from tuner.records import Configuration, KnobValue, Prediction
 from tuner.results.cost import cost_of
 from tuner.results.facts import SpaceFacts
 from tuner.results.grid import Grid, GridCell, GridMethod, GridRun
 from tuner.runner.base import outcome_versions
+from tuner.space import configure
 from tuner.space.load import DEFAULT_WORKLOAD
 
 METHODS: Mapping[str, GridMethod] = {
@@ -94,26 +97,34 @@ VARIED = ("precision", "max_length", "micro_batch")
 
 
 @dataclass(frozen=True, slots=True)
+class GridGpu:
+    """A GPU type, what was measured of it, and the share of its memory to keep free."""
+
+    gpu: Gpu
+    profile: DeviceProfile | None = None
+    margin_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GridQuestion:
     """What a grid is asked for.
 
     `length` is the tokens of an example at which the fastest configuration is looked for,
-    `examples` those of an epoch. `settings` hold in every cell, and `gpus` may have a profile.
+    `examples` the number of them in an epoch. `settings` hold in every cell.
     """
 
     models: tuple[str, ...]
-    gpus: tuple[tuple[Gpu, DeviceProfile | None], ...]
+    gpus: tuple[GridGpu, ...]
     methods: tuple[GridMethod, ...]
     length: int
     examples: int
-    settings: Mapping[str, KnobValue]
-    margin_fraction: float | None = None
+    settings: Mapping[str, KnobValue] = field(default_factory=dict)
 
 
 def make_grid(
     question: GridQuestion, *, workers: int, on_model: Callable[[str, int, int], None]
 ) -> Grid:
-    """Predict every cell. `on_model` is told each model that is done, how many are, and of how many.
+    """Predict every cell. `on_model` is told the model that is done, how many are, of how many.
 
     A cell that cannot be predicted says why. Raises `InputError` for unknown models, and for
     settings that are none or that the grid varies.
@@ -136,7 +147,7 @@ def make_grid(
     return Grid(
         models=question.models,
         params={model: _params(model) for model in question.models},
-        gpus=tuple(gpu for gpu, _ in question.gpus),
+        gpus=tuple(one.gpu for one in question.gpus),
         methods=question.methods,
         length=question.length,
         examples=question.examples,
@@ -154,39 +165,38 @@ def _cells_of(_: object, model: str, question: GridQuestion) -> list[GridCell]:
     """The cells of one model, from one predictor."""
     predictor = Predictor(PredictionJob(DEFAULT_WORKLOAD, model))
     cells = []
-    for gpu, profile in question.gpus:
+    for on in question.gpus:
         for method in question.methods:
             try:
-                cell = _Row(question, model, method, gpu, profile, predictor).cell()
+                cell = _Asked(question, model, method, on, predictor).cell()
             except TunerError as error:
-                cell = GridCell(model, gpu.id, method.id, refused=_in_a_line(error))
+                found = error.problems if isinstance(error, InputError) else ()
+                reason = "; ".join((error.message, *(problem.message for problem in found)))
+                cell = GridCell(model, on.gpu.id, method.id, refused=reason)
             cells.append(cell)
     return cells
 
 
-def _in_a_line(error: TunerError) -> str:
-    return "; ".join(filter(None, (error.message, *(p.message for p in error.problems))))
-
-
-class _Row:
+class _Asked:
     """The configurations of one cell, and what is predicted of them."""
 
-    def __init__(  # noqa: PLR0913 - what a cell is made of
+    def __init__(
         self,
         question: GridQuestion,
         model: str,
         method: GridMethod,
-        gpu: Gpu,
-        profile: DeviceProfile | None,
+        on: GridGpu,
         predictor: Predictor,
     ) -> None:
         self._question, self._model, self._method = question, model, method
-        self._gpu, self._profile, self._predictor = gpu, profile, predictor
+        self._gpu, self._predictor = on.gpu, predictor
+        self._how: dict[str, Any] = {"margin_fraction": on.margin_fraction, "profile": on.profile}
         self._settings = {**question.settings, **method.settings}
         # NF4 is computed in 16 bits of either kind, and not every GPU type has bf16.
-        if method.settings["precision"] == "nf4" and gpu.unsupported_reason("bf16"):
+        if method.settings["precision"] == "nf4" and on.gpu.unsupported_reason("bf16"):
             self._settings.setdefault("mixed_precision", "fp16")
         self._space, self._base = one_configuration(None, model, self._settings)
+        self._held = {**model_defaults(model), **self._settings}
 
     def cell(self) -> GridCell:
         """What is predicted. Raises `TunerError` where nothing can be."""
@@ -195,18 +205,9 @@ class _Row:
         if problems:
             return GridCell(*names, refused=problems[0].message)
         by_length, by_batch = self._lengths(), self._batches()
-        predicted = dict(
-            zip(
-                every := list(dict.fromkeys([*by_length, *by_batch])),
-                self._predictor.predict(
-                    every,
-                    self._gpu,
-                    margin_fraction=self._question.margin_fraction,
-                    profile=self._profile,
-                ),
-                strict=True,
-            )
-        )
+        every = list(dict.fromkeys([*by_length, *by_batch]))
+        predictions = self._predictor.predict(every, self._gpu, **self._how)
+        predicted = dict(zip(every, predictions, strict=True))
         by_batch.sort(key=lambda one: -predicted[one].speed.samples_per_s)
         shortest = by_length[-1]
         return GridCell(
@@ -239,7 +240,7 @@ class _Row:
 
     def _configuration(self, batch: int, length: int, **more: KnobValue) -> Configuration:
         sizes = {"micro_batch": batch, "max_length": length}
-        return one_configuration(self._space, None, {**self._settings, **sizes, **more})[1]
+        return configure(self._space, {**self._held, **sizes, **more}, strict=False)
 
     def _first_that_fits(
         self,
@@ -253,18 +254,10 @@ class _Row:
             if budget.fits(size * (1 + MEMORY_TOLERANCE)):
                 return self._run(configuration, prediction, traced=False)
             if budget.fits(size * (1 - MEMORY_TOLERANCE)):
-                traced = self._traced(configuration)
+                traced = self._predictor.traced([configuration], self._gpu, **self._how)[0]
                 if traced.fits:
                     return self._run(configuration, traced, traced=True)
         return None
-
-    def _traced(self, configuration: Configuration) -> Prediction:
-        return self._predictor.traced(
-            [configuration],
-            self._gpu,
-            margin_fraction=self._question.margin_fraction,
-            profile=self._profile,
-        )[0]
 
     def _run(
         self, configuration: Configuration, prediction: Prediction, *, traced: bool
