@@ -21,11 +21,15 @@ from tuner.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class GridMethod:
-    """A way to train, and the settings that make it."""
+    """A way to train, and the settings that make it.
+
+    `tolerance` is the share by which the memory of a compiled timeline may be wrong.
+    """
 
     id: str
     title: str
     settings: Mapping[str, KnobValue]
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

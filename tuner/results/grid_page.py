@@ -19,12 +19,12 @@ def grid_html(grid: Grid) -> str:
     text: str = (
         page_environment()
         .get_template("grid.html.j2")
-        .render(grid=grid, page=_page(grid), versions=sorted(grid.versions.items()))
+        .render(grid=grid, page=page_data(grid), versions=sorted(grid.versions.items()))
     )
     return text
 
 
-def _page(grid: Grid) -> dict[str, Any]:
+def page_data(grid: Grid) -> dict[str, Any]:
     """What the page's program draws: `cells` by model, then GPU type, then method.
 
     Texts that many cells share stand once in `texts`, and cells have their places.

@@ -146,13 +146,14 @@
       for (const g of columns) {
         const c = cellOf(m, g, state.method);
         const value = valueOf(m, g);
-        const button = element("button", value === null ? "–" : metric.text(value), element("td", undefined, row));
+        const button = element("button", value === null ? "-" : metric.text(value), element("td", undefined, row));
         button.type = "button";
+        if (c.remarks) element("sup", "*", button);
         if (value === null) {
           // It fits, and the price is not known: that is no reason to grey it.
           const unpriced = state.metric === "usd" && c.fastest;
           button.className = c.refused ? "refused" : "small";
-          if (unpriced) button.textContent = "?";
+          if (unpriced) button.firstChild.data = "?";
           button.title = `${models[m][0]} on ${gpus[g][1]}: ${unpriced ? "no price is known" : reason(c, g)}`;
         } else {
           button.style.setProperty("--heat", heat(value));
@@ -164,6 +165,7 @@
       }
     }
     table.replaceChild(body, table.tBodies[0]);
+    find("starred").hidden = !body.querySelector("sup");
     find("count").textContent = `${rows.length} of ${models.length} models, ${columns.length} of ${gpus.length} GPU types`;
     const ends = values.length ? [low, high] : [null, null];
     if (metric.less) ends.reverse();
