@@ -15,10 +15,24 @@ from tuner.results.grid import Grid, GridCell, GridRun
 from tuner.results.grid_page import page_data
 from tuner.units import GIB
 
-MODEL = "smollm2-135m"  # 30 layers: what is compiled and what is traced differ
+# Enough layers for what is compiled and what is traced to differ, and few enough to trace often.
+LAYERS = {
+    **CONFIG,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 16_384,
+}
 
 
-def grid_of(*gpus, model=MODEL, methods=("qlora", "lora", "full"), length=512, **settings) -> Grid:
+@pytest.fixture
+def model(tmp_path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LAYERS))
+    return str(tmp_path)
+
+
+def grid_of(*gpus, model, methods=("qlora", "lora", "full"), length=512, **settings) -> Grid:
     return make_grid(
         GridQuestion(
             models=(model,),
@@ -44,26 +58,34 @@ def check_run(cell: GridCell, run: GridRun, gpu) -> None:
     assert told.memory.device_bytes == pytest.approx(alone.memory.device_bytes, rel=nearly)
 
 
-def test_cells_say_what_estimate_says():
+def test_cells_say_what_estimate_says(model):
     # So little memory that lengths and micro-batches are limited by it.
-    gpus = [as_told(get_gpu(n), memory_bytes=3 * GIB, price_usd_per_hour=1) for n in ("t4", "l4")]
-    grid = grid_of(*gpus, methods=("qlora", "full"))
-    turing, ada = grid.cells[:2], grid.cells[2:]
-    assert "bf16" in turing[1].refused
-    assert turing[1].smallest is None
-    # NF4 runs there, in fp16; the command that shows the cell says so.
-    assert turing[0].longest is not None
-    assert "mixed_precision=fp16" in turing[0].estimate_command(turing[0].longest)
-    for cell, gpu in ((turing[0], gpus[0]), *((cell, gpus[1]) for cell in ada)):
+    t4, l4 = (as_told(get_gpu(n), memory_bytes=3 * GIB, price_usd_per_hour=1) for n in ("t4", "l4"))
+    nf4, refused = grid_of(t4, model=model, methods=("qlora", "full"), effective_batch=1).cells
+    assert "bf16" in refused.refused
+    assert refused.smallest is None
+    (full,) = grid_of(l4, model=model, methods=("full",), effective_batch=2).cells
+    for cell, gpu in ((nf4, t4), (full, l4)):
         assert cell.longest is not None
         assert cell.fastest is not None
         check_run(cell, cell.longest, gpu)
         check_run(cell, cell.fastest, gpu)
-        assert cell.fastest.cost is not None
-        epoch_s = 1000 / cell.fastest.prediction.speed.samples_per_s
-        assert cell.fastest.cost.epoch_usd == pytest.approx(epoch_s / 3600)
         longer = {**cell.longest.settings, "max_length": round(cell.longest.tokens * 1.5)}
-        assert not estimate_configuration(*one_configuration(None, MODEL, longer), gpu).fits
+        assert not estimate_configuration(*one_configuration(None, model, longer), gpu).fits
+    # NF4 runs on a T4, in fp16, and the command that shows the cell says so.
+    assert "mixed_precision=fp16" in nf4.estimate_command(nf4.longest)
+    assert nf4.fastest.cost is not None
+    epoch_s = 1000 / nf4.fastest.prediction.speed.samples_per_s
+    assert nf4.fastest.cost.epoch_usd == pytest.approx(epoch_s / 3600)
+
+
+def test_gpu_types_of_a_kind_share_a_trace_and_have_their_own_context(model):
+    gpus = [as_told(get_gpu(n), memory_bytes=3 * GIB, price_usd_per_hour=1) for n in ("a10g", "l4")]
+    grid = grid_of(*gpus, model=model, methods=("full",), effective_batch=1)
+    for cell, gpu in zip(grid.cells, gpus, strict=True):
+        assert cell.longest is not None
+        assert cell.longest.traced
+        check_run(cell, cell.longest, gpu)
 
 
 def test_lengths_end_with_the_positions_and_a_held_knob_is_not_varied(tmp_path):

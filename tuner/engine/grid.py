@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.engine.estimate import one_configuration
-from tuner.errors import InputError, TunerError
+from tuner.errors import InputError
 from tuner.estimators.compiler.structure import kernels_like
 from tuner.estimators.compiling import in_forks
 from tuner.estimators.predict import check_supported
@@ -176,9 +176,8 @@ def _cells_of(_: object, model: str, question: GridQuestion) -> list[GridCell]:
         for method in question.methods:
             try:
                 cell = _Asked(question, model, method, on, predictor, traced).cell()
-            except TunerError as error:
-                found = error.problems if isinstance(error, InputError) else ()
-                reason = "; ".join((error.message, *(problem.message for problem in found)))
+            except InputError as error:
+                reason = "; ".join((error.message, *(p.message for p in error.problems)))
                 cell = GridCell(model, on.gpu.id, method.id, refused=reason)
             cells.append(cell)
     return cells
@@ -211,7 +210,7 @@ class _Asked:
         self._held = {**model_defaults(model), **self._settings}
 
     def cell(self) -> GridCell:
-        """What is predicted. Raises `TunerError` where nothing can be."""
+        """What is predicted. Raises `InputError` where nothing can be."""
         names = self._model, self._gpu.id, self._method.id
         problems = check_supported(self._base, self._gpu)
         if problems:

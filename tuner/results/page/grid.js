@@ -148,7 +148,7 @@
         const value = valueOf(m, g);
         const button = element("button", value === null ? "-" : metric.text(value), element("td", undefined, row));
         button.type = "button";
-        if (c.remarks) element("sup", "*", button);
+        if (c.remarks && value !== null) element("sup", "*", button);
         if (value === null) {
           // It fits, and the price is not known: that is no reason to grey it.
           const unpriced = state.metric === "usd" && c.fastest;
