@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,12 @@ def model(tmp_path) -> str:
     return str(tmp_path)
 
 
-def grid_of(*gpus, model, methods=("qlora", "lora", "full"), length=512, **settings) -> Grid:
+def grid_of(*gpus, model, methods=tuple(METHODS), length=512, method=None, **settings) -> Grid:
     return make_grid(
         GridQuestion(
             models=(model,),
             gpus=tuple(map(GridGpu, gpus)),
-            methods=tuple(METHODS[name] for name in methods),
+            methods=tuple(replace(METHODS[name], **(method or {})) for name in methods),
             length=length,
             examples=1000,
             settings=settings,
@@ -81,10 +82,14 @@ def test_cells_say_what_estimate_says(model):
 
 def test_gpu_types_of_a_kind_share_a_trace_and_have_their_own_context(model):
     gpus = [as_told(get_gpu(n), memory_bytes=3 * GIB, price_usd_per_hour=1) for n in ("a10g", "l4")]
-    grid = grid_of(*gpus, model=model, methods=("full",), effective_batch=1)
+    traced = {"tolerance": 0.5}
+    grid = grid_of(*gpus, model=model, methods=("full",), method=traced, effective_batch=1)
+    first, second = (cell.longest for cell in grid.cells)
+    assert first is not None
+    assert second is not None
+    assert first.traced
+    assert second.traced
     for cell, gpu in zip(grid.cells, gpus, strict=True):
-        assert cell.longest is not None
-        assert cell.longest.traced
         check_run(cell, cell.longest, gpu)
 
 

@@ -121,8 +121,12 @@ def in_forks(
         initargs=(subject,),
     ) as pool:
         futures = {pool.submit(_in_worker, function, item, known): item for item, known in items}
-        for future in concurrent.futures.as_completed(futures):
-            yield futures[future], future.result()
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            # Whoever stops listening, Ctrl-C too, wants nothing more to be begun.
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:
