@@ -468,7 +468,6 @@ def trace_deep(
     configuration: Configuration,
     *,
     compute_capability: tuple[int, int],
-    name_modules: bool = False,
 ) -> Trace:
     """What `trace` returns, from traces of a few layers where the others repeat them."""
 
@@ -478,7 +477,6 @@ def trace_deep(
             model,
             configuration,
             compute_capability=compute_capability,
-            name_modules=name_modules,
         )
 
     found = None

@@ -114,13 +114,12 @@ def trace(
     configuration: Configuration,
     *,
     compute_capability: tuple[int, int],
-    name_modules: bool = False,
 ) -> Trace:
     """Trace two optimizer steps of `configuration`.
 
     `model_config` is a transformers configuration. Takes seconds of CPU for a model of
-    27 billion parameters and needs no more memory than its Python objects. With `name_modules`
-    each block says in which module's forward it was made.
+    27 billion parameters and needs no more memory than its Python objects. Each block says in
+    which module's forward it was made.
     """
     recorder, path, environment = _setup(model_config, configuration, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
@@ -139,7 +138,7 @@ def trace(
     ):
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
-        with named_modules(recorder, session.model) if name_modules else contextlib.nullcontext():
+        with named_modules(recorder, session.model):
             session.optimizer_step(1)
             _label_optimizer_state(recorder, session.optimizer)
             environment.optimizer_step = 1
