@@ -174,8 +174,8 @@ def test_what_cannot_be_read_can_be_said(tmp_path):
 
 
 def test_a_loop_of_its_own_is_refused(tmp_path):
+    text = "for batch in DataLoader(data, batch_size=3):\n    model(**batch).loss.backward()\n"
     with pytest.raises(InputError, match="a loop of its own") as caught:
-        text = "for batch in DataLoader(data, batch_size=3):\n    model(**batch).loss.backward()\n"
         planned(tmp_path, text)
     assert "TRL SFTTrainer" in str(caught.value.hint)
     assert "`tuner estimate --model MODEL --gpu GPU --set micro_batch=3`" in str(caught.value.hint)
