@@ -152,7 +152,9 @@ def make_grid(
         on_model(model, len(cells), len(order))
     return Grid(
         models=question.models,
-        params={model: _params(model) for model in question.models},
+        params={
+            model: _params(model) or _predicted_params(cells[model]) for model in question.models
+        },
         gpus=tuple(one.gpu for one in question.gpus),
         methods=question.methods,
         length=question.length,
@@ -165,6 +167,12 @@ def make_grid(
 def _params(model: str) -> int | None:
     entry = get_entry(model)
     return entry.params if entry else None
+
+
+def _predicted_params(cells: Sequence[GridCell]) -> int | None:
+    """Parameters of a model that is not of the catalogue, adapters included."""
+    found = (cell.smallest.prediction.total_params for cell in cells if cell.smallest)
+    return min(found, default=None)
 
 
 def _cells_of(_: object, model: str, question: GridQuestion) -> list[GridCell]:
