@@ -116,7 +116,7 @@ def test_the_page_of_the_documentation_is_what_is_predicted_now():
     data = text.partition('<script type="application/json" id="page">')[2].partition("</script>")[0]
     shown = json.loads(data)
     gpus, methods = [g[0] for g in shown["gpus"]], [m[0] for m in shown["methods"]]
-    for name, gpu in (("qwen3-0.6b", "t4"), ("llama-3.1-8b", "rtx4090"), ("gpt-oss-20b", "h200")):
+    for name, gpu in (("qwen3-0.6b", "t4"), ("gpt-oss-20b", "h200")):
         model = [m[0] for m in shown["models"]].index(name)
         grid = grid_of(get_gpu(gpu), model=name, methods=methods, length=shown["length"])
         place = (model * len(gpus) + gpus.index(gpu)) * len(methods)
