@@ -17,7 +17,7 @@ from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import BestTrial
 from tuner.results.cost import RunCost, run_cost
 from tuner.results.front import room_bytes
-from tuner.results.levels import levels
+from tuner.results.levels import SHOWN_LEVELS, levels
 from tuner.results.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
 from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
 from tuner.results.view import View
@@ -101,10 +101,6 @@ def print_levels(view: View) -> None:
     console().print(rows)
     if len(found) > SHOWN_LEVELS:
         echo(f"and {len(found) - SHOWN_LEVELS} more levels, which --json lists")
-
-
-SHOWN_LEVELS = 200
-"""More than a person reads; a table of a hundred thousand takes a minute to draw."""
 
 
 def _front_text(view: View) -> str:

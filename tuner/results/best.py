@@ -257,6 +257,19 @@ def recommend(
     """
     meeting = (r for r in records if where is None or where(r.configuration))
     allowed = trusted(meeting, gpu.memory_bytes)
+    return best_of(allowed, records, space, gpu, conditions=conditions, objective=objective)
+
+
+def best_of(
+    allowed: Sequence[TrialRecord],
+    records: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: GpuLike,
+    *,
+    conditions: Sequence[str] = (),
+    objective: Objective = THROUGHPUT,
+) -> BestTrial | None:
+    """As `recommend`, of `allowed`, which are those of `records` that may be chosen."""
     fitting = [r for r in allowed if fits_within(r, gpu.memory_bytes)]
     ranked = [(gain, r) for r in fitting if (gain := objective.gain(r)) is not None]
     if not ranked:

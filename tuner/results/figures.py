@@ -9,8 +9,9 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from tuner.records import KnobValue, TrialRecord
@@ -85,21 +86,21 @@ def front_figure(view: View) -> dict[str, Any]:
             hoverinfo="skip",
             showlegend=False,
         )
-    for kind in _DRAW_ORDER:
-        indices = [i for i, _ in _of_kind(view, kind)]
+    for kind, indices in _by_kind(view).items():
         if indices:
             _add_points(figure, view, kind, indices)
     _add_rings(figure, view)
     _add_limits(figure, view)
+    memory = memory_range_gib(view)
     figure.update_layout(
         template="none",
         xaxis={
             "title": {"text": f"peak device memory ({view.drawn_source}), GiB"},
-            "range": list(memory_range_gib(view)),
+            "range": list(memory),
         },
         yaxis={
             "title": {"text": f"throughput ({view.drawn_source}), samples/s"},
-            "range": list(throughput_range(view)),
+            "range": list(throughput_range(view, memory[1])),
             **_PLAIN_TICKS,
         },
         legend={
@@ -171,24 +172,37 @@ def _log_ticks(low: float, high: float) -> dict[str, Any]:
 
 def knob_figures(view: View) -> list[KnobFigure]:
     """One figure for each value of the configuration that varies over the trials."""
+    memory = memory_range_gib(view)
+    common = _Common(view, _by_kind(view), memory, throughput_range(view, memory[1]))
     figures = []
     for name in view.knobs:
         values = {r.configuration[name] for r in view.records if name in r.configuration}
         if len(values) > 1:
-            figures.append(_knob_figure(view, name, sorted(values, key=_value_order)))
+            figures.append(_knob_figure(common, name, sorted(values, key=_value_order)))
     return figures
 
 
-def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigure:
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What the figures of all knobs share."""
+
+    view: View
+    places: Mapping[Kind, Sequence[int]]
+    memory_gib: tuple[float, float]
+    samples_per_s: tuple[float, float]
+
+
+def _knob_figure(common: _Common, name: str, values: Sequence[KnobValue]) -> KnobFigure:
     from plotly.subplots import make_subplots
 
+    view = common.view
     slot = {value: index for index, value in enumerate(values)}
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07)
-    fastest = _best_by_value(view, name, slot)
+    fastest = _best_by_value(common, name, slot)
     for kind in _DRAW_ORDER:
         if kind is Kind.FRONT and fastest:  # over the crowd, under the front and the best
             _add_fastest_line(figure, fastest)
-        _add_knob_points(figure, view, kind, name, slot)
+        _add_knob_points(figure, common, kind, name, slot)
     limit = (view.gpu.memory_bytes - view.margin_bytes) / GIB
     line = {"color": COLORS[Kind.TOO_LARGE], "width": 1.2, "dash": "dash"}
     figure.add_hline(y=limit, line=line, row=2, col=1)
@@ -196,18 +210,19 @@ def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigu
     ticks = {"tickvals": shown, "ticktext": [_as_text(values[i]) for i in shown]}
     figure.update_xaxes(range=[-0.6, len(values) - 0.4], zeroline=False, **ticks)
     figure.update_xaxes(automargin=True, row=2, col=1)  # long names stand aslant
-    speeds = {"range": list(throughput_range(view)), **_PLAIN_TICKS}
+    speeds = {"range": list(common.samples_per_s), **_PLAIN_TICKS}
     figure.update_yaxes(title="samples/s", row=1, col=1, **speeds)
-    figure.update_yaxes(range=list(memory_range_gib(view)), title="GiB", row=2, col=1)
+    figure.update_yaxes(range=list(common.memory_gib), title="GiB", row=2, col=1)
     margin = {"l": 52, "r": 8, "t": 6, "b": 30}
     figure.update_layout(template="none", margin=margin, hovermode="closest")
     return KnobFigure(name, _knob_summary(fastest, values), _as_data(figure))
 
 
 def _add_knob_points(
-    figure: Figure, view: View, kind: Kind, name: str, slot: Mapping[KnobValue, int]
+    figure: Figure, common: _Common, kind: Kind, name: str, slot: Mapping[KnobValue, int]
 ) -> None:
-    indices = [i for i, r in _of_kind(view, kind) if name in r.configuration]
+    view = common.view
+    indices = [i for i in common.places[kind] if name in view.records[i].configuration]
     share = MAX_KNOB_POINTS * len(indices) // max(1, len(view.records))
     keep = indices if kind in (Kind.FRONT, Kind.BEST) else _thinned(indices, share)
     spread = 0.0 if kind is Kind.BEST else 0.5
@@ -264,15 +279,14 @@ def _knob_summary(fastest: Mapping[int, float], values: Sequence[KnobValue]) -> 
     return text + "."
 
 
-def _best_by_value(view: View, name: str, slot: Mapping[KnobValue, int]) -> dict[int, float]:
+def _best_by_value(common: _Common, name: str, slot: Mapping[KnobValue, int]) -> dict[int, float]:
     """The highest throughput among fitting trials at each value, by the value's position."""
     fastest: dict[int, float] = {}
-    for record, kind in zip(view.records, view.kinds, strict=True):
-        speed = samples_per_s(record)
-        fits = kind in (Kind.BEST, Kind.FRONT, Kind.FITS)
-        if fits and speed is not None and name in record.configuration:
+    for place in chain.from_iterable(common.places[k] for k in (Kind.BEST, Kind.FRONT, Kind.FITS)):
+        record = common.view.records[place]
+        if name in record.configuration:
             index = slot[record.configuration[name]]
-            fastest[index] = max(speed, fastest.get(index, 0.0))
+            fastest[index] = max(samples_per_s(record) or 0.0, fastest.get(index, 0.0))
     return {index: _rounded(fastest[index]) for index in sorted(fastest)}
 
 
@@ -338,10 +352,13 @@ def _add_limits(figure: Figure, view: View) -> None:
         figure.add_annotation(x=limit - margin, xanchor="right", text=text, **label)
 
 
-def _of_kind(view: View, kind: Kind) -> Iterable[tuple[int, TrialRecord]]:
-    for index, record in enumerate(view.records):
-        if view.kinds[index] is kind and record.outcome.evidence is not None:
-            yield index, record
+def _by_kind(view: View) -> dict[Kind, list[int]]:
+    """The places of the trials with numbers by how they are drawn, in the order of drawing."""
+    found: dict[Kind, list[int]] = {kind: [] for kind in _DRAW_ORDER}
+    for place, (record, kind) in enumerate(zip(view.records, view.kinds, strict=True)):
+        if record.outcome.evidence is not None:
+            found[kind].append(place)
+    return found
 
 
 def _point(record: TrialRecord) -> tuple[float, float]:

@@ -77,7 +77,7 @@ def fits_within(record: TrialRecord, limit_bytes: int) -> bool:
     check = record.verified_by
     if check is not None and check.outcome.ran is not None and not fits_within(check, limit_bytes):
         return False
-    return record.fits and record.budget.with_limit(limit_bytes).fits(used_bytes)
+    return record.fits and used_bytes <= limit_bytes - record.budget.margin_bytes
 
 
 def trusted(records: Iterable[TrialRecord], limit_bytes: int) -> list[TrialRecord]:

@@ -13,6 +13,9 @@ from tuner.records import KnobValue, TrialRecord
 from tuner.results.front import fits_within, pareto_front, trusted
 from tuner.results.view import View
 
+SHOWN_LEVELS = 200
+"""More than a person reads; a table of a hundred thousand takes a minute to draw."""
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -37,7 +40,7 @@ def levels(view: View) -> tuple[Level, ...]:
     names = [name for name in view.space.capacity if name in view.knobs]
     grouped: dict[tuple[KnobValue | None, ...], list[TrialRecord]] = {}
     for record in view.records:
-        grouped.setdefault(tuple(record.configuration.get(n) for n in names), []).append(record)
+        grouped.setdefault(record.configuration.values_of(names), []).append(record)
     if len(grouped) < 2:
         return ()
     return tuple(

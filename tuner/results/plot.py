@@ -81,9 +81,8 @@ def is_limit_far(view: View) -> bool:
     return memory_range_gib(view)[1] < (view.gpu.memory_bytes - view.margin_bytes) / GIB
 
 
-def throughput_range(view: View) -> tuple[float, float]:
-    """Where the throughput axis starts and ends, in samples/s, for what the memory axis shows."""
-    _, end = memory_range_gib(view)
+def throughput_range(view: View, end: float) -> tuple[float, float]:
+    """Where the throughput axis starts and ends, in samples/s, for a memory axis to `end` GiB."""
     speeds = [
         speed
         for r in view.records
@@ -234,8 +233,9 @@ def _header(view: View) -> list[str]:
 
 
 def _dress(axes: Axes, view: View) -> None:
-    axes.set_xlim(*memory_range_gib(view))
-    axes.set_ylim(*throughput_range(view))
+    memory = memory_range_gib(view)
+    axes.set_xlim(*memory)
+    axes.set_ylim(*throughput_range(view, memory[1]))
     axes.set_xlabel(f"peak device memory ({view.drawn_source}), GiB", color=_INK, fontsize=10.5)
     axes.set_ylabel(f"throughput ({view.drawn_source}), samples/s", color=_INK, fontsize=10.5)
     title = f"{view.space.name} on {view.gpu.name}: {view.source}"

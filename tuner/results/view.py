@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.records import Configuration, KnobValue, Source, Status, TrialRecord
-from tuner.results.best import BestTrial, recommend
+from tuner.results.best import BestTrial, best_of
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.front import (
     DEFAULT_OBJECTIVES,
@@ -103,11 +103,11 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         if (r.space, r.gpu, r.gpu_memory_bytes) == (space.name, gpu.id, gpu.memory_bytes)
     ]
     meets = [where is None or where(r.configuration) for r in own]
-    meeting = (r for r, ok in zip(own, meets, strict=True) if ok)
+    allowed = trusted((r for r, ok in zip(own, meets, strict=True) if ok), gpu.memory_bytes)
     chosen = objectives_of(objectives or space.objectives, space, gpu) or DEFAULT_OBJECTIVES
-    front = pareto_front(trusted(meeting, gpu.memory_bytes), objectives=chosen)
+    front = pareto_front(allowed, objectives=chosen)
     shown = max((r.source.rank for r in front), default=0)
-    best = recommend(own, space, gpu, where=where, conditions=conditions, objective=chosen[0])
+    best = best_of(allowed, own, space, gpu, conditions=conditions, objective=chosen[0])
     on_front = {r.configuration.key for r in front}
     best_key = best.configuration.key if best else ""
     kinds = tuple(
@@ -141,13 +141,13 @@ def source_label(records: Sequence[TrialRecord]) -> str:
 
 
 def _shown_names(records: Sequence[TrialRecord], space: SpaceFacts) -> tuple[str, ...]:
-    values: dict[str, set[KnobValue | None]] = {}
-    names = {name for record in records for name in record.configuration}
+    names = sorted({name for record in records for name in record.configuration})
+    values: dict[str, set[KnobValue | None]] = {name: set() for name in names}
     for record in records:
-        for name in names:
-            values.setdefault(name, set()).add(record.configuration.get(name))
+        for name, value in zip(names, record.configuration.values_of(names), strict=True):
+            values[name].add(value)
     first = [name for name in space.knobs if name in names]
-    rest = [name for name in sorted(names) if name not in first and len(values[name]) > 1]
+    rest = [name for name in names if name not in first and len(values[name]) > 1]
     return (*first, *rest)
 
 
