@@ -144,7 +144,7 @@ class TestLevels:
             alone = [
                 r for r in view.records if level.values.items() <= r.configuration.to_dict().items()
             ]
-            assert level.front == build_view(alone, CAPACITY, GPU).front
+            assert level.front() == build_view(alone, CAPACITY, GPU).front
 
     def test_space_without_capacity_has_none(self):
         assert levels(build_view(make_search(20), SPACE, GPU)) == ()

@@ -141,7 +141,7 @@ def _levels_dict(view: View) -> list[dict[str, Any]]:
         {
             "level": dict(level.values),
             "trials": level.trials,
-            "front": [record.trial_id for record in level.front],
+            "front": [record.trial_id for record in level.front()],
         }
         for level in levels(view)
     ]

@@ -118,7 +118,8 @@ def pareto_front(
     candidates.sort(key=lambda c: ([-g for g in c[0]], c[1].configuration.key, c[1].trial_id))
     front: list[tuple[tuple[float, ...], TrialRecord]] = []
     for gains_, record in candidates:
-        if not any(_covers(kept, gains_) for kept, _ in front):
+        # What came last is best in the second objective: of two, it covers all that is covered.
+        if not any(_covers(kept, gains_) for kept, _ in reversed(front)):
             front.append((gains_, record))
     return tuple(record for _, record in front)
 

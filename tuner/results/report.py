@@ -144,11 +144,13 @@ def _shown(value: Any) -> Any:
 
 def _all_shown(value: Any) -> Any:
     """The same of every text in lists and tables of them."""
+    if isinstance(value, str):
+        return _shown(value)
     if isinstance(value, dict):
         return {_shown(name): _all_shown(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_all_shown(item) for item in value]
-    return _shown(value)
+    return value
 
 
 def _tiles(best: BestTrial) -> list[tuple[str, str, str]]:
@@ -294,7 +296,7 @@ def _levels(view: View, shown: Sequence[Level]) -> list[dict[str, Any]]:
         {
             "text": ", ".join(f"{k} {value_text(v)}" for k, v in level.values.items()),
             "trials": level.trials,
-            "rows": [_front_row(view, record) for record in level.front],
+            "rows": [_front_row(view, record) for record in level.front()],
         }
         for level in shown
     ]

@@ -50,6 +50,8 @@ class View:
     gpu: GpuLike
     records: tuple[TrialRecord, ...]
     kinds: tuple[Kind, ...]
+    numbers: tuple[tuple[int, float] | None, ...]
+    """Of each record, by position, what `numbers_of` says."""
     front: tuple[TrialRecord, ...]
     best: BestTrial | None
     conditions: tuple[str, ...]
@@ -121,6 +123,7 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         gpu=gpu,
         records=tuple(own),
         kinds=kinds,
+        numbers=tuple(map(numbers_of, own)),
         front=tuple(reversed(front)),
         best=best,
         conditions=tuple(conditions),
@@ -132,6 +135,12 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         notes=tuple(notes),
         objectives=chosen,
     )
+
+
+def numbers_of(record: TrialRecord) -> tuple[int, float] | None:
+    """Device memory in bytes and throughput in samples/s; None for a trial without numbers."""
+    evidence = record.outcome.evidence
+    return (evidence.memory.device_bytes, evidence.speed.samples_per_s) if evidence else None
 
 
 def source_label(records: Sequence[TrialRecord]) -> str:
