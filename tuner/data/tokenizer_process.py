@@ -62,7 +62,8 @@ def _answer(loaded: dict[int, LoadedTokenizer], *, do: str, number: int, **how: 
     if do == "load":
         os.chdir(how["folder"])  # names of folders are relative to the other's
         loaded[number] = load_here(how["name"])
-        return loaded[number].has_chat_template
+        found = loaded[number]
+        return {"has_chat_template": found.has_chat_template, "tokens": found.tokens}
     if do == "forget":
         loaded.pop(number, None)
         return None
