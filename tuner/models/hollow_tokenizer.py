@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tuner.data.guarded import TokenCounter
-from tuner.data.tokenizer import check_files
 from tuner.errors import InputError
 from tuner.models.catalogue import get_entry
+from tuner.models.guarded import TokenCounter
 from tuner.models.hollow_processor import IMAGE_TOKENS, add_processor
 from tuner.models.positions import table_positions
+from tuner.models.tokenizer import check_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -1,6 +1,6 @@
 """Reads a tokenizer of transformers, without the network and without remote code.
 
-In the process of `tuner.data.tokenizer_process` alone: what it reads may mean ill.
+In the process of `tuner.models.tokenizer_process` alone: what it reads may mean ill.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tuner.data.tokenizer_process import MAX_MEMORY_BYTES, raised
 from tuner.errors import InputError, UnavailableError
+from tuner.models.tokenizer_process import MAX_MEMORY_BYTES, raised
 
 START_WITHIN_S = 300.0
 """Importing transformers takes seconds, minutes from a cold network disk."""
@@ -101,7 +101,13 @@ class _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(  # noqa: S603 - this program itself
-                [sys.executable, "-P", "-m", "tuner.data.tokenizer_process", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "tuner.models.tokenizer_process",
+                    str(theirs.fileno()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
