@@ -257,20 +257,29 @@ def recommend(
     """
     meeting = (r for r in records if where is None or where(r.configuration))
     allowed = trusted(meeting, gpu.memory_bytes)
-    return best_of(allowed, records, space, gpu, conditions=conditions, objective=objective)
+    fitting = [r for r in allowed if fits_within(r, gpu.memory_bytes)]
+    return best_of(
+        fitting,
+        space,
+        gpu,
+        trials=len(allowed),
+        baseline=find_baseline(records, space.baseline),
+        conditions=conditions,
+        objective=objective,
+    )
 
 
 def best_of(
-    allowed: Sequence[TrialRecord],
-    records: Sequence[TrialRecord],
+    fitting: Sequence[TrialRecord],
     space: SpaceFacts,
     gpu: GpuLike,
     *,
+    trials: int,
+    baseline: TrialRecord | None,
     conditions: Sequence[str] = (),
     objective: Objective = THROUGHPUT,
 ) -> BestTrial | None:
-    """As `recommend`, of `allowed`, which are those of `records` that may be chosen."""
-    fitting = [r for r in allowed if fits_within(r, gpu.memory_bytes)]
+    """As `recommend`, of those of `trials` that fit and may be chosen."""
     ranked = [(gain, r) for r in fitting if (gain := objective.gain(r)) is not None]
     if not ranked:
         return None
@@ -283,8 +292,8 @@ def best_of(
         gpu=gpu,
         space=space,
         cost=run_cost(best, space, gpu),
-        gain=_gain(best, find_baseline(records, space.baseline), gpu),
-        trials=len(allowed),
+        gain=_gain(best, baseline, gpu),
+        trials=trials,
         fitting=len(fitting),
         conditions=tuple(conditions),
         objective=objective,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.records import KnobValue, TrialRecord
-from tuner.results.front import fits_within, pareto_front, trusted
+from tuner.results.front import fits_within, trusted, unbeaten
 from tuner.results.view import View
 
 SHOWN_LEVELS = 200
@@ -34,7 +34,7 @@ class Level:
         """Those that no other one beats, least memory first; empty where none of them fits."""
         chosen = trusted(self.records, self.view.gpu.memory_bytes)
         fitting = [r for r in chosen if fits_within(r, self.view.gpu.memory_bytes)]
-        return tuple(reversed(pareto_front(fitting, objectives=self.view.objectives)))
+        return tuple(reversed(unbeaten(fitting, self.view.objectives)))
 
 
 def levels(view: View) -> tuple[Level, ...]:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.records import Configuration, KnobValue, Source, Status, TrialRecord
-from tuner.results.best import BestTrial, best_of
+from tuner.results.best import BestTrial, best_of, find_baseline
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.front import (
     DEFAULT_OBJECTIVES,
     Objective,
     fits_within,
-    pareto_front,
     trusted,
+    unbeaten,
 )
 from tuner.results.journal import latest
 from tuner.results.objectives import objectives_of
@@ -107,15 +107,25 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
     meets = [where is None or where(r.configuration) for r in own]
     allowed = trusted((r for r, ok in zip(own, meets, strict=True) if ok), gpu.memory_bytes)
     chosen = objectives_of(objectives or space.objectives, space, gpu) or DEFAULT_OBJECTIVES
-    front = pareto_front(allowed, objectives=chosen)
+    fits = {r.configuration.key for r in own if fits_within(r, gpu.memory_bytes)}
+    fitting = [r for r in allowed if r.configuration.key in fits]
+    front = unbeaten(fitting, chosen)
     shown = max((r.source.rank for r in front), default=0)
-    best = best_of(allowed, own, space, gpu, conditions=conditions, objective=chosen[0])
-    on_front = {r.configuration.key for r in front}
-    best_key = best.configuration.key if best else ""
+    best = best_of(
+        fitting,
+        space,
+        gpu,
+        trials=len(allowed),
+        baseline=find_baseline(own, space.baseline),
+        conditions=conditions,
+        objective=chosen[0],
+    )
+    drawn = {r.configuration.key: Kind.FRONT for r in front}
+    drawn |= {best.configuration.key: Kind.BEST} if best and best.configuration.key in drawn else {}
     kinds = tuple(
         Kind.UNTRIED if kind in (Kind.FITS, Kind.OUTSIDE) and r.source.rank < shown else kind
         for r, ok in zip(own, meets, strict=True)
-        for kind in (_kind(r, ok, gpu.memory_bytes, on_front=on_front, best_key=best_key),)
+        for kind in (_kind(r, r.configuration.key in fits, ok, drawn),)
     )
     knobs = _shown_names(own, space)
     return View(
@@ -160,16 +170,11 @@ def _shown_names(records: Sequence[TrialRecord], space: SpaceFacts) -> tuple[str
     return (*first, *rest)
 
 
-def _kind(
-    record: TrialRecord, meets: bool, limit_bytes: int, *, on_front: set[str], best_key: str
-) -> Kind:
-    if not fits_within(record, limit_bytes):
+def _kind(record: TrialRecord, fits: bool, meets: bool, drawn: Mapping[str, Kind]) -> Kind:
+    if not fits:
         # A trial that ran, and leaves less than the margin free, does not fit either.
         full = record.outcome.status in (Status.OOM, Status.OK)
         return Kind.TOO_LARGE if full else Kind.FAILED
     if not meets:
         return Kind.OUTSIDE
-    key = record.configuration.key
-    if key in on_front:
-        return Kind.BEST if key == best_key else Kind.FRONT
-    return Kind.FITS
+    return drawn.get(record.configuration.key, Kind.FITS)
