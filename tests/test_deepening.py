@@ -11,6 +11,13 @@ from compiled_samples import configurations, gpu_for, shallow_model, structures
 
 from tuner.estimators.compiler import deepening
 from tuner.estimators.compiler.deepening import trace_deep
+from tuner.estimators.compiler.free_rules import (
+    Different,
+    Free,
+    constant_rule,
+    run_rule,
+    shared_rule,
+)
 from tuner.estimators.predict import resolve_subject
 from tuner.estimators.replay.memory import peak_memory
 from tuner.estimators.tracing.trace import trace
@@ -123,18 +130,17 @@ def test_a_model_whose_layers_differ_is_traced_as_a_whole(monkeypatch, depths, m
 
 
 def test_a_rule_counts_from_the_end_that_stays():
-    free = deepening._Free
     # All runs free the newest but one.
-    assert deepening._run_rule([free(1, 5)], [free(1, 6), free(1, 5)]).place([9], 3) == 1
+    assert run_rule([Free(1, 5)], [Free(1, 6), Free(1, 5)]).place([9], 3) == 1
     # Each run frees the oldest that is left, whatever the depth.
-    oldest = deepening._run_rule([free(7, 2)], [free(9, 2), free(8, 2)])
+    oldest = run_rule([Free(7, 2)], [Free(9, 2), Free(8, 2)])
     assert (oldest.newest, oldest.place([9], 3)) == (False, 2)
     # What lies beneath grows with the depth, by two for a layer of one kind, by one for the other.
-    grown = deepening._shared_rule(free(3, 0), [free(5, 1), free(4, 1)], free(6, 3))
+    grown = shared_rule(Free(3, 0), [Free(5, 1), Free(4, 1)], Free(6, 3))
     assert (grown.newest, grown.place([4, 2], 0)) == (True, 13)
-    with pytest.raises(deepening._Different):
-        deepening._shared_rule(free(3, 0), [free(5, 1)], free(8, 3))
+    with pytest.raises(Different):
+        shared_rule(Free(3, 0), [Free(5, 1)], Free(8, 3))
     # Two kinds whose runs differ: the same place, or none.
-    assert deepening._constant_rule(free(4, 1), [free(5, 1)], kinds=2).place([3, 7], 5) == 1
-    with pytest.raises(deepening._Different):
-        deepening._constant_rule(free(4, 1), [free(5, 2)], kinds=2)
+    assert constant_rule(Free(4, 1), [Free(5, 1)], kinds=2).place([3, 7], 5) == 1
+    with pytest.raises(Different):
+        constant_rule(Free(4, 1), [Free(5, 2)], kinds=2)
