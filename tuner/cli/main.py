@@ -70,7 +70,7 @@ def module_of(command: str) -> str:
 
 ANSWERS = ("best", "show", "report")
 """Commands that read a journal, answer and end: of 100,000 trials, looking for cycles, of which
-records have none, took 4 of 11 s."""
+records have none, took seconds."""
 
 COMPLETE_VARIABLE = "_TUNER_COMPLETE"
 """Set by the script of `tuner completion`, when a shell asks how a word may end."""
