@@ -403,6 +403,12 @@ def test_python_is_equal_outside_the_value(tmp_path, newline, key, value, old, n
     ast.parse(changed)
 
 
+@pytest.mark.parametrize("suffix", ["py", "json"])
+def test_half_a_character_is_written_nowhere(tmp_path, suffix):
+    path = write(tmp_path, 'a = "x"\n' if suffix == "py" else '{"a": "x"}', f"file.{suffix}")
+    assert r"would become '\ud800', which UTF-8 cannot say" in problem(path, "a", "\ud800")
+
+
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
@@ -429,6 +435,12 @@ def test_python_that_is_refused(tmp_path, key, reason):
         ("CONFIG = {'a': 1}\nCONFIG['a'] = 2\n", "is there 2 times"),
         ("a = (\n", "broken Python"),
         ("a = 1\0", "broken Python"),
+        ("# coding: utf-16\na = 'y'\n", "it says that it is utf-16"),
+        (
+            "# coding: latin-1\na = 'y'  # \N{GREEK SMALL LETTER ALPHA}\n",
+            "it says that it is iso-8859-1",
+        ),
+        ("# coding: nothing\na = 'y'\n", "unknown encoding"),
     ],
 )
 def test_python_values_that_are_no_plain_literals(tmp_path, text, reason):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 
 import click
@@ -315,6 +316,18 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="cannot be read"):
         write_hollow(small, tmp_path / "refused", tokenizer=tmp_path / "empty")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_a_tokenizer_that_means_ill_is_read_in_another_process(tmp_path):
+    found = written(tmp_path)
+    (found.folder / "tokenizer.json").write_text("[" * 100_000)  # RecursionError, where it is read
+    with pytest.raises(InputError, match="cannot be read"):
+        write_hollow(str(tmp_path / "source"), tmp_path / "refused", tokenizer=found.folder)
+    (found.folder / "tokenizer.json").unlink()
+    os.mkfifo(found.folder / "tokenizer.json")
+    with pytest.raises(InputError, match="is not a file"):
+        write_hollow(str(tmp_path / "source"), tmp_path / "refused", tokenizer=found.folder)
     assert not (tmp_path / "refused").exists()
 
 

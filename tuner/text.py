@@ -18,6 +18,8 @@ def printable(text: str) -> str:
     A terminal obeys what stands after an escape character, and a mark of direction turns the text
     around it: they become "\x1b" and "\u202e". Line breaks and tabs stay.
     """
+    if text.isprintable():  # nearly all of it, in a report of many trials
+        return text
     return _UNSAFE.sub(lambda found: _spelled(found.group()), text.replace("\r\n", "\n"))
 
 

@@ -6,6 +6,7 @@ program then does not train with.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,13 @@ def test_the_file_of_a_tool_that_is_not_installed_is_read(tmp_path: Path, monkey
     found = arrivals(tmp_path, "axolotl.yml", {"micro_batch": ("micro_batch_size", 2)}, way=None)
     assert [(v.arrived, v.seen) for v in found.values] == [(2, "read")]
     assert "is a file of Axolotl, and 'axolotl' is not installed" in found.notes[0]
+
+
+def test_a_pipe_beside_a_script_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "other.py")
+    write(tmp_path, train_py=FLAGS)
+    found = arrivals(tmp_path, "train.py", {"micro_batch": ("batch_size", 4)})
+    assert of(found, "micro_batch").arrived == 4
 
 
 def test_what_is_not_known_to_run_is_not_emulated(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from device_fakes import measured
 from results_samples import GPU, SPACE, make_record
 
-from tuner.engine.target import comparable, stale, stale_text, with_margin
+from tuner.engine.target import comparable, sorted_by_use, stale_text, with_margin
 from tuner.records import Source, Status
 from tuner.units import GIB
 
@@ -49,15 +49,16 @@ def test_measurements_of_other_versions_are_stale():
     new = measured(record(3), device="A")
     records = (old, elsewhere, new)
     assert comparable(records, TARGET) == (new,)
-    assert stale(records, TARGET) == (old,)
+    assert sorted_by_use(records, TARGET).stale == (old,)
     assert stale_text((old,), (new,)) == "1 trial of other versions (torch 1.0)"
     assert stale_text((), (new,)) == ""
 
 
 def test_nothing_is_stale_and_comparable_at_once():
     records = tuple(record(i, versions={"torch": str(i % 3)}) for i in range(9))
-    assert set(map(id, comparable(records, TARGET))).isdisjoint(map(id, stale(records, TARGET)))
-    assert len(comparable(records, TARGET)) + len(stale(records, TARGET)) == 9
+    found = sorted_by_use(records, TARGET)
+    assert set(map(id, found.comparable)).isdisjoint(map(id, found.stale))
+    assert len(found.comparable) + len(found.stale) == 9
 
 
 def test_other_memory_is_another_gpu():

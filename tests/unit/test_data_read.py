@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.data import LengthDistribution, guarded, jsonl, read, read_lengths
+from tuner.data import LengthDistribution, jsonl, read, read_lengths
 from tuner.errors import InputError
+from tuner.models import guarded
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}"

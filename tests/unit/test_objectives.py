@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from results_samples import GPU, SPACE, make_record, make_search
 
 from tuner.errors import InputError, UnavailableError
+from tuner.results import report
 from tuner.results.levels import levels
 from tuner.results.objective_plot import axes_of, points_of
 from tuner.results.objectives import NAMES, coverage, objectives_of, require_known
+from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder
 from tuner.results.table import pareto_csv
 from tuner.results.view import Kind, build_view
@@ -144,7 +146,14 @@ class TestLevels:
             alone = [
                 r for r in view.records if level.values.items() <= r.configuration.to_dict().items()
             ]
-            assert level.front == build_view(alone, CAPACITY, GPU).front
+            assert level.front() == build_view(alone, CAPACITY, GPU).front
+
+    def test_a_report_shows_as_many_as_people_read(self, monkeypatch):
+        view = build_view(make_search(200), CAPACITY, GPU)
+        count = len(levels(view))
+        assert f"{count} levels</summary>" in report_html(view)
+        monkeypatch.setattr(report, "SHOWN_LEVELS", 2)
+        assert f"{count} levels, the first 2 of them</summary>" in report_html(view)
 
     def test_space_without_capacity_has_none(self):
         assert levels(build_view(make_search(20), SPACE, GPU)) == ()

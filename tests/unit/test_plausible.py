@@ -86,3 +86,11 @@ def test_a_journal_of_nothing_else_is_an_answer(folder, capsys):
     write_journal(folder, with_value(make_trial(folder, 10, 100, **GOOD), micro_batch=1e300))
     assert run(["best", "--space", "tiny.yaml", "--gpu", "a6000"]) == 3
     assert "has no usable record: 1 impossible record" in capsys.readouterr().err
+
+
+def test_of_a_processor_too_whose_memory_is_another(folder, capsys):
+    bad = with_value(make_trial(folder, 10, 100, **GOOD), micro_batch=1e300)
+    with ResultsFolder(folder / "results", "tiny", "cpu").writer() as writer:
+        writer.append(dataclasses.replace(bad, gpu="cpu"))
+    assert run(["best", "--space", "tiny.yaml", "--gpu", "cpu"]) == 3
+    assert "has no usable record: 1 impossible record" in capsys.readouterr().err

@@ -121,6 +121,7 @@ def damaged(**changes):
             ["launch_s: expected float, got bool", "device: expected str of length >= 1"],
         ),
         (damaged(kernel_s=math.inf), ["kernel_s: expected float <= 1e+21"]),
+        (damaged(launch_s="\ud800"), ["launch_s: holds half of a surrogate pair"]),
         (damaged(matmul=[]), ["matmul: holds no measurement"]),
         (damaged(matmul=[{"m": 1}]), ["matmul[0]: object missing required field dtype"]),
         (damaged(traffic="fast"), ["traffic: expected array, got str"]),

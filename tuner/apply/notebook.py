@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tuner.apply.place import Location
+from tuner.apply.place import Location, is_writable
 from tuner.apply.python_file import read_python
 from tuner.errors import InputError
 
@@ -84,19 +84,10 @@ def code_cells(text: str, file: str) -> Iterator[Cell]:
             for start, end in strings.get(number - 1, ())
             for part in _ESCAPE.finditer(text, start, end)
         ]
-        if len(starts) != len(source) or not _is_text(source):
+        if len(starts) != len(source) or not is_writable(source):
             raise InputError(f"{file}: the source of cell {number} is not plain text")
         end = strings[number - 1][-1][1]
         yield Cell(number, _without_magic(source) + "\n", (*starts, end, end))
-
-
-def _is_text(source: str) -> bool:
-    """Whether it can be written as UTF-8: half a surrogate pair cannot."""
-    try:
-        source.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _source_strings(text: str) -> dict[int, list[tuple[int, int]]]:

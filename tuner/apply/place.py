@@ -115,6 +115,8 @@ class Location:
         return self._spaced(text)
 
     def _text(self, text: str, quote: str) -> str:
+        if not is_writable(text):
+            raise NotWritableError(f"would become {text!r}, which UTF-8 cannot say")
         if quote == "'" and self.language == "yaml":
             return "'" + text.replace("'", "''") + "'"
         if quote == "'" and not {"'", "\\"} & set(text) and text.isprintable():
@@ -131,6 +133,15 @@ class Location:
 def _as_text(value: KnobValue) -> KnobValue:
     """The word of peft for all linear layers is text, not a list of one name."""
     return _ALL_LINEAR[0] if value == _ALL_LINEAR else value
+
+
+def is_writable(text: str) -> bool:
+    """Whether it can be written as UTF-8: half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def number_text(value: float) -> str:

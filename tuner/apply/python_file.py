@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import bisect
+import io
 import math
 import re
+import tokenize
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +32,7 @@ def read_python(text: str, file: str) -> list[Location]:
     """
     source = text.removeprefix("\ufeff")
     try:
+        _require_utf8(source)
         tree = ast.parse(source)
     except SyntaxError as error:
         line = f":{error.lineno}" if error.lineno else ""
@@ -42,6 +45,14 @@ def read_python(text: str, file: str) -> list[Location]:
     except RecursionError:
         raise InputError(f"{file}: nested too deeply") from None
     return sorted(places, key=lambda place: (place.start, place.end))
+
+
+def _require_utf8(source: str) -> None:
+    """Raise SyntaxError where the file says that its bytes are other text than UTF-8 makes them."""
+    data = source.encode()
+    encoding, lines = tokenize.detect_encoding(io.BytesIO(data).readline)
+    if data.decode(encoding, errors="replace") != source:
+        raise SyntaxError(f"it says that it is {encoding}", (None, len(lines) or 1, None, None))
 
 
 class _Reader:

@@ -17,7 +17,7 @@ from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import BestTrial
 from tuner.results.cost import RunCost, run_cost
 from tuner.results.front import room_bytes
-from tuner.results.levels import levels
+from tuner.results.levels import SHOWN_LEVELS, levels
 from tuner.results.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
 from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
 from tuner.results.view import View
@@ -82,29 +82,26 @@ def print_levels(view: View) -> None:
     if not found:
         echo("There are no levels: no capacity knob (rank, length) has two values here.")
         return
-    names = list(dict.fromkeys(name for level in found for name in level.values))
+    shown = [(level, level.front()) for level in found[:SHOWN_LEVELS]]
+    names = list(dict.fromkeys(name for level, _ in shown for name in level.values))
     echo(f"Fronts by level of {' and '.join(names)} ({view.source}): in each level")
     echo(f"{_front_text(view)}; floors do not apply")
     echo()
     rows = table([*names, *_MAIN_NUMBERS, "settings"], right=(*names, *_MAIN_NUMBERS))
     knobs = [name for name in view.space.knobs or view.knobs if name not in names]
-    on_front = [record for level in found for record in level.front]
+    on_front = [record for _, front in shown for record in front]
     differing = [n for n in knobs if len({r.configuration.get(n) for r in on_front}) > 1]
-    for level in found[:SHOWN_LEVELS]:
+    for level, front in shown:
         values = [_cell(level.values.get(name)) for name in names]
-        if not level.front:
+        if not front:
             rows.add_row(*values, *[""] * len(_MAIN_NUMBERS), f"none of {level.trials} fits")
-        for record in level.front:
+        for record in front:
             numbers = _numbers(record, view)[: len(_MAIN_NUMBERS)]
             rows.add_row(*values, *numbers, settings_text(record.configuration, differing))
             values = [""] * len(names)
     console().print(rows)
     if len(found) > SHOWN_LEVELS:
         echo(f"and {len(found) - SHOWN_LEVELS} more levels, which --json lists")
-
-
-SHOWN_LEVELS = 200
-"""More than a person reads; a table of a hundred thousand takes a minute to draw."""
 
 
 def _front_text(view: View) -> str:

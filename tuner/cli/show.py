@@ -19,9 +19,8 @@ from tuner.engine.recommendation import nothing_fits_error
 from tuner.engine.target import (
     Target,
     check_conditions,
-    comparable_of,
-    stale,
     stale_text,
+    usable,
 )
 from tuner.errors import InputError, unknown
 from tuner.records import TrialRecord
@@ -63,9 +62,7 @@ def command(
 ) -> None:
     """Print the front of a search, or everything known about one TRIAL."""
     target = selected.target()
-    journal = target.known.read().records
-    records = comparable_of((*target.known.read_predicted(), *journal), target)
-    old = stale(journal, target)
+    records, old, _ = usable(target)
     if trial_id is None:
         show = Shown(where, objectives, by_level=by_level, as_json=as_json)
         if with_stale:
@@ -144,7 +141,7 @@ def _levels_dict(view: View) -> list[dict[str, Any]]:
         {
             "level": dict(level.values),
             "trials": level.trials,
-            "front": [record.trial_id for record in level.front],
+            "front": [record.trial_id for record in level.front()],
         }
         for level in levels(view)
     ]

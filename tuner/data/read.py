@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tuner.data.distribution import LengthDistribution
-from tuner.data.guarded import TokenCounter
 from tuner.data.jsonl import LineProblems, records, type_name
 from tuner.errors import InputError, nearest
+from tuner.models.guarded import TokenCounter
 
 CHAT_COLUMN = "messages"
 TEXT_COLUMNS = (("text",), ("prompt", "completion"))

@@ -31,9 +31,9 @@ def journal_of(plan: SearchPlan) -> Iterator[tuple[JournalWriter, tuple[TrialRec
         # Under the lock: one who is refused must not take the file of the one who writes.
         try:
             known = []
-            records, aside = sorted_by_use(folder.read().records, plan.target)
-            say(aside)
-            for record in records:
+            found = sorted_by_use(folder.read().records, plan.target)
+            say(found.aside)
+            for record in found.comparable:
                 changed = with_margin(record, plan.margin_bytes)
                 if changed != record:
                     writer.append(changed)

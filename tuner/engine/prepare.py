@@ -13,7 +13,7 @@ from tuner.engine.device import CPU
 from tuner.engine.listener import SILENT, Listener
 from tuner.engine.measuring import Measuring
 from tuner.engine.plan import SearchOptions, SearchPlan
-from tuner.engine.target import stale
+from tuner.engine.target import sorted_by_use
 from tuner.estimators.shortlist import shortlist
 from tuner.estimators.stages import hardest_first, predict_overall
 from tuner.program.program import read_program
@@ -122,7 +122,7 @@ def prepare(
         searcher=options.searcher,
         objectives=plan.objectives,
         initial=initial,
-        resume=(*stale(plan.target.folder.read().records, plan.target), *known),
+        resume=(*sorted_by_use(plan.target.folder.read().records, plan.target).stale, *known),
         workload=space.workload,
         margin_bytes=plan.margin_bytes,
         address=options.address,

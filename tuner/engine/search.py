@@ -19,7 +19,7 @@ from tuner.engine.memory_timeline import timeline_of
 from tuner.engine.plan import SearchPlan, SkippedGpu, none_left, without_effect
 from tuner.engine.plausible import excluded_text
 from tuner.engine.prepare import Predictors, Prepared, prepare
-from tuner.engine.target import sorted_by_use, stale, stale_text, with_margin
+from tuner.engine.target import sorted_by_use, stale_text, with_margin
 from tuner.engine.verifying import verify_all
 from tuner.engine.writing import Contents, write_results
 from tuner.errors import NothingFitsError, TunerError, UnavailableError
@@ -271,9 +271,9 @@ def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Cont
     """What the journal holds now of what can be compared; `result` where the search came to one."""
     plan, target = one.plan, one.plan.target
     found = target.folder.read_all()
-    usable, aside = sorted_by_use(found, target)
-    records = usable or (result.records if result else ())
-    old = stale_text(stale(found, target), records)
+    known = sorted_by_use(found, target)
+    records = known.comparable or (result.records if result else ())
+    old = stale_text(known.stale, records)
     used = f" (hints for this search: {result.stale})" if result and result.stale else ""
     return Contents(
         target,
@@ -287,7 +287,7 @@ def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Cont
                 *one.prepared.notes,
                 *([f"{old} left out{used}"] if old else []),
                 *(result.warnings if result else ()),
-                *filter(None, [excluded_text(aside)]),
+                *filter(None, [excluded_text(known.aside)]),
             ],
         },
         functools.partial(timeline_of, plan),

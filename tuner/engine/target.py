@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tuner.engine.device import find_gpu
 from tuner.engine.plausible import Excluded, excluded_text, say, sorted_out
@@ -135,26 +136,35 @@ def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialR
     Trials with other versions of the libraries, on another device, under another limit or of a
     model that the space no longer names are not comparable with the newest one of their source.
     """
-    return sorted_by_use(records, target)[0]
+    return sorted_by_use(records, target).comparable
 
 
-def sorted_by_use(
-    records: Iterable[TrialRecord], target: Target
-) -> tuple[tuple[TrialRecord, ...], list[Excluded]]:
-    """The records of `comparable`, and those of `target` that are set aside with the reason."""
-    own, newest, aside = _own_and_newest(records, target)
-    wanted = {source: _circumstances(record) for source, record in newest.items()}
-    return tuple(r for r in own if _circumstances(r) == wanted[r.source]), aside
+class Sorted(NamedTuple):
+    """Records by what they can be used for.
+
+    `stale` ones would be comparable but for the versions of the libraries, and those `aside`
+    cannot be, each with the reason.
+    """
+
+    comparable: tuple[TrialRecord, ...]
+    stale: tuple[TrialRecord, ...]
+    aside: list[Excluded]
 
 
-def stale(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialRecord, ...]:
-    """The records that would be comparable but for the versions of the libraries."""
-    own, newest, _ = _own_and_newest(records, target)
-    return tuple(
-        r
-        for r in own
-        if _place(r) == _place(newest[r.source]) and r.versions != newest[r.source].versions
-    )
+def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> Sorted:
+    """The records of this space, GPU and memory by their use; `aside` ones of any memory."""
+    here = (r for r in records if (r.space, r.gpu) == (target.space.name, target.gpu.id))
+    possible, aside = sorted_out(here, target.space)
+    own = [judged for r in possible if (judged := _with_memory(r, target)) is not None]
+    newest = {record.source: record for record in own}
+    places = {source: _place(record) for source, record in newest.items()}
+    kept: list[TrialRecord] = []
+    old: list[TrialRecord] = []
+    for record in own:
+        if _place(record) == places[record.source]:
+            same = record.versions == newest[record.source].versions
+            (kept if same else old).append(record)
+    return Sorted(tuple(kept), tuple(old), aside)
 
 
 def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> str:
@@ -165,19 +175,6 @@ def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> s
     changed = sorted({f"{k} {v}" for r in old for k, v in r.versions.items() if now.get(k) != v})
     plural = "s" if len(old) > 1 else ""
     return f"{len(old)} trial{plural} of other versions ({', '.join(changed)})"
-
-
-def _own_and_newest(
-    records: Iterable[TrialRecord], target: Target
-) -> tuple[list[TrialRecord], dict[Source, TrialRecord], list[Excluded]]:
-    """The records of this space, GPU and memory, the last one of each source, and the impossible.
-
-    Of those that cannot be, also ones of another memory.
-    """
-    here = (r for r in records if (r.space, r.gpu) == (target.space.name, target.gpu.id))
-    possible, aside = sorted_out(here, target.space)
-    own = [judged for r in possible if (judged := _with_memory(r, target)) is not None]
-    return own, {record.source: record for record in own}, aside
 
 
 def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
@@ -214,11 +211,6 @@ def _judged(prediction: Prediction, share: float) -> Prediction:
     )
 
 
-def _circumstances(record: TrialRecord) -> object:
-    """What must be the same in two records of one source for them to be comparable."""
-    return (_place(record), record.versions)
-
-
 def _place(record: TrialRecord) -> object:
     """Where a trial ran, and what of."""
     device = record.device or record.emulated_device
@@ -227,20 +219,21 @@ def _place(record: TrialRecord) -> object:
 
 def require_records(target: Target) -> tuple[TrialRecord, ...]:
     """The comparable records of `target`. Raises `UnavailableError` when there are none."""
-    return comparable_of(target.known.read_all(), target)
+    return usable(target).comparable
 
 
-def comparable_of(found: tuple[TrialRecord, ...], target: Target) -> tuple[TrialRecord, ...]:
-    """Those of `found` that are comparable; what is set aside is said.
+def usable(target: Target) -> Sorted:
+    """What is known of `target`, by its use; what is set aside is said.
 
-    Raises `UnavailableError` when there are none.
+    Raises `UnavailableError` when nothing is comparable.
     """
-    records, aside = sorted_by_use(found, target)
-    say(aside)
-    if records:
-        return records
+    found = target.known.read_all()
+    known = sorted_by_use(found, target)
+    say(aside := known.aside)
+    if known.comparable:
+        return known
     sizes = sorted({r.gpu_memory_bytes for r in found if r.gpu == target.gpu.id})
-    if aside and target.gpu.memory_bytes in sizes:
+    if aside and (target.gpu.id == PROCESSOR or target.gpu.memory_bytes in sizes):
         raise UnavailableError(
             f"{str(target.known.journal)!r} has no usable record: {excluded_text(aside)}",
             hint=f"move it away, and run `{target.command('search')}`",

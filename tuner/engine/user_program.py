@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.apply.source import PYTHON, SourceFile, read_places
+from tuner.apply.write import MAX_BYTES
 from tuner.errors import InputError, UnavailableError, unknown
+from tuner.files import read_file
 from tuner.program.names import Script
 from tuner.program.program import Program, read_program, trainer_of
 
@@ -90,7 +92,7 @@ def _with_sources(program: Program, sources: Sequence[SourceFile]) -> Program:
 
 def _imports_file(path: Path, module: Path) -> bool:
     try:
-        data = path.read_bytes()
+        data = read_file(path, MAX_BYTES)
         return _imports(SourceFile(path, data, read_places(data, path)), module)
     except (OSError, InputError):  # no program that could be read
         return False

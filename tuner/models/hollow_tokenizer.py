@@ -17,8 +17,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tuner.errors import InputError
 from tuner.models.catalogue import get_entry
+from tuner.models.guarded import TokenCounter
 from tuner.models.hollow_processor import IMAGE_TOKENS, add_processor
 from tuner.models.positions import table_positions
+from tuner.models.tokenizer import check_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -130,6 +132,7 @@ def _cached(name: str) -> Path | None:
 
 
 def _copy(source: Path, folder: Path) -> None:
+    check_files(source)
     for file in sorted({path for pattern in _FILES for path in source.glob(pattern)}):
         if file.is_file():
             shutil.copyfile(file, folder / file.name)
@@ -137,18 +140,16 @@ def _copy(source: Path, folder: Path) -> None:
 
 def _require_fits(folder: Path, config: PreTrainedConfig, source: Path) -> None:
     try:
-        found = _load(folder)
-    except Exception as error:
-        # The tokenizers library raises the bare class for a file that it cannot read.
-        known = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
-        if not isinstance(error, known) and type(error) is not Exception:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"the tokenizer in {str(source)!r} cannot be read: {reason}") from error
-    rows = _rows(config)
-    if len(found) > rows:
+        with TokenCounter(str(folder)) as counter:  # in another process: it may mean ill
+            tokens = counter.tokens
+    except InputError as error:
         raise InputError(
-            f"the tokenizer in {str(source)!r} has {len(found):,} tokens, and the model {rows:,}",
+            f"the tokenizer in {str(source)!r} cannot be read: {error.message}", hint=error.hint
+        ) from error
+    rows = _rows(config)
+    if tokens > rows:
+        raise InputError(
+            f"the tokenizer in {str(source)!r} has {tokens:,} tokens, and the model {rows:,}",
             hint="name the tokenizer of this model, or none",
         )
 

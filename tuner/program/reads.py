@@ -17,6 +17,7 @@ import yaml
 from tuner.apply.notebook import notebook_python
 from tuner.apply.source import READERS, SourceFile, read_places
 from tuner.errors import InputError
+from tuner.files import read_file
 from tuner.space.keypath import Path as Keys
 
 NOTEBOOK = ".ipynb"
@@ -78,9 +79,7 @@ def read_by(main: SourceFile, roots: Sequence[Path], words: Sequence[str]) -> di
 def opened(path: Path) -> SourceFile | None:
     """The file at `path`; None for what holds no settings: a folder, data, broken text."""
     try:
-        if not path.is_file() or path.stat().st_size > MOST_BYTES_OF_SETTINGS:
-            return None
-        data = path.read_bytes()
+        data = read_file(path, MOST_BYTES_OF_SETTINGS)
         return SourceFile(path, data, read_places(data, path))
     except (OSError, ValueError, InputError):
         return None

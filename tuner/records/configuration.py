@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _shared(value: Any) -> Any:
+    """`value` as it is kept; words are the same objects in all configurations."""
+    if type(value) is str:
+        return sys.intern(value)
+    return tuple(map(_shared, value)) if isinstance(value, list | tuple) else value
+
 
 KnobValue = bool | int | float | str | tuple[str, ...]
 
@@ -23,8 +32,7 @@ class Configuration(Mapping[str, KnobValue]):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values: dict[str, KnobValue] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in sorted(values.items())
+            name: _shared(value) for name, value in sorted(values.items())
         }
         self._key = hashlib.sha256(_encode(self._values).encode()).hexdigest()[:16]
 
@@ -44,6 +52,9 @@ class Configuration(Mapping[str, KnobValue]):
     def to_dict(self) -> dict[str, Any]:
         """The values as JSON types (tuples become lists)."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in self._values.items()}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
 
     def __getitem__(self, name: str) -> KnobValue:
         return self._values[name]

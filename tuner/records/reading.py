@@ -59,6 +59,8 @@ def faults(cls: type[Any], data: Mapping[str, Any]) -> list[Problem]:
             except msgspec.ValidationError as error:
                 text, inside = _in_words(str(error))
                 found.append(Problem(text, name + inside))
+            except UnicodeEncodeError:  # of a text in the place of a number
+                found.append(Problem("holds half of a surrogate pair, which is no character", name))
         elif its.default is its.default_factory is dataclasses.MISSING:
             found.append(Problem("is missing", name))
     return found

@@ -258,6 +258,28 @@ def recommend(
     meeting = (r for r in records if where is None or where(r.configuration))
     allowed = trusted(meeting, gpu.memory_bytes)
     fitting = [r for r in allowed if fits_within(r, gpu.memory_bytes)]
+    return best_of(
+        fitting,
+        space,
+        gpu,
+        trials=len(allowed),
+        baseline=find_baseline(records, space.baseline),
+        conditions=conditions,
+        objective=objective,
+    )
+
+
+def best_of(
+    fitting: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: GpuLike,
+    *,
+    trials: int,
+    baseline: TrialRecord | None,
+    conditions: Sequence[str] = (),
+    objective: Objective = THROUGHPUT,
+) -> BestTrial | None:
+    """As `recommend`, of those of `trials` that fit and may be chosen."""
     ranked = [(gain, r) for r in fitting if (gain := objective.gain(r)) is not None]
     if not ranked:
         return None
@@ -270,8 +292,8 @@ def recommend(
         gpu=gpu,
         space=space,
         cost=run_cost(best, space, gpu),
-        gain=_gain(best, find_baseline(records, space.baseline), gpu),
-        trials=len(allowed),
+        gain=_gain(best, baseline, gpu),
+        trials=trials,
         fitting=len(fitting),
         conditions=tuple(conditions),
         objective=objective,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from tuner.records import KnobValue, TrialRecord
-from tuner.results.front import device_bytes, samples_per_s
+from tuner.records import KnobValue
 from tuner.results.plot import (
     COLORS,
     EMULATED_COLOR,
@@ -26,7 +26,7 @@ from tuner.results.plot import (
 )
 from tuner.results.prediction_error import QUANTITIES, pairs
 from tuner.results.table import value_text
-from tuner.results.view import Kind, View
+from tuner.results.view import Kind, View, numbers_of
 from tuner.text import printable
 from tuner.units import GIB, significant
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 MAX_KNOB_POINTS = 800
-"""Points of one small knob figure; more are drawn as an even sample, the lines use all."""
+"""Points of one small knob figure, and values of its line; of more an even sample is drawn."""
 _PLAIN_TICKS = {"exponentformat": "none", "separatethousands": True}
 """0.0005 and 12,000, where plotly.js would write 500μ and 12k."""
 MAX_TICKS = 8
@@ -74,7 +74,7 @@ def front_figure(view: View) -> dict[str, Any]:
     import plotly.graph_objects as go  # only where a report is written
 
     figure = go.Figure()
-    front = [_point(r) for r in view.front]
+    front = [_point(numbers_of(r)) for r in view.front]
     if front:
         end = (view.gpu.memory_bytes - view.margin_bytes) / GIB
         figure.add_scatter(
@@ -85,21 +85,21 @@ def front_figure(view: View) -> dict[str, Any]:
             hoverinfo="skip",
             showlegend=False,
         )
-    for kind in _DRAW_ORDER:
-        indices = [i for i, _ in _of_kind(view, kind)]
+    for kind, indices in _by_kind(view).items():
         if indices:
             _add_points(figure, view, kind, indices)
     _add_rings(figure, view)
     _add_limits(figure, view)
+    memory = memory_range_gib(view)
     figure.update_layout(
         template="none",
         xaxis={
             "title": {"text": f"peak device memory ({view.drawn_source}), GiB"},
-            "range": list(memory_range_gib(view)),
+            "range": list(memory),
         },
         yaxis={
             "title": {"text": f"throughput ({view.drawn_source}), samples/s"},
-            "range": list(throughput_range(view)),
+            "range": list(throughput_range(view, memory[1])),
             **_PLAIN_TICKS,
         },
         legend={
@@ -171,24 +171,40 @@ def _log_ticks(low: float, high: float) -> dict[str, Any]:
 
 def knob_figures(view: View) -> list[KnobFigure]:
     """One figure for each value of the configuration that varies over the trials."""
+    memory = memory_range_gib(view)
+    common = _Common(view, _by_kind(view), memory, throughput_range(view, memory[1]))
+    columns = zip(*(r.configuration.values_of(view.knobs) for r in view.records), strict=True)
     figures = []
-    for name in view.knobs:
-        values = {r.configuration[name] for r in view.records if name in r.configuration}
-        if len(values) > 1:
-            figures.append(_knob_figure(view, name, sorted(values, key=_value_order)))
+    for name, column in zip(view.knobs, columns, strict=False):  # no column without a record
+        if len({value for value in column if value is not None}) > 1:
+            figures.append(_knob_figure(common, name, column))
     return figures
 
 
-def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigure:
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What the figures of all knobs share."""
+
+    view: View
+    places: Mapping[Kind, Sequence[int]]
+    memory_gib: tuple[float, float]
+    samples_per_s: tuple[float, float]
+
+
+def _knob_figure(common: _Common, name: str, column: Sequence[KnobValue | None]) -> KnobFigure:
+    """The figure of a knob; `column` is its value in each trial, None where it has none."""
     from plotly.subplots import make_subplots
 
+    view = common.view
+    values = sorted({value for value in column if value is not None}, key=_value_order)
     slot = {value: index for index, value in enumerate(values)}
+    slots = [None if value is None else slot[value] for value in column]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07)
-    fastest = _best_by_value(view, name, slot)
+    fastest = _best_by_value(common, slots)
     for kind in _DRAW_ORDER:
         if kind is Kind.FRONT and fastest:  # over the crowd, under the front and the best
             _add_fastest_line(figure, fastest)
-        _add_knob_points(figure, view, kind, name, slot)
+        _add_knob_points(figure, common, kind, slots)
     limit = (view.gpu.memory_bytes - view.margin_bytes) / GIB
     line = {"color": COLORS[Kind.TOO_LARGE], "width": 1.2, "dash": "dash"}
     figure.add_hline(y=limit, line=line, row=2, col=1)
@@ -196,23 +212,24 @@ def _knob_figure(view: View, name: str, values: Sequence[KnobValue]) -> KnobFigu
     ticks = {"tickvals": shown, "ticktext": [_as_text(values[i]) for i in shown]}
     figure.update_xaxes(range=[-0.6, len(values) - 0.4], zeroline=False, **ticks)
     figure.update_xaxes(automargin=True, row=2, col=1)  # long names stand aslant
-    speeds = {"range": list(throughput_range(view)), **_PLAIN_TICKS}
+    speeds = {"range": list(common.samples_per_s), **_PLAIN_TICKS}
     figure.update_yaxes(title="samples/s", row=1, col=1, **speeds)
-    figure.update_yaxes(range=list(memory_range_gib(view)), title="GiB", row=2, col=1)
+    figure.update_yaxes(range=list(common.memory_gib), title="GiB", row=2, col=1)
     margin = {"l": 52, "r": 8, "t": 6, "b": 30}
     figure.update_layout(template="none", margin=margin, hovermode="closest")
     return KnobFigure(name, _knob_summary(fastest, values), _as_data(figure))
 
 
 def _add_knob_points(
-    figure: Figure, view: View, kind: Kind, name: str, slot: Mapping[KnobValue, int]
+    figure: Figure, common: _Common, kind: Kind, slots: Sequence[int | None]
 ) -> None:
-    indices = [i for i, r in _of_kind(view, kind) if name in r.configuration]
+    view = common.view
+    indices = [i for i in common.places[kind] if slots[i] is not None]
     share = MAX_KNOB_POINTS * len(indices) // max(1, len(view.records))
     keep = indices if kind in (Kind.FRONT, Kind.BEST) else _thinned(indices, share)
     spread = 0.0 if kind is Kind.BEST else 0.5
-    xs = [slot[view.records[i].configuration[name]] + spread * _jitter(i) for i in keep]
-    points = [_point(view.records[i]) for i in keep]
+    xs = [(slots[i] or 0) + spread * _jitter(i) for i in keep]
+    points = [_point(view.numbers[i]) for i in keep]
     symbol, size, opacity = _SYMBOLS[kind]
     for row, coordinate in ((1, 1), (2, 0)):
         figure.add_scatter(
@@ -235,13 +252,15 @@ def _add_knob_points(
 
 
 def _add_fastest_line(figure: Figure, fastest: Mapping[int, float]) -> None:
+    shown = _thinned(list(fastest), MAX_KNOB_POINTS)
+    speeds = [fastest[slot] for slot in shown]
     figure.add_scatter(
-        x=list(fastest),
-        y=list(fastest.values()),
+        x=shown,
+        y=speeds,
         mode="lines+markers",
         line={"color": COLORS[Kind.FRONT], "width": 2},
         marker={"size": 5},
-        text=[significant(speed) for speed in fastest.values()],
+        text=[significant(speed) for speed in speeds],
         hovertemplate="fastest that fits: %{text} samples/s<extra></extra>",
         showlegend=False,
         row=1,
@@ -264,21 +283,19 @@ def _knob_summary(fastest: Mapping[int, float], values: Sequence[KnobValue]) -> 
     return text + "."
 
 
-def _best_by_value(view: View, name: str, slot: Mapping[KnobValue, int]) -> dict[int, float]:
+def _best_by_value(common: _Common, slots: Sequence[int | None]) -> dict[int, float]:
     """The highest throughput among fitting trials at each value, by the value's position."""
     fastest: dict[int, float] = {}
-    for record, kind in zip(view.records, view.kinds, strict=True):
-        speed = samples_per_s(record)
-        fits = kind in (Kind.BEST, Kind.FRONT, Kind.FITS)
-        if fits and speed is not None and name in record.configuration:
-            index = slot[record.configuration[name]]
-            fastest[index] = max(speed, fastest.get(index, 0.0))
+    for place in chain.from_iterable(common.places[k] for k in (Kind.BEST, Kind.FRONT, Kind.FITS)):
+        index, numbers = slots[place], common.view.numbers[place]
+        if index is not None and numbers:
+            fastest[index] = max(numbers[1], fastest.get(index, 0.0))
     return {index: _rounded(fastest[index]) for index in sorted(fastest)}
 
 
 def _add_points(figure: Figure, view: View, kind: Kind, indices: Sequence[int]) -> None:
     symbol, size, opacity = _SYMBOLS[kind]
-    points = [_point(view.records[i]) for i in indices]
+    points = [_point(view.numbers[i]) for i in indices]
     count = "" if kind is Kind.BEST else f" ({len(view.front if kind is Kind.FRONT else indices)})"
     marker: dict[str, Any] = {
         "symbol": symbol,
@@ -303,10 +320,10 @@ def _add_points(figure: Figure, view: View, kind: Kind, indices: Sequence[int]) 
 
 def _add_rings(figure: Figure, view: View) -> None:
     """A ring around what was emulated, where there are numbers of other kinds."""
-    found = [i for i in emulated_among_others(view) if view.records[i].outcome.evidence is not None]
+    found = [i for i in emulated_among_others(view) if view.numbers[i]]
     if not found:
         return
-    points = [_point(view.records[i]) for i in found]
+    points = [_point(view.numbers[i]) for i in found]
     figure.add_scatter(
         x=[p[0] for p in points],
         y=[p[1] for p in points],
@@ -338,15 +355,19 @@ def _add_limits(figure: Figure, view: View) -> None:
         figure.add_annotation(x=limit - margin, xanchor="right", text=text, **label)
 
 
-def _of_kind(view: View, kind: Kind) -> Iterable[tuple[int, TrialRecord]]:
-    for index, record in enumerate(view.records):
-        if view.kinds[index] is kind and record.outcome.evidence is not None:
-            yield index, record
+def _by_kind(view: View) -> dict[Kind, list[int]]:
+    """The places of the trials with numbers by how they are drawn, in the order of drawing."""
+    found: dict[Kind, list[int]] = {kind: [] for kind in _DRAW_ORDER}
+    for place, (numbers, kind) in enumerate(zip(view.numbers, view.kinds, strict=True)):
+        if numbers:
+            found[kind].append(place)
+    return found
 
 
-def _point(record: TrialRecord) -> tuple[float, float]:
+def _point(numbers: tuple[int, float] | None) -> tuple[float, float]:
     """Memory in GiB and throughput in samples/s, no finer than a screen can show."""
-    return round((device_bytes(record) or 0) / GIB, 3), _rounded(samples_per_s(record) or 0.0)
+    size, speed = numbers or (0, 0.0)
+    return round(size / GIB, 3), _rounded(speed)
 
 
 def _rounded(speed: float) -> float:

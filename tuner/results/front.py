@@ -77,7 +77,7 @@ def fits_within(record: TrialRecord, limit_bytes: int) -> bool:
     check = record.verified_by
     if check is not None and check.outcome.ran is not None and not fits_within(check, limit_bytes):
         return False
-    return record.fits and record.budget.with_limit(limit_bytes).fits(used_bytes)
+    return record.fits and used_bytes <= limit_bytes - record.budget.margin_bytes
 
 
 def trusted(records: Iterable[TrialRecord], limit_bytes: int) -> list[TrialRecord]:
@@ -100,25 +100,39 @@ def pareto_front(
     objectives: Sequence[Objective] = DEFAULT_OBJECTIVES,
     limit_bytes: int | None = None,
 ) -> tuple[TrialRecord, ...]:
-    """The fitting trials that no other one beats, best in the first objective first.
+    """The fitting trials that no other one beats; see `unbeaten`.
+
+    With `limit_bytes`, only trials that fit there with their margin count; otherwise those that
+    fit their own GPU.
+    """
+    fitting = (
+        record
+        for record in records
+        if fits_within(record, record.gpu_memory_bytes if limit_bytes is None else limit_bytes)
+    )
+    return unbeaten(fitting, objectives)
+
+
+def unbeaten(
+    records: Iterable[TrialRecord], objectives: Sequence[Objective]
+) -> tuple[TrialRecord, ...]:
+    """The trials that no other one beats, best in the first objective first.
 
     A trial beats another when it is at least as good in every objective and better in one.
     Of trials with equal numbers one stands for all (the smallest configuration key), so the
-    result depends on the set of records and never on their order. With `limit_bytes`, only
-    trials that fit there with their margin count; otherwise those that fit their own GPU.
+    result depends on the set of records and never on their order.
     """
     candidates: list[tuple[tuple[float, ...], TrialRecord]] = []
     for record in records:
-        limit = record.gpu_memory_bytes if limit_bytes is None else limit_bytes
-        gains = [objective.gain(record) for objective in objectives]
-        known = tuple(gain for gain in gains if gain is not None)
-        if len(known) == len(gains) and fits_within(record, limit):
-            candidates.append((known, record))
+        gains = tuple(g for o in objectives if (g := o.gain(record)) is not None)
+        if len(gains) == len(objectives):
+            candidates.append((gains, record))
     # In this order nothing can be beaten by what comes after it: one pass is enough.
     candidates.sort(key=lambda c: ([-g for g in c[0]], c[1].configuration.key, c[1].trial_id))
     front: list[tuple[tuple[float, ...], TrialRecord]] = []
     for gains_, record in candidates:
-        if not any(_covers(kept, gains_) for kept, _ in front):
+        # What came last is best in the second objective: of two, it covers all that is covered.
+        if not any(_covers(kept, gains_) for kept, _ in reversed(front)):
             front.append((gains_, record))
     return tuple(record for _, record in front)
 

@@ -32,8 +32,10 @@ def _shown(value: Any) -> Any:
 
 def all_shown(value: Any) -> Any:
     """The same of every text in lists and tables of them."""
+    if isinstance(value, str):
+        return _shown(value)
     if isinstance(value, dict):
         return {_shown(name): all_shown(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [all_shown(item) for item in value]
-    return _shown(value)
+    return value

@@ -6,26 +6,35 @@ that one gives up than of how it is trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.records import KnobValue, TrialRecord
-from tuner.results.front import fits_within, pareto_front, trusted
+from tuner.results.front import fits_within, trusted, unbeaten
 from tuner.results.view import View
+
+SHOWN_LEVELS = 200
+"""More than a person reads; a table of a hundred thousand takes a minute to draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The trials of one level: its front, least memory first; empty where none of them fits."""
+    """The trials of one level of `view`."""
 
+    view: View
     values: Mapping[str, KnobValue]
-    front: tuple[TrialRecord, ...]
-    trials: int
+    records: Sequence[TrialRecord]
 
     @property
-    def best(self) -> TrialRecord | None:
-        """The one that is best in the first objective."""
-        return self.front[-1] if self.front else None
+    def trials(self) -> int:
+        """How many were tried."""
+        return len(self.records)
+
+    def front(self) -> tuple[TrialRecord, ...]:
+        """Those that no other one beats, least memory first; empty where none of them fits."""
+        chosen = trusted(self.records, self.view.gpu.memory_bytes)
+        fitting = [r for r in chosen if fits_within(r, self.view.gpu.memory_bytes)]
+        return tuple(reversed(unbeaten(fitting, self.view.objectives)))
 
 
 def levels(view: View) -> tuple[Level, ...]:
@@ -37,23 +46,17 @@ def levels(view: View) -> tuple[Level, ...]:
     names = [name for name in view.space.capacity if name in view.knobs]
     grouped: dict[tuple[KnobValue | None, ...], list[TrialRecord]] = {}
     for record in view.records:
-        grouped.setdefault(tuple(record.configuration.get(n) for n in names), []).append(record)
+        grouped.setdefault(record.configuration.values_of(names), []).append(record)
     if len(grouped) < 2:
         return ()
     return tuple(
         Level(
+            view,
             values={n: v for n, v in zip(names, values, strict=True) if v is not None},
-            front=_front(grouped[values], view),
-            trials=len(grouped[values]),
+            records=grouped[values],
         )
         for values in sorted(grouped, key=lambda values: [_order(value) for value in values])
     )
-
-
-def _front(records: list[TrialRecord], view: View) -> tuple[TrialRecord, ...]:
-    chosen = trusted(records, view.gpu.memory_bytes)
-    fitting = [r for r in chosen if fits_within(r, view.gpu.memory_bytes)]
-    return tuple(reversed(pareto_front(fitting, objectives=view.objectives)))
 
 
 def _order(value: KnobValue | None) -> tuple[bool, float, str]:

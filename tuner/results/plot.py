@@ -65,7 +65,7 @@ def emulated_among_others(view: View) -> list[int]:
 
 def memory_range_gib(view: View) -> tuple[float, float]:
     """Where the memory axis starts and ends, in GiB: around the trials and the GPU's memory."""
-    used = [size / GIB for r in view.records if (size := device_bytes(r)) is not None]
+    used = [numbers[0] / GIB for numbers in view.numbers if numbers]
     limit = view.gpu.memory_bytes / GIB
     end = min(max([*used, limit]), limit * BEYOND)
     if used and max(used) < limit * FAR:
@@ -81,14 +81,9 @@ def is_limit_far(view: View) -> bool:
     return memory_range_gib(view)[1] < (view.gpu.memory_bytes - view.margin_bytes) / GIB
 
 
-def throughput_range(view: View) -> tuple[float, float]:
-    """Where the throughput axis starts and ends, in samples/s, for what the memory axis shows."""
-    _, end = memory_range_gib(view)
-    speeds = [
-        speed
-        for r in view.records
-        if (speed := samples_per_s(r)) is not None and (device_bytes(r) or 0) / GIB <= end
-    ]
+def throughput_range(view: View, end: float) -> tuple[float, float]:
+    """Where the throughput axis starts and ends, in samples/s, for a memory axis to `end` GiB."""
+    speeds = [numbers[1] for numbers in view.numbers if numbers and numbers[0] / GIB <= end]
     low, high = min(speeds, default=0.0), max(speeds, default=1.0)
     pad = 0.08 * (high - low) or 0.1 * high or 1.0
     return max(0.0, low - pad), high + 1.6 * pad
@@ -97,7 +92,7 @@ def throughput_range(view: View) -> tuple[float, float]:
 def count_beyond(view: View) -> int:
     """How many trials need more memory than the memory axis shows."""
     _, end = memory_range_gib(view)
-    return sum((device_bytes(r) or 0) / GIB > end for r in view.records)
+    return sum(numbers[0] / GIB > end for numbers in view.numbers if numbers)
 
 
 def pareto_png(view: View) -> bytes:
@@ -234,8 +229,9 @@ def _header(view: View) -> list[str]:
 
 
 def _dress(axes: Axes, view: View) -> None:
-    axes.set_xlim(*memory_range_gib(view))
-    axes.set_ylim(*throughput_range(view))
+    memory = memory_range_gib(view)
+    axes.set_xlim(*memory)
+    axes.set_ylim(*throughput_range(view, memory[1]))
     axes.set_xlabel(f"peak device memory ({view.drawn_source}), GiB", color=_INK, fontsize=10.5)
     axes.set_ylabel(f"throughput ({view.drawn_source}), samples/s", color=_INK, fontsize=10.5)
     title = f"{view.space.name} on {view.gpu.name}: {view.source}"
@@ -294,9 +290,9 @@ def subtitle(view: View) -> str:
 
 def _points(view: View, kind: Kind) -> list[tuple[float, float]]:
     return [
-        _point(r)
-        for r, k in zip(view.records, view.kinds, strict=True)
-        if k is kind and r.outcome.evidence is not None
+        (numbers[0] / GIB, numbers[1])
+        for numbers, k in zip(view.numbers, view.kinds, strict=True)
+        if k is kind and numbers
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from tuner.results.figures import front_figure, knob_figures, prediction_error_f
 from tuner.results.front import room_bytes
 from tuner.results.gpus_figure import gpu_rows, gpus_figure, has_emulated, same_conditions
 from tuner.results.html import all_shown, page_environment
-from tuner.results.levels import levels
+from tuner.results.levels import SHOWN_LEVELS, Level, levels
 from tuner.results.memory_timeline_figure import timeline_figure
 from tuner.results.objective_plot import axes_of, objective_figure
 from tuner.results.other_gpus import OtherGpus, front_of
@@ -71,6 +71,7 @@ def report_html(
     content security policy forbids it to.
     """
     knobs = knob_figures(view)
+    every_level = levels(view)
     rows = progress(view)
     fronts = [front_of(view), *other_gpus.fronts] if other_gpus.fronts else []
     more = {
@@ -105,7 +106,8 @@ def report_html(
             memory_parts=_memory_parts(view.best) if view.best else [],
             time_parts=_time_parts(view.best) if view.best else [],
             front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
-            levels=_levels(view),
+            levels=_levels(view, every_level[:SHOWN_LEVELS]),
+            level_count=len(every_level),
             stages=_stages(view),
             front_title=_front_title(view),
             knobs=knobs,
@@ -221,7 +223,7 @@ def _trials(view: View) -> dict[str, Any]:
 
 def _trial_row(view: View, record: TrialRecord) -> list[object]:
     evidence, outcome = record.outcome.evidence, record.outcome
-    settings = [_cell(record.configuration.get(name)) for name in view.knobs]
+    settings = list(map(_cell, record.configuration.values_of(view.knobs)))
     numbers: list[object] = [None, None, None, None]
     if evidence is not None:
         numbers = [
@@ -267,14 +269,14 @@ def _front_title(view: View) -> str:
     return f"{up.title[:1].upper()}{up.title[1:]} against {across.title}"
 
 
-def _levels(view: View) -> list[dict[str, Any]]:
+def _levels(view: View, shown: Sequence[Level]) -> list[dict[str, Any]]:
     return [
         {
             "text": ", ".join(f"{k} {value_text(v)}" for k, v in level.values.items()),
             "trials": level.trials,
-            "rows": [_front_row(view, record) for record in level.front],
+            "rows": [_front_row(view, record) for record in level.front()],
         }
-        for level in levels(view)
+        for level in shown
     ]
 
 

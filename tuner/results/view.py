@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.records import Configuration, KnobValue, Source, Status, TrialRecord
-from tuner.results.best import BestTrial, recommend
+from tuner.results.best import BestTrial, best_of, find_baseline
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.front import (
     DEFAULT_OBJECTIVES,
     Objective,
     fits_within,
-    pareto_front,
     trusted,
+    unbeaten,
 )
 from tuner.results.journal import latest
 from tuner.results.objectives import objectives_of
@@ -50,6 +50,8 @@ class View:
     gpu: GpuLike
     records: tuple[TrialRecord, ...]
     kinds: tuple[Kind, ...]
+    numbers: tuple[tuple[int, float] | None, ...]
+    """Of each record, by position, what `numbers_of` says."""
     front: tuple[TrialRecord, ...]
     best: BestTrial | None
     conditions: tuple[str, ...]
@@ -103,17 +105,27 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         if (r.space, r.gpu, r.gpu_memory_bytes) == (space.name, gpu.id, gpu.memory_bytes)
     ]
     meets = [where is None or where(r.configuration) for r in own]
-    meeting = (r for r, ok in zip(own, meets, strict=True) if ok)
+    allowed = trusted((r for r, ok in zip(own, meets, strict=True) if ok), gpu.memory_bytes)
     chosen = objectives_of(objectives or space.objectives, space, gpu) or DEFAULT_OBJECTIVES
-    front = pareto_front(trusted(meeting, gpu.memory_bytes), objectives=chosen)
+    fits = {r.configuration.key for r in own if fits_within(r, gpu.memory_bytes)}
+    fitting = [r for r in allowed if r.configuration.key in fits]
+    front = unbeaten(fitting, chosen)
     shown = max((r.source.rank for r in front), default=0)
-    best = recommend(own, space, gpu, where=where, conditions=conditions, objective=chosen[0])
-    on_front = {r.configuration.key for r in front}
-    best_key = best.configuration.key if best else ""
+    best = best_of(
+        fitting,
+        space,
+        gpu,
+        trials=len(allowed),
+        baseline=find_baseline(own, space.baseline),
+        conditions=conditions,
+        objective=chosen[0],
+    )
+    drawn = {r.configuration.key: Kind.FRONT for r in front}
+    drawn |= {best.configuration.key: Kind.BEST} if best and best.configuration.key in drawn else {}
     kinds = tuple(
         Kind.UNTRIED if kind in (Kind.FITS, Kind.OUTSIDE) and r.source.rank < shown else kind
         for r, ok in zip(own, meets, strict=True)
-        for kind in (_kind(r, ok, gpu.memory_bytes, on_front=on_front, best_key=best_key),)
+        for kind in (_kind(r, r.configuration.key in fits, ok, drawn),)
     )
     knobs = _shown_names(own, space)
     return View(
@@ -121,6 +133,7 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         gpu=gpu,
         records=tuple(own),
         kinds=kinds,
+        numbers=tuple(map(numbers_of, own)),
         front=tuple(reversed(front)),
         best=best,
         conditions=tuple(conditions),
@@ -134,6 +147,12 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
     )
 
 
+def numbers_of(record: TrialRecord) -> tuple[int, float] | None:
+    """Device memory in bytes and throughput in samples/s; None for a trial without numbers."""
+    evidence = record.outcome.evidence
+    return (evidence.memory.device_bytes, evidence.speed.samples_per_s) if evidence else None
+
+
 def source_label(records: Sequence[TrialRecord]) -> str:
     """Which kinds of numbers `records` hold, in words."""
     sources = {e.source for r in records if (e := r.outcome.evidence) is not None}
@@ -141,26 +160,21 @@ def source_label(records: Sequence[TrialRecord]) -> str:
 
 
 def _shown_names(records: Sequence[TrialRecord], space: SpaceFacts) -> tuple[str, ...]:
-    values: dict[str, set[KnobValue | None]] = {}
-    names = {name for record in records for name in record.configuration}
+    names = sorted({name for record in records for name in record.configuration})
+    values: dict[str, set[KnobValue | None]] = {name: set() for name in names}
     for record in records:
-        for name in names:
-            values.setdefault(name, set()).add(record.configuration.get(name))
+        for name, value in zip(names, record.configuration.values_of(names), strict=True):
+            values[name].add(value)
     first = [name for name in space.knobs if name in names]
-    rest = [name for name in sorted(names) if name not in first and len(values[name]) > 1]
+    rest = [name for name in names if name not in first and len(values[name]) > 1]
     return (*first, *rest)
 
 
-def _kind(
-    record: TrialRecord, meets: bool, limit_bytes: int, *, on_front: set[str], best_key: str
-) -> Kind:
-    if not fits_within(record, limit_bytes):
+def _kind(record: TrialRecord, fits: bool, meets: bool, drawn: Mapping[str, Kind]) -> Kind:
+    if not fits:
         # A trial that ran, and leaves less than the margin free, does not fit either.
         full = record.outcome.status in (Status.OOM, Status.OK)
         return Kind.TOO_LARGE if full else Kind.FAILED
     if not meets:
         return Kind.OUTSIDE
-    key = record.configuration.key
-    if key in on_front:
-        return Kind.BEST if key == best_key else Kind.FRONT
-    return Kind.FITS
+    return drawn.get(record.configuration.key, Kind.FITS)

@@ -1,6 +1,6 @@
 """Reads a tokenizer of transformers, without the network and without remote code.
 
-In the process of `tuner.data.tokenizer_process` alone: what it reads may mean ill.
+In the process of `tuner.models.tokenizer_process` alone: what it reads may mean ill.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class LoadedTokenizer:
     def has_chat_template(self) -> bool:
         """Whether conversations can be rendered."""
         return bool(self._tokenizer.chat_template)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it knows, those that were added to its vocabulary among them."""
+        return len(self._tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: object = None) -> str:
         """The text that the chat template makes of messages and, where it is a list, `tools`.
@@ -82,7 +87,7 @@ def load_here(name: str) -> LoadedTokenizer:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"tokenizer {name!r} is a file", hint="give its folder")
     if folder.is_dir():
-        _check_files(folder)
+        check_files(folder)
     entry = None if folder.is_dir() else get_entry(name)
     source = str(folder) if folder.is_dir() else entry.hub_id if entry else name
     try:
@@ -105,7 +110,7 @@ def load_here(name: str) -> LoadedTokenizer:
     return LoadedTokenizer(found, name)
 
 
-def _check_files(folder: Path) -> None:
+def check_files(folder: Path) -> None:
     """Raise `InputError` for a pipe, a device or a huge file in the place of one of a tokenizer."""
     for pattern in _FILES:
         for path in folder.glob(pattern):

@@ -3,7 +3,7 @@
 A tokenizer's pattern can backtrack for years, its normalizer make terabytes of a word, and its chat
 template count for ever. Nothing in Python stops a library that does so; another process can.
 
-Run as `python -m tuner.data.tokenizer_process DESCRIPTOR`, with one end of a socket. What goes
+Run as `python -m tuner.models.tokenizer_process DESCRIPTOR`, with one end of a socket. What goes
 through it is JSON, so that whoever takes this process over has no way into the other.
 """
 
@@ -16,8 +16,8 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tuner.data.tokenizer import LoadedTokenizer, load_here
 from tuner.errors import InputError, TunerError, UnavailableError
+from tuner.models.tokenizer import LoadedTokenizer, load_here
 
 MAX_MEMORY_BYTES = 4 << 30
 """Of the whole process; the largest published tokenizers take half a GiB."""
@@ -62,7 +62,8 @@ def _answer(loaded: dict[int, LoadedTokenizer], *, do: str, number: int, **how: 
     if do == "load":
         os.chdir(how["folder"])  # names of folders are relative to the other's
         loaded[number] = load_here(how["name"])
-        return loaded[number].has_chat_template
+        found = loaded[number]
+        return {"has_chat_template": found.has_chat_template, "tokens": found.tokens}
     if do == "forget":
         loaded.pop(number, None)
         return None

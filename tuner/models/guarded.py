@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tuner.data.tokenizer_process import MAX_MEMORY_BYTES, raised
 from tuner.errors import InputError, UnavailableError
+from tuner.models.tokenizer_process import MAX_MEMORY_BYTES, raised
 
 START_WITHIN_S = 300.0
 """Importing transformers takes seconds, minutes from a cold network disk."""
@@ -32,15 +32,17 @@ SLOWEST_CHARACTERS_PER_S = 20_000
 class TokenCounter:
     """Counts the tokens of texts and conversations with one tokenizer; a context manager.
 
-    Every method raises `InputError` where the tokenizer takes too long, too much memory, or ends
-    the process that it is read in.
+    `tokens` is how many it knows. Every method raises `InputError` where the tokenizer takes too
+    long, too much memory, or ends the process that it is read in.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._number = next(_numbers)
         self._process = _process()
-        self.has_chat_template = bool(self._ask("load", name=name, folder=str(Path.cwd())))
+        loaded = self._ask("load", name=name, folder=str(Path.cwd()))
+        self.has_chat_template: bool = loaded["has_chat_template"]
+        self.tokens: int = loaded["tokens"]
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +101,13 @@ class _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(  # noqa: S603 - this program itself
-                [sys.executable, "-P", "-m", "tuner.data.tokenizer_process", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "tuner.models.tokenizer_process",
+                    str(theirs.fileno()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
