@@ -11,7 +11,8 @@ from estimate_samples import configuration, tiny_config, traced
 from benchmarks.accuracy.attention import register
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.predict import Subject, predict
-from tuner.estimators.speed.roofline import Efficiency, Roofline, matmul_peak, power_limit
+from tuner.estimators.speed.product_rates import matmul_peak, power_limit
+from tuner.estimators.speed.roofline import Efficiency, Roofline
 from tuner.estimators.tracing.timeline import MASK, Work
 from tuner.gpus import get_gpu
 from tuner.workloads import get_workload

@@ -12,7 +12,15 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.accuracy.coverage import STEP, Held, held_rows, probable_priors
+from benchmarks.accuracy.coverage import (
+    STEP,
+    Held,
+    held_rows,
+    interval_of,
+    learned_from,
+    probable_priors,
+    unseen_gpu,
+)
 from benchmarks.accuracy.report import Comparison, rank_correlation
 from tuner.estimators.calibration.calibrate import prior_of
 from tuner.estimators.calibration.correction import STEP as STEP_QUANTITY
@@ -48,14 +56,15 @@ def text(comparisons: Sequence[Comparison]) -> str:
     """The tables of all ways, as Markdown."""
     timed = [c for c in comparisons if c.case.measured.step_s]
     rows = dict(zip(map(id, timed), held_rows(timed)[STEP], strict=True))
-    trusted = [row for row in rows.values() if row.grade == "A"]
+    trusted = learned_from([*rows.values()], STEP)
 
     def without(value: Callable[[Held], str]) -> Judge:
-        priors = {
-            left_out: probable_priors([r for r in trusted if value(r) != left_out], STEP, left_out)
+        known = {
+            left_out: unseen_gpu(
+                probable_priors([r for r in trusted if value(r) != left_out], STEP, left_out), STEP
+            )
             for left_out in {value(row) for row in rows.values()}
         }
-        known = {left_out: Calibration.unseen(found) for left_out, found in priors.items()}
         return lambda c: _interval(c, known[value(rows[id(c)])], held_out=True)
 
     shipped = Calibration.fit((), prior_of(STEP_QUANTITY, has_profile=False))
@@ -73,11 +82,10 @@ def _interval(
 ) -> tuple[Interval, float]:
     predicted = comparison.predicted
     step_s = predicted.held_out_step_s if held_out else predicted.step_s
-    low, high = predicted.hosts
-    found = calibration.correct(step_s)
+    unknown = predicted.held_out_unknown if held_out else predicted.unknown
     measured = comparison.case.measured.step_s
     assert measured is not None
-    return Interval(found.low * low, found.median, found.high * high), measured
+    return interval_of(calibration, step_s, unknown), measured
 
 
 def _groups(timed: Sequence[Comparison], judge: Judge) -> Iterator[Group]:

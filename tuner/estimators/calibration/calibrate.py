@@ -27,7 +27,13 @@ from tuner.estimators.calibration.correction import (
     sizes_of,
     uncorrected,
 )
-from tuner.estimators.calibration.interval import Calibration, ErrorPrior, Floats, Observation
+from tuner.estimators.calibration.interval import (
+    Calibration,
+    ErrorPrior,
+    Floats,
+    Observation,
+    in_quadrature,
+)
 from tuner.estimators.speed.profile import uses_profile
 from tuner.records import Memory, Outcome, Prediction, Speed, Status, TrialRecord
 
@@ -87,24 +93,25 @@ def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
 
 
 def prior_intervals(
-    memory: Memory, speed: Speed, method: str, hosts: _Ends = (1.0, 1.0)
+    memory: Memory, speed: Speed, method: str, unknown: _Ends = (1.0, 1.0)
 ) -> dict[str, _Ends]:
     """The 90 % interval of each quantity of a prediction that nothing was measured for.
 
-    `method` is that of the prediction: it says whether a device profile was used. `hosts` is what
-    the step takes on the fastest and slowest host, over what is predicted: the interval of a step
-    that waits for launches is wider.
+    `method` is that of the prediction: it says whether a device profile was used. `unknown` are
+    the ends of what host, kernels and board may make of the step, over what is predicted
+    (`StepTimes.unknown`); to them comes by how much programs differ.
     """
     # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
     device, reserved, allocated, step = _prior_ends(uses_profile(method))
     if memory.peak_allocated_bytes == memory.device_bytes:
         # On a processor all three are resident bytes, which no allocator counts exactly.
         reserved = allocated = device
+    low, high = in_quadrature(step, unknown)
     return _named(
         (memory.device_bytes * device[0], memory.device_bytes * device[1]),
         (memory.peak_reserved_bytes * reserved[0], memory.peak_reserved_bytes * reserved[1]),
         (memory.peak_allocated_bytes * allocated[0], memory.peak_allocated_bytes * allocated[1]),
-        (speed.step_s * step[0] * hosts[0], speed.step_s * step[1] * hosts[1]),
+        (speed.step_s * low, speed.step_s * high),
         tokens=speed.tokens_per_s * speed.step_s,
     )
 
@@ -202,7 +209,7 @@ class Calibrations:
         }
         ends = {name: (expected[name].low, expected[name].high) for name in QUANTITIES}
         if not calibrations[STEP].count and not prediction.corrections:
-            # The prior's, with what it knows of hosts.
+            # The prior's, with what is unknown of host, kernels and board.
             ends[STEP] = prediction.intervals.get(STEP, ends[STEP])
         tokens = raw.speed.tokens_per_s * raw.speed.step_s
         return replace(multiplied(raw, factors), intervals=_named(*ends.values(), tokens=tokens))
