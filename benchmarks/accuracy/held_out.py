@@ -17,12 +17,10 @@ from benchmarks.accuracy.coverage import (
     Held,
     held_rows,
     interval_of,
-    learned_from,
-    probable_priors,
-    unseen_gpu,
+    program_prior,
 )
 from benchmarks.accuracy.report import Comparison, rank_correlation
-from tuner.estimators.calibration.calibrate import prior_of
+from tuner.estimators.calibration.calibrate import PROGRAM_PRIOR, prior_of
 from tuner.estimators.calibration.correction import STEP as STEP_QUANTITY
 from tuner.estimators.calibration.interval import Calibration, Interval
 
@@ -56,18 +54,17 @@ def text(comparisons: Sequence[Comparison]) -> str:
     """The tables of all ways, as Markdown."""
     timed = [c for c in comparisons if c.case.measured.step_s]
     rows = dict(zip(map(id, timed), held_rows(timed)[STEP], strict=True))
-    trusted = learned_from([*rows.values()], STEP)
 
     def without(value: Callable[[Held], str]) -> Judge:
         known = {
-            left_out: unseen_gpu(
-                probable_priors([r for r in trusted if value(r) != left_out], STEP, left_out), STEP
+            left_out: Calibration.fit(
+                (), program_prior([r for r in rows.values() if value(r) != left_out])
             )
             for left_out in {value(row) for row in rows.values()}
         }
         return lambda c: _interval(c, known[value(rows[id(c)])], held_out=True)
 
-    shipped = Calibration.fit((), prior_of(STEP_QUANTITY, has_profile=False))
+    shipped = Calibration.fit((), PROGRAM_PRIOR)
     ways: dict[str, Judge] = {
         "as shipped": lambda c: _interval(c, shipped, held_out=False),
         "leave one program out": without(lambda row: row.program),

@@ -13,8 +13,7 @@ from statistics import median_low
 from typing import Any
 
 from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
-from tuner.estimators.calibration.calibrate import prior_factors
-from tuner.estimators.calibration.correction import STEP
+from tuner.estimators.calibration.calibrate import step_factors
 from tuner.estimators.calibration.interval import Floats, in_quadrature
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.parallel import LINK_SHARE
@@ -145,7 +144,7 @@ class _Program:
         unpriced = self._unpriced(calls)
         share = sum(unpriced.values()) / max(1, sum(call.count for call in calls))
         low, high = in_quadrature(
-            prior_factors(STEP, has_profile=self._has_profile), *self._unknown(calls, total)
+            step_factors(has_profile=self._has_profile), *self._unknown(calls, total)
         )
         estimated_s = sum(
             call.count * self._seconds[call.number]
