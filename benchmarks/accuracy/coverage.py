@@ -60,6 +60,8 @@ class Held:
     observation: Observation
     unknown: tuple[float, float] = (1.0, 1.0)
     """What host, kernels and board may make of a step time, over what is predicted."""
+    samples: int = 1
+    """Of a step."""
 
     @property
     def unexplained(self) -> Observation:
@@ -141,6 +143,8 @@ def _held(
             name, predicted, measured, units=float(str(case.configuration["grad_accum"]))
         ),
         unknown=unknown if name == "step_s" else (1.0, 1.0),
+        samples=int(str(case.configuration["micro_batch"]))
+        * int(str(case.configuration["grad_accum"])),
     )
 
 

@@ -7,6 +7,8 @@ made again without those of the row's program, or of its GPU.
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from benchmarks.accuracy.report import Comparison, rank_correlation
 from tuner.estimators.calibration.calibrate import PROGRAM_PRIOR, prior_of
 from tuner.estimators.calibration.correction import STEP as STEP_QUANTITY
 from tuner.estimators.calibration.interval import Calibration, Interval
+from tuner.results.undecided import PAIR_ERROR
 
 TRIALS, DRAWS = 5, 20
 """Rows of a program and GPU that correct the others, and how many sets of them are drawn."""
@@ -71,7 +74,7 @@ def text(comparisons: Sequence[Comparison]) -> str:
         "leave one GPU out": without(lambda row: row.gpu),
     }
     parts = [_table(way, [*_groups(timed, judge)]) for way, judge in ways.items()]
-    return "\n".join([*parts, _corrected([*rows.values()])])
+    return "\n".join([*parts, _corrected([*rows.values()]), _pairs([*rows.values()])])
 
 
 def _interval(
@@ -181,3 +184,56 @@ def _corrected_cells(judged: Sequence[tuple[float, float, bool]]) -> str:
     before, after, inside = zip(*judged, strict=True)
     means = (statistics.fmean(before), statistics.fmean(after))
     return f"{means[0]:.1%} | {means[1]:.1%} | {statistics.fmean(inside):.0%}"
+
+
+def _pairs(rows: Sequence[Held]) -> str:
+    """By how much errors differ between two configurations of one model, program and machine.
+
+    And, with nothing of a program known, by how much those of other programs do. Rows that wait
+    for their host, or of which a kernel's rate is not known, are left out.
+    """
+    known = [row for row in rows if row.unknown[1] < 1.1]
+    programs = dict.fromkeys(row.program for row in known)
+    lines = [
+        "\n**Two configurations of one model, program, GPU and machine**\n",
+        "| program | pairs | errors differ by, median | 90 % | 90 % of other programs' "
+        "| closer than that: in wrong order | others |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for program in programs:
+        own = _differences([row for row in known if row.program == program])
+        limit = _part_of(_differences([row for row in known if row.program != program]), 0.9)
+        lines.append(f"| {program} | {_pair_cells(own, limit)} |")
+    everything = _differences(known)
+    return "\n".join([*lines, f"| all | {_pair_cells(everything, PAIR_ERROR)} |"])
+
+
+def _differences(rows: Sequence[Held]) -> list[tuple[float, float, bool]]:
+    """Of each pair: how the errors differ, how far predicted rates are apart, if in wrong order.
+
+    The first two as logarithms; rates are samples/s.
+    """
+    found = []
+    for one, other in itertools.combinations(rows, 2):
+        same = (one.group, one.configuration[0]) == (other.group, other.configuration[0])
+        if same and one.configuration != other.configuration:
+            seen = [row.observation for row in (one, other)]
+            work = math.log(other.samples / one.samples)
+            predicted = math.log(seen[0].predicted / seen[1].predicted) + work
+            measured = math.log((seen[0].measured or 0.0) / (seen[1].measured or 1.0)) + work
+            found.append((abs(measured - predicted), abs(predicted), measured * predicted < 0))
+    return found
+
+
+def _part_of(pairs: Sequence[tuple[float, float, bool]], share: float) -> float:
+    return sorted(pair[0] for pair in pairs)[math.ceil(share * len(pairs)) - 1]
+
+
+def _pair_cells(pairs: Sequence[tuple[float, float, bool]], limit: float) -> str:
+    if not pairs:
+        return f"0 | | | {limit:.1%} | |"
+    close = [wrong for _, apart, wrong in pairs if apart < limit]
+    far = [wrong for _, apart, wrong in pairs if apart >= limit]
+    shares = (f"{sum(wrong)} of {len(wrong)}" for wrong in (close, far))
+    spread = " | ".join(f"{_part_of(pairs, share):.1%}" for share in (0.5, 0.9))
+    return f"{len(pairs)} | {spread} | {limit:.1%} | {' | '.join(shares)}"

@@ -11,9 +11,9 @@ from tuner.results.front import fastest_first, samples_per_s
 
 PAIR_ERROR = 0.10
 """By how much predictions of two configurations of one space and GPU may be wrong apart, as a
-logarithm: they are off alike, so that it is less than what each is off by. Of 299 pairs of
+logarithm: they are off alike, so that it is less than what each is off by. Of 287 pairs of
 published runs that share model, program, GPU and machine, and do not wait for their host, 90 %
-differ by less; `python -m benchmarks.accuracy` prints it."""
+differ by less; `python -m benchmarks.accuracy` prints it, and how many are in the wrong order."""
 UNDECIDED = f"may be no faster than the one before: predictions within {PAIR_ERROR:.0%} do not tell"
 """What the mark of such a configuration means."""
 LEAST_DIFFERENCE = 0.01
