@@ -301,7 +301,7 @@ def program_prior(rows: Sequence[Held]) -> ErrorPrior:
     """What these rows let expect of the step of a GPU or program never seen.
 
     Rows of all grades count, less what host, kernels and board account for; of the priors the most
-    probable one with the shipped deviation of the spread. All priors together contain 97 to 99 %.
+    probable one with the shipped deviation of the spread. All priors together contain 95 to 96 %.
     """
     found = probable_priors(rows, STEP, "", observed=lambda held: held.unexplained)
     return next(p for _, p in found if p.spread_sd == PROGRAM_PRIOR.spread_sd)
@@ -401,7 +401,7 @@ Written by `python -m benchmarks.accuracy.coverage --markdown docs/accuracy_cove
 - **Step times on a GPU never seen** add two things as independent errors: what is unknown of host,
   kernels and board (`StepTimes.unknown`), and how much programs differ, of which the most probable
   prior of the other rows counts, grade B included, less what the unknowns account for. All priors
-  together, as for memory, contain 97 to 99 %; a prior of whole errors contains 98 %, because rows
+  together, as for memory, contain 95 to 96 %; a prior of whole errors contains 98 %, because rows
   that wait for their host then count twice. After trials, an interval is that of the trials alone.
 - Grade B step times are of one program, whose 16-bit runs taught what a dense mask costs; without
   that, see [accuracy.md](accuracy.md#step-time-held-out).

@@ -14,7 +14,9 @@ PAIR_ERROR = 0.10
 logarithm: they are off alike, so that it is less than what each is off by. Of 287 pairs of
 published runs that share model, program, GPU and machine, and do not wait for their host, 90 %
 differ by less; `python -m benchmarks.accuracy` prints it, and how many are in the wrong order."""
-UNDECIDED = f"may be no faster than the one before: predictions within {PAIR_ERROR:.0%} do not tell"
+UNDECIDED = (
+    f"may be no faster than the next smaller: predicted within {PAIR_ERROR:.0%}, or intervals meet"
+)
 """What the mark of such a configuration means."""
 LEAST_DIFFERENCE = 0.01
 """What is predicted to be closer than this, relatively, is not worth trials of its own: a
