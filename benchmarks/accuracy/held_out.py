@@ -132,7 +132,8 @@ def _cells(groups: Sequence[Group]) -> str:
 def _corrected(rows: Sequence[Held]) -> str:
     """What five trials of a program on a GPU make of the errors of its other rows.
 
-    Both with trials of one machine, as a user's are, and with those of several mixed.
+    With trials of one machine, with those of several mixed, and of one model alone, as the trials
+    of a space are.
     """
     lines = [
         f"\n**Step time, corrected by {TRIALS} trials of the program on the GPU "
@@ -140,20 +141,28 @@ def _corrected(rows: Sequence[Held]) -> str:
         "| program | GPU | rows | mean absolute error before | after | inside 90 % |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for mixed in (False, True):
-        groups: dict[tuple[str, str, str], list[Held]] = {}
+    scopes: dict[str, Callable[[Held], tuple[str, ...]]] = {
+        "all": lambda row: (row.program, row.gpu, row.machine),
+        "all, machines mixed": lambda row: (row.program, row.gpu, ""),
+        "all, of one model": lambda row: (
+            row.program,
+            row.gpu,
+            " ".join(filter(None, (row.machine, row.configuration[0]))),
+        ),
+    }
+    for title, scope in scopes.items():
+        groups: dict[tuple[str, ...], list[Held]] = {}
         for row in rows:
-            key = (row.program, row.gpu, "" if mixed else row.machine)
-            groups.setdefault(key, []).append(row)
-        judged = {key: [*_draws(members)] for key, members in groups.items()}
-        for (program, gpu, machine), found in judged.items():
-            if found and (machine or not mixed):
-                named = f"{program}, {machine}" if machine else program
-                number = len(groups[program, gpu, machine])
+            groups.setdefault(scope(row), []).append(row)
+        judged = {key: found for key in groups if (found := [*_draws(groups[key])])}
+        for (program, gpu, what), found in judged.items():
+            if what or title == "all":
+                named = f"{program}, {what}" if what else program
+                number = len(groups[program, gpu, what])
                 lines.append(f"| {named} | {gpu} | {number} | {_corrected_cells(found)} |")
         together = [one for found in judged.values() for one in found]
-        title = "all, machines mixed" if mixed else "all"
-        lines.append(f"| {title} | | {len(rows)} | {_corrected_cells(together)} |")
+        number = sum(len(groups[key]) for key in judged)
+        lines.append(f"| {title} | | {number} | {_corrected_cells(together)} |")
     return "\n".join(lines)
 
 

@@ -199,7 +199,7 @@ class BestTrial:
             },
             "undecided": {
                 "may_be_as_fast": len(self.rivals),
-                "measure": [c.to_dict() for c in self.to_measure],
+                "measure": [self._of_knobs(c.to_dict()) for c in self.to_measure],
             },
             "trial": {
                 "id": self.record.trial_id,
@@ -210,6 +210,9 @@ class BestTrial:
                 "versions": dict(self.record.versions),
             },
         }
+
+    def _of_knobs(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {n: v for n, v in settings.items() if n in self.space.knobs or not self.space.knobs}
 
     @property
     def _verified_word(self) -> bool | str:
@@ -288,8 +291,19 @@ def recommend(
         fitting=len(fitting),
         conditions=tuple(conditions),
         objective=objective,
-        rivals=rivals(best, fitting) if objective.name == THROUGHPUT.name else (),
+        rivals=_rivals(best, fitting, space) if objective.name == THROUGHPUT.name else (),
     )
+
+
+def _rivals(
+    best: TrialRecord, fitting: Iterable[TrialRecord], space: SpaceFacts
+) -> tuple[TrialRecord, ...]:
+    """Those of its own level: whether more rank or length is worth its time is no question."""
+
+    def level(record: TrialRecord) -> list[object]:
+        return [record.configuration.get(name) for name in space.capacity]
+
+    return rivals(best, [record for record in fitting if level(record) == level(best)])
 
 
 def find_baseline(
