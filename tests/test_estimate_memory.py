@@ -134,6 +134,20 @@ def test_checkpointing_saves_activations_and_flash_saves_scores():
     assert peak(gradient_checkpointing=True) < plain < peak(attention="eager")
 
 
+@pytest.mark.parametrize(
+    "values", [{}, {"gradient_checkpointing": True, "precision": "nf4"}], ids=str
+)
+def test_a_packed_row_takes_what_its_samples_take_side_by_side(values):
+    """With flash attention; only the position embeddings are as long as the row."""
+
+    def peak(micro_batch, max_length):
+        sizes = {"micro_batch": micro_batch, "max_length": max_length, "precision": "bf16"}
+        found = traced("llama", attention="flash_attention_2", **{**sizes, **values})
+        return peak_memory(found.timeline, context_bytes=0).peak_allocated_bytes
+
+    assert peak(1, 2048) == pytest.approx(peak(4, 512), rel=0.01)
+
+
 def test_every_knob_of_size_costs_memory():
     def peak(**values):
         memory = peak_memory(traced(**values).timeline, context_bytes=0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from estimate_samples import configuration, tiny_config
 
 from tuner.estimators.replay.allocator import round_size
 from tuner.estimators.replay.memory import live_at_peak, peak_memory
+from tuner.estimators.tracing import trace as trace_module
 from tuner.estimators.tracing.timeline import Block
 from tuner.estimators.tracing.trace import Trace, trace
 from tuner.records import MemoryCategory
@@ -20,19 +23,22 @@ VARIANTS = [
 ]
 
 
-def named(*, name_modules: bool = True, **values: object) -> Trace:
+def named(**values: object) -> Trace:
     return trace(
         get_workload("causal_lm"),
         tiny_config("gemma3"),
         configuration(**values),
         compute_capability=(8, 0),
-        name_modules=name_modules,
     )
 
 
 @pytest.mark.parametrize("values", VARIANTS, ids=str)
-def test_naming_modules_changes_no_byte(values):
-    plain, places = named(name_modules=False, **values), named(**values)
+def test_naming_modules_changes_no_byte(monkeypatch, values):
+    places = named(**values)
+    assert any("." in block.place for block in places.timeline.blocks)
+    nothing = contextlib.nullcontext()
+    monkeypatch.setattr(trace_module, "named_modules", lambda recorder, model: nothing)
+    plain = named(**values)
     assert plain.timeline.events == places.timeline.events
     assert [b.size_bytes for b in plain.timeline.blocks] == [
         b.size_bytes for b in places.timeline.blocks

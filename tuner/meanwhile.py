@@ -1,8 +1,9 @@
-"""Changes of this process for a while: its environment, and what its loggers let through."""
+"""Changes of this process for a while: its environment, its loggers, its search for cycles."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,3 +36,15 @@ def log_level(level: int, names: Sequence[str]) -> Iterator[None]:
     finally:
         for logger, level_before in zip(loggers, before, strict=True):
             logger.setLevel(level_before)
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Python looks for no cycles inside: where many objects are made that stay, it takes long."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

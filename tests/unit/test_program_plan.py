@@ -174,9 +174,11 @@ def test_what_cannot_be_read_can_be_said(tmp_path):
 
 
 def test_a_loop_of_its_own_is_refused(tmp_path):
+    text = "for batch in DataLoader(data, batch_size=3):\n    model(**batch).loss.backward()\n"
     with pytest.raises(InputError, match="a loop of its own") as caught:
-        planned(tmp_path, "for batch in loader:\n    model(**batch).loss.backward()\n")
+        planned(tmp_path, text)
     assert "TRL SFTTrainer" in str(caught.value.hint)
+    assert "`tuner estimate --model MODEL --gpu GPU --set micro_batch=3`" in str(caught.value.hint)
 
 
 AXOLOTL = """\
@@ -230,6 +232,28 @@ def test_axolotl_without_packing(tmp_path):
     assert plan.left_out == ("Axolotl's LoRA kernels (lora_mlp_kernel and others)",)
     full = text.replace("adapter: qlora\nload_in_4bit: true\n", "")
     assert "embeddings and norms" in refusals(tmp_path, full, name="axolotl.yml")
+
+
+def test_packed_rows_are_predicted_where_flash_attention_needs_no_mask(tmp_path):
+    packed = AXOLOTL + "sample_packing: true\n"
+    assert "whose mask (sdpa) is not predicted" in refusals(tmp_path, packed, name="axolotl.yml")
+    plan = planned(tmp_path, packed + "flash_attention: true\n", name="axolotl.yml")
+    assert knobs(plan, "micro_batch", "attention") == (2, "flash_attention_2")
+    assert any(note.startswith("packed: each batch is one full row") for note in plan.notes)
+    assert not any("sample_packing" in text for text in plan.left_out)
+    # All layers are adapted: that nobody named them says nothing.
+    assert not any("lora_target_modules" in text for text in plan.assumed)
+
+    flash = "packing=True, model_init_kwargs={'attn_implementation': 'flash_attention_2'}"
+    plan = planned(tmp_path, SFT.format(flash, ""))
+    assert any(note.startswith("packed:") for note in plan.notes)
+
+
+def test_the_folder_of_outputs_takes_no_memory_by_whatever_name(tmp_path):
+    text = "args = TrainingArguments('out', bf16=True)\nTrainer(model, args)"
+    model = "model = AutoModelForCausalLM.from_pretrained('tiny-llama-3m')\n"
+    plan = planned(tmp_path, model + text, max_length=64)
+    assert not plan.left_out
 
 
 def test_a_value_of_a_module_that_the_script_imports_is_read(tmp_path, monkeypatch):

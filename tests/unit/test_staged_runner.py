@@ -26,7 +26,7 @@ SPACE = load_space(str(Path(__file__).parents[2] / "search_spaces" / "naics_embe
 class Recorded:
     """Answers by the number of negatives, and keeps what it was asked."""
 
-    source = Source.PREDICTED
+    source = Source.MEASURED
 
     def __init__(self, outcomes=None):
         self.outcomes = outcomes or {}
@@ -37,19 +37,9 @@ class Recorded:
         negatives = configuration["n_negatives"]
         self.asked.append(negatives)
         self.instructions.append(instructions)
-        known = Outcome(Status.OK, prediction=prediction(negatives / 2, 1.0), duration_s=2.0)
+        taken = measurement(prediction(negatives / 2, 1.0))
+        known = Outcome(Status.OK, measurement=taken, duration_s=2.0)
         return self.outcomes.get(negatives, known)
-
-
-def test_the_hardest_stage_decides():
-    inner = Recorded()
-    outcome = StagedRunner(inner, SPACE).run(configure(SPACE))
-    assert inner.asked == [24, 8]
-    assert outcome.status is Status.OK
-    assert outcome.duration_s == 4.0
-    assert outcome.prediction.memory.device_bytes == 12 * 2**30
-    assert "stage stage1" in outcome.prediction.method
-    assert outcome.measurement is None
 
 
 def test_a_stage_that_runs_out_of_memory_ends_the_trial():
@@ -70,9 +60,7 @@ def test_a_later_stage_may_fail_too():
 
 
 class Real(Recorded):
-    """Trains, as far as anyone can tell; notes what it is told beside trials."""
-
-    source = Source.MEASURED
+    """Notes what it is told beside trials."""
 
     def __init__(self, outcomes):
         super().__init__(outcomes)
@@ -173,16 +161,6 @@ def test_a_trial_is_interrupted_between_two_stages_too():
     assert inner.told == ["start", "interrupt", "close"]
 
 
-def test_a_simulated_trial_is_predicted_in_every_stage():
-    inner = Recorded({24: Outcome(Status.OOM, prediction=prediction(20, 1.0), phase="backward")})
-    outcome = StagedRunner(inner, SPACE).run(configure(SPACE))
-    assert inner.asked == [24, 8]
-    assert (outcome.status, outcome.phase, outcome.stage) == (Status.OOM, "backward", None)
-    assert outcome.limiting_stage == "stage1"
-    assert outcome.prediction.memory.device_bytes == 20 * GIB
-    assert not outcome.prediction.fits
-
-
 def test_a_correction_holds_for_every_stage():
     stages = {"stage1": prediction(12, 2.0), "stage2": prediction(4, 1.0)}
     overall = combine(stages, dict.fromkeys(stages)).overall
@@ -194,8 +172,12 @@ def test_a_correction_holds_for_every_stage():
 
 def test_measurements_are_combined_too():
     slow, fast = measurement(prediction(12, 2.0)), measurement(prediction(4, 1.0))
-    inner = Recorded({n: Outcome(Status.OK, measurement=m) for n, m in ((24, slow), (8, fast))})
-    found = StagedRunner(inner, SPACE).run(configure(SPACE)).measurement
+    ended = ((24, slow), (8, fast))
+    inner = Recorded({n: Outcome(Status.OK, measurement=m, duration_s=2.0) for n, m in ended})
+    outcome = StagedRunner(inner, SPACE).run(configure(SPACE))
+    assert inner.asked == [24, 8]
+    assert (outcome.status, outcome.duration_s) == (Status.OK, 4.0)
+    found = outcome.measurement
     assert found.memory.device_bytes == 12 * 2**30
     assert slow.speed.samples_per_s < found.speed.samples_per_s < fast.speed.samples_per_s
     assert found.limiting_stage == "stage1"
@@ -222,4 +204,4 @@ def measurement(of):
 def test_a_factory_can_travel():
     factory = pickle.loads(pickle.dumps(StagedFactory(Recorded, SPACE)))
     assert isinstance(factory(), StagedRunner)
-    assert factory().source is Source.PREDICTED
+    assert factory().source is Source.MEASURED

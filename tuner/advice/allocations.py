@@ -68,7 +68,6 @@ def largest_allocations(
         resolve_config(model),
         configuration,
         compute_capability=gpu.compute_capability,
-        name_modules=True,
     )
     alike = Counter(
         PeakAllocation(

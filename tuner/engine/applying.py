@@ -18,9 +18,10 @@ from tuner.engine.user_program import UserProgram, user_program
 from tuner.errors import InputError
 from tuner.expressions import show
 from tuner.program.changes import change
+from tuner.program.knob_names import NAMES
 from tuner.program.names import Script, set_at
 from tuner.program.program import read_program
-from tuner.program.settings import NAMES, Setting, find_settings, scripts_of
+from tuner.program.settings import Setting, find_settings, scripts_of
 from tuner.records import Configuration, KnobValue
 from tuner.results.best import BestTrial
 from tuner.space import SearchSpace

@@ -10,8 +10,9 @@ from tuner.engine.target import Target
 from tuner.export import Exported, ExportInput, export
 from tuner.models.catalogue import get_entry, resolve_config
 from tuner.program.changes import change
+from tuner.program.knob_names import NAMES
 from tuner.program.program import read_program
-from tuner.program.settings import NAMES, find_settings
+from tuner.program.settings import find_settings
 from tuner.records import Configuration, KnobValue
 from tuner.results.best import BestTrial
 from tuner.space.command import Command, placeholders

@@ -17,7 +17,7 @@ from tuner.engine.emulating import Emulation
 from tuner.engine.program_runs import ProgramRuns
 from tuner.errors import InputError, UnavailableError
 from tuner.gpu import Gpu
-from tuner.program.settings import NAMES
+from tuner.program.knob_names import NAMES
 from tuner.records import Configuration, KnobValue, Memory, MemoryBudget, Prediction, Speed
 from tuner.runner.emulated_command import FEW
 from tuner.space import SearchSpace

@@ -12,14 +12,9 @@ from tuner.apply.place import Location, NotWritableError
 from tuner.apply.source import PYTHON, SourceFile, read_places
 from tuner.errors import InputError, Problem
 from tuner.expressions import show
+from tuner.program.knob_names import as_named
 from tuner.program.program import Program
-from tuner.program.settings import (
-    Setting,
-    Switch,
-    arguments_of_trainers,
-    as_named,
-    find_settings,
-)
+from tuner.program.settings import Setting, Switch, arguments_of_trainers, find_settings
 from tuner.records import KnobValue
 
 _BESIDE: Mapping[str, Mapping[str, str]] = {

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tuner.apply.source import PYTHON, SourceFile
-from tuner.program.names import Literal, Script, last_name
+from tuner.program.names import Literal, Script
+from tuner.program.parsed import last_name
 
 _PREPARES = "prepare_model_for_kbit_training"
 _ENABLES = ("gradient_checkpointing_enable", "activation_checkpointing_enable")

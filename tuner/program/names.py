@@ -6,24 +6,27 @@ The program is parsed, never run. What cannot be followed for certain ends as `U
 from __future__ import annotations
 
 import ast
-import bisect
 import functools
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from tuner.apply.notebook import notebook_python
 from tuner.apply.place import Location
 from tuner.apply.source import SourceFile
+from tuner.program.parsed import (
+    ANY,
+    Function,
+    Key,
+    Keys,
+    Option,
+    ParsedScript,
+    Scope,
+    arguments_of,
+    last_name,
+    unrolled,
+)
 from tuner.program.reads import module_path
 from tuner.space.keypath import Path
-
-ANY = None
-"""In place of a key that is chosen while the program runs."""
-
-Key = str | int | None
-Keys = tuple[Key, ...]
 
 _CONVERSIONS = ("int", "float", "str", "bool")
 _FIELDS = ("field", "Field", "Option")
@@ -32,8 +35,6 @@ _MOST_STEPS = 24
 
 _MOST_LOOKS = 500
 """At expressions for one value; each may come from several places, and these again."""
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,48 +75,7 @@ class Unclear:
 End = Literal | OutsideKeys | OptionValue | Unclear
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One `add_argument` of argparse, or one `option` of click."""
-
-    names: tuple[str, ...]
-    dest: str
-    action: str
-    call: ast.Call
-    default: ast.expr | None
-
-    @property
-    def is_positional(self) -> bool:
-        """Whether it has no name on the command line."""
-        return not self.names[0].startswith("-")
-
-
-@dataclass(slots=True)
-class Scope:
-    """What names mean in a module, a class or a function."""
-
-    node: ast.AST
-    parent: Scope | None
-    names: dict[str, list[ast.AST]] = field(default_factory=dict)
-    is_global: set[str] = field(default_factory=set)
-
-    @property
-    def is_class(self) -> bool:
-        """Whether this is the body of a class."""
-        return isinstance(self.node, ast.ClassDef)
-
-    def find(self, name: str) -> tuple[Scope, list[ast.AST]] | None:
-        """The bindings that `name` has here."""
-        scope: Scope | None = self
-        while scope is not None:
-            hidden = scope.is_class and scope is not self
-            if not hidden and name in scope.names:
-                return scope, scope.names[name]
-            scope = scope.parent
-        return None
-
-
-class Script:
+class Script(ParsedScript):
     """A Python file or notebook, and what its names mean.
 
     Names that it imports are followed into `others`, scripts by absolute path, which are below
@@ -123,173 +83,18 @@ class Script:
     """
 
     def __init__(self, source: SourceFile, roots: Sequence[FilePath] = ()) -> None:
-        self.source = source
+        super().__init__(source)
         self.others: Mapping[FilePath, Script] = {}
         self._roots = roots
-        text = source.data.decode("utf-8")
-        starts: Sequence[int]
-        if source.path.suffix == ".ipynb":
-            text, starts = notebook_python(text, str(source.path))
-        else:
-            starts = range(len(text) + 1)
-        self._text, self._starts = text, starts
-        body = text.removeprefix("\ufeff")
-        breaks = [match.end() for match in re.finditer(r"\r\n|\r|\n", text)]
-        self._lines = [len(text) - len(body), *breaks]
-        self.tree = ast.parse(body)
-        self.scopes: dict[ast.AST, Scope] = {}
-        self.parents: dict[ast.AST, ast.AST] = {}
-        self.calls: list[ast.Call] = []
-        self.options: list[Option] = []
-        self._assigned: list[tuple[str, Scope, Keys, ast.AST]] = []
-        self._bodies: dict[ast.AST, Scope] = {}
         self._budget = _MOST_LOOKS
         self.given: dict[str, str | int] = {}
         """By name: what the command line says of an option, in place of its default."""
-        self._top = Scope(self.tree, None)
-        self._walk(self.tree, self._top)
-        self._by_span: dict[tuple[int, int], list[ast.expr]] = {}
-        for node in self.scopes:
-            if isinstance(node, ast.expr):
-                self._by_span.setdefault(self.span(node), []).append(node)
-        self._places = {(p.start, p.end): p for p in source.places}
 
     def home_of(self, node: ast.AST) -> Script:
         """The script of the program that has `node`."""
         if node in self.scopes:
             return self
         return next((other for other in self.others.values() if node in other.scopes), self)
-
-    # -- places ------------------------------------------------------------------------------
-
-    def span(self, node: ast.AST) -> tuple[int, int]:
-        """The characters of the file where `node` stands."""
-        start = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
-        end = self._index(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
-        return self._starts[start], self._starts[end]
-
-    def _index(self, line: int, column: int) -> int:
-        start = self._lines[line - 1]
-        head = self._text[start : start + column].encode()[:column]
-        return start + len(head.decode())
-
-    def node_at(self, place: Location) -> ast.expr | None:
-        """The expression at a place."""
-        return next(iter(self._by_span.get((place.start, place.end), ())), None)
-
-    def place_of(self, node: ast.AST) -> Location:
-        """The place of an expression, also of one that the readers of files leave out."""
-        start, end = self.span(node)
-        found = self._places.get((start, end))
-        if found is not None:
-            return found
-        first = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
-        text = self.source.data.decode("utf-8")
-        raw, in_json = text[start:end], self.source.path.suffix == ".ipynb"
-        line = (
-            text.count("\n", 0, start) + 1 if in_json else bisect.bisect_right(self._lines, first)
-        )
-        value = node.value if isinstance(node, ast.Constant) else None
-        # A number that is passed without a name; text may be written in many ways.
-        known = isinstance(value, int | float) and repr(value) == raw
-        return Location(
-            path=(),
-            line=line,
-            start=start,
-            end=end,
-            raw=raw,
-            language="python",
-            value=value if known and isinstance(value, int | float) else None,
-            problem=None if known else "is no plain value",
-            in_json=in_json,
-        )
-
-    def shown(self, node: ast.AST) -> str:
-        """An expression as it is written, on one line."""
-        return " ".join(ast.unparse(node).split())[:60]
-
-    # -- reading -----------------------------------------------------------------------------
-
-    def _walk(self, node: ast.AST, scope: Scope) -> None:
-        self.scopes[node] = scope
-        inner = scope
-        if isinstance(node, _Function | ast.Lambda | ast.ClassDef):
-            inner = self._bodies[node] = Scope(node, scope)
-            if isinstance(node, _Function | ast.Lambda):
-                for argument in _arguments(node.args):
-                    inner.names.setdefault(argument.arg, []).append(argument)
-            if not isinstance(node, ast.Lambda):
-                scope.names.setdefault(node.name, []).append(node)
-        self._bind(node, scope)
-        if isinstance(node, ast.Call):
-            self.calls.append(node)
-            self._update(node, scope)
-            if (option := _option(node)) is not None:
-                self.options.append(option)
-        for child in ast.iter_child_nodes(node):
-            self.parents[child] = node
-            self._walk(child, inner)
-
-    def _bind(self, node: ast.AST, scope: Scope) -> None:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                self._target(target, node.value, scope)
-        elif isinstance(node, ast.AnnAssign):
-            if node.value is not None:
-                self._target(node.target, node.value, scope)
-        elif isinstance(node, ast.NamedExpr):
-            self._target(node.target, node.value, scope)
-        elif isinstance(node, ast.AugAssign | ast.For | ast.AsyncFor):
-            self._target(node.target, node, scope)
-        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-            self._target(node.optional_vars, node.context_expr, scope, opaque=True)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            for alias in node.names:
-                name = (alias.asname or alias.name).partition(".")[0]
-                scope.names.setdefault(name, []).append(node)
-        elif isinstance(node, ast.Global):
-            scope.is_global.update(node.names)
-
-    def _update(self, call: ast.Call, scope: Scope) -> None:
-        """Note what `CONFIG.update(batch=4)` and `setattr(config, "batch", 4)` assign."""
-        if last_name(call.func) == "setattr" and len(call.args) == 3:
-            owner, key, value = call.args
-            given: list[tuple[Key, ast.expr]] = [(getattr(key, "value", ANY), value)]
-        elif isinstance(call.func, ast.Attribute) and call.func.attr == "update":
-            owner = call.func.value
-            given = [(keyword.arg, keyword.value) for keyword in call.keywords]
-            for argument in call.args:
-                if isinstance(argument, ast.Dict):
-                    pairs = zip(argument.keys, argument.values, strict=True)
-                    given += [(getattr(key, "value", ANY), value) for key, value in pairs]
-                else:
-                    given.append((ANY, call))
-        else:
-            return
-        base, keys = _unrolled(owner)
-        if isinstance(base, ast.Name):
-            self._assigned += [(base.id, scope, (*keys, key), value) for key, value in given]
-
-    def _target(self, target: ast.expr, value: ast.AST, scope: Scope, opaque: bool = False) -> None:
-        if isinstance(target, ast.Tuple | ast.List):
-            values: Sequence[ast.AST] = [target] * len(target.elts)
-            same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
-            if same and not any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)):  # type: ignore[attr-defined]
-                values = value.elts  # type: ignore[attr-defined]
-            for one, its in zip(target.elts, values, strict=True):
-                self._target(one, its, scope)
-        elif isinstance(target, ast.Starred):
-            self._target(target.value, target, scope)
-        elif isinstance(target, ast.Name):
-            home = scope
-            if target.id in scope.is_global:
-                while home.parent is not None:
-                    home = home.parent
-            home.names.setdefault(target.id, []).append(target if opaque else value)
-        else:
-            base, keys = _unrolled(target)
-            if isinstance(base, ast.Name):
-                self._assigned.append((base.id, scope, keys, value))
 
     # -- following ---------------------------------------------------------------------------
 
@@ -302,9 +107,9 @@ class Script:
         arguments = self.parents.get(node)
         if isinstance(arguments, ast.arguments):
             function = self.parents[arguments]
-            for argument in _arguments(arguments):
+            for argument in arguments_of(arguments):
                 if _default(arguments, argument) is node:
-                    return self._parameter(argument, self._bodies[function], node, (), _MOST_STEPS)
+                    return self._parameter(argument, self.bodies[function], node, (), _MOST_STEPS)
         return self._follow(node, (), _MOST_STEPS)
 
     def _follow(self, node: ast.AST, keys: Keys, left: int) -> list[End]:  # noqa: PLR0911
@@ -391,7 +196,7 @@ class Script:
             if node.args and home._method(definition, "__init__") is None:
                 return [Unclear(node, "is made with values that have no names")]
             return self._from(home, node, home._attribute(definition, keys, left))
-        if isinstance(definition, _Function):
+        if isinstance(definition, Function):
             returned = [
                 n.value
                 for n in ast.walk(definition)
@@ -412,7 +217,7 @@ class Script:
 
     def _definition(self, call: ast.Call) -> tuple[Script, ast.AST | None]:
         """The class or function of the program that is called, and the script that has it."""
-        base, keys = _unrolled(call.func)
+        base, keys = unrolled(call.func)
         found = self.scopes[call].find(base.id) if isinstance(base, ast.Name) else None
         if found is None or len(found[1]) != 1:
             return self, None
@@ -420,7 +225,7 @@ class Script:
         if isinstance(binding, ast.Import | ast.ImportFrom):
             assert isinstance(base, ast.Name)
             other, name, rest = self._imported(binding, base.id, keys)
-            values = other._top.names.get(name, ()) if other is not None and not rest else ()
+            values = other.top.names.get(name, ()) if other is not None and not rest else ()
             return (other or self), (values[0] if len(values) == 1 else None)
         return self, binding if not keys else None
 
@@ -453,11 +258,11 @@ class Script:
     ) -> list[End] | None:
         """What an imported name is; None for one of no other file of the program."""
         other, name, rest = self._imported(binding, node.id, keys)
-        if other is None or name not in other._top.names:
+        if other is None or name not in other.top.names:
             return None
         inside = ast.copy_location(ast.Name(name, ast.Load()), node)
         other._budget = self._budget
-        found = (other._top, other._top.names[name])
+        found = (other.top, other.top.names[name])
         return self._from(other, node, other._named(inside, found, rest, left - 1))
 
     def _from(self, other: Script, node: ast.AST, ends: Sequence[End]) -> list[End]:
@@ -479,7 +284,7 @@ class Script:
         # What is assigned to the attribute or the item afterwards counts too.
         ends: list[End] = [
             end
-            for base, where, path, value in self._assigned
+            for base, where, path, value in self.assigned
             if base == node.id and _is_set_by(path, keys) and where.find(base) == found
             for end in self._follow_own(value, node, left)
         ]
@@ -518,10 +323,10 @@ class Script:
         self, argument: ast.arg, scope: Scope, node: ast.expr, keys: Keys, left: int
     ) -> list[End]:
         function = scope.node
-        if not isinstance(function, _Function):
+        if not isinstance(function, Function):
             return [Unclear(node, "is set while the program runs")]
         owner = self.scopes[function]
-        arguments = _arguments(function.args)
+        arguments = arguments_of(function.args)
         if owner.is_class and argument is arguments[0]:
             assert isinstance(owner.node, ast.ClassDef)
             return self._attribute(owner.node, keys, left) if keys else [Unclear(node, "is self")]
@@ -547,7 +352,7 @@ class Script:
         return ends
 
     def _calls_of(
-        self, function: _Function, owner: Scope
+        self, function: Function, owner: Scope
     ) -> tuple[list[tuple[Script, ast.Call]], int]:
         """The calls of a function, and how many of its parameters they do not name."""
         if not isinstance(owner.node, ast.ClassDef):
@@ -571,7 +376,7 @@ class Script:
             if last_name(call.func) == name and other._definition(call)[1] is definition
         ]
 
-    def _is_passed_with_others(self, function: _Function) -> bool:
+    def _is_passed_with_others(self, function: Function) -> bool:
         """Whether a call gets a function and more: `partial(train, batch=4)`, `spawn(train, 4)`."""
         return any(
             isinstance(argument, ast.Name) and argument.id == function.name
@@ -582,7 +387,7 @@ class Script:
 
     def _method(self, definition: ast.ClassDef, name: str) -> ast.AST | None:
         return next(
-            (n for n in definition.body if isinstance(n, _Function) and n.name == name), None
+            (n for n in definition.body if isinstance(n, Function) and n.name == name), None
         )
 
     def _attribute(self, definition: ast.ClassDef, keys: Keys, left: int) -> list[End]:
@@ -590,12 +395,12 @@ class Script:
         if left == 0:
             return [Unclear(definition, "goes round in a circle")]
         ends: list[End] = []
-        for base, where, path, value in self._assigned:
+        for base, where, path, value in self.assigned:
             function = where.node
-            own = isinstance(function, _Function) and self.scopes[function].node is definition
+            own = isinstance(function, Function) and self.scopes[function].node is definition
             if own and path == keys[:1] and base == _first(function):  # type: ignore[arg-type]
                 ends += self._follow(value, keys[1:], left - 1)
-        for value in self._bodies[definition].names.get(str(keys[0]), ()):
+        for value in self.bodies[definition].names.get(str(keys[0]), ()):
             for end in self._follow(value, keys[1:], left - 1):
                 ends.append(_with_option(end, str(keys[0])))
         if ends:
@@ -618,7 +423,7 @@ class Script:
             for name in (argument, *getattr(argument, "elts", ()))
             if isinstance(name, ast.Name)
         }
-        return [n for n in self._bodies if isinstance(n, ast.ClassDef) and n.name in passed]
+        return [n for n in self.bodies if isinstance(n, ast.ClassDef) and n.name in passed]
 
     def class_values(self, name: str) -> list[Literal]:
         """The values of attribute `name` of the classes that some library makes objects of."""
@@ -636,48 +441,6 @@ class Script:
             if last_name(call.func) == "set_defaults" and keyword.arg == option.dest
         ]
         return later or ([] if option.default is None else [option.default])
-
-    # -- surroundings ------------------------------------------------------------------------
-
-    def keyword_of(self, node: ast.AST) -> ast.Call | None:
-        """The call that gets this expression by name."""
-        keyword = self.parents.get(node)
-        call = self.parents.get(keyword) if isinstance(keyword, ast.keyword) else None
-        return call if isinstance(call, ast.Call) else None
-
-    def is_conditional(self, node: ast.AST) -> bool:
-        """Whether an expression stands below an `if` or the like: it may never run."""
-        own = self.parents.get(node)
-        while own is not None:
-            main = isinstance(own, ast.If) and "__main__" in ast.unparse(own.test)
-            if isinstance(own, ast.If | ast.IfExp | ast.ExceptHandler | ast.Match) and not main:
-                return True
-            own = self.parents.get(own)
-        return False
-
-    def around(self, node: ast.AST) -> list[str]:
-        """The names of the functions, classes and variables around an expression."""
-        names = []
-        current = self.parents.get(node)
-        while current is not None:
-            if isinstance(current, _Function | ast.ClassDef):
-                names.append(current.name)
-            elif isinstance(current, ast.Assign):
-                names += [self.shown(target) for target in current.targets]
-            elif isinstance(current, ast.AnnAssign):
-                names.append(self.shown(current.target))
-            elif isinstance(current, ast.Dict):
-                for key, value in zip(current.keys, current.values, strict=True):
-                    if isinstance(key, ast.Constant) and value in (node, *self._above(node)):
-                        names.append(str(key.value))
-            current = self.parents.get(current)
-        return names
-
-    def _above(self, node: ast.AST) -> Iterator[ast.AST]:
-        current = self.parents.get(node)
-        while current is not None:
-            yield current
-            current = self.parents.get(current)
 
 
 def set_at(script: Script, place: Location) -> Location | None:
@@ -710,30 +473,10 @@ def _with_option(end: End, option: str) -> End:
     return Literal(end.node, option)
 
 
-def last_name(node: ast.expr) -> str | None:
-    """`DataLoader` of `torch.utils.data.DataLoader`."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else None
-
-
 def _is_literal(node: ast.AST) -> bool:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         node = node.operand
     return isinstance(node, ast.Constant)
-
-
-def _unrolled(node: ast.expr) -> tuple[ast.expr, Keys]:
-    """The first name of `a.b["c"]`, and ("b", "c")."""
-    keys: list[Key] = []
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        if isinstance(node, ast.Attribute):
-            keys.append(node.attr)
-        else:
-            value = getattr(node.slice, "value", None)
-            keys.append(value if isinstance(value, str | int) else ANY)
-        node = node.value
-    return node, tuple(reversed(keys))
 
 
 def _mentions(node: ast.AST, name: ast.expr) -> bool:
@@ -743,13 +486,8 @@ def _mentions(node: ast.AST, name: ast.expr) -> bool:
     )
 
 
-def _arguments(arguments: ast.arguments) -> list[ast.arg]:
-    own = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return own + [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
-
-
-def _first(function: _Function) -> str | None:
-    arguments = _arguments(function.args)
+def _first(function: Function) -> str | None:
+    arguments = arguments_of(function.args)
     return arguments[0].arg if arguments else None
 
 
@@ -776,32 +514,3 @@ def _given(
         return True
     index = next(n for n, one in enumerate(arguments) if one is argument) - skipped
     return call.args[index] if index < len(call.args) else None
-
-
-def _option(call: ast.Call) -> Option | None:
-    if last_name(call.func) not in ("add_argument", "option"):
-        return None  # of argparse and click
-    names = [a.value for a in call.args if isinstance(a, ast.Constant)]
-    texts = [name for name in names if isinstance(name, str) and name]
-    if not texts:
-        return None
-    keywords = {k.arg: k.value for k in call.keywords if k.arg is not None}
-    dest = getattr(keywords.get("dest"), "value", None)
-    if last_name(call.func) == "option":
-        dest = next((name for name in texts if not name.startswith("-")), None)
-        texts = [name for name in texts if name.startswith("-")] or texts
-    long = next((name for name in texts if name.startswith("--")), texts[0])
-    action = keywords.get("action")
-    kind = str(action.value) if isinstance(action, ast.Constant) else ""
-    if "is_flag" in keywords or (long.startswith("--") and "/" in long):
-        default = getattr(keywords.get("default"), "value", False)
-        kind = "store_true" if not default and "/" not in long else "a flag of click"
-    if action is not None and not kind:
-        kind = last_name(action) or "?"
-    return Option(
-        tuple(texts),
-        dest if isinstance(dest, str) else long.lstrip("-").replace("-", "_"),
-        kind,
-        call,
-        keywords.get("default"),
-    )

@@ -13,6 +13,7 @@ from tuner.errors import InputError, Problem
 from tuner.models.catalogue import resolve_config
 from tuner.program import trainers
 from tuner.program.program import Program
+from tuner.program.settings import find_settings
 from tuner.program.trainers.behaviour import EMULATE, PEFT_DEFAULT, STORED, Behaviour
 from tuner.program.training import DTYPES, read_training
 from tuner.records import Configuration, KnobValue
@@ -72,7 +73,7 @@ def plan_program(
     training = read_training(program)
     behaviour = next((b for b in behaviours() if b.trainer == training.trainer), None)
     if behaviour is None:
-        raise _unknown(training.trainer)
+        raise _unknown(training.trainer, program)
     planned = behaviour.plan(training)
     found = training.found
     chosen = model or _beside(program, planned.model)
@@ -87,6 +88,7 @@ def plan_program(
         raise InputError(
             f"this program of {behaviour.name} cannot be predicted from its settings",
             problems=problems,
+            hint=_nearest(program, chosen),
         )
     configuration = _configuration(_settled(knobs, chosen))
     notes = [*planned.notes, *_versions(behaviour)]
@@ -108,13 +110,26 @@ def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
     return name in given
 
 
-def _unknown(trainer: str) -> InputError:
+def _unknown(trainer: str, program: Program) -> InputError:
     names = ", ".join(dict.fromkeys(b.name for b in behaviours()))
     what = f"{trainer}, whose" if trainer else "a loop of its own or a trainer, whose"
     return InputError(
         f"the program trains with {what} behaviour is not known: nothing is predicted of it",
-        hint=f"known are {names}; {EMULATE}",
+        hint=f"known are {names}; {EMULATE}; {_nearest(program, None)}",
     )
+
+
+def _nearest(program: Program, model: str | None) -> str:
+    """The command that predicts another loop with what could be read of this one."""
+    known = SCHEMAS[WORKLOAD].terms
+    read = {name: setting.value for name, setting in find_settings(program).items()}
+    settings = [
+        f" --set {name}={value}"
+        for name, value in read.items()
+        if name in known and isinstance(value, int) and not isinstance(value, bool)
+    ]
+    command = f"tuner estimate --model {model or 'MODEL'} --gpu GPU{''.join(settings)}"
+    return f"the nearest prediction is `{command}`, of tuner's own loop"
 
 
 def _beside(program: Program, model: str | None) -> str | None:

@@ -10,97 +10,33 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.apply.place import Location, Value
 from tuner.apply.source import PYTHON, SourceFile
+from tuner.program.knob_names import (
+    BOOLEANS,
+    NAMES,
+    SWITCHES,
+    as_named,
+    is_meant,
+    is_other,
+    is_trainers_call,
+    typed,
+    words_of,
+)
 from tuner.program.names import (
     End,
     Literal,
-    Option,
     OptionValue,
     OutsideKeys,
     Script,
-    last_name,
 )
+from tuner.program.parsed import Option, last_name
 from tuner.program.program import Program
 from tuner.records import KnobValue
 from tuner.space.keypath import Path
-
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "micro_batch": (
-        "per_device_train_batch_size",
-        "micro_batch_size",
-        "per_gpu_train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "micro_batch",
-        "train_batch_size",
-        "batch_size",
-        "batch",
-        "bs",
-    ),
-    "grad_accum": (
-        "gradient_accumulation_steps",
-        "accumulate_grad_batches",
-        "grad_accumulation_steps",
-        "accumulation_steps",
-        "grad_accum_steps",
-        "grad_accum",
-        "accum_steps",
-        "accumulation",
-        "accum",
-    ),
-    "max_length": (
-        "max_length",
-        "max_seq_length",
-        "sequence_len",
-        "cutoff_len",
-        "max_seq_len",
-        "seq_length",
-        "seq_len",
-        "block_size",
-    ),
-    "lora_rank": ("r", "lora_r", "lora_rank", "rank"),
-    "gradient_checkpointing": (
-        "gradient_checkpointing",
-        "use_gradient_checkpointing",
-        "enable_activation_checkpointing",
-        "grad_ckpt",
-        "disable_gradient_checkpointing",
-    ),
-    "use_reentrant": ("use_reentrant",),
-    "optimizer": ("optim", "optimizer"),
-    "attention": ("attn_implementation",),
-    "packing": ("packing", "sample_packing"),
-    "fused_kernels": ("use_liger_kernel",),
-}
-"""By knob: what trainers and people call it, the most certain name first."""
-
-_CALLS = re.compile(
-    r"(Config|Arguments|Args)$|^(DataLoader|get_peft_model|from_pretrained"
-    r"|prepare_model_for_kbit_training|gradient_checkpointing_enable|Accelerator|Trainer"
-    r"|SFTTrainer)$"
-)
-"""Calls whose keyword arguments are settings of a training."""
-
-_ONLY_IN = {("lora_rank", "r"), ("lora_rank", "rank")}
-"""Names that mean the knob only inside of something that has LoRA in its name."""
-
-_LORA = re.compile("lora|peft", re.IGNORECASE)
-
-_OTHER_DATA = frozenset((
-    "eval", "evaluate", "evaluation", "evaluator", "val", "valid", "validate", "validation",
-    "dev", "test", "testing", "infer", "inference", "generate", "generation", "predict",
-    "prediction", "valloader", "valset", "valdata", "testloader", "testset", "testdata",
-    "evalloader", "evalset", "evaldata", "validloader",
-))  # fmt: skip
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-
-_SWITCHES = ("gradient_checkpointing", "use_reentrant", "packing", "fused_kernels")
-"""Knobs that an option may turn on without a value."""
-
-_TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 _MOST_STEPS = 8
 """From one `${...}` to the next; more is a circle."""
@@ -161,11 +97,6 @@ class _Candidate:
     @property
     def is_argument(self) -> bool:
         return self.script is not None and self.strength[0] == 0
-
-
-def as_named(name: str, value: KnobValue) -> KnobValue:
-    """The value of a knob under a name that may turn it off: disable_gradient_checkpointing."""
-    return not value if isinstance(value, bool) and name.startswith("disable_") else value
 
 
 def find_settings(program: Program) -> dict[str, Setting]:
@@ -289,9 +220,9 @@ class _Finder:
                 around = [*map(str, place.path[:-1]), *script.around(node)]
                 call = script.keyword_of(node)
                 about = [*around, *_data_of(script, call)]
-                if kind is None or _is_other(about) or not _is_meant(knob, own, around):
+                if kind is None or is_other(about) or not is_meant(knob, own, around):
                     continue
-                trains = any("train" in _words(text) for text in about) or _shuffles(call)
+                trains = any("train" in words_of(text) for text in about) or _shuffles(call)
                 loader = call is not None and last_name(call.func) == "DataLoader"
                 yield _Candidate(
                     str(place.path[-1]), (kind, names.index(own)), script.source, place, script,
@@ -316,7 +247,7 @@ class _Finder:
                 if is_deepspeed and own == "train_batch_size":
                     continue  # of all GPUs and all micro-batches together
                 above = [str(step) for step in place.path[:-1]]
-                if not _is_other(above) and _is_meant(knob, own, above):
+                if not is_other(above) and is_meant(knob, own, above):
                     name = str(place.path[-1])
                     kind = 0 if data.is_named else 2
                     yield _Candidate(name, (kind, names.index(own)), source, place)
@@ -492,15 +423,15 @@ class _Finder:
             length = min(len(parts), len(wanted))
             if parts[-length:] != wanted[-length:] or not (dashed or equals):
                 continue
-            if len(parts) > len(wanted) and _is_other(parts[:-length]):
+            if len(parts) > len(wanted) and is_other(parts[:-length]):
                 continue
-            if name is None and not _is_meant(knob, parts[-1], parts[:-1]):
+            if name is None and not is_meant(knob, parts[-1], parts[:-1]):
                 continue
             named = name or str(path[-1])
             following = command[number + 1] if number + 1 < len(command) else "--"
             if equals:
                 found = _of_word(command, number, knob, named)
-            elif knob in _SWITCHES and following.lower() not in (*_TRUE, *_FALSE):
+            elif knob in SWITCHES and following.lower() not in BOOLEANS:
                 switch = Switch(word, f"{word}=false")
                 found = Setting(knob, named, True, word=number, switch=switch)
             elif not following.startswith("--"):
@@ -513,11 +444,11 @@ def _kind(script: Script, place: Location, node: ast.expr) -> int | None:
     call = script.keyword_of(node)
     if call is None:
         owner = str(place.path[-2]) if len(place.path) > 1 else ""
-        return 1 if _CALLS.search(owner) else 2
+        return 1 if is_trainers_call(owner) else 2
     called = last_name(call.func) or ""
     if called in ("add_argument", "option", "set_defaults", "field", "Field", "Option"):
         return None  # the option and the attribute are looked at themselves
-    if _CALLS.search(called):
+    if is_trainers_call(called):
         return 0
     is_method = isinstance(call.func, ast.Attribute) and called[:1].islower()
     if is_method and called != "update" and "token" not in called:
@@ -532,24 +463,11 @@ def arguments_of_trainers(source: SourceFile, places: Sequence[Location]) -> lis
     for place in places:
         node = script.node_at(place)
         call = script.keyword_of(node) if node is not None else None
-        if call is None or not _CALLS.search(last_name(call.func) or ""):
+        if call is None or not is_trainers_call(last_name(call.func) or ""):
             continue
         if all(keyword.arg is not None for keyword in call.keywords):
             found.append(place)
     return found
-
-
-def _words(text: str) -> set[str]:
-    return {word.lower() for word in _WORDS.findall(text)}
-
-
-def _is_other(names: Sequence[str]) -> bool:
-    """Whether one of these names says that it is not about the training."""
-    return any(words & _OTHER_DATA and "train" not in words for words in map(_words, names))
-
-
-def _is_meant(knob: str, own: str, around: Sequence[str]) -> bool:
-    return (knob, own) not in _ONLY_IN or any(_LORA.search(name) for name in around)
 
 
 def _data_of(script: Script, call: ast.Call | None) -> list[str]:
@@ -587,15 +505,3 @@ def _of_word(command: Sequence[str], number: int, knob: str, name: str) -> Setti
 
 def _names_itself(word: str) -> bool:
     return bool(re.match(r"[-+]*[A-Za-z_][\w.-]*=", word))
-
-
-def typed(text: str, knob: str) -> Value:
-    """The value of a knob that a word of a command line stands for."""
-    if knob in _SWITCHES and text.lower() in (*_TRUE, *_FALSE):
-        return text.lower() in _TRUE
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -9,8 +9,9 @@ import yaml
 
 from tuner.errors import InputError, Problem, unknown
 from tuner.program.changes import can_change
+from tuner.program.knob_names import NAMES, typed
 from tuner.program.program import Program
-from tuner.program.settings import NAMES, Setting, typed
+from tuner.program.settings import Setting
 from tuner.records import KnobValue
 
 SAME_RESULT = ("micro_batch", "gradient_checkpointing")

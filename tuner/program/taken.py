@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from tuner.program.names import Script, last_name
+from tuner.program.names import Script
+from tuner.program.parsed import last_name
 from tuner.program.program import Program
 from tuner.program.settings import Setting, scripts_of
 

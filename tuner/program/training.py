@@ -14,9 +14,11 @@ from typing import Any
 from tuner.apply.source import PYTHON, SourceFile
 from tuner.errors import Problem
 from tuner.expressions import show
-from tuner.program.names import Literal, OptionValue, OutsideKeys, Script, last_name
+from tuner.program.knob_names import typed
+from tuner.program.names import Literal, OptionValue, OutsideKeys, Script
+from tuner.program.parsed import last_name
 from tuner.program.program import Program
-from tuner.program.settings import scripts_of, typed
+from tuner.program.settings import scripts_of
 from tuner.space.schemas import SCHEMAS
 
 DTYPES: Mapping[str, str] = {

@@ -8,7 +8,6 @@ else in a results folder can be made again from this file.
 from __future__ import annotations
 
 import contextlib
-import gc
 import gzip
 import io
 import itertools
@@ -28,6 +27,7 @@ import msgspec
 
 from tuner.errors import InputError, Problem, UnavailableError
 from tuner.files import read_file
+from tuner.meanwhile import without_collection
 from tuner.records import JOURNAL_SCHEMA, Source, Status, TrialRecord
 from tuner.results.repeats import pooled
 
@@ -94,7 +94,7 @@ def read_journal(path: Path) -> JournalContents:
         raise InputError(
             f"{str(path)!r} has more than {MAX_LINES:,} lines; no search writes so many"
         )
-    with _nothing_collected():
+    with without_collection():  # a hundred thousand records have no cycles
         return _contents(path, data)
 
 
@@ -127,18 +127,6 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
             return
         yield number, data[start:end], True
         start = end + 1
-
-
-@contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Python looks for no cycles inside: a hundred thousand records have none, and take long."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _unpacked(data: bytes) -> bytes:

@@ -24,9 +24,10 @@ from tuner import nvml
 from tuner.errors import InputError, UnavailableError
 from tuner.host import cpu_name, find_program
 from tuner.program.changes import change
+from tuner.program.knob_names import NAMES
 from tuner.program.program import read_program
 from tuner.program.running import runnable
-from tuner.program.settings import NAMES, find_settings
+from tuner.program.settings import find_settings
 from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.command_progress import CommandProgress

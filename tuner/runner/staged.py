@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tuner.estimators.stages import StageWork, combine, mean_speed, numbers_of, stage_work, weights
+from tuner.estimators.stages import StageWork, mean_speed, numbers_of, stage_work, weights
 from tuner.records import (
     Configuration,
     Measurement,
     Outcome,
-    Prediction,
-    Source,
     Speed,
     Status,
     hardest_stage,
@@ -80,8 +78,6 @@ class StagedRunner:
         return replace(together, duration_s=sum(o.duration_s for o in found.values()))
 
     def _ends_trial(self, outcome: Outcome, rule: GiveUp) -> bool:
-        if self.source is Source.PREDICTED and outcome.prediction is not None:
-            return False  # what a simulated trial needs of memory it still says of all stages
         evidence = outcome.ran
         too_large = evidence is not None and rule.is_too_large(evidence.memory.device_bytes)
         return outcome.status is not Status.OK or too_large
@@ -130,21 +126,9 @@ def _ended_by(name: str, outcome: Outcome, duration_s: float) -> Outcome:
 def _together(outcomes: Mapping[str, Outcome], work: Mapping[str, StageWork | None]) -> Outcome:
     """One outcome of stages that were all run to their end."""
     ran = {n: o.ran for n, o in outcomes.items() if o.ran is not None}
-    predicted = {n: o.prediction for n, o in outcomes.items() if o.prediction is not None}
     if len(ran) == len(outcomes):
         return Outcome.of(Status.OK, _measured(ran, work))
-    if len(predicted) == len(outcomes):
-        return _simulated(outcomes, combine(predicted, work).overall)
     return Outcome(Status.OK)  # a runner that has no numbers to give
-
-
-def _simulated(outcomes: Mapping[str, Outcome], overall: Prediction) -> Outcome:
-    """As the hardest stage ended, with the numbers of all."""
-    hardest = overall.limiting_stage
-    assert hardest is not None
-    ended = outcomes[hardest]
-    message = f"in stage {hardest}: {ended.message}" if ended.message else ""
-    return replace(ended, prediction=overall, message=message)
 
 
 def _measured(

@@ -29,6 +29,7 @@ from tuner.estimators.tracing.places import named_modules
 from tuner.estimators.tracing.recorder import Recorder
 from tuner.estimators.tracing.timeline import Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
+from tuner.meanwhile import without_collection
 from tuner.records import Configuration, MemoryCategory, Phase
 from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.workloads.base import Workload
@@ -113,13 +114,12 @@ def trace(
     configuration: Configuration,
     *,
     compute_capability: tuple[int, int],
-    name_modules: bool = False,
 ) -> Trace:
     """Trace two optimizer steps of `configuration`.
 
     `model_config` is a transformers configuration. Takes seconds of CPU for a model of
-    27 billion parameters and needs no more memory than its Python objects. With `name_modules`
-    each block says in which module's forward it was made.
+    27 billion parameters and needs no more memory than its Python objects. Each block says in
+    which module's forward it was made.
     """
     recorder, path, environment = _setup(model_config, configuration, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
@@ -128,6 +128,7 @@ def trace(
     # Only models of images ask for values; those of text are traced faster without.
     known = KnownValues() if configuration.get("images", 0) else contextlib.nullcontext()
     with (
+        without_collection(),
         model_faults(model_config),
         fake_ranks(ranks, recorder.enter_stream),
         packages,
@@ -137,7 +138,7 @@ def trace(
     ):
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
-        with named_modules(recorder, session.model) if name_modules else contextlib.nullcontext():
+        with named_modules(recorder, session.model):
             session.optimizer_step(1)
             _label_optimizer_state(recorder, session.optimizer)
             environment.optimizer_step = 1
@@ -186,7 +187,7 @@ def trace_passes(
     """
     recorder, path, environment = _setup(model_config, configuration, compute_capability)
     environment.optimizer_step = 1
-    with _packages_on_meta(recorder, path), recorder, path:
+    with without_collection(), _packages_on_meta(recorder, path), recorder, path:
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         if configuration.get("training_loop") == "loop":

@@ -19,6 +19,7 @@ from tuner.program.trainers.behaviour import (
     checkpointing,
     number,
     optimizer,
+    packed_rows,
     unset,
 )
 from tuner.program.training import Arguments, ProgramTraining
@@ -26,7 +27,6 @@ from tuner.program.training import Arguments, ProgramTraining
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 
 _NOT_PREDICTED = {
-    "sample_packing": "a batch as one long row",
     "plugins": "what a plugin does (cut cross entropy, Liger)",
     "cut_cross_entropy": "cut cross entropy",
     "chunked_cross_entropy": "chunked cross entropy",
@@ -87,9 +87,8 @@ def _plan(training: ProgramTraining) -> Planned:
     }
     adapter = file.take("adapter")
     if adapter in ("lora", "qlora"):
-        knobs |= adapters(file, _LORA)
-        if file.take("lora_target_linear", False, quietly=True):
-            knobs["lora_targets"] = ("all-linear",)
+        linear = bool(file.take("lora_target_linear", False, quietly=True))
+        knobs |= adapters(file, _LORA, every_linear=linear)
         knobs |= _quantized(file, weights)
         _fused_kernels(file)
     elif adapter is not None:
@@ -99,10 +98,12 @@ def _plan(training: ProgramTraining) -> Planned:
             f"are widened to fp32 where all weights are trained, which is not predicted: {EMULATE}"
         )
         file.refuse("embeddings and norms", why)
+    notes = [] if knobs["precision"] in ("nf4", "int8") else [NOT_COMPARED]
+    if file.take("sample_packing", False, quietly=True):
+        notes += packed_rows(file, "sample_packing", knobs["attention"])
     model = file.take("base_model")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))
-    compared = knobs["precision"] in ("nf4", "int8")
-    return Planned(model, knobs, notes=[] if compared else [NOT_COMPARED])
+    return Planned(model, knobs, notes=notes)
 
 
 def _dtype(file: Arguments) -> str:

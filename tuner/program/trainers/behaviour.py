@@ -69,6 +69,26 @@ def unset(arguments: Arguments, reasons: Mapping[str, str]) -> None:
             arguments.refuse(name, f"{why} is not predicted: {EMULATE}")
 
 
+PACKED = (
+    "packed: each batch is one full row of micro_batch x max_length tokens; attention takes the "
+    "time of samples of max_length, and less where they are shorter"
+)
+
+
+def packed_rows(arguments: Arguments, name: str, kernel: str) -> list[str]:
+    """What to note beside a training whose batches are one row each, because of setting `name`.
+
+    Flash attention is told where the samples end, and gets no mask (transformers'
+    `_flash_attention_forward` with `position_ids`): its tensors are those of the samples side by
+    side. Other attention (`kernel`) makes a mask of the whole row: a problem.
+    """
+    if kernel == "flash_attention_2":
+        return [PACKED]
+    why = f"makes one row of each batch, whose mask ({kernel}) is not predicted: {EMULATE}"
+    arguments.refuse(name, why)
+    return []
+
+
 def mixed_precision(arguments: Arguments, default: str) -> str:
     """What `bf16` and `fp16` of TrainingArguments say."""
     bf16, fp16 = arguments.take("bf16"), arguments.take("fp16")
@@ -153,6 +173,7 @@ def trainer_arguments(
     `checkpoints` and `precision` are the defaults of the class.
     """
     unset(arguments, _NOT_PREDICTED)
+    arguments.taken.add("0")  # output_dir, without its name
     return {
         "micro_batch": number(arguments, "per_device_train_batch_size", 8),
         "grad_accum": number(arguments, "gradient_accumulation_steps", 1),
@@ -257,9 +278,18 @@ _NO_ADAPTERS = {
 
 
 def adapters(
-    lora: Arguments, names: Mapping[str, str], *, rank: int = 8, dropout: float = 0.0
+    lora: Arguments,
+    names: Mapping[str, str],
+    *,
+    rank: int = 8,
+    dropout: float = 0.0,
+    every_linear: bool = False,
 ) -> dict[str, Any]:
-    """Knobs of an adapter; `names` are what the trainer calls `LoraConfig`'s arguments."""
+    """Knobs of an adapter; `names` are what the trainer calls `LoraConfig`'s arguments.
+
+    `every_linear` where the trainer adapts every linear layer, whatever modules are named.
+    """
+    targets = names.get("target_modules", "target_modules")
     unset(lora, {names.get(name, name): why for name, why in _NO_ADAPTERS.items()})
     given_rank = number(lora, names.get("r", "r"), rank)
     flags = {word: names.get(f"use_{word}", f"use_{word}") for word in ("dora", "rslora")}
@@ -269,7 +299,7 @@ def adapters(
         "lora_rank": given_rank,
         "lora_alpha": lora.take(names.get("lora_alpha", "lora_alpha"), 8, quietly=True),
         "lora_dropout": number(lora, names.get("lora_dropout", "lora_dropout"), dropout),
-        "lora_targets": modules(lora, names.get("target_modules", "target_modules")),
+        "lora_targets": ALL_LINEAR if every_linear else modules(lora, targets),
         **saved(lora, names.get("modules_to_save", "modules_to_save")),
     }
 

@@ -79,9 +79,7 @@ def _plan(training: ProgramTraining) -> Planned:
     }
     file.take("packing")  # whole rows of one length are what is predicted anyway
     if not is_full:
-        knobs |= adapters(file, _LORA)
-        if "lora_target" not in file:
-            knobs["lora_targets"] = ("all-linear",)
+        knobs |= adapters(file, _LORA, every_linear="lora_target" not in file)
     knobs |= _quantized(file, computed)
     model = file.take("model_name_or_path")
     file.leave_out((*WITHOUT_MEMORY, *_WITHOUT_MEMORY))

@@ -17,6 +17,7 @@ from tuner.program.trainers.behaviour import (
     enabled_by_call,
     loaded_model,
     number,
+    packed_rows,
     trainer_arguments,
     unset,
 )
@@ -30,12 +31,12 @@ def _sft(training: ProgramTraining) -> Planned:
         training = _as_script(training)
     model, knobs = _trained(training)
     arguments = training["arguments"]
-    _no_long_rows(arguments, str(knobs["attention"]))
+    notes = _long_rows(arguments, str(knobs["attention"]))
     loss = arguments.take("loss_type", "nll", quietly=True)
     if loss not in ("nll", "chunked_nll", "dft"):
         arguments.refuse("loss_type", f"is {loss}: expected nll or dft")
     arguments.leave_out((*WITHOUT_MEMORY, "pad_", "truncation"))
-    return Planned(model, knobs)
+    return Planned(model, knobs, notes=notes)
 
 
 def _dpo(training: ProgramTraining) -> Planned:
@@ -91,16 +92,14 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     return model, knobs
 
 
-def _no_long_rows(arguments: Arguments, kernel: str) -> None:
-    """Note packing that makes one row of a batch; other packing leaves rows of full length."""
+def _long_rows(arguments: Arguments, kernel: str) -> list[str]:
+    """Notes on packing that makes one row of a batch; other packing leaves rows of full length."""
     strategy = arguments.take("packing_strategy", "bfd", quietly=True)
     long = arguments.take("padding_free") or (
         arguments.take("packing", False) and strategy != "wrapped"
     )
-    if long:
-        name = "padding_free" if arguments.take("padding_free") else "packing"
-        why = f"makes one row of each batch, whose mask ({kernel}) is not predicted: {EMULATE}"
-        arguments.refuse(name, why)
+    name = "padding_free" if arguments.take("padding_free") else "packing"
+    return packed_rows(arguments, name, kernel) if long else []
 
 
 _MODEL_NAMES = {

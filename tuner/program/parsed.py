@@ -1,0 +1,321 @@
+"""A Python file or notebook as it is parsed: its scopes, its calls, and where each node stands."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tuner.apply.notebook import notebook_python
+from tuner.apply.place import Location
+from tuner.apply.source import SourceFile
+
+ANY = None
+"""In place of a key that is chosen while the program runs."""
+
+Key = str | int | None
+Keys = tuple[Key, ...]
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One `add_argument` of argparse, or one `option` of click."""
+
+    names: tuple[str, ...]
+    dest: str
+    action: str
+    call: ast.Call
+    default: ast.expr | None
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it has no name on the command line."""
+        return not self.names[0].startswith("-")
+
+
+@dataclass(slots=True)
+class Scope:
+    """What names mean in a module, a class or a function."""
+
+    node: ast.AST
+    parent: Scope | None
+    names: dict[str, list[ast.AST]] = field(default_factory=dict)
+    is_global: set[str] = field(default_factory=set)
+
+    @property
+    def is_class(self) -> bool:
+        """Whether this is the body of a class."""
+        return isinstance(self.node, ast.ClassDef)
+
+    def find(self, name: str) -> tuple[Scope, list[ast.AST]] | None:
+        """The bindings that `name` has here."""
+        scope: Scope | None = self
+        while scope is not None:
+            hidden = scope.is_class and scope is not self
+            if not hidden and name in scope.names:
+                return scope, scope.names[name]
+            scope = scope.parent
+        return None
+
+
+class ParsedScript:
+    """The syntax tree of a script, with what each name is bound to in its scope."""
+
+    def __init__(self, source: SourceFile) -> None:
+        self.source = source
+        text = source.data.decode("utf-8")
+        starts: Sequence[int]
+        if source.path.suffix == ".ipynb":
+            text, starts = notebook_python(text, str(source.path))
+        else:
+            starts = range(len(text) + 1)
+        self._text, self._starts = text, starts
+        body = text.removeprefix("\ufeff")
+        breaks = [match.end() for match in re.finditer(r"\r\n|\r|\n", text)]
+        self._lines = [len(text) - len(body), *breaks]
+        self.tree = ast.parse(body)
+        self.scopes: dict[ast.AST, Scope] = {}
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.calls: list[ast.Call] = []
+        self.options: list[Option] = []
+        self.assigned: list[tuple[str, Scope, Keys, ast.AST]] = []
+        self.bodies: dict[ast.AST, Scope] = {}
+        self.top = Scope(self.tree, None)
+        self._walk(self.tree, self.top)
+        self._by_span: dict[tuple[int, int], list[ast.expr]] = {}
+        for node in self.scopes:
+            if isinstance(node, ast.expr):
+                self._by_span.setdefault(self.span(node), []).append(node)
+        self._places = {(p.start, p.end): p for p in source.places}
+
+    # -- places ------------------------------------------------------------------------------
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """The characters of the file where `node` stands."""
+        start = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+        end = self._index(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        return self._starts[start], self._starts[end]
+
+    def _index(self, line: int, column: int) -> int:
+        start = self._lines[line - 1]
+        head = self._text[start : start + column].encode()[:column]
+        return start + len(head.decode())
+
+    def node_at(self, place: Location) -> ast.expr | None:
+        """The expression at a place."""
+        return next(iter(self._by_span.get((place.start, place.end), ())), None)
+
+    def place_of(self, node: ast.AST) -> Location:
+        """The place of an expression, also of one that the readers of files leave out."""
+        start, end = self.span(node)
+        found = self._places.get((start, end))
+        if found is not None:
+            return found
+        first = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+        text = self.source.data.decode("utf-8")
+        raw, in_json = text[start:end], self.source.path.suffix == ".ipynb"
+        line = (
+            text.count("\n", 0, start) + 1 if in_json else bisect.bisect_right(self._lines, first)
+        )
+        value = node.value if isinstance(node, ast.Constant) else None
+        # A number that is passed without a name; text may be written in many ways.
+        known = isinstance(value, int | float) and repr(value) == raw
+        return Location(
+            path=(),
+            line=line,
+            start=start,
+            end=end,
+            raw=raw,
+            language="python",
+            value=value if known and isinstance(value, int | float) else None,
+            problem=None if known else "is no plain value",
+            in_json=in_json,
+        )
+
+    def shown(self, node: ast.AST) -> str:
+        """An expression as it is written, on one line."""
+        return " ".join(ast.unparse(node).split())[:60]
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _walk(self, node: ast.AST, scope: Scope) -> None:
+        self.scopes[node] = scope
+        inner = scope
+        if isinstance(node, Function | ast.Lambda | ast.ClassDef):
+            inner = self.bodies[node] = Scope(node, scope)
+            if isinstance(node, Function | ast.Lambda):
+                for argument in arguments_of(node.args):
+                    inner.names.setdefault(argument.arg, []).append(argument)
+            if not isinstance(node, ast.Lambda):
+                scope.names.setdefault(node.name, []).append(node)
+        self._bind(node, scope)
+        if isinstance(node, ast.Call):
+            self.calls.append(node)
+            self._update(node, scope)
+            if (option := _option(node)) is not None:
+                self.options.append(option)
+        for child in ast.iter_child_nodes(node):
+            self.parents[child] = node
+            self._walk(child, inner)
+
+    def _bind(self, node: ast.AST, scope: Scope) -> None:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._target(target, node.value, scope)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self._target(node.target, node.value, scope)
+        elif isinstance(node, ast.NamedExpr):
+            self._target(node.target, node.value, scope)
+        elif isinstance(node, ast.AugAssign | ast.For | ast.AsyncFor):
+            self._target(node.target, node, scope)
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._target(node.optional_vars, node.context_expr, scope, opaque=True)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                name = (alias.asname or alias.name).partition(".")[0]
+                scope.names.setdefault(name, []).append(node)
+        elif isinstance(node, ast.Global):
+            scope.is_global.update(node.names)
+
+    def _update(self, call: ast.Call, scope: Scope) -> None:
+        """Note what `CONFIG.update(batch=4)` and `setattr(config, "batch", 4)` assign."""
+        if last_name(call.func) == "setattr" and len(call.args) == 3:
+            owner, key, value = call.args
+            given: list[tuple[Key, ast.expr]] = [(getattr(key, "value", ANY), value)]
+        elif isinstance(call.func, ast.Attribute) and call.func.attr == "update":
+            owner = call.func.value
+            given = [(keyword.arg, keyword.value) for keyword in call.keywords]
+            for argument in call.args:
+                if isinstance(argument, ast.Dict):
+                    pairs = zip(argument.keys, argument.values, strict=True)
+                    given += [(getattr(key, "value", ANY), value) for key, value in pairs]
+                else:
+                    given.append((ANY, call))
+        else:
+            return
+        base, keys = unrolled(owner)
+        if isinstance(base, ast.Name):
+            self.assigned += [(base.id, scope, (*keys, key), value) for key, value in given]
+
+    def _target(self, target: ast.expr, value: ast.AST, scope: Scope, opaque: bool = False) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            values: Sequence[ast.AST] = [target] * len(target.elts)
+            same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+            if same and not any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)):  # type: ignore[attr-defined]
+                values = value.elts  # type: ignore[attr-defined]
+            for one, its in zip(target.elts, values, strict=True):
+                self._target(one, its, scope)
+        elif isinstance(target, ast.Starred):
+            self._target(target.value, target, scope)
+        elif isinstance(target, ast.Name):
+            home = scope
+            if target.id in scope.is_global:
+                while home.parent is not None:
+                    home = home.parent
+            home.names.setdefault(target.id, []).append(target if opaque else value)
+        else:
+            base, keys = unrolled(target)
+            if isinstance(base, ast.Name):
+                self.assigned.append((base.id, scope, keys, value))
+
+    # -- surroundings ------------------------------------------------------------------------
+
+    def keyword_of(self, node: ast.AST) -> ast.Call | None:
+        """The call that gets this expression by name."""
+        keyword = self.parents.get(node)
+        call = self.parents.get(keyword) if isinstance(keyword, ast.keyword) else None
+        return call if isinstance(call, ast.Call) else None
+
+    def is_conditional(self, node: ast.AST) -> bool:
+        """Whether an expression stands below an `if` or the like: it may never run."""
+        own = self.parents.get(node)
+        while own is not None:
+            main = isinstance(own, ast.If) and "__main__" in ast.unparse(own.test)
+            if isinstance(own, ast.If | ast.IfExp | ast.ExceptHandler | ast.Match) and not main:
+                return True
+            own = self.parents.get(own)
+        return False
+
+    def around(self, node: ast.AST) -> list[str]:
+        """The names of the functions, classes and variables around an expression."""
+        names = []
+        current = self.parents.get(node)
+        while current is not None:
+            if isinstance(current, Function | ast.ClassDef):
+                names.append(current.name)
+            elif isinstance(current, ast.Assign):
+                names += [self.shown(target) for target in current.targets]
+            elif isinstance(current, ast.AnnAssign):
+                names.append(self.shown(current.target))
+            elif isinstance(current, ast.Dict):
+                for key, value in zip(current.keys, current.values, strict=True):
+                    if isinstance(key, ast.Constant) and value in (node, *self._above(node)):
+                        names.append(str(key.value))
+            current = self.parents.get(current)
+        return names
+
+    def _above(self, node: ast.AST) -> Iterator[ast.AST]:
+        current = self.parents.get(node)
+        while current is not None:
+            yield current
+            current = self.parents.get(current)
+
+
+def last_name(node: ast.expr) -> str | None:
+    """`DataLoader` of `torch.utils.data.DataLoader`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def unrolled(node: ast.expr) -> tuple[ast.expr, Keys]:
+    """The first name of `a.b["c"]`, and ("b", "c")."""
+    keys: list[Key] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            keys.append(node.attr)
+        else:
+            value = getattr(node.slice, "value", None)
+            keys.append(value if isinstance(value, str | int) else ANY)
+        node = node.value
+    return node, tuple(reversed(keys))
+
+
+def arguments_of(arguments: ast.arguments) -> list[ast.arg]:
+    """All parameters of a function, `*args` and `**kwargs` last."""
+    own = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return own + [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
+
+
+def _option(call: ast.Call) -> Option | None:
+    if last_name(call.func) not in ("add_argument", "option"):
+        return None  # of argparse and click
+    names = [a.value for a in call.args if isinstance(a, ast.Constant)]
+    texts = [name for name in names if isinstance(name, str) and name]
+    if not texts:
+        return None
+    keywords = {k.arg: k.value for k in call.keywords if k.arg is not None}
+    dest = getattr(keywords.get("dest"), "value", None)
+    if last_name(call.func) == "option":
+        dest = next((name for name in texts if not name.startswith("-")), None)
+        texts = [name for name in texts if name.startswith("-")] or texts
+    long = next((name for name in texts if name.startswith("--")), texts[0])
+    action = keywords.get("action")
+    kind = str(action.value) if isinstance(action, ast.Constant) else ""
+    if "is_flag" in keywords or (long.startswith("--") and "/" in long):
+        default = getattr(keywords.get("default"), "value", False)
+        kind = "store_true" if not default and "/" not in long else "a flag of click"
+    if action is not None and not kind:
+        kind = last_name(action) or "?"
+    return Option(
+        tuple(texts),
+        dest if isinstance(dest, str) else long.lstrip("-").replace("-", "_"),
+        kind,
+        call,
+        keywords.get("default"),
+    )
