@@ -70,7 +70,7 @@ def test_a_measurement_decides_between_those_that_may_be_the_fastest(capsys):
     assert len(chosen) == MOST_MEASURED
     data = best.to_dict()["undecided"]
     assert data["may_be_as_fast"] == 4
-    assert [c["micro_batch"] for c in data["measure"]] == chosen
+    assert [c["settings"]["micro_batch"] for c in data["measure"]] == chosen
     print_recommendation(best, measure="tuner search ...")
     shown = " ".join(capsys.readouterr().out.split())
     assert (

@@ -199,7 +199,7 @@ class BestTrial:
             },
             "undecided": {
                 "may_be_as_fast": len(self.rivals),
-                "measure": [self._of_knobs(c.to_dict()) for c in self.to_measure],
+                "measure": [{"settings": self._of_knobs(c.to_dict())} for c in self.to_measure],
             },
             "trial": {
                 "id": self.record.trial_id,
