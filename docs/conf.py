@@ -93,10 +93,10 @@ def show_examples(app: Sphinx, context: object, lines: list[str]) -> None:
 
 
 def show_reports(app: Sphinx, doctree: nodes.document) -> None:
-    """Links to `results/.../report.html` open the report; others that are no page are downloads."""
+    """Links to reports and to the grid open them; others that are no page are downloads."""
     for link in list(doctree.findall(addnodes.download_reference)):
         target = (Path(app.env.doc2path(app.env.docname)).parent / link["reftarget"]).resolve()
-        if target.name == "report.html":
+        if target.suffix == ".html":
             up = "../" * app.env.docname.count("/")
             address = f"{up}{target.relative_to(ROOT).as_posix()}"
             link.replace_self(nodes.reference("", "", *link.children, refuri=address))

@@ -7,8 +7,10 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from browsing import chromium
 from distribution import LongestFirst, in_order
 from hypothesis import HealthCheck, settings
 from job_server import TOKEN
@@ -76,3 +78,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _nothing_outlives_its_test() -> Iterator[None]:
     yield
     end_all()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium."""
+    with chromium() as opened:
+        yield opened

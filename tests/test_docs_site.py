@@ -55,3 +55,9 @@ def test_reports_of_the_gallery_are_in_the_site(site: Path):
     reports = re.findall(r'href="(results/[^"]+/report\.html)"', html)
     assert len(reports) == len(list((ROOT / "results").glob("*/*/report.html")))
     assert all((site / report).is_file() for report in reports)
+
+
+@pytest.mark.slow
+def test_the_grid_is_in_the_site(site: Path):
+    assert 'href="docs/grid.html"' in (site / "grid.html").read_text("utf-8")
+    assert (site / "docs" / "grid.html").is_file()

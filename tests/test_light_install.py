@@ -54,6 +54,7 @@ ANSWER = (
 )
 ASK = (
     ("estimate", "--model", "mistral-7b-v0.3", "--gpu", "rtx4090"),
+    ("grid", "--model", "qwen3-8b", "--gpu", "rtx4090"),
     ("explain", *RESULTS),
     ("search", *RESULTS),
     ("submit", *RESULTS, "--address", "http://127.0.0.1:1"),

@@ -40,6 +40,7 @@ COMMANDS = {
     "compare": "Compare what you use now with the recommendation.",
     "apply": "Write the recommendation into your own files.",
     "export": "Print the recommendation as another tool's settings.",
+    "grid": "Predict which models fit which GPU types.",
     "estimate": "Predict memory and speed of one configuration.",
     "trial": "Train one configuration for a few steps.",
     "calibrate": "Measure this machine's GPU to improve its predictions.",

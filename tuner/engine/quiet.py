@@ -20,6 +20,9 @@ _ADVICE = r"peft(\.|$)"
 """Whose advice is of what it sets by itself (fan_in_fan_out), or of merging and saving adapters
 (tied embeddings): nothing that is done here."""
 
+_UNUSED_PATTERN = "The following (rank|alpha)_pattern keys did not match"
+"""Of patterns that peft itself adds for fused experts, where the targets leave some of them out."""
+
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
@@ -34,6 +37,7 @@ def quiet_libraries() -> Iterator[None]:
         for category in _DEPRECATIONS:
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
         warnings.filterwarnings("ignore", category=UserWarning, module=_ADVICE)
+        warnings.filterwarnings("ignore", message=_UNUSED_PATTERN, module=_ADVICE)
         yield
 
 

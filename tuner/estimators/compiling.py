@@ -59,7 +59,7 @@ def answers(
     `known` are the replays that there are; `subject` is needed where a structure is to be
     compiled. With fewer than two workers, or one request, this process does it.
     """
-    yield from _in_forks(
+    yield from in_forks(
         _answer,
         [(request, known[request.structure]) for request in requests],
         subject,
@@ -86,7 +86,7 @@ def trace_all(
 ) -> list[Prediction]:
     """A prediction of each configuration from a trace at full depth, in their order."""
     places = {configuration.key: place for place, configuration in enumerate(configurations)}
-    traced = _in_forks(
+    traced = in_forks(
         _trace, [(c, circumstances) for c in configurations], subject, workers=workers
     )
     found = {places[configuration.key]: prediction for configuration, prediction in traced}
@@ -98,7 +98,7 @@ _Known = TypeVar("_Known")
 _Result = TypeVar("_Result")
 
 
-def _in_forks(
+def in_forks(
     function: Callable[[Subject | None, _Item, _Known], _Result],
     items: Sequence[tuple[_Item, _Known]],
     subject: Subject | None,
@@ -121,8 +121,12 @@ def _in_forks(
         initargs=(subject,),
     ) as pool:
         futures = {pool.submit(_in_worker, function, item, known): item for item, known in items}
-        for future in concurrent.futures.as_completed(futures):
-            yield futures[future], future.result()
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            # Whoever stops listening, Ctrl-C too, wants nothing more to be begun.
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:

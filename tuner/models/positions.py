@@ -44,11 +44,17 @@ Tables of OPT and BioGPT have two rows more than their configuration says."""
 _ROWS = ("n_positions", "max_position_embeddings", "max_seq_len")
 
 
+def configured_positions(config: Mapping[str, Any]) -> int | None:
+    """The tokens that a configuration of a language model allows for; None where it says none."""
+    rows = next((config[key] for key in _ROWS if config.get(key) is not None), None)
+    return None if rows is None else int(rows)
+
+
 def table_positions(config: Mapping[str, Any]) -> int | None:
     """The longest sequence of a model that looks positions up; None for other models."""
     before = _ROWS_BEFORE.get(str(config.get("model_type")))
-    rows = next((config[key] for key in _ROWS if config.get(key) is not None), None)
-    return None if before is None or rows is None else int(rows) - before
+    rows = configured_positions(config)
+    return None if before is None or rows is None else rows - before
 
 
 def length_problem(positions: int | None, length: int, knob: str) -> tuple[str, str] | None:

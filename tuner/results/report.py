@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tuner.expressions import all_of
@@ -16,6 +15,7 @@ from tuner.results.best import BestTrial, near_tie_text
 from tuner.results.figures import front_figure, knob_figures, prediction_error_figure
 from tuner.results.front import room_bytes
 from tuner.results.gpus_figure import gpu_rows, gpus_figure, has_emulated, same_conditions
+from tuner.results.html import all_shown, page_environment
 from tuner.results.levels import levels
 from tuner.results.memory_timeline_figure import timeline_figure
 from tuner.results.objective_plot import axes_of, objective_figure
@@ -29,7 +29,6 @@ from tuner.results.stages import rows_of
 from tuner.results.table import value_text
 from tuner.results.undecided import UNDECIDED
 from tuner.results.view import View
-from tuner.text import printable
 from tuner.units import GIB, MIB, format_duration, format_gib, format_size, significant
 
 if TYPE_CHECKING:
@@ -72,14 +71,6 @@ def report_html(
     `other_gpus` are the results on other GPU types. The page asks nothing of the network, and its
     content security policy forbids it to.
     """
-    environment = Environment(
-        loader=PackageLoader("tuner.results", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
     knobs = knob_figures(view)
     rows = progress(view)
     fronts = [front_of(view), *other_gpus.fronts] if other_gpus.fronts else []
@@ -92,7 +83,7 @@ def report_html(
         "progress": progress_figure(rows),
     }
     page = {
-        "trials": _all_shown(_trials(view)),
+        "trials": all_shown(_trials(view)),
         "figures": {
             "front": front_figure(view) if view.is_default else objective_figure(view),
             **{name: figure for name, figure in more.items() if figure},
@@ -101,55 +92,44 @@ def report_html(
     }
     # Nothing in an inlined script may close its element.
     library = Markup(plotlyjs().replace("</script", "<\\/script"))  # noqa: S704
-    text: str = environment.get_template("report.html.j2").render(
-        view=view,
-        best=view.best,
-        tiles=_tiles(view.best) if view.best else [],
-        gpus=gpus_text(view.best.configuration, view.gpu)
-        if view.best and view.best.gpus > 1
-        else "",
-        subtitle=subtitle(view),
-        undecided=UNDECIDED if view.undecided else "",
-        near_tie=near_tie_text(view.best) if view.best else "",
-        memory_parts=_memory_parts(view.best) if view.best else [],
-        time_parts=_time_parts(view.best) if view.best else [],
-        front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
-        levels=_levels(view),
-        stages=_stages(view),
-        front_title=_front_title(view),
-        knobs=knobs,
-        prediction_error_rows=prediction_error_rows(pairs(view.records)),
-        verdicts=verdict_text(verdicts(view.records)),
-        page=page,
-        progress_text=progress_text(rows) if more["progress"] else "",
-        estimate_command=_estimate_command(view),
-        use_commands=_use_commands(view),
-        runs=_runs(view),
-        versions=_versions(view),
-        plotlyjs=library,
-        gpu_rows=gpu_rows(fronts),
-        emulated_fronts=has_emulated(fronts),
-        same_conditions=same_conditions(fronts) if fronts else None,
-        unreadable=other_gpus.unreadable,
-        value_text=value_text,
-        format_gib=format_gib,
+    text: str = (
+        page_environment()
+        .get_template("report.html.j2")
+        .render(
+            view=view,
+            best=view.best,
+            tiles=_tiles(view.best) if view.best else [],
+            gpus=gpus_text(view.best.configuration, view.gpu)
+            if view.best and view.best.gpus > 1
+            else "",
+            subtitle=subtitle(view),
+            undecided=UNDECIDED if view.undecided else "",
+            near_tie=near_tie_text(view.best) if view.best else "",
+            memory_parts=_memory_parts(view.best) if view.best else [],
+            time_parts=_time_parts(view.best) if view.best else [],
+            front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
+            levels=_levels(view),
+            stages=_stages(view),
+            front_title=_front_title(view),
+            knobs=knobs,
+            prediction_error_rows=prediction_error_rows(pairs(view.records)),
+            verdicts=verdict_text(verdicts(view.records)),
+            page=page,
+            progress_text=progress_text(rows) if more["progress"] else "",
+            estimate_command=_estimate_command(view),
+            use_commands=_use_commands(view),
+            runs=_runs(view),
+            versions=_versions(view),
+            plotlyjs=library,
+            gpu_rows=gpu_rows(fronts),
+            emulated_fronts=has_emulated(fronts),
+            same_conditions=same_conditions(fronts) if fronts else None,
+            unreadable=other_gpus.unreadable,
+            value_text=value_text,
+            format_gib=format_gib,
+        )
     )
     return text
-
-
-def _shown(value: Any) -> Any:
-    """What a name may not do to a page either: turn the direction of writing, or hide."""
-    # Markup is the page's own.
-    return printable(value) if type(value) is str else value
-
-
-def _all_shown(value: Any) -> Any:
-    """The same of every text in lists and tables of them."""
-    if isinstance(value, dict):
-        return {_shown(name): _all_shown(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_all_shown(item) for item in value]
-    return _shown(value)
 
 
 def _tiles(best: BestTrial) -> list[tuple[str, str, str]]:

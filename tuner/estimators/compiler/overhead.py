@@ -19,8 +19,8 @@ Point = tuple[int, ...]
 EXACT_UP_TO = 6
 """So many points are replayed themselves."""
 
-LARGEST_GPU_BYTES = 192 * 1024**3
-"""What allocates more fits no GPU of the catalogue (B200: 180 GiB): its overhead is left 0."""
+LARGEST_GPU_BYTES = 288 * 1024**3
+"""What allocates more fits no GPU of the catalogue (B300: 268 GiB): its overhead is left 0."""
 
 
 def anchors(points: Floats, passes: CompiledPasses) -> dict[Point, list[Point]]:

@@ -85,7 +85,7 @@ class Structure:
             beyond_window=(
                 window is not None and length >= window and settings.get("attention") != "eager"
             ),
-            compute_capability=_stand_in(compute_capability),
+            compute_capability=kernels_like(compute_capability),
             positions=positions,
             has_negatives=has_negatives,
         )
@@ -161,7 +161,8 @@ class Structure:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _stand_in(compute_capability: tuple[int, int]) -> tuple[int, int]:
+def kernels_like(compute_capability: tuple[int, int]) -> tuple[int, int]:
+    """The compute capability that stands for all GPUs that choose the same kernels."""
     if compute_capability == PROCESSOR:
         return PROCESSOR
     return _FLASH if compute_capability >= _FLASH else _NO_FLASH
