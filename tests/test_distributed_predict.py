@@ -179,7 +179,7 @@ def test_what_backward_hides_is_not_waited_for() -> None:
 
 def times(seconds: float) -> StepTimes:
     one = np.array([seconds])
-    return StepTimes(one, {"matmul": one}, np.array([1.0]), one / 2)
+    return StepTimes(one, {"matmul": one}, np.array([1.0]), one / 2, np.zeros((1, 2, 1)))
 
 
 def test_ranks_of_a_processor_share_its_cores() -> None:
@@ -190,6 +190,7 @@ def test_ranks_of_a_processor_share_its_cores() -> None:
     assert sum(float(s[0]) for s in shared.breakdown_s.values()) == pytest.approx(3.0)
     own = with_exchange(times(1.0), [exchange], [TWO], 10 * MIB, A6000)
     assert 1.0 < float(own.step_s[0]) < 3.0
+    assert own.unknown(0) == (1.0, 1.0)  # waiting for others says nothing of hosts or kernels
 
 
 def without_link(gpu: Gpu) -> Gpu:

@@ -9,9 +9,12 @@ import pytest
 from estimate_samples import configuration, tiny_config, traced
 
 from benchmarks.accuracy.attention import register
+from tuner.estimators.calibration.interval import in_quadrature
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.predict import Subject, predict
-from tuner.estimators.speed.roofline import Efficiency, Roofline, matmul_peak, power_limit
+from tuner.estimators.speed.power import BOARDS_DIFFER
+from tuner.estimators.speed.product_rates import matmul_peak, power_limit
+from tuner.estimators.speed.roofline import Efficiency, Roofline
 from tuner.estimators.tracing.timeline import MASK, Work
 from tuner.gpus import get_gpu
 from tuner.workloads import get_workload
@@ -334,7 +337,37 @@ def test_a_trace_knows_which_attention_has_a_mask():
     assert names("masked_heads") == {name + MASK for name in plain}
 
 
-# -- hosts ----------------------------------------------------------------------------------
+# -- what is unknown of kernels, boards and hosts -------------------------------------------
+
+
+def ends(work: Work, gpu=A100) -> list[tuple[float, float]]:
+    """What each unknown of kernels may make of one, over what it takes."""
+    works = WorkArrays.of_works([work])
+    (known,) = Roofline().seconds(works, gpu, allow_tf32=False)[0]
+    found = Roofline().ends(works, gpu, allow_tf32=False)
+    return [(float(low[0, 0] / known), float(high[0, 0] / known)) for low, high in found]
+
+
+def test_a_product_in_fp32_may_be_slower_than_large_ones_were_measured():
+    (kernel, board) = ends(product(4096, 4096, 4096, dtype="float32"))
+    assert kernel == (1.0, pytest.approx(0.95 / 0.75))
+    assert board == (1.0, 1.0)  # no energy is known of them on this board
+    assert ends(product(4096, 4096, 4096)) == [(1.0, 1.0)] * 2
+    assert ends(elementwise(10**9)) == [(1.0, 1.0)] * 2
+
+
+def test_boards_at_their_power_limit_differ():
+    (kernel, board) = ends(product(4096, 4096, 4096, dtype="float16"), T4)
+    assert kernel == (1.0, 1.0)
+    assert board == (pytest.approx(1 / BOARDS_DIFFER), pytest.approx(BOARDS_DIFFER))
+
+
+def test_unknowns_add_as_independent_errors():
+    one, other = (0.8, 1.3), (0.9, 1.1)
+    low, high = in_quadrature(one, other)
+    assert math.log(high) ** 2 == pytest.approx(math.log(1.3) ** 2 + math.log(1.1) ** 2)
+    assert math.log(low) ** 2 == pytest.approx(math.log(0.8) ** 2 + math.log(0.9) ** 2)
+    assert in_quadrature(one, (1.0, 1.0)) == (pytest.approx(0.8), pytest.approx(1.3))
 
 
 def test_a_step_that_waits_for_launches_depends_on_the_host_and_others_do_not():

@@ -7,16 +7,25 @@ made again without those of the row's program, or of its GPU.
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.accuracy.coverage import STEP, Held, held_rows, probable_priors
+from benchmarks.accuracy.coverage import (
+    STEP,
+    Held,
+    held_rows,
+    interval_of,
+    program_prior,
+)
 from benchmarks.accuracy.report import Comparison, rank_correlation
-from tuner.estimators.calibration.calibrate import prior_of
+from tuner.estimators.calibration.calibrate import PROGRAM_PRIOR, prior_of
 from tuner.estimators.calibration.correction import STEP as STEP_QUANTITY
 from tuner.estimators.calibration.interval import Calibration, Interval
+from tuner.results.undecided import PAIR_ERROR
 
 TRIALS, DRAWS = 5, 20
 """Rows of a program and GPU that correct the others, and how many sets of them are drawn."""
@@ -48,24 +57,24 @@ def text(comparisons: Sequence[Comparison]) -> str:
     """The tables of all ways, as Markdown."""
     timed = [c for c in comparisons if c.case.measured.step_s]
     rows = dict(zip(map(id, timed), held_rows(timed)[STEP], strict=True))
-    trusted = [row for row in rows.values() if row.grade == "A"]
 
     def without(value: Callable[[Held], str]) -> Judge:
-        priors = {
-            left_out: probable_priors([r for r in trusted if value(r) != left_out], STEP, left_out)
+        known = {
+            left_out: Calibration.fit(
+                (), program_prior([r for r in rows.values() if value(r) != left_out])
+            )
             for left_out in {value(row) for row in rows.values()}
         }
-        known = {left_out: Calibration.unseen(found) for left_out, found in priors.items()}
         return lambda c: _interval(c, known[value(rows[id(c)])], held_out=True)
 
-    shipped = Calibration.fit((), prior_of(STEP_QUANTITY, has_profile=False))
+    shipped = Calibration.fit((), PROGRAM_PRIOR)
     ways: dict[str, Judge] = {
         "as shipped": lambda c: _interval(c, shipped, held_out=False),
         "leave one program out": without(lambda row: row.program),
         "leave one GPU out": without(lambda row: row.gpu),
     }
     parts = [_table(way, [*_groups(timed, judge)]) for way, judge in ways.items()]
-    return "\n".join([*parts, _corrected([*rows.values()])])
+    return "\n".join([*parts, _corrected([*rows.values()]), _pairs([*rows.values()])])
 
 
 def _interval(
@@ -73,11 +82,10 @@ def _interval(
 ) -> tuple[Interval, float]:
     predicted = comparison.predicted
     step_s = predicted.held_out_step_s if held_out else predicted.step_s
-    low, high = predicted.hosts
-    found = calibration.correct(step_s)
+    unknown = predicted.held_out_unknown if held_out else predicted.unknown
     measured = comparison.case.measured.step_s
     assert measured is not None
-    return Interval(found.low * low, found.median, found.high * high), measured
+    return interval_of(calibration, step_s, unknown), measured
 
 
 def _groups(timed: Sequence[Comparison], judge: Judge) -> Iterator[Group]:
@@ -124,7 +132,8 @@ def _cells(groups: Sequence[Group]) -> str:
 def _corrected(rows: Sequence[Held]) -> str:
     """What five trials of a program on a GPU make of the errors of its other rows.
 
-    Both with trials of one machine, as a user's are, and with those of several mixed.
+    With trials of one machine, with those of several mixed, and of one model alone, as the trials
+    of a space are.
     """
     lines = [
         f"\n**Step time, corrected by {TRIALS} trials of the program on the GPU "
@@ -132,20 +141,28 @@ def _corrected(rows: Sequence[Held]) -> str:
         "| program | GPU | rows | mean absolute error before | after | inside 90 % |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for mixed in (False, True):
-        groups: dict[tuple[str, str, str], list[Held]] = {}
+    scopes: dict[str, Callable[[Held], tuple[str, ...]]] = {
+        "all": lambda row: (row.program, row.gpu, row.machine),
+        "all, machines mixed": lambda row: (row.program, row.gpu, ""),
+        "all, of one model": lambda row: (
+            row.program,
+            row.gpu,
+            " ".join(filter(None, (row.machine, row.configuration[0]))),
+        ),
+    }
+    for title, scope in scopes.items():
+        groups: dict[tuple[str, ...], list[Held]] = {}
         for row in rows:
-            key = (row.program, row.gpu, "" if mixed else row.machine)
-            groups.setdefault(key, []).append(row)
-        judged = {key: [*_draws(members)] for key, members in groups.items()}
-        for (program, gpu, machine), found in judged.items():
-            if found and (machine or not mixed):
-                named = f"{program}, {machine}" if machine else program
-                number = len(groups[program, gpu, machine])
+            groups.setdefault(scope(row), []).append(row)
+        judged = {key: found for key in groups if (found := [*_draws(groups[key])])}
+        for (program, gpu, what), found in judged.items():
+            if what or title == "all":
+                named = f"{program}, {what}" if what else program
+                number = len(groups[program, gpu, what])
                 lines.append(f"| {named} | {gpu} | {number} | {_corrected_cells(found)} |")
         together = [one for found in judged.values() for one in found]
-        title = "all, machines mixed" if mixed else "all"
-        lines.append(f"| {title} | | {len(rows)} | {_corrected_cells(together)} |")
+        number = sum(len(groups[key]) for key in judged)
+        lines.append(f"| {title} | | {number} | {_corrected_cells(together)} |")
     return "\n".join(lines)
 
 
@@ -176,3 +193,56 @@ def _corrected_cells(judged: Sequence[tuple[float, float, bool]]) -> str:
     before, after, inside = zip(*judged, strict=True)
     means = (statistics.fmean(before), statistics.fmean(after))
     return f"{means[0]:.1%} | {means[1]:.1%} | {statistics.fmean(inside):.0%}"
+
+
+def _pairs(rows: Sequence[Held]) -> str:
+    """By how much errors differ between two configurations of one model, program and machine.
+
+    And, with nothing of a program known, by how much those of other programs do. Rows that wait
+    for their host, or of which a kernel's rate is not known, are left out.
+    """
+    known = [row for row in rows if row.unknown[1] < 1.1]
+    programs = dict.fromkeys(row.program for row in known)
+    lines = [
+        "\n**Two configurations of one model, program, GPU and machine**\n",
+        "| program | pairs | errors differ by, median | 90 % | 90 % of other programs' "
+        "| closer than that: in wrong order | others |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for program in programs:
+        own = _differences([row for row in known if row.program == program])
+        limit = _part_of(_differences([row for row in known if row.program != program]), 0.9)
+        lines.append(f"| {program} | {_pair_cells(own, limit)} |")
+    everything = _differences(known)
+    return "\n".join([*lines, f"| all | {_pair_cells(everything, PAIR_ERROR)} |"])
+
+
+def _differences(rows: Sequence[Held]) -> list[tuple[float, float, bool]]:
+    """Of each pair: how the errors differ, how far predicted rates are apart, if in wrong order.
+
+    The first two as logarithms; rates are samples/s.
+    """
+    found = []
+    for one, other in itertools.combinations(rows, 2):
+        same = (one.group, one.configuration[0]) == (other.group, other.configuration[0])
+        if same and one.configuration != other.configuration:
+            seen = [row.observation for row in (one, other)]
+            work = math.log(other.samples / one.samples)
+            predicted = math.log(seen[0].predicted / seen[1].predicted) + work
+            measured = math.log((seen[0].measured or 0.0) / (seen[1].measured or 1.0)) + work
+            found.append((abs(measured - predicted), abs(predicted), measured * predicted < 0))
+    return found
+
+
+def _part_of(pairs: Sequence[tuple[float, float, bool]], share: float) -> float:
+    return sorted(pair[0] for pair in pairs)[math.ceil(share * len(pairs)) - 1]
+
+
+def _pair_cells(pairs: Sequence[tuple[float, float, bool]], limit: float) -> str:
+    if not pairs:
+        return f"0 | | | {limit:.1%} | |"
+    close = [wrong for _, apart, wrong in pairs if apart < limit]
+    far = [wrong for _, apart, wrong in pairs if apart >= limit]
+    shares = (f"{sum(wrong)} of {len(wrong)}" for wrong in (close, far))
+    spread = " | ".join(f"{_part_of(pairs, share):.1%}" for share in (0.5, 0.9))
+    return f"{len(pairs)} | {spread} | {limit:.1%} | {' | '.join(shares)}"

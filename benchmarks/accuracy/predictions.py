@@ -22,6 +22,20 @@ from tuner.estimators.speed.roofline import (
 
 __all__ = ["GPUS", "Predicted", "predict_all"]
 
+UNSEEN_KERNEL = 2.0
+"""How many times as long a kernel may take that runs in a way that no source measured: by so much
+the published rates of the memory-efficient kernel differ, forward and backward (184 and 94
+TFLOP/s with heads of 128; `attention_rates` names the source)."""
+
+
+Ends = tuple[float, float]
+"""Lower and upper end, as factors."""
+
+HELD_OUT = Efficiency(
+    masked_attention=1.0, slowest={**Efficiency().slowest, "masked": UNSEEN_KERNEL}
+)
+"""Without what runs of a program with padded batches taught of attention with a dense mask."""
+
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
@@ -36,8 +50,10 @@ class Predicted:
     peak_phase: str
     held_out_step_s: float = 0.0
     """The step without what was learned of kernels from rows of the same program."""
-    hosts: tuple[float, float] = (1.0, 1.0)
-    """What the step takes on the fastest and slowest host, over `step_s`."""
+    unknown: Ends = (1.0, 1.0)
+    """What host, kernels and board may make of the step, over `step_s`; see `StepTimes.unknown`."""
+    held_out_unknown: Ends = (1.0, 1.0)
+    """The same of `held_out_step_s`."""
     fits: bool = True
     """Whether the replay on the GPU's memory came to its end."""
 
@@ -66,7 +82,7 @@ def _task(case: Case) -> Task:
 
 def _predict(task: Task, code: str) -> Predicted:
     sizes, work = traced(task, code)
-    times = _times(task, work, Efficiency())
+    times, held_out = (_times(task, work, e) for e in (Efficiency(), HELD_OUT))
     return Predicted(
         allocated=sizes.allocated,
         reserved=sizes.reserved,
@@ -75,8 +91,9 @@ def _predict(task: Task, code: str) -> Predicted:
         forward=sizes.forward,
         step_s=_step_s(task, times),
         peak_phase=sizes.peak_phase,
-        held_out_step_s=_step_s(task, _times(task, work, Efficiency(masked_attention=1.0))),
-        hosts=times.of_hosts(0),
+        held_out_step_s=_step_s(task, held_out),
+        unknown=times.unknown(0),
+        held_out_unknown=held_out.unknown(0),
         fits=sizes.fits,
     )
 

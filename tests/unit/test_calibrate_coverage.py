@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,16 +12,18 @@ from benchmarks.accuracy import coverage
 from benchmarks.accuracy.coverage import (
     ALLOCATED,
     HELD,
+    PROGRAM,
     STEP,
     Held,
     Line,
+    interval_of,
     lines,
     markdown,
     probable_priors,
     within_gpu,
 )
 from tuner.estimators.calibration.calibrate import prior_of
-from tuner.estimators.calibration.interval import Observation
+from tuner.estimators.calibration.interval import Calibration, Observation
 
 
 def row(
@@ -72,6 +75,18 @@ def test_the_prior_of_made_up_rows_is_found():
     assert prior.least_spread == PRIOR.least_spread
 
 
+def test_what_hosts_account_for_is_not_learned_again():
+    """A step that waits for its host is 1.5 times as long: its interval reaches there already."""
+    waiting = replace(row(1.5, number=1), unknown=(0.6, 1.6))
+    assert waiting.unexplained.measured == pytest.approx(10.0)
+    other = replace(row(0.5, number=1), unknown=(0.6, 1.6))
+    left = math.sqrt(math.log(0.5) ** 2 - math.log(0.6) ** 2)
+    assert other.unexplained.measured == pytest.approx(10.0 * math.exp(-left))
+    low, high = 1 / interval_of(Calibration.fit((), PRIOR), 1.0, (1.0, 1.0)).low, 1.6
+    wide = interval_of(Calibration.fit((), PRIOR), 10.0, waiting.unknown)
+    assert wide.high == pytest.approx(10 * math.exp(math.hypot(math.log(low), math.log(high))))
+
+
 def test_the_table_names_what_is_met_and_what_is_missed(monkeypatch):
     for scales in ("_BIAS_SCALES", "_SPREADS"):  # few, as each takes time
         assert len(getattr(coverage, scales)) > 2
@@ -88,7 +103,7 @@ def test_the_table_names_what_is_met_and_what_is_missed(monkeypatch):
     }
     table, best = lines(rows)
     text = markdown(table, best)
-    assert set(best) == set(names)
+    assert set(best) == {*names, PROGRAM}
     assert "8%)" in text
     assert {(line.quantity, line.held_out) for line in table} >= {
         (quantity, way) for quantity in names for way in ("another GPU", "same GPU")

@@ -258,7 +258,7 @@ def test_probabilities_of_many_predictions_are_those_of_each():
 
 def test_the_prior_interval_contains_the_prediction_and_is_wider_without_a_profile():
     memory, speed = make_memory(20 * GIB), make_speed(300.0)
-    plain = prior_intervals(memory, speed, CATALOGUE)
+    plain = prior_intervals(memory, speed, CATALOGUE, unknown=(0.7, 1.4))
     profiled = prior_intervals(memory, speed, PROFILE)
     assert set(plain) == {*QUANTITIES, TOKENS}
     for name, (low, high) in plain.items():
@@ -266,6 +266,9 @@ def test_the_prior_interval_contains_the_prediction_and_is_wider_without_a_profi
         assert low < value < high
     for name in (STEP, TOKENS):
         assert plain[name][1] / plain[name][0] > 1.05 * profiled[name][1] / profiled[name][0]
+    # Unknowns add as squares: neither is hidden by the other, nor are both at their worst at once.
+    known = prior_intervals(memory, speed, CATALOGUE)[STEP][1] / speed.step_s
+    assert max(known, 1.4) < plain[STEP][1] / speed.step_s < 1.4 * known
     # Speed is far less certain than memory, reserved memory less than allocated.
     widths = {name: high / low for name, (low, high) in plain.items()}
     assert widths[STEP] > widths[DEVICE] > widths[ALLOCATED]

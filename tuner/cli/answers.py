@@ -14,12 +14,13 @@ from tuner.engine.target import Target
 from tuner.export import FORMATS
 from tuner.expressions import all_of, show
 from tuner.records import KnobValue, Source, Status, TrialRecord
-from tuner.results.best import BestTrial
+from tuner.results.best import BestTrial, near_tie_text
 from tuner.results.cost import RunCost, run_cost
 from tuner.results.front import room_bytes
 from tuner.results.levels import SHOWN_LEVELS, levels
 from tuner.results.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
 from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
+from tuner.results.undecided import UNDECIDED
 from tuner.results.view import View
 from tuner.space import SearchSpace
 from tuner.terminal.render import count, echo, print_fields, settings_text, size_text
@@ -57,9 +58,11 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     labels = [o.name for o in more]
     wide = table(["", *_NUMBERS, *labels, *differing], right=(*_NUMBERS, *labels))
     narrow = table(["", *_MAIN_NUMBERS, *labels, "settings"], right=(*_MAIN_NUMBERS, *labels))
+    undecided = view.undecided
     for record in view.front:
         mark = "*" if view.best and view.best.configuration == record.configuration else ""
         mark += "~" if record.trial_id in stale else ""
+        mark += "?" if record in undecided else ""
         numbers = _numbers(record, view)
         values = [_cell(record.configuration.get(name)) for name in differing]
         others = [significant(o.value(record) or 0.0) for o in more]
@@ -69,6 +72,8 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     print_wider(wide, narrow)
     if view.best is not None:
         echo("* recommended")
+    if undecided:
+        echo(f"? {UNDECIDED}")
     if any(counted_gpus(record.configuration) > 1 for record in view.front):
         echo(f"of several GPUs {OF_ONE}")
     if any(record.trial_id in stale for record in view.front):
@@ -131,10 +136,11 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
     ]
 
 
-def print_recommendation(best: BestTrial, *, use: Sequence[str] = ()) -> None:
+def print_recommendation(best: BestTrial, *, use: Sequence[str] = (), measure: str = "") -> None:
     """The recommended configuration with what it needs and what follows from it.
 
-    `use` are commands that bring it to where training is configured.
+    `use` are commands that bring it to where training is configured, `measure` the one whose
+    trials decide between it and what may be as fast.
     """
     speed, memory = best.evidence.speed, best.evidence.memory
     echo(f"Recommended ({best.source}): {best.title}")
@@ -168,13 +174,34 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = ()) -> None:
             ("cost", _cost_text(best.cost)),
             ("against", _gain_text(best)),
             ("chosen", best.chosen_from),
+            ("near tie", near_tie_text(best)),
         ],
         indent=2,
     )
+    if measure:
+        echo(f"  {'measure':<10}{measure}")
     print_stages(best.record, best.space)
     for number, line in enumerate(use):
         # A command is one line, however long: it is there to be copied.
         echo(f"  {'' if number else 'use':<10}{line}")
+
+
+def measure_command(target: Target, best: BestTrial) -> str:
+    """The search whose trials decide between the recommendation and its rivals; empty without."""
+    chosen = best.to_measure
+    words: list[str] = []
+    for name, knob in target.space.knobs.items():
+        values = list(dict.fromkeys(c[name] for c in chosen if name in c))
+        if len(knob.values) == 1 or any(isinstance(value, tuple) for value in values[1:]):
+            continue  # nothing to choose, or lists, which no condition can name
+        if len(values) == 1 and values[0] != "":
+            words += ["--set", f"{name}={show(values[0])}"]
+        elif values:
+            # A word of an expression stands in quotes.
+            among = ", ".join(f'"{v}"' if isinstance(v, str) else show(v) for v in values)
+            is_one_of = f"in ({among})" if len(values) > 1 else f"== {among}"
+            words += ["--where", f"{name} {is_one_of}"]
+    return target.command("search", *words) if chosen else ""
 
 
 def _verified_text(best: BestTrial) -> str:

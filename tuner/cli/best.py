@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tuner.cli.answers import print_recommendation, use_commands
+from tuner.cli.answers import measure_command, print_recommendation, use_commands
 from tuner.cli.every_gpu import print_answers
 from tuner.cli.options import examples, json_option
 from tuner.cli.target_options import Selected, criteria_options, target_options
@@ -43,10 +43,11 @@ def command(
     target = targets[0]
     best = recommended(target, criteria)
     use = use_commands(target, criteria)
+    measure = measure_command(target, best)
     if as_json:
-        print_json({**best.to_dict(), "use": list(use)})
+        print_json({**best.to_dict(), "use": list(use), "measure": measure})
         return
     echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject_of(best.configuration)}")
     if target.known != target.folder:
         echo("from the results that come with tuner; nothing was searched here")
-    print_recommendation(best, use=use)
+    print_recommendation(best, use=use, measure=measure)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.cli.answers import (
     conditions_text,
+    measure_command,
     print_front,
     print_prediction_error,
     print_recommendation,
@@ -171,7 +172,8 @@ def print_answer(found: SearchedGpu, *, as_json: bool) -> None:
     else:
         print_front(view)
         echo()
-        print_recommendation(view.best, use=_use(plan))
+        measure = measure_command(plan.target, view.best)
+        print_recommendation(view.best, use=_use(plan), measure=measure)
     print_prediction_error(view.records)
     echo()
     for note in view.notes:

@@ -13,13 +13,13 @@ from statistics import median_low
 from typing import Any
 
 from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
-from tuner.estimators.calibration.calibrate import prior_factors
-from tuner.estimators.calibration.correction import STEP
+from tuner.estimators.calibration.calibrate import step_factors
+from tuner.estimators.calibration.interval import Floats, in_quadrature
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.parallel import LINK_SHARE
 from tuner.estimators.speed.kernel_times import on_measured_device
+from tuner.estimators.speed.product_rates import matmul_peak
 from tuner.estimators.speed.profile import DeviceProfile
-from tuner.estimators.speed.roofline import matmul_peak
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpu import Gpu
 from tuner.records import Phase
@@ -118,7 +118,14 @@ class _Program:
         self._works = [tuple(map(_work_from, entry[2])) for entry in described]
         self._launches = [int(entry[3]) for entry in described]
         self._kinds = [works[0].kind for works in self._works]
-        self._seconds = self._priced()
+        arrays = WorkArrays.of_works([work for works in self._works for work in works])
+        self._seconds = self._priced(
+            self._times.seconds(arrays, self._gpu, allow_tf32=self._allow_tf32)
+        )
+        self._ends = [
+            [self._priced(seconds) for seconds in each]
+            for each in self._times.ends(arrays, self._gpu, allow_tf32=self._allow_tf32)
+        ]
         self._counts = report["counts"]
 
     def ended_steps(self) -> list[int]:
@@ -136,8 +143,9 @@ class _Program:
         total = sum(breakdown.values())
         unpriced = self._unpriced(calls)
         share = sum(unpriced.values()) / max(1, sum(call.count for call in calls))
-        low, high = prior_factors(STEP, has_profile=self._has_profile)
-        fastest_s, slowest_s = (self._on_host(calls, total, host) for host in self._times.hosts)
+        low, high = in_quadrature(
+            step_factors(has_profile=self._has_profile), *self._unknown(calls, total)
+        )
         estimated_s = sum(
             call.count * self._seconds[call.number]
             for call in calls
@@ -148,7 +156,7 @@ class _Program:
             step=number,
             step_s=total,
             # Kernels of which nothing is known may take as long as all others do on average.
-            interval_s=(fastest_s * low, slowest_s * high / (1.0 - min(share, _MOST_UNPRICED))),
+            interval_s=(total * low, total * high / (1.0 - min(share, _MOST_UNPRICED))),
             breakdown_s={kind: s for kind, s in breakdown.items() if s > 0 or kind == "launch"},
             phases_s={str(phase): sum(kinds.values()) for phase, kinds in phases.items()},
             most_expensive=self._most_expensive(calls),
@@ -162,19 +170,15 @@ class _Program:
 
     # -- time -----------------------------------------------------------------------------------
 
-    def _priced(self) -> list[float]:
-        """Seconds of each kind of call on the device, without what devices exchange."""
-        works = [work for works in self._works for work in works]
-        seconds = self._times.seconds(
-            WorkArrays.of_works(works), self._gpu, allow_tf32=self._allow_tf32
-        )[:, 0].tolist()
-        rate, each = pcie_bytes_per_s(self._gpu), iter(seconds)
+    def _priced(self, on_device_s: Floats) -> list[float]:
+        """Seconds of each kind of call, without what devices exchange; of all works, (W, 1)."""
+        rate, each = pcie_bytes_per_s(self._gpu), iter(on_device_s[:, 0].tolist())
         priced = []
         for listed in self._works:
             total = 0.0
-            for work, on_device_s in zip(listed, each, strict=False):
+            for work, seconds in zip(listed, each, strict=False):
                 apart = {TRANSFER: work.bytes_moved / rate, EXCHANGE: 0.0}
-                total += apart.get(work.kind, on_device_s)
+                total += apart.get(work.kind, seconds)
             priced.append(total)
         return priced
 
@@ -198,16 +202,23 @@ class _Program:
         kinds[EXCHANGE] = self._exchange_s(phase, calls, device_s)
         return dict(kinds)
 
-    def _on_host(self, calls: list[_Call], total_s: float, host: float) -> float:
-        """The step on a host whose launches cost so many times what this one's do."""
-        added_s = 0.0
+    def _unknown(self, calls: list[_Call], total_s: float) -> Iterator[tuple[float, float]]:
+        """What host, kernels and board may make of the step, each alone, over what it takes."""
+        known_s = self._passes_s(calls, self._seconds)
+        ends = [[self._passes_s(calls, self._seconds, host) for host in self._times.hosts]]
+        ends += [[self._passes_s(calls, seconds) for seconds in each] for each in self._ends]
+        for low_s, high_s in ends:
+            yield 1 + (low_s - known_s) / total_s, 1 + (high_s - known_s) / total_s
+
+    def _passes_s(self, calls: list[_Call], seconds: list[float], host: float = 1.0) -> float:
+        """Both passes with these seconds of each call, and launches that cost `host` times more."""
+        passes_s = 0.0
         for phase in _PASSES:
             members = [call for call in calls if call.phase is phase]
-            host_s = self._host_s(members)
-            hidden_s = sum(call.count * self._seconds[call.number] for call in members)
-            hidden_s *= self._times.overlaps
-            added_s += max(host_s * host, hidden_s) - max(host_s, hidden_s)
-        return total_s + added_s
+            host_s = self._host_s(members) * host
+            device_s = sum(call.count * seconds[call.number] for call in members)
+            passes_s += max(host_s, device_s) if self._times.overlaps else host_s + device_s
+        return passes_s
 
     def _host_s(self, calls: list[_Call]) -> float:
         launches = sum(call.count * self._launches[call.number] for call in calls)

@@ -21,8 +21,9 @@ from tuner.estimators.parallel import (
 )
 from tuner.estimators.speed.kernel_times import on_measured_device
 from tuner.estimators.speed.processor import on_its_device
+from tuner.estimators.speed.product_rates import matmul_peak
 from tuner.estimators.speed.profile import DeviceProfile
-from tuner.estimators.speed.roofline import StepTimes, StepWork, matmul_peak, step_times
+from tuner.estimators.speed.roofline import StepTimes, StepWork, step_times
 from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.gpu import Gpu
 from tuner.models.catalogue import resolve_config
@@ -169,7 +170,7 @@ def predict(
         ),
         margin_fraction=margin_fraction,
         parallelism=parallelism,
-        hosts=times.of_hosts(0),
+        unknown=times.unknown(0),
     )
 
 
@@ -220,12 +221,12 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
     method: str,
     margin_fraction: float | None,
     parallelism: Parallelism | None = None,
-    hosts: tuple[float, float] = (1.0, 1.0),
+    unknown: tuple[float, float] = (1.0, 1.0),
 ) -> Prediction:
     """A prediction, with the verdict on device memory. `params` are trainable and total.
 
-    With several GPUs memory is that of each of them. `hosts` is what the step takes on the
-    fastest and slowest host, over what is predicted (`StepTimes.of_hosts`).
+    With several GPUs memory is that of each of them. `unknown` are the ends of what the step may
+    take, over what is predicted (`StepTimes.unknown`).
     """
     budget = MemoryBudget.of(memory_of_rank(gpu, parallelism or Parallelism()), margin_fraction)
     return Prediction(
@@ -238,7 +239,7 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
         total_params=params[1],
         gpu=gpu.id,
         method=method,
-        intervals=prior_intervals(memory, speed, method, hosts),
+        intervals=prior_intervals(memory, speed, method, unknown),
     )
 
 

@@ -281,7 +281,7 @@ class Predictor:
                 ),
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],
-                hosts=times.of_hosts(index),
+                unknown=times.unknown(index),
             )
             for index, configuration in enumerate(configurations)
         ]

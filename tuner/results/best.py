@@ -16,6 +16,7 @@ from tuner.results.front import (
     THROUGHPUT,
     Objective,
     device_bytes,
+    fastest_first,
     fits_within,
     room_bytes,
     samples_per_s,
@@ -30,6 +31,7 @@ from tuner.results.interval import (
 )
 from tuner.results.ranks import counted_gpus, ranks_dict, times_text
 from tuner.results.stages import limit_text, stages_dict
+from tuner.results.undecided import PAIR_ERROR, rivals, worth_measuring
 from tuner.units import format_duration, format_gib, format_size
 
 
@@ -65,6 +67,8 @@ class BestTrial:
     fitting: int
     conditions: tuple[str, ...] = ()
     objective: Objective = THROUGHPUT
+    rivals: tuple[TrialRecord, ...] = ()
+    """Others that fit and may be as fast, as predictions cannot tell; the fastest first."""
 
     def __repr__(self) -> str:
         """In short: with the space and all evidence it would fill the screen."""
@@ -92,6 +96,11 @@ class BestTrial:
         if self.objective.name == THROUGHPUT.name:
             return "the fastest that fits with its margin"
         return f"the best in {self.objective.label} that fits with its margin"
+
+    @property
+    def to_measure(self) -> tuple[Configuration, ...]:
+        """The recommended one and those of its rivals between which trials are to decide."""
+        return tuple(r.configuration for r in worth_measuring(self.record, self.rivals))
 
     @property
     def configuration(self) -> Configuration:
@@ -188,6 +197,10 @@ class BestTrial:
                 "conditions": list(self.conditions),
                 "objective": self.objective.name,
             },
+            "undecided": {
+                "may_be_as_fast": len(self.rivals),
+                "measure": [{"settings": self._of_knobs(c.to_dict())} for c in self.to_measure],
+            },
             "trial": {
                 "id": self.record.trial_id,
                 "run_id": self.record.run_id,
@@ -197,6 +210,9 @@ class BestTrial:
                 "versions": dict(self.record.versions),
             },
         }
+
+    def _of_knobs(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {n: v for n, v in settings.items() if n in self.space.knobs or not self.space.knobs}
 
     @property
     def _verified_word(self) -> bool | str:
@@ -283,7 +299,7 @@ def best_of(
     ranked = [(gain, r) for r in fitting if (gain := objective.gain(r)) is not None]
     if not ranked:
         return None
-    best = min(ranked, key=lambda pair: (-pair[0], *_fastest_first(pair[1])))[1]
+    best = min(ranked, key=lambda pair: (-pair[0], *fastest_first(pair[1])))[1]
     evidence = best.outcome.evidence
     assert evidence is not None  # without numbers a trial does not fit
     return BestTrial(
@@ -297,7 +313,19 @@ def best_of(
         fitting=len(fitting),
         conditions=tuple(conditions),
         objective=objective,
+        rivals=_rivals(best, fitting, space) if objective.name == THROUGHPUT.name else (),
     )
+
+
+def _rivals(
+    best: TrialRecord, fitting: Iterable[TrialRecord], space: SpaceFacts
+) -> tuple[TrialRecord, ...]:
+    """Those of its own level: whether more rank or length is worth its time is no question."""
+
+    def level(record: TrialRecord) -> list[object]:
+        return [record.configuration.get(name) for name in space.capacity]
+
+    return rivals(best, [record for record in fitting if level(record) == level(best)])
 
 
 def find_baseline(
@@ -363,10 +391,6 @@ def best_yaml(
     return comment + body
 
 
-def _fastest_first(record: TrialRecord) -> tuple[float, int, str]:
-    return (-(samples_per_s(record) or 0.0), device_bytes(record) or 0, record.configuration.key)
-
-
 def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: GpuLike) -> Gain | None:
     if baseline is None or baseline.source is not best.source:
         return None
@@ -399,6 +423,21 @@ def _gain_dict(gain: Gain | None) -> dict[str, Any] | None:
         "speedup": round(gain.speedup, 4) if gain.speedup is not None else None,
         "saved_bytes": gain.saved_bytes,
     }
+
+
+def near_tie_text(best: BestTrial) -> str:
+    """How many may be as fast, and between which trials decide; empty where none is worth it."""
+    chosen = best.to_measure
+    if not chosen:
+        return ""
+    names = best.space.knobs or tuple(best.configuration)
+    differing = [n for n in names if len({c.get(n) for c in chosen}) > 1]
+    each = (" ".join(f"{n}={show(c[n])}" for n in differing if n in c) for c in chosen)
+    others = f"{len(best.rivals):,} other{'s' * (len(best.rivals) != 1)}"
+    return (
+        f"{others} within {PAIR_ERROR:.0%} may be as fast; measure these {len(chosen)}: "
+        f"{'; '.join(each)}"
+    )
 
 
 def check_text(record: TrialRecord) -> str:

@@ -18,6 +18,7 @@ from tuner.records import KnobValue
 from tuner.results.plot import (
     COLORS,
     EMULATED_COLOR,
+    UNDECIDED_LABEL,
     emulated_among_others,
     is_limit_far,
     labels,
@@ -89,6 +90,7 @@ def front_figure(view: View) -> dict[str, Any]:
         if indices:
             _add_points(figure, view, kind, indices)
     _add_rings(figure, view)
+    _add_undecided(figure, view)
     _add_limits(figure, view)
     memory = memory_range_gib(view)
     figure.update_layout(
@@ -331,6 +333,25 @@ def _add_rings(figure: Figure, view: View) -> None:
         hoverinfo="skip",
         marker={"symbol": "circle-open", "size": 14, "color": EMULATED_COLOR},
         name=f"emulated ({len(found)})",
+    )
+
+
+def _add_undecided(figure: Figure, view: View) -> None:
+    """A white centre in points of the front whose order is not certain."""
+    points = [_point(record) for record in view.undecided]
+    if not points:
+        return
+    figure.add_scatter(
+        x=[p[0] for p in points],
+        y=[p[1] for p in points],
+        mode="markers",
+        hoverinfo="skip",
+        marker={
+            "size": 5,
+            "color": "#ffffff",
+            "line": {"color": COLORS[Kind.FRONT], "width": 0.6},
+        },
+        name=f"{UNDECIDED_LABEL} ({len(points)})",
     )
 
 

@@ -57,6 +57,11 @@ def room_bytes(record: TrialRecord, memory_bytes: int) -> int:
     return min(memory_bytes, record.budget.limit_bytes)
 
 
+def fastest_first(record: TrialRecord) -> tuple[float, int, str]:
+    """For sorting: of equally fast ones the smaller is first."""
+    return -(samples_per_s(record) or 0.0), device_bytes(record) or 0, record.configuration.key
+
+
 THROUGHPUT = Objective("samples_per_s", Direction.MAXIMIZE, "throughput (samples/s)", samples_per_s)
 DEVICE_MEMORY = Objective(
     "device_bytes", Direction.MINIMIZE, "peak device memory (bytes)", device_bytes

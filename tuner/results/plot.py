@@ -35,6 +35,8 @@ LABELS: Mapping[Kind, str] = {
     Kind.TOO_LARGE: "does not fit",
     Kind.FAILED: "failed",
 }
+UNDECIDED_LABEL = "order not certain"
+"""In the legend: points of the front that may be no faster than the next smaller one."""
 EMULATED_COLOR = "#7a4fd0"
 """The ring around what was emulated, where a picture has numbers of other kinds too."""
 _INK, _FAINT = "#1f2937", "#6b7280"
@@ -186,12 +188,29 @@ def _draw_trials(axes: Axes, view: View) -> None:
             label=f"emulated ({len(rings)})",
             zorder=5,
         )
+    _draw_undecided(axes, view)
     front = [_point(r) for r in view.front]
     if front:
         # From each front trial on, its throughput is available up to the GPU's memory.
         xs = [p[0] for p in front] + [view.gpu.memory_bytes / GIB - view.margin_bytes / GIB]
         ys = [p[1] for p in front] + [front[-1][1]]
         axes.step(xs, ys, where="post", color=COLORS[Kind.FRONT], lw=1.8, alpha=0.8, zorder=3)
+
+
+def _draw_undecided(axes: Axes, view: View) -> None:
+    """A white centre in points of the front whose order is not certain."""
+    points = [_point(r) for r in view.undecided]
+    if points:
+        axes.scatter(
+            [x for x, _ in points],
+            [y for _, y in points],
+            s=14,
+            color="white",
+            edgecolors=COLORS[Kind.FRONT],
+            linewidths=0.6,
+            label=f"{UNDECIDED_LABEL} ({len(points)})",
+            zorder=7,
+        )
 
 
 def _draw_best(axes: Axes, view: View) -> None:

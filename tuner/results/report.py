@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from tuner.expressions import all_of
 from tuner.records import MemoryCategory, TrialRecord
-from tuner.results.best import BestTrial
+from tuner.results.best import BestTrial, near_tie_text
 from tuner.results.figures import front_figure, knob_figures, prediction_error_figure
 from tuner.results.front import room_bytes
 from tuner.results.gpus_figure import gpu_rows, gpus_figure, has_emulated, same_conditions
@@ -27,6 +27,7 @@ from tuner.results.progress_figure import progress, progress_figure, progress_te
 from tuner.results.ranks import gpus_text, ranks_text
 from tuner.results.stages import rows_of
 from tuner.results.table import value_text
+from tuner.results.undecided import UNDECIDED
 from tuner.results.view import View
 from tuner.units import GIB, MIB, format_duration, format_gib, format_size, significant
 
@@ -103,6 +104,8 @@ def report_html(
             if view.best and view.best.gpus > 1
             else "",
             subtitle=subtitle(view),
+            undecided=UNDECIDED if view.undecided else "",
+            near_tie=near_tie_text(view.best) if view.best else "",
             memory_parts=_memory_parts(view.best) if view.best else [],
             time_parts=_time_parts(view.best) if view.best else [],
             front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
@@ -254,6 +257,7 @@ def _front_row(view: View, record: TrialRecord) -> dict[str, Any]:
     best = view.best
     return {
         "best": best is not None and best.configuration == record.configuration,
+        "undecided": record in view.undecided,
         "settings": [value_text(record.configuration.get(name)) for name in view.knobs],
         "memory": f"{size / GIB:.2f}" if size >= GIB else f"{size / GIB:.3f}",
         "free": f"{(room_bytes(record, view.gpu.memory_bytes) - size) / GIB:.2f}",

@@ -18,6 +18,7 @@ from tuner.results.front import (
 )
 from tuner.results.journal import latest
 from tuner.results.objectives import objectives_of
+from tuner.results.undecided import undecided
 
 
 class Kind(enum.StrEnum):
@@ -73,6 +74,11 @@ class View:
     def is_default(self) -> bool:
         """Whether the front is over throughput and device memory."""
         return [o.name for o in self.objectives] == [o.name for o in DEFAULT_OBJECTIVES]
+
+    @property
+    def undecided(self) -> tuple[TrialRecord, ...]:
+        """Those of the front that may be no faster than the next smaller one."""
+        return undecided(self.front) if self.is_default else ()
 
     @property
     def margin_bytes(self) -> int:

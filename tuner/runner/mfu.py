@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.estimators.speed.roofline import matmul_peak
+from tuner.estimators.speed.product_rates import matmul_peak
 from tuner.gpu import Gpu
 from tuner.records import Configuration
 

@@ -27,7 +27,13 @@ from tuner.estimators.calibration.correction import (
     sizes_of,
     uncorrected,
 )
-from tuner.estimators.calibration.interval import Calibration, ErrorPrior, Floats, Observation
+from tuner.estimators.calibration.interval import (
+    Calibration,
+    ErrorPrior,
+    Floats,
+    Observation,
+    in_quadrature,
+)
 from tuner.estimators.speed.profile import uses_profile
 from tuner.records import Memory, Outcome, Prediction, Speed, Status, TrialRecord
 
@@ -55,7 +61,7 @@ _ALLOCATED_PRIOR = ErrorPrior(
     least_spread=0.003,
     source=_SOURCE.format(99, 5),
 )
-_STEP_PRIOR = ErrorPrior(
+_STEP_PRIOR = ErrorPrior(  # of the whole error, which is what trials teach
     bias_scale=0.07,
     spread=0.07,
     spread_sd=0.6,
@@ -73,10 +79,18 @@ _STEP_PRIOR_WITH_PROFILE = replace(
     bias_scale=0.05,
     source="the two pairs of groups that share a GPU; no rows with a device profile yet",
 )
+PROGRAM_PRIOR = replace(
+    _STEP_PRIOR,
+    # What is left of the errors of step times beside what host, kernels and board account for.
+    bias_scale=0.05,
+    spread=0.05,
+    source="the most probable prior of 113 published runs in 10 groups of one GPU, program and "
+    "machine, less what `StepTimes.unknown` allows for; benchmarks/accuracy/coverage.py",
+)
 
 
 def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
-    """What is expected of the errors of one of `QUANTITIES` before anything is measured.
+    """What is expected of the errors of one of `QUANTITIES` that trials are to teach.
 
     A device profile narrows the step time: the GPU's own rates are then measured. It hardly
     changes memory, of which it measures only the CUDA context.
@@ -87,38 +101,39 @@ def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
 
 
 def prior_intervals(
-    memory: Memory, speed: Speed, method: str, hosts: _Ends = (1.0, 1.0)
+    memory: Memory, speed: Speed, method: str, unknown: _Ends = (1.0, 1.0)
 ) -> dict[str, _Ends]:
     """The 90 % interval of each quantity of a prediction that nothing was measured for.
 
-    `method` is that of the prediction: it says whether a device profile was used. `hosts` is what
-    the step takes on the fastest and slowest host, over what is predicted: the interval of a step
-    that waits for launches is wider.
+    `method` is that of the prediction: it says whether a device profile was used. `unknown` are
+    the ends of what host, kernels and board may make of the step, over what is predicted
+    (`StepTimes.unknown`); how much programs differ comes on top.
     """
     # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
     device, reserved, allocated, step = _prior_ends(uses_profile(method))
     if memory.peak_allocated_bytes == memory.device_bytes:
         # On a processor all three are resident bytes, which no allocator counts exactly.
         reserved = allocated = device
+    low, high = in_quadrature(step, unknown)
     return _named(
         (memory.device_bytes * device[0], memory.device_bytes * device[1]),
         (memory.peak_reserved_bytes * reserved[0], memory.peak_reserved_bytes * reserved[1]),
         (memory.peak_allocated_bytes * allocated[0], memory.peak_allocated_bytes * allocated[1]),
-        (speed.step_s * step[0] * hosts[0], speed.step_s * step[1] * hosts[1]),
+        (speed.step_s * low, speed.step_s * high),
         tokens=speed.tokens_per_s * speed.step_s,
     )
 
 
-def prior_factors(quantity: str, *, has_profile: bool) -> _Ends:
-    """What the ends of the 90 % interval are, over a prediction that nothing was measured for."""
-    factors = _prior_calibration(prior_of(quantity, has_profile=has_profile)).factors
-    return factors.low, factors.high
+def step_factors(*, has_profile: bool) -> _Ends:
+    """What programs may make of a step, over a prediction that nothing was measured for."""
+    return _prior_ends(has_profile)[-1]
 
 
 @functools.cache
 def _prior_ends(has_profile: bool) -> tuple[_Ends, ...]:
     """The factors of the ends of the prior's intervals, in the order of `QUANTITIES`."""
-    priors = (prior_of(quantity, has_profile=has_profile) for quantity in QUANTITIES)
+    priors = [prior_of(quantity, has_profile=has_profile) for quantity in QUANTITIES]
+    priors[-1] = priors[-1] if has_profile else PROGRAM_PRIOR
     factors = [_prior_calibration(prior).factors for prior in priors]
     return tuple((f.low, f.high) for f in factors)
 
@@ -201,9 +216,12 @@ class Calibrations:
             if calibrations[name].count and value
         }
         ends = {name: (expected[name].low, expected[name].high) for name in QUANTITIES}
-        if not calibrations[STEP].count and not prediction.corrections:
-            # The prior's, with what it knows of hosts.
-            ends[STEP] = prediction.intervals.get(STEP, ends[STEP])
+        if not calibrations[STEP].count:
+            low, high = step_factors(has_profile=uses_profile(raw.method))
+            of_program = (raw.speed.step_s * low, raw.speed.step_s * high)
+            # Its own knows host, kernels and board; where memory was corrected, it may be older.
+            own = {} if prediction.corrections else prediction.intervals
+            ends[STEP] = own.get(STEP, of_program)
         tokens = raw.speed.tokens_per_s * raw.speed.step_s
         return replace(multiplied(raw, factors), intervals=_named(*ends.values(), tokens=tokens))
 

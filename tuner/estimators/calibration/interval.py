@@ -205,6 +205,16 @@ class Calibration:
         return float(np.interp(probability, cumulative, places))
 
 
+def in_quadrature(*ends: tuple[float, float]) -> tuple[float, float]:
+    """The ends of a product of independent factors, from the lower and upper end of each.
+
+    They are hardly ever all at their worst together: logarithms add as squares, as those of
+    independent errors do.
+    """
+    low = math.hypot(*(math.log(low) for low, _ in ends))
+    return math.exp(-low), math.exp(math.hypot(*(math.log(high) for _, high in ends)))
+
+
 def _log_ratios(observation: Observation, fixed_cost: float) -> tuple[float, float]:
     """The interval of log(measured / predicted) that was observed; both ends equal for a value."""
     predicted = observation.predicted + fixed_cost * observation.units

@@ -47,6 +47,10 @@ torch-performance-test-data): of issues 72, 95, 96, 97, 108, 120, 124, 160, 161 
 A precision that is missing was not seen to run at the limit of any board.
 """
 
+BOARDS_DIFFER = 1.10
+"""How many times faster or slower a board may be at its power limit: the rates above of the three
+boards of 12.0 lie within 10 % of their mean, those of one type (A100, H100, L4) within 5 %."""
+
 
 def sustained_flops(gpu: Gpu, precision: str) -> float:
     """FLOP/s of steady products that the power limit allows; infinite where it is not known.

@@ -7,29 +7,22 @@ device profile can replace them with measured ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.estimators.calibration.interval import in_quadrature
 from tuner.estimators.compiler.compiled import SEGMENTS, Floats
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.speed.attention_rates import MASKED, attention_flops_per_s
-from tuner.estimators.speed.power import sustained_flops
+from tuner.estimators.speed.power import BOARDS_DIFFER
+from tuner.estimators.speed.product_rates import matmul_peak, power_limit, rate_of, tile_use
+from tuner.estimators.tracing.timeline import MASK
 from tuner.gpu import Gpu
 from tuner.records import Phase
-
-_PRECISION_OF_DTYPE = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "int8": "int8",
-    # Data sheets of Ada, Hopper and Blackwell give 8-bit floats the rate of 8-bit integers.
-    "float8_e4m3fn": "int8",
-    "float8_e5m2": "int8",
-}
-
 
 LAUNCH_S = 25e-6
 HOSTS_LAUNCH_S = (12e-6, 50e-6)
@@ -68,6 +61,11 @@ class Efficiency:
     Server Edition, github.com/zzc0721/torch-performance-test-data/issues/162)."""
     masked_attention: float = MASKED
     """What a dense mask leaves of the rate of fused attention."""
+    slowest: Mapping[str, float] = field(default_factory=lambda: {"fp32": 0.95 / 0.75})
+    """How many times as long arithmetic may take in kernels whose rate has no source for all their
+    shapes, by precision of a product, and as "masked" of attention. Rates of fp32 products without
+    tensor cores were published for sizes of 4,096 and more; we allow for three quarters of the
+    peak, which is what all products were charged before shapes counted."""
     bandwidth: Mapping[str, float] = field(
         default_factory=lambda: {"elementwise": 0.8, "matmul": 0.8, "dequantise": 0.6}
     )
@@ -96,6 +94,14 @@ class KernelTimes(Protocol):
     def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
         """Seconds of each operator at each point, shape (W, P)."""
 
+    def ends(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
+    ) -> Iterator[tuple[Floats, Floats]]:
+        """The least and most seconds of each operator, for each thing that is not known of them.
+
+        Shapes (W, P), as of `seconds`; nothing where kernels were measured.
+        """
+
 
 class Roofline:
     """`KernelTimes` of a data sheet: the longest of arithmetic, power limit, traffic and launch."""
@@ -106,9 +112,41 @@ class Roofline:
     def __init__(self, efficiency: Efficiency | None = None) -> None:
         self._efficiency = efficiency or Efficiency()
         self.launch_s = self._efficiency.launch_s
+        self._shortest_s = self._efficiency.kernel_s
 
     def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
         """See `KernelTimes.seconds`."""
+        return self._longest(*self._bounds(works, gpu, allow_tf32))
+
+    def ends(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
+    ) -> Iterator[tuple[Floats, Floats]]:
+        """Of kernels whose rate has no source, and of a board at its power limit."""
+        arithmetic_s, limited_s, traffic_s = self._bounds(works, gpu, allow_tf32)
+        slowest = self._efficiency.slowest
+        may_take = np.array(
+            [
+                slowest.get(_kernel_of(gpu, works, row, allow_tf32), 1.0)
+                for row in range(len(works.kinds))
+            ]
+        )
+        yield (
+            self._longest(arithmetic_s, limited_s, traffic_s),
+            self._longest(arithmetic_s * may_take[:, None], limited_s, traffic_s),
+        )
+        yield (
+            self._longest(arithmetic_s, limited_s / BOARDS_DIFFER, traffic_s),
+            self._longest(arithmetic_s, limited_s * BOARDS_DIFFER, traffic_s),
+        )
+
+    def _longest(self, *bounds: Floats) -> Floats:
+        longest: Floats = np.maximum.reduce([*bounds, np.full_like(bounds[0], self._shortest_s)])
+        return longest
+
+    def _bounds(
+        self, works: WorkArrays, gpu: Gpu, allow_tf32: bool
+    ) -> tuple[Floats, Floats, Floats]:
+        """Seconds of arithmetic at the kernels' rates, at the power limit, and of traffic."""
         efficiency = self._efficiency
         share = np.array(
             [
@@ -120,7 +158,7 @@ class Roofline:
         traffic_s = works.bytes_moved / (bandwidth * share[:, None])
         peak = np.array([matmul_peak(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
         reached = np.array(
-            [efficiency.matmul[_rate_of(gpu, str(dtype), allow_tf32)] for dtype in works.dtypes]
+            [efficiency.matmul[rate_of(gpu, str(dtype), allow_tf32)] for dtype in works.dtypes]
         )
         used = tile_use(works, gpu, efficiency.tile, efficiency.fill)
         rate = peak[:, None] * reached[:, None] * used
@@ -128,12 +166,16 @@ class Roofline:
         rate[attends] = attention_flops_per_s(
             works.of(attends), gpu, masked=efficiency.masked_attention
         )
-        arithmetic_s = works.flops / rate
         # Padding and idle multiprocessors cost time, but no power: the limit is one of its own.
         limit = np.array([power_limit(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
-        arithmetic_s = np.maximum(arithmetic_s, works.flops / limit[:, None])
-        seconds: Floats = np.maximum(np.maximum(arithmetic_s, traffic_s), efficiency.kernel_s)
-        return seconds
+        return works.flops / rate, works.flops / limit[:, None], traffic_s
+
+
+def _kernel_of(gpu: Gpu, works: WorkArrays, row: int, allow_tf32: bool) -> str:
+    """The key of `Efficiency.slowest` for an operator."""
+    if works.kinds[row] == "attention":
+        return "masked" if str(works.names[row]).endswith(MASK) else ""
+    return rate_of(gpu, str(works.dtypes[row]), allow_tf32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,15 +205,16 @@ class StepTimes:
     model_flops: Floats
     backward_s: Floats
     """Of the backward pass of the last micro-step alone."""
-    hosts_s: tuple[Floats, Floats] | None = None
-    """What a step would take on the fastest and on the slowest host; None where it is known."""
+    added_s: Floats
+    """What each unknown takes off the step at its least, and adds at its most: (U, 2, P)."""
 
-    def of_hosts(self, point: int) -> tuple[float, float]:
-        """What the step of one point takes on the fastest and slowest host, over `step_s`."""
-        if self.hosts_s is None:
-            return 1.0, 1.0
-        fastest, slowest = (float(s[point] / self.step_s[point]) for s in self.hosts_s)
-        return min(fastest, 1.0), max(slowest, 1.0)
+    def unknown(self, point: int) -> tuple[float, float]:
+        """The ends of what the step of one point may take, over `step_s`.
+
+        The unknowns are independent, so that all are hardly ever at their worst together: their
+        logarithms add as squares.
+        """
+        return in_quadrature(*(1.0 + self.added_s[:, :, point] / self.step_s[point]).tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,8 +226,8 @@ class PassTimes:
 
     seconds: tuple[Mapping[str, Floats], ...]
     model_flops: Floats
-    hosts_s: tuple[tuple[Floats, Floats], ...]
-    """What each pass takes on the fastest and on the slowest host."""
+    added_s: tuple[Floats, ...]
+    """What each unknown takes off a pass at its least, and adds at its most: (U, 2, P)."""
 
 
 def step_times(
@@ -228,7 +271,19 @@ def pass_times(
 ) -> PassTimes:
     """Time of each pass at each point of `works`; `executions` as in `CompiledPasses`."""
     kernel_s = times.seconds(works, gpu, allow_tf32=allow_tf32)
-    segments, hosts_s = [], []
+    executed = executions.sum(axis=1).astype(float)
+
+    def passes_s(seconds: Floats, host: float = 1.0) -> Floats:
+        """Seconds of each pass, (S, P), where launches cost `host` times as much."""
+        device_s = executed @ seconds
+        host_s = executed.sum(axis=1)[:, None] * times.launch_s * host
+        both: Floats = np.maximum(device_s, host_s) if times.overlaps else device_s + host_s
+        return both
+
+    ends = [[passes_s(kernel_s, host) for host in times.hosts]]
+    ends += [[*map(passes_s, each)] for each in times.ends(works, gpu, allow_tf32=allow_tf32)]
+    added_s = np.moveaxis(np.array(ends) - passes_s(kernel_s), 2, 0)
+    segments = []
     for plain, again in executions.astype(float):
         device_s = {"recompute": again @ kernel_s}
         for kind in np.unique(works.kinds):
@@ -237,11 +292,8 @@ def pass_times(
         hidden_s = sum(device_s.values()) if times.overlaps else np.zeros(kernel_s.shape[1])
         device_s["launch"] = np.maximum(0.0, host_s - hidden_s)
         segments.append(device_s)
-        visible_s = 0.0 if times.overlaps else sum(device_s.values()) - device_s["launch"]
-        fastest, slowest = (np.maximum(host_s * host, hidden_s) + visible_s for host in times.hosts)
-        hosts_s.append((fastest, slowest))
     model_flops = executions[:, 0].astype(float) @ works.flops
-    return PassTimes(tuple(segments), model_flops, tuple(hosts_s))
+    return PassTimes(tuple(segments), model_flops, tuple(added_s))
 
 
 def whole_step(
@@ -257,14 +309,13 @@ def whole_step(
     """
     breakdown: dict[str, Floats] = {}
     flops = np.zeros(len(grad_accum))
-    hosts = [optimizer_s + np.zeros(len(grad_accum)) for _ in range(2)]
+    added_s = np.zeros(1)
     for number, segment in enumerate(SEGMENTS):
         repeats = np.ones(len(grad_accum)) if segment.micro_step == 0 else grad_accum - 1.0
         for kind, seconds in passes.seconds[number].items():
             breakdown[kind] = breakdown.get(kind, 0.0) + repeats * seconds[places]
         flops += repeats * passes.model_flops[number][places]
-        for which, seconds in enumerate(passes.hosts_s[number]):
-            hosts[which] = hosts[which] + repeats * seconds[places]
+        added_s = added_s + repeats * passes.added_s[number][:, :, places]
     breakdown["optimizer"] = optimizer_s + np.zeros(len(grad_accum))
     step_s: Floats = sum(breakdown.values(), np.zeros(len(grad_accum)))
     first, later = (
@@ -273,50 +324,4 @@ def whole_step(
         if segment.phase is Phase.BACKWARD
     )
     backward_s = np.where(grad_accum > 1, later, first)
-    return StepTimes(step_s, breakdown, flops, backward_s, (hosts[0], hosts[1]))
-
-
-def matmul_peak(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
-    """Dense FLOP/s of the GPU for operands of `dtype` (a torch dtype name).
-
-    A type without tensor cores for it (bf16 on Turing, int8 on Volta) runs at the fp32 rate.
-    """
-    return gpu.flops[_rate_of(gpu, dtype, allow_tf32)]
-
-
-def power_limit(gpu: Gpu, dtype: str, allow_tf32: bool) -> float:
-    """FLOP/s of steady products of `dtype` that the GPU's power limit allows."""
-    return sustained_flops(gpu, _rate_of(gpu, dtype, allow_tf32))
-
-
-def _rate_of(gpu: Gpu, dtype: str, allow_tf32: bool) -> str:
-    """The key of `Gpu.flops` whose rate operands of `dtype` run at."""
-    if dtype == "float32" and allow_tf32 and "tf32" in gpu.flops:
-        return "tf32"
-    precision = _PRECISION_OF_DTYPE.get(dtype, "fp32")
-    return precision if precision in gpu.flops else "fp32"
-
-
-def tile_use(works: WorkArrays, gpu: Gpu, tile: int, fill: float) -> Floats:
-    """Share of each product's tiles and waves that is not padding, shape (W, P).
-
-    A product of m x n runs as tiles of at most 128 x 128, `sm_count` at a time (NVIDIA, Matrix
-    Multiplication Background User's Guide, "Tile quantization" and "Wave quantization"). Thin
-    products, as LoRA's, take smaller tiles, down to 16 wide, and split a long k over the
-    multiprocessors that would idle. `fill` is how many waves it takes to fill and drain the
-    pipeline.
-    """
-    batch, m, n, k = (works.shapes[:, axis, :] for axis in range(4))
-    tile_m, tile_n = _tile_side(m, tile), _tile_side(n, tile)
-    tiles_m, tiles_n = np.ceil(m / tile_m), np.ceil(n / tile_n)
-    waves = batch * tiles_m * tiles_n / gpu.sm_count
-    split = np.minimum(1.0, waves * np.maximum(1.0, np.floor(k / 512)))
-    waves = np.where(waves < 1, split, waves)
-    full = (m * n) / (tiles_m * tiles_n * tile_m * tile_n)
-    used: Floats = np.where(works.has_shape[:, None], full * waves / (np.ceil(waves) + fill), 1.0)
-    return used
-
-
-def _tile_side(size: Floats, tile: int) -> Floats:
-    side: Floats = np.where(size >= tile, float(tile), np.ceil(size / 16) * 16)
-    return side
+    return StepTimes(step_s, breakdown, flops, backward_s, added_s)
