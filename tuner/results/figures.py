@@ -338,7 +338,7 @@ def _add_rings(figure: Figure, view: View) -> None:
 
 def _add_undecided(figure: Figure, view: View) -> None:
     """A white centre in points of the front whose order is not certain."""
-    points = [_point(record) for record in view.undecided]
+    points = [_point(numbers_of(record)) for record in view.undecided]
     if not points:
         return
     figure.add_scatter(
