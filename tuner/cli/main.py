@@ -71,7 +71,7 @@ def module_of(command: str) -> str:
 
 ANSWERS = ("best", "show", "report")
 """Commands that read a journal, answer and end: of 100,000 trials, looking for cycles, of which
-records have none, took seconds."""
+records have none, took seconds while they ran and two more at the end."""
 
 COMPLETE_VARIABLE = "_TUNER_COMPLETE"
 """Set by the script of `tuner completion`, when a shell asks how a word may end."""
@@ -207,6 +207,8 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in ANSWERS:
         gc.disable()
     code = run(sys.argv[1:])
+    if not gc.isenabled():
+        gc.freeze()  # the interpreter looks for cycles once more when it ends
     if code == EXIT_BROKEN_PIPE:
         # Whoever read the output has gone; the interpreter must not try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
