@@ -33,6 +33,7 @@ COMMANDS = {
     "check": "Check your own program, and find a change that fits.",
     "tune": "Search the settings of your own program.",
     "emulate": "Run your own program on an emulated GPU.",
+    "diff": "Compare what your program needs under two library versions.",
     "search": "Search a space for the fastest configuration that fits.",
     "best": "Print the recommendation of a search.",
     "show": "Print the front of a search, or one trial.",
