@@ -63,7 +63,7 @@ def test_products_of_the_same_sizes_are_one_and_calls_are_counted_over_micro_ste
         (product(8192, 8192, 8192, "float32"), "a6000", "power limit", "bf16: 4 times the peak"),
         (product(129, 8192, 8192), "a100_80gb", "arithmetic", "whole tiles"),
         (moving("mul", GIB), "a6000", "memory traffic", "fused kernels"),
-        (moving("_to_copy", GIB), "a6000", "memory traffic", "in the type of the computation"),
+        (moving("_to_copy", GIB), "a6000", "memory traffic", "in the compute type"),
         (moving("_log_softmax", GIB), "a6000", "memory traffic", "a loss in chunks"),
         (moving("dequantize_4bit", GIB, kind="dequantise"), "a6000", "memory traffic", "16-bit"),
         (moving("add_", 64), "a6000", "launch", "a larger micro_batch"),

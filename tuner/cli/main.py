@@ -46,6 +46,7 @@ COMMANDS = {
     "estimate": "Predict memory and speed of one configuration.",
     "trial": "Train one configuration for a few steps.",
     "calibrate": "Measure this machine's GPU to improve its predictions.",
+    "report-run": "Print measured trials as rows to give away.",
     "submit": "Send a search to a Ray cluster.",
     "jobs": "List the searches on a Ray cluster.",
     "logs": "Print the output of a search on a cluster.",

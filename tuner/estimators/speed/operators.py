@@ -146,7 +146,7 @@ def _cheaper(  # noqa: PLR0911 - one answer for each class of kernel
     if kind == "elementwise" and any(word in name for word in _LOSS):
         return "a loss in chunks, or fused with the output head"
     if kind == "elementwise" and "_to_copy" in name:
-        return "adapters and weights in the type of the computation"
+        return "adapters and weights in the compute type"
     if limit == "memory traffic":
         return "fused kernels (torch_compile, liger)"
     rate, best = rate_of(gpu, str(works.dtypes[row]), allow_tf32), _best_rate(gpu)
