@@ -34,8 +34,8 @@ _LOG_LINES = 15
     "diff",
     context_settings={"allow_interspersed_args": False},
     epilog=examples(
-        "tuner diff --gpu rtx4090 --stack old-env --stack new-env -- train.py --bs 4",
-        "tuner diff --gpu h100_sxm --stack old-env -- python train.py    # and this one",
+        "tuner diff --gpu rtx4090 --stack old-env --stack new-env -- train.py",
+        "tuner diff --gpu rtx4090 --stack old-env -- python train.py --bs 4",
     ),
 )
 @emulated_gpu_options

@@ -15,8 +15,8 @@ from tuner.terminal.render import echo
 @click.command(
     "report-run",
     epilog=examples(
-        "tuner report-run --space qlora27b --gpu a6000",
-        "tuner report-run --space qlora27b --gpu a6000 >> benchmarks/reported_runs.jsonl",
+        "tuner report-run --space tiny_cpu --gpu cpu",
+        "tuner report-run --space tiny_cpu --gpu cpu >> reported_runs.jsonl",
     ),
 )
 @target_options("The --model of the search.")
