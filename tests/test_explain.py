@@ -19,7 +19,7 @@ from tuner.advice.speed import compute_precision, speed_notes
 from tuner.cli.main import run
 from tuner.engine.estimate import estimate_configuration
 from tuner.errors import InputError
-from tuner.estimators.predictor import PredictionJob, Predictor
+from tuner.estimators.predictor import COMPILED_TOLERANCE, PredictionJob, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
 from tuner.results.store import ResultsFolder
@@ -71,50 +71,58 @@ def differing(space, one: Configuration, other: Configuration) -> list[str]:
 
 
 @pytest.mark.slow
-@given(data=st.data(), memory_mib=st.floats(165, 330))
-@settings(max_examples=12)
-def test_each_change_that_is_claimed_to_fit_does_and_no_other_does(space, data, memory_mib):
+@given(data=st.data(), memory_mib=st.floats(165, 230))
+@settings(max_examples=6, deadline=None)
+def test_a_change_near_the_limit_is_said_to_fit_if_its_trace_says_so(space, data, memory_mib):
     everything = list(space.configurations(use_floors=False))
     current = data.draw(st.sampled_from(everything))
     predictor = predictor_of(space, memory_mib)
-    (now,) = predictor.predict([current])
+    (now,) = predictor.trace([current])
     changes = single_changes(predictor, now)
-    # Said again by a predictor that knows nothing of changes, for the whole space.
+    # Said again by traces at full depth, which know nothing of changes.
     others = [c for c in everything if len(differing(space, current, c)) == 1]
-    again = Predictor(PredictionJob(space.workload, space.model)).predict(others, predictor.gpu)
-    fit = {c for c, p in zip(others, again, strict=True) if p.fits}
-    assert {c.configuration for c in changes if c.prediction.fits} == fit
+    again = Predictor(PredictionJob(space.workload, space.model)).traced(others, predictor.gpu)
+    traced = dict(zip(others, again, strict=True))
+    assert {c.configuration for c in changes} == set(others)
     assert [c.lost for c in changes] == sorted(c.lost for c in changes)
-    speed = {c: p.speed.samples_per_s for c, p in zip(others, again, strict=True)}
     for change in changes:
-        assert change.configuration == current.replace(
-            **{**change.settings, "grad_accum": 16 // change.configuration["micro_batch"]},
-            lora_alpha=change.configuration["lora_alpha"],
-        )
-        lost = 1 - speed[change.configuration] / now.prediction.speed.samples_per_s
-        assert change.lost == pytest.approx(lost)
+        whole = traced[change.configuration]
+        if is_near(change.prediction):
+            assert change.prediction.fits == whole.fits
+            assert change.prediction.memory.device_bytes == whole.memory.device_bytes
+        lost = 1 - whole.speed.samples_per_s / now.prediction.speed.samples_per_s
+        assert change.lost == pytest.approx(lost, abs=1e-3)
         assert bool(change.below) == (change.settings.get("max_length") == 64)
+
+
+def is_near(prediction: Prediction) -> bool:
+    usable_bytes = prediction.budget.usable_bytes
+    return abs(prediction.memory.device_bytes / usable_bytes - 1) <= COMPILED_TOLERANCE
 
 
 def test_pairs_only_where_no_single_change_helps(space):
     current = configure(space, {"micro_batch": 8, "max_length": 256, "lora_rank": 64})
-    sizes = {}
     predictor = predictor_of(space, 4000)
-    (now,) = predictor.predict([current])
+    (now,) = predictor.trace([current])
     singles = single_changes(predictor, now)
-    sizes = {str(c): c.prediction.memory.device_bytes for c in singles}
     pairs = paired_changes(predictor, now, singles)
-    smallest = min(c.prediction.memory.device_bytes for c in pairs)
-    assert smallest < min(sizes.values())
+    smallest, smallest_pair = (
+        min(
+            each.prediction.memory.device_bytes
+            for each in predictor.trace([change.configuration for change in changes])
+        )
+        for changes in (singles, pairs)
+    )
+    assert smallest_pair < smallest
     margin = 1.04
-    between = (smallest * margin + min(sizes.values())) / 2 / MIB
+    between = (smallest_pair * margin + smallest) / 2 / MIB
     found = explain(predictor_of(space, between), current)
     assert not found.prediction.fits
     assert found.missing_bytes > 0
     assert found.fitting == []
     assert found.pairs
     assert all(c.prediction.fits and len(c.settings) == 2 for c in found.pairs)
-    roomy = explain(predictor_of(space, min(sizes.values()) / MIB * 1.04), current)
+    roomy = explain(predictor_of(space, smallest / MIB * 1.04), current)
     assert roomy.fitting
     assert roomy.pairs == []
 

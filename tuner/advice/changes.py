@@ -11,9 +11,13 @@ from tuner.advice.predicting import Predicted, SpacePredictor
 from tuner.data import LengthDistribution
 from tuner.errors import InputError
 from tuner.estimators.predict import check_supported
+from tuner.estimators.predictor import COMPILED_TOLERANCE
 from tuner.expressions import show
 from tuner.records import Configuration, KnobValue, Prediction
 from tuner.space import SearchSpace, configure
+
+MOST_TRACED = 8
+"""Changes whose verdict is made sure of, the least costly first: seconds for each."""
 
 REENTRANT = "use_reentrant"
 """The knob of how layers are checkpointed."""
@@ -102,11 +106,29 @@ def _predicted(
 ) -> list[Suggestion]:
     valid = list(_valid(predictor, current.configuration, settings))
     found = predictor.beside(current, [configuration for _, configuration in valid])
-    changes = [
-        _change(predictor.space, current, changed, each)
-        for (changed, _), each in zip(valid, found, strict=True)
-    ]
-    return sorted(changes, key=lambda c: (c.lost, c.prediction.memory.device_bytes, str(c)))
+    changes = sorted(
+        (
+            _change(predictor.space, current, changed, each)
+            for (changed, _), each in zip(valid, found, strict=True)
+        ),
+        key=_order,
+    )
+    near = [place for place, change in enumerate(changes) if _near_limit(change)][:MOST_TRACED]
+    traced = predictor.trace([changes[place].configuration for place in near])
+    for place, each in zip(near, traced, strict=True):
+        changes[place] = _change(predictor.space, current, changes[place].settings, each)
+    return sorted(changes, key=_order)
+
+
+def _order(change: Suggestion) -> tuple[float, int, str]:
+    return change.lost, change.prediction.memory.device_bytes, str(change)
+
+
+def _near_limit(change: Suggestion) -> bool:
+    """Whether a trace at full depth may say otherwise than a compiled timeline of what fits."""
+    usable_bytes = change.prediction.budget.usable_bytes
+    off_bytes = abs(change.prediction.memory.device_bytes - usable_bytes)
+    return off_bytes <= COMPILED_TOLERANCE * usable_bytes
 
 
 def _valid(

@@ -1,7 +1,7 @@
 """A predicted search: every configuration of the space, and full traces of those that decide.
 
 Compiled timelines say of all configurations how fast they are, exactly, and how much memory they
-take, within a few percent (`MEMORY_TOLERANCE`). What that leaves open, the front and what is
+take, within a few percent (`COMPILED_TOLERANCE`). What that leaves open, the front and what is
 recommended, is settled by traces at full depth, which go into the journal.
 """
 
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from tuner.engine.plan import SearchOptions, SearchPlan
 from tuner.engine.target import comparable
-from tuner.estimators.predictor import Predictor
+from tuner.estimators.predictor import COMPILED_TOLERANCE, Predictor
 from tuner.estimators.stages import predict_overall
 from tuner.estimators.undecided import Bound, undecided
 from tuner.records import Configuration, Outcome, Prediction, TrialRecord
@@ -26,10 +26,6 @@ from tuner.tune.budget import StoppedBy
 from tuner.tune.interrupts import Interrupts
 from tuner.tune.progress import Progress, samples_per_s
 from tuner.tune.request import SearchOutcome
-
-MEMORY_TOLERANCE = 0.05
-"""How far the reserved memory of a compiled timeline may be from that of a full trace. At most
-4.1 % on the 40 configurations of qlora27b on an A6000 that were traced, 1.4 % in the median."""
 
 WIDENING = 1.5
 """Where traces are further off than that: so much more than the worst of them is allowed for."""
@@ -144,7 +140,7 @@ class _Candidates:
             self._twins.setdefault(numbers, []).append(place)
         self._twins_of = {place: twins for twins in self._twins.values() for place in twins}
         self._settled: set[int] = set()
-        self._tolerance = MEMORY_TOLERANCE
+        self._tolerance = COMPILED_TOLERANCE
         self.traced = 0
 
     def settle(self, record: TrialRecord) -> None:
@@ -155,7 +151,7 @@ class _Candidates:
         self.traced += 1
         if place not in self._settled:
             off = abs(_reserved_bytes(record) / max(1, _reserved_bytes(self.records[place])) - 1)
-            if off > MEMORY_TOLERANCE:
+            if off > COMPILED_TOLERANCE:
                 self._tolerance = max(self._tolerance, WIDENING * off)
         for twin in self._twins_of[place]:
             if twin == place or twin not in self._settled:
