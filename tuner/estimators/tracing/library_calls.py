@@ -47,8 +47,9 @@ def library_calls_on_meta(path: DevicePath) -> Iterator[None]:
         return path.autocast_dtype is not None
 
     def get_autocast_dtype(device_type: str) -> torch.dtype:
-        is_ours = device_type == "meta" and path.autocast_dtype is not None
-        return path.autocast_dtype if is_ours else real_get_autocast_dtype(device_type)
+        if device_type == "meta" and path.autocast_dtype is not None:
+            return path.autocast_dtype
+        return real_get_autocast_dtype(device_type)
 
     real_autocast, real_is_autocast_enabled = torch.autocast, torch.is_autocast_enabled
     real_get_autocast_dtype = torch.get_autocast_dtype
