@@ -117,12 +117,9 @@ class CausalLMSession(ModelSession):
         """The batch with a label for each text, where a classifier is trained; changes it."""
         labels, examples = self._settings.num_labels, len(batch["input_ids"])
         if labels:
-            device = self._environment.device
-            batch["labels"] = (
-                torch.rand(examples, device=device)  # of a regression
-                if labels == 1
-                else torch.randint(labels, (examples,), device=device)
-            )
+            # Made on the host, so that they are known to a trace, where some models ask for them.
+            host = torch.ones(examples) if labels == 1 else torch.arange(examples) % labels
+            batch["labels"] = host.to(self._environment.device)
         return batch
 
     def _batch_of_images(self, images: Images, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
