@@ -11,6 +11,7 @@ from tuner.estimators.predict import predict, resolve_subject
 from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.gpus import get_gpu
 from tuner.models.trainable import require_trained
+from tuner.runner.device import RealEnvironment, open_session
 
 GPU = get_gpu("rtx3060")
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
@@ -55,6 +56,19 @@ def test_shorter_traces_say_the_same(tmp_path):
     [answer] = Predictor(PredictionJob(space.workload, model)).predict([configuration], GPU)
     whole = predict(resolve_subject(space.workload, model), configuration, GPU)
     assert answer.memory.peak_allocated_bytes == whole.memory.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(("config", "labels"), [(ENCODER, 3), (DECODER, 1)])
+def test_a_real_step_trains_the_head(tmp_path, config, labels):
+    space, configuration, model = opened(config, tmp_path, num_labels=labels, precision="fp32")
+    workload = resolve_subject(space.workload, model).workload
+    session = open_session(workload, config, configuration, RealEnvironment("cpu"))
+    session.optimizer_step(1)
+    heads = {"classifier", "score"}
+    named = [(n.split("."), p) for n, p in session.model.named_parameters() if p.requires_grad]
+    [trained] = [p for parts, p in named if parts[-1] == "weight" and heads & set(parts)]
+    assert trained.shape == (labels, 64)
+    assert float(session.loss) > 0
 
 
 @pytest.mark.parametrize(
