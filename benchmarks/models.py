@@ -95,6 +95,10 @@ _MROPE = {
 }
 """Rotary positions of GLM's models of images, in three parts."""
 
+_HUNYUAN_ROPE = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [16] * 4}
+}
+_MINICPM = ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6, "topk_group": 1, "n_group": 1},
     "dots1": {"n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 6},
@@ -117,6 +121,17 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     },
     **{name: {"vision_config": _GEMMA_TOWER} for name in ("gemma3", "shieldgemma2")},
     "blip-2": {"image_token_index": 50265},
+    **{name: {"image_token_id": 151655} for name in _MINICPM},
+    "mllama": {
+        "text_config": {"cross_attention_layers": [1], "num_hidden_layers": 2},
+        "vision_config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 3 * 1280},
+    },
+    "ovis2": {"hidden_size": 4096},
+    "deepseek_vl_hybrid": {
+        "high_res_vision_config": {"model_type": "sam_vision_model", "global_attn_indexes": [1]}
+    },
+    "molmo2": {"adapter_config": {"text_hidden_size": 4096, "vision_feature_layer": [1, 0]}},
+    "hunyuan_vl": {"text_config": {"head_dim": 128, **_HUNYUAN_ROPE}},
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
 }

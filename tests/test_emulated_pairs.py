@@ -14,6 +14,7 @@ PAIRS = {
     "granite-3.1-2b": {"precision": "nf4", "use_reentrant": True, "optimizer": "lion_8bit"},
     "lfm2-1.2b": {"precision": "int8", "adapter": "rslora", "gradient_checkpointing": False},
     "qwen2.5-vl-3b": {"images": 1, "image_size": 224, "training_loop": "loop"},
+    "qwen2.5-0.5b": {"num_labels": 3, "lora_rank": 0},
     "medgemma-4b": {"images": 1, "max_length": 512, "precision": "nf4"},
 }
 

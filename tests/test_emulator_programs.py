@@ -51,7 +51,7 @@ def test_trl_counts_the_tokens_of_its_chunked_loss(models: Path) -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", ["hf_trainer", "packing", "trl_dpo"])
+@pytest.mark.parametrize("name", ["hf_trainer", "packing", "trl_dpo", "bart", "whisper"])
 def test_trainers_run(name: str, models: Path) -> None:
     ran(name, models)
 

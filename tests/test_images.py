@@ -132,7 +132,9 @@ def test_tokens_of_a_tower_of_one_size():
     images = found(llava(), number=3)
     assert images.tokens == 3 * 16
     assert images.shapes["pixel_values"] == (3, 3, 56, 56)
-    with pytest.raises(InputError, match="image_size 112 is not what this llava model takes"):
+    with pytest.raises(
+        InputError, match="image_size 112 is not what this model takes: its clip_vision_model"
+    ):
         found(llava(), size=112)
 
 
@@ -181,8 +183,8 @@ def test_a_model_of_text_takes_no_images():
         predicted("tiny-llama-3m", images=1)
 
 
-def test_types_whose_images_are_not_known_are_refused_by_name(folder):
-    config = transformers.MllamaConfig(
+def mllama():
+    return transformers.MllamaConfig(
         text_config={
             **TEXT,
             "num_hidden_layers": 3,
@@ -196,8 +198,79 @@ def test_types_whose_images_are_not_known_are_refused_by_name(folder):
             "num_global_layers": 1,
             "attention_heads": 4,
             "image_size": 56,
+            "intermediate_layers_indices": [0, 1],
+            "vision_output_dim": 192,
         },
+        image_token_index=600,
         architectures=["MllamaForConditionalGeneration"],
     )
-    with pytest.raises(InputError, match="images are not predicted for mllama models"):
+
+
+def minicpm():
+    tower = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    return transformers.MiniCPMV4_6Config(
+        text_config={"model_type": "qwen3", **TEXT},
+        vision_config={**tower, "num_hidden_layers": 2, "patch_size": 14},
+        insert_layer_id=0,
+        image_token_id=600,
+        architectures=["MiniCPMV4_6ForConditionalGeneration"],
+    )
+
+
+def molmo():
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+    widths = {"hidden_size": 64, "intermediate_size": 128, **heads}
+    return transformers.Molmo2Config(
+        text_config={**TEXT, "head_dim": 16},
+        vision_config={**widths, "num_hidden_layers": 2, "image_size": [70, 70]},
+        adapter_config={**widths, "text_hidden_size": 64, "vision_feature_layer": [1, 0]},
+        image_patch_id=600,
+        architectures=["Molmo2ForConditionalGeneration"],
+    )
+
+
+def two_towers():
+    clip = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    low = {"model_type": "siglip_vision_model", **clip, "image_size": 64, "patch_size": 16}
+    high = {"model_type": "sam_vision_model", "hidden_size": 64, "num_hidden_layers": 2}
+    return transformers.DeepseekVLHybridConfig(
+        text_config={"model_type": "llama", **TEXT},
+        vision_config={**low, "num_hidden_layers": 2},
+        high_res_vision_config={
+            **high,
+            "num_attention_heads": 4,
+            "image_size": 128,
+            "output_channels": 32,
+            "global_attn_indexes": [1],
+        },
+        image_token_id=600,
+        architectures=["DeepseekVLHybridForConditionalGeneration"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "tokens"),
+    [(mllama, 0, 2), (minicpm, 112, 8), (molmo, 0, 36), (two_towers, 0, 32)],
+)
+def test_a_real_model_takes_the_batch_that_is_predicted(config, size, tokens):
+    images = found(config(), number=2, size=size)
+    model = transformers.AutoModelForImageTextToText.from_config(config())
+    ids = torch.zeros((3, tokens + 20), dtype=torch.long)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+    batch = {**images.placed(batch), **images.fields(3, "cpu")}
+    # The models themselves compare their images with the tokens of them.
+    model(**batch, use_cache=False).loss.backward()
+    assert images.tokens == tokens
+    tower = [p for n, p in model.named_parameters() if "vision" in n]
+    assert any(p.grad is not None for p in tower)
+
+
+def test_a_size_that_a_tower_does_not_take_is_refused(folder):
+    with pytest.raises(InputError, match="tower sees images of 56"):
+        predicted(folder(mllama()), images=1, image_size=112)
+
+
+def test_types_whose_images_are_not_known_are_refused_by_name(folder):
+    config = transformers.Kosmos2Config(architectures=["Kosmos2ForConditionalGeneration"])
+    with pytest.raises(InputError, match="images are not predicted for kosmos-2 models"):
         predicted(folder(config), images=1)

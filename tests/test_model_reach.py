@@ -28,7 +28,7 @@ from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import architecture, get_entry, load_catalogue, resolve_config
 from tuner.models.positions import table_positions
-from tuner.models.trainable import model_defaults, require_causal, require_quantization
+from tuner.models.trainable import model_defaults, require_quantization, require_trained
 from tuner.records import MemoryCategory
 from tuner.workloads.remarks import adaptable_names
 
@@ -276,14 +276,14 @@ def test_all_linear_is_what_peft_can_adapt_and_the_rest_is_named():
 def test_what_is_no_causal_language_model_is_refused(config, name):
     config.architectures = [name]
     with pytest.raises(InputError, match="no causal language model"):
-        require_causal(config)
+        require_trained(config)
 
 
 def test_a_decoder_saved_as_one_is_a_causal_language_model():
     config = transformers.BartConfig(is_encoder_decoder=False, architectures=["BartForCausalLM"])
-    require_causal(config)
-    require_causal(tiny_config("llama"))
-    require_causal(resolve_config("medgemma-4b"))
+    require_trained(config)
+    require_trained(tiny_config("llama"))
+    require_trained(resolve_config("medgemma-4b"))
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "mxfp4"])

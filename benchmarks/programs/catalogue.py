@@ -77,6 +77,8 @@ PROGRAMS = (
         modules=("torchvision",),
         install="pip install torchvision",
     ),
+    Program("bart", "Seq2SeqTrainer, BART-large", "seq2seq.py", "bart", size=512),
+    Program("whisper", "Seq2SeqTrainer, Whisper-small", "whisper.py", "whisper", size=224),
     Program("gemma", "Gemma-3-4B with images, LoRA", "vision.py", "gemma", size=896, tiny_size=112),
     Program("qwen_moe", "Qwen3-30B-A3B, LoRA", "experts.py", "qwen_moe", "h100_sxm"),
     Program("gpt_oss", "gpt-oss-20b in bf16, LoRA", "experts.py", "gpt_oss", "h100_sxm"),

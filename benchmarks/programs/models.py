@@ -98,6 +98,27 @@ _GPT_OSS_20B: dict[str, Any] = {
     "pad_token_id": 199999,
     "dtype": "bfloat16",
 }
+# https://huggingface.co/facebook/bart-large/blob/main/config.json: the class's defaults
+_BART_LARGE: dict[str, Any] = {
+    "model_type": "bart",
+    "architectures": ["BartForConditionalGeneration"],
+    "dtype": "float32",
+}
+# https://huggingface.co/openai/whisper-small/blob/main/config.json
+_WHISPER_SMALL: dict[str, Any] = {
+    "model_type": "whisper",
+    "architectures": ["WhisperForConditionalGeneration"],
+    "d_model": 768,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "encoder_attention_heads": 12,
+    "decoder_attention_heads": 12,
+    "encoder_ffn_dim": 3072,
+    "decoder_ffn_dim": 3072,
+    "vocab_size": 51865,
+    "num_mel_bins": 80,
+    "dtype": "float32",
+}
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -124,6 +145,15 @@ _SMALL_EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
 }
+_SMALL_ENCODER_DECODER: dict[str, Any] = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+}
 _SMALL_LLAMA: dict[str, Any] = {**_SMALL, "model_type": "llama", "dtype": "bfloat16"}
 
 REAL: dict[str, str | Mapping[str, Any]] = {
@@ -132,6 +162,8 @@ REAL: dict[str, str | Mapping[str, Any]] = {
     "gemma": "medgemma-4b",
     "qwen_moe": _QWEN_30B_A3B,
     "gpt_oss": _GPT_OSS_20B,
+    "bart": _BART_LARGE,
+    "whisper": _WHISPER_SMALL,
     "small": _SMALL_LLAMA,
 }
 TINY: dict[str, str | Mapping[str, Any]] = {
@@ -175,6 +207,8 @@ TINY: dict[str, str | Mapping[str, Any]] = {
         "image_token_index": 2042,
         "dtype": "bfloat16",
     },
+    "bart": {**_BART_LARGE, **_SMALL_ENCODER_DECODER, "vocab_size": 2048},
+    "whisper": {**_WHISPER_SMALL, **_SMALL_ENCODER_DECODER},
     "qwen_moe": {
         **_SMALL_EXPERTS,
         "model_type": "qwen3_moe",

@@ -107,6 +107,13 @@ Trainer(model=model, args=TrainingArguments({}))
 """
 
 
+def test_a_classifier_has_the_labels_that_it_is_loaded_with(tmp_path):
+    text = TRAINER.replace("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    for given, labels in (("num_labels=5", 5), ("", 2)):
+        plan = planned(tmp_path, text.format(given, "", ""))
+        assert knobs(plan, "num_labels") == (labels,)
+
+
 def test_plain_preparation_checkpoints_reentrantly_whatever_the_arguments_say(tmp_path):
     prepared = "model = prepare_model_for_kbit_training(model)\nget_peft_model(model, LoraConfig())"
     for arguments, reentrant in (

@@ -26,6 +26,7 @@ _LIMITS: tuple[tuple[re.Pattern[str], int, int], ...] = (
     (re.compile(r"num_attention_heads|num_key_value_heads|n_heads?"), 1, 1 << 14),
     (re.compile(r"(\w+_)?heads"), 0, 1 << 14),
     (re.compile(r"(vocab|hidden)_size|n_embd|d_model"), 1, 1 << 24),
+    (re.compile(r"chunk_size"), -1, 1 << 24),  # Phi-4's audio: no chunks
     (re.compile(r"(\w+_)?(size|dim)|d_\w+|n_inner"), 0, 1 << 24),
     (re.compile(r"(\w+_)?experts(_\w+)?"), 0, 1 << 13),
     (re.compile(r"num_labels"), 0, 100_000),

@@ -5,6 +5,7 @@ Imports transformers where a model is not of the catalogue: to be called late.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from tuner.models.catalogue import auto_class, get_entry, resolve_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+EMULATE = "emulate the program that trains it: tuner emulate --gpu rtx4090 -- python train.py"
+"""What comes nearest where nothing is predicted."""
 
 _CATALOGUE_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_oss"})
 """Types of models in the catalogue whose classes have no fused attention (transformers 5.23)."""
@@ -30,10 +34,12 @@ def model_defaults(name: str) -> Mapping[str, Any]:
         sdpa = entry.config["model_type"] not in _CATALOGUE_WITHOUT_SDPA
         return {} if sdpa else {"attention": "eager"}
     config = resolve_config(name)
-    model_class = _causal_class(config) or _image_class(config)
+    classifier = _classifier_class(config)
+    is_classifier = classifier is not None and classifier.__name__ in (config.architectures or [])
+    model_class = classifier if is_classifier else _causal_class(config) or _image_class(config)
     if model_class is None:
         return {}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"num_labels": config.num_labels} if is_classifier else {}
     if not model_class._supports_sdpa:
         found["attention"] = "eager"
     if not model_class.supports_gradient_checkpointing:
@@ -41,15 +47,25 @@ def model_defaults(name: str) -> Mapping[str, Any]:
     return found
 
 
-def require_causal(config: PreTrainedConfig) -> None:
-    """Raise `InputError` unless a checkpoint of this architecture is a causal language model.
+def require_trained(config: PreTrainedConfig, *, num_labels: int = 0) -> None:
+    """Raise `InputError` unless a checkpoint of this architecture is trained as it is asked for.
 
-    `AutoModelForCausalLM` makes a language model of whatever it has a class for: of the decoder of
-    an encoder-decoder, of a classifier without its head.
+    With `num_labels` as a classifier, else as a causal language model: `AutoModelForCausalLM`
+    makes one of whatever it has a class for, of the decoder of an encoder-decoder, of a classifier
+    without its head.
     """
     from transformers import AutoModelForCausalLM
 
     names = config.architectures or []
+    classifier = _classifier_class(config)
+    if num_labels:
+        if classifier is None:
+            raise InputError(
+                f"transformers has no classifier of texts of type {config.model_type!r} that is "
+                "predicted",
+                hint=EMULATE,
+            )
+        return
     model_class = _causal_class(config)
     image_class = _image_class(config)
     if image_class is not None and (model_class is None or image_class.__name__ in names):
@@ -58,17 +74,25 @@ def require_causal(config: PreTrainedConfig) -> None:
     if model_class is None:
         raise InputError(
             f"transformers has no causal language model of type {config.model_type!r}",
-            hint="this workload fine-tunes causal language models; `tuner models` lists some",
+            hint=EMULATE,
         )
     own = auto_class(config)
     if own is AutoModelForCausalLM or model_class.__name__ in names:
         return
     if own._model_mapping.get(type(config), None) is model_class:
         return  # a model of images and text, trained on text
+    if getattr(config, "is_encoder_decoder", False):
+        hint = EMULATE
+    elif classifier is not None:
+        hint = f"set num_labels to 1 or more to train {classifier.__name__}"
+    else:
+        hint = (
+            f"AutoModelForCausalLM would train {model_class.__name__}; for that, give a folder "
+            f'whose config.json says "architectures": ["{model_class.__name__}"]'
+        )
     raise InputError(
         f"this {kind} is no causal language model: its whole step is not what would be predicted",
-        hint=f"AutoModelForCausalLM would train {model_class.__name__}; for that, give a folder "
-        f'whose config.json says "architectures": ["{model_class.__name__}"]',
+        hint=hint,
     )
 
 
@@ -91,16 +115,47 @@ def _image_class(config: PreTrainedConfig) -> Any:
     return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
 
 
-def trained_class(config: PreTrainedConfig, *, images: bool) -> Any:
+def _classifier_class(config: PreTrainedConfig) -> Any:
+    """The class that labels texts for a configuration, or None.
+
+    Encoder-decoders look for the end of a text in its values.
+    """
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    if getattr(config, "is_encoder_decoder", False):
+        return None
+    return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
+
+
+def trained_class(config: PreTrainedConfig, *, images: bool, num_labels: int) -> Any:
     """The Auto class that a training script takes.
 
-    That of images and text where there are images, or no other.
+    That of images and text where there are images, or no other; that of classifiers for labels.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSequenceClassification,
+    )
 
+    if num_labels:
+        return AutoModelForSequenceClassification
     if _image_class(config) is not None and (images or _causal_class(config) is None):
         return AutoModelForImageTextToText
     return AutoModelForCausalLM
+
+
+def trained_config(config: PreTrainedConfig, num_labels: int) -> PreTrainedConfig:
+    """A copy of the configuration, which some classes keep and change, with these labels.
+
+    Classifiers that read the last token of a text need one of padding, which scripts set.
+    """
+    found = copy.deepcopy(config)
+    if num_labels:
+        found.num_labels = num_labels
+        if found.get_text_config().pad_token_id is None:
+            found.get_text_config().pad_token_id = 0
+    return found
 
 
 def checkpoint_quantization(config: PreTrainedConfig) -> Mapping[str, Any]:

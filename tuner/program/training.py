@@ -30,7 +30,12 @@ DTYPES: Mapping[str, str] = {
 }
 """By the names that PyTorch has for them: tuner's."""
 
-_MODEL_CLASSES = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText")
+_MODEL_CLASSES = (
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "ForImageTextToText",
+    "ForSequenceClassification",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,8 @@ def read_training(program: Program) -> ProgramTraining:
             text = f"there are several calls like {name}: which of them counts is not known"
             found.problems.append(Problem(text, _at(script, call)))
             continue
+        if group == "model":
+            name = script.shown(call.func)
         groups[group] = Arguments(name, dict(_keywords(program, script, call)), found)
     lengths = tuple(
         argument

@@ -151,8 +151,8 @@ def _initialise(model: Any, module: nn.Module, seen: set[int]) -> None:
     for tensor in own:
         if not tensor.is_floating_point() and not _is_quantised(tensor):
             _count_up(tensor)
-    if not floats:
-        return
+    if not own or (not floats and any(map(torch.is_floating_point, own))):
+        return  # it has nothing, or is tied to a module that was filled
     for tensor in floats:
         # What the model's own initialisation leaves alone must not stay uninitialised.
         _small_random(tensor)
@@ -166,7 +166,7 @@ def _is_quantised(tensor: torch.Tensor) -> bool:
 
 
 def _count_up(tensor: torch.Tensor) -> None:
-    """Positions 0, 1, 2, ... along the last dimension: what integer buffers of models hold."""
+    """Positions 0, 1, 2, ... along the last dimension: what most integer buffers hold."""
     if tensor.dim() == 0 or tensor.dtype is torch.bool:
         tensor.fill_(1)
         return

@@ -79,6 +79,15 @@ _CAUSAL_LM = (
         },
     ),
     KnobSchema(
+        "num_labels",
+        "int",
+        "train a classifier of whole texts with so many labels, as "
+        "AutoModelForSequenceClassification; 1 is a regression, 0 a language model",
+        default=0,
+        minimum=0,
+        optional=True,
+    ),
+    KnobSchema(
         "reference_pass",
         "bool",
         "after each forward pass another one without gradients and adapters: the reference of "

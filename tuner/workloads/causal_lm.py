@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tuner.errors import InputError
-from tuner.models.trainable import require_causal
+from tuner.models.trainable import require_trained
 from tuner.records import Configuration, Phase
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_model import build_model, build_skeleton
@@ -105,11 +105,22 @@ class CausalLMSession(ModelSession):
         if self._images is not None:
             return self._batch_of_images(self._images, shape)
         tokens = torch.randint(0, self._vocab_size, shape, device=device)
-        return {
-            "input_ids": tokens,
-            "attention_mask": torch.ones(shape, dtype=torch.long, device=device),
-            "labels": tokens.clone(),
-        }
+        return self._labelled(
+            {
+                "input_ids": tokens,
+                "attention_mask": torch.ones(shape, dtype=torch.long, device=device),
+                "labels": tokens.clone(),
+            }
+        )
+
+    def _labelled(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The batch with a label for each text, where a classifier is trained; changes it."""
+        labels, examples = self._settings.num_labels, len(batch["input_ids"])
+        if labels:
+            # Made on the host, so that they are known to a trace, where some models ask for them.
+            host = torch.ones(examples) if labels == 1 else torch.arange(examples) % labels
+            batch["labels"] = host.to(self._environment.device)
+        return batch
 
     def _batch_of_images(self, images: Images, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
         """A trace's batch with images: made on the host, so that it is known where they stand."""
@@ -130,7 +141,7 @@ class CausalLMSession(ModelSession):
         if self._flops is not None and counts.model_flops is not None:
             counts.model_flops += self._flops.of(samples, length)
         if self._images is None:
-            return batch.inputs
+            return self._labelled(batch.inputs)
         placed = self._images.placed(batch.inputs)
         return {**placed, **self._images.fields(samples, self._environment.device)}
 
@@ -176,7 +187,7 @@ class CausalLM:
         settings = CausalLMSettings.from_configuration(configuration)
         parallelism = settings.parallelism
         parallelism.require(configuration)
-        require_causal(model_config)
+        require_trained(model_config, num_labels=settings.num_labels)
         require_positions(model_config, settings.max_length, "max_length")
         images = _images(model_config, settings, environment)
         environment.enter(Phase.LOAD, 0)

@@ -6,7 +6,6 @@ by peft. A trace and a real run execute this same code; where they differ, a mac
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 from tuner.errors import InputError, unknown
-from tuner.models.trainable import require_quantization, trained_class
+from tuner.models.trainable import require_quantization, trained_class, trained_config
 from tuner.space.schemas import ALL_LINEAR
 from tuner.workloads.base import Environment, Machine
 from tuner.workloads.causal_lm_settings import CausalLMSettings
@@ -104,8 +103,10 @@ def _skeleton(model_config: Any, settings: CausalLMSettings, *, real: bool = Fal
     )
     with torch.device("meta"):
         try:
-            model = trained_class(model_config, images=settings.images > 0).from_config(
-                copy.deepcopy(model_config),  # some classes keep and change what they are given
+            model = trained_class(
+                model_config, images=settings.images > 0, num_labels=settings.num_labels
+            ).from_config(
+                trained_config(model_config, settings.num_labels),
                 dtype=settings.load_dtype,
                 attn_implementation=settings.attention,
             )
@@ -140,6 +141,8 @@ def _build_error(error: Exception, attention: str) -> InputError:
 
 
 def _use_loss(model: Any, settings: CausalLMSettings, *, real: bool) -> None:
+    if settings.num_labels:
+        return
     if settings.loss == "chunked":
         use_chunked_loss(model, real=real)
         return
@@ -225,7 +228,8 @@ def _narrow_embeddings(model: Any, dtype: torch.dtype) -> None:
     Its peft_module_casting_to_bf16 leaves only the norms in fp32.
     """
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
-        module.to(dtype)
+        if module is not None:  # classifiers have no output head
+            module.to(dtype)
 
 
 def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
@@ -241,7 +245,8 @@ def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
         bias="none",
         use_rslora=settings.adapter == "rslora",
         use_dora=settings.adapter == "dora",
-        task_type="CAUSAL_LM",
+        # peft trains a classifier's head whole.
+        task_type="SEQ_CLS" if settings.num_labels else "CAUSAL_LM",
         modules_to_save=list(settings.modules_to_save) or None,
         exclude_modules=list(bare) or None,
     )

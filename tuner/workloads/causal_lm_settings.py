@@ -40,6 +40,7 @@ class CausalLMSettings:
     adapter: str
     adapter_dtype: str
     reference_pass: bool
+    num_labels: int
     precision: str
     mixed_precision: str
     compute_dtype: str
@@ -81,6 +82,7 @@ class CausalLMSettings:
             adapter=str(values.get("adapter", "lora")),
             adapter_dtype=str(values.get("adapter_dtype", "fp32")),
             reference_pass=_has_reference(values),
+            num_labels=_labels(values),
             precision=str(values["precision"]),
             mixed_precision=str(values.get("mixed_precision", "no")),
             compute_dtype=str(values.get("compute_dtype", "auto")),
@@ -257,6 +259,22 @@ def _has_reference(values: Configuration) -> bool:
             hint="set lora_rank to 1 or more; a second model in memory is not predicted",
         )
     return wanted
+
+
+def _labels(values: Configuration) -> int:
+    """Labels of a classifier. Raises `InputError` for what only language models have."""
+    labels = int(_number(values.get("num_labels", 0)))
+    unfit = {
+        "images": bool(values.get("images", 0)),
+        "loss": values.get("loss", "transformers") != "transformers",
+        **{name: bool(values.get(name)) for name in ("reference_pass", "fused_loss", "liger")},
+    }
+    for name in [name for name, is_set in unfit.items() if labels and is_set]:
+        raise InputError(
+            f"{name} {values[name]} does not go with num_labels {labels}: it is of language models",
+            hint=f"leave {name} out, or set num_labels to 0",
+        )
+    return labels
 
 
 def _number(value: Any) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tuner.errors import InputError
 from tuner.models.catalogue import resolve_config
-from tuner.models.trainable import require_quantization, trained_class
+from tuner.models.trainable import require_quantization, trained_class, trained_config
 from tuner.workloads.causal_lm_settings import CausalLMSettings
 from tuner.workloads.quantized import quantization_config
 
@@ -42,9 +42,10 @@ def load_checkpoint(
             storage=settings.quant_storage,
         )
     try:
-        auto = trained_class(found, images=settings.images > 0)
+        auto = trained_class(found, images=settings.images > 0, num_labels=settings.num_labels)
         return auto.from_pretrained(
             name,
+            config=trained_config(found, settings.num_labels),
             dtype=settings.load_dtype,
             attn_implementation=settings.attention,
             quantization_config=quantization,

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from tuner.errors import InputError
+from tuner.workloads.image_shapes import CHANNELS, candidates, own_size, require_own_size
 from tuner.workloads.known_values import declare, known_values
 
 _TYPE_IDS = ("mm_token_type_ids", "token_type_ids")
 """Arguments that say of each token whether it is of an image (1) or of text (0)."""
 _ID_ENDINGS = ("_token_id", "_token_index")
-_CHANNELS = 3
-_MOST_TILES = 36
 _BEFORE = 1
 """Ordinary tokens before the first image."""
 
@@ -42,8 +41,10 @@ class Images:
     shapes: Mapping[str, tuple[int, ...]]
     fixed: Mapping[str, torch.Tensor]
     type_ids: tuple[str, ...]
-    per_example: bool
-    """Whether the fields have a dimension of examples before that of images."""
+    joined: int | None = 0
+    """The dimension in which examples follow each other; None where they have one of their own."""
+    tiles: int = 0
+    """Of each image, where text attends to images in layers of its own; 0 where it does not."""
 
     def require(self, max_length: int) -> None:
         """Raise `InputError` unless an example has room for its images and a text."""
@@ -67,6 +68,10 @@ class Images:
         for name in self.type_ids:
             inputs[name] = torch.zeros_like(ids)
             inputs[name][:, where] = 1
+        if self.tiles:
+            seen = ids.new_ones((*ids.shape, self.tokens, self.tiles))
+            seen[:, :_BEFORE] = 0  # text before an image does not see it
+            inputs["cross_attention_mask"] = seen
         return inputs
 
     def fields(
@@ -75,11 +80,13 @@ class Images:
         """What a model is called with beside tokens: pixels in fp32, as processors make them."""
         made: dict[str, torch.Tensor] = {}
         for name, shape in self.shapes.items():
-            full = (examples, *shape) if self.per_example else (examples * shape[0], *shape[1:])
+            full = [examples, *shape] if self.joined is None else list(shape)
+            if self.joined is not None:
+                full[self.joined] *= examples
             # Some models look for images of zeros, which are padding.
             made[name] = declare(torch.rand(full, device=device, dtype=dtype), 1.0)
         for name, values in self.fixed.items():
-            many = values.unsqueeze(0) if self.per_example else values
+            many = values.unsqueeze(0) if self.joined is None else values
             made[name] = many.repeat(examples, *[1] * (many.dim() - 1)).to(device)
         return made
 
@@ -95,31 +102,56 @@ def images_of(model: Any, config: Any, *, number: int, size: int) -> Images:
     images are not predicted, and for sizes that they do not take.
     """
     token = _image_token(config)
-    features = getattr(model, "get_image_features", None)
-    features = features or getattr(getattr(model, "model", None), "get_image_features", None)
-    if token is None or features is None:
-        raise _not_predicted(config)
-    arguments = set(inspect.signature(features).parameters)
     called = set(inspect.signature(type(model).forward).parameters)
+    features = _features(model)
+    if token is None or (features is None and "cross_attention_mask" not in called):
+        raise _not_predicted(config)
+    found = Images(
+        token=token,
+        tokens=number,
+        special=_special_ids(config),
+        shapes={},
+        fixed={},
+        type_ids=tuple(name for name in _TYPE_IDS if name in called),
+    )
+    if features is None:
+        return _attended(found, config.vision_config, size)
+    arguments = set(inspect.signature(features).parameters)
     arguments |= called & {"image_merge_sizes"}
     problems: list[str] = []
-    for shapes, fixed, per_example in _candidates(config, arguments, number, size):
-        found = Images(
-            token=token,
-            tokens=0,
-            special=_special_ids(config),
-            shapes=shapes,
-            fixed=fixed,
-            type_ids=tuple(name for name in _TYPE_IDS if name in called),
-            per_example=per_example,
-        )
+    for shapes, fixed, joined in candidates(config, arguments, number, size):
+        tried = replace(found, shapes=shapes, fixed=fixed, joined=joined)
         try:
-            tokens = _tokens(features, found, model.dtype)
+            return replace(tried, tokens=_tokens(features, tried, model.dtype))
         except Exception as error:  # noqa: BLE001 - whatever a model makes of a wrong shape
             problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:150]}")
-            continue
-        return Images(**{**{n: getattr(found, n) for n in Images.__slots__}, "tokens": tokens})
     raise _not_predicted(config, "; ".join(dict.fromkeys(problems)))
+
+
+def _features(model: Any) -> Any:
+    """What makes features of images and names what it takes for it; None where nothing does."""
+    for part in (model, getattr(model, "model", None)):
+        found = getattr(part, "get_image_features", None)
+        if found is not None and "pixel_values" in inspect.signature(found).parameters:
+            return found
+    return None
+
+
+def _attended(images: Images, vision: Any, size: int) -> Images:
+    """Of Mllama: one token an image, and as many tiles as its tower can have, padded to these."""
+    require_own_size(vision, size)
+    own = own_size(vision)
+    number, tiles = images.tokens, int(vision.max_num_tiles)
+    return replace(
+        images,
+        shapes={"pixel_values": (number, tiles, CHANNELS, own, own)},
+        fixed={
+            "aspect_ratio_ids": torch.full((number,), vision.max_aspect_ratio_id),
+            "aspect_ratio_mask": torch.ones((number, tiles), dtype=torch.long),
+        },
+        joined=None,
+        tiles=tiles,
+    )
 
 
 def _not_predicted(config: Any, why: str = "") -> InputError:
@@ -167,126 +199,3 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _leaves(part)
-
-
-_Candidate = tuple[dict[str, tuple[int, ...]], dict[str, torch.Tensor], bool]
-
-
-def _candidates(config: Any, arguments: set[str], number: int, size: int) -> Iterator[_Candidate]:
-    """Shapes to try, as the processors of models with such arguments make them."""
-    vision = getattr(config, "vision_config", None)
-    if "image_grid_thw" in arguments:
-        yield from _patches(vision, arguments, number, size)
-        return
-    if "spatial_shapes" in arguments:
-        yield from _padded_patches(vision, number, size)
-        return
-    if "image_position_ids" in arguments:
-        yield from _positions(vision, number, size)
-        return
-    if vision is None and hasattr(config, "patch_size"):
-        patch = int(config.patch_size)
-        side = (size or _own_size(config)) // patch
-        shape = (number, side * side, config.num_channels * patch * patch)
-        yield {"pixel_values": shape}, {}, False
-        return
-    own = _own_size(vision)
-    if size and own and size != own and "image_sizes" not in arguments:
-        raise InputError(
-            f"image_size {size} is not what this {config.model_type} model takes: its vision "
-            f"tower sees images of {own}",
-            hint=f"set image_size to {own} or leave it out; images counts tiles",
-        )
-    side = size or own
-    if not side:
-        raise _needs_size(config.model_type)
-    pixels = (number, _CHANNELS, side, side)
-    sizes = {"image_sizes": torch.tensor([[side, side]] * number)}
-    if getattr(config, "image_grid_pinpoints", None) and own:
-        # As many tiles as the model finds for such a size, and the whole image as another.
-        for tiles in range(1, _MOST_TILES + 1):
-            tiled = (number, tiles + 1, _CHANNELS, own, own)
-            yield {"pixel_values": tiled}, sizes, False
-    elif "image_sizes" in arguments:
-        yield {"pixel_values": pixels}, sizes, False
-    elif "pixel_attention_mask" in arguments:
-        yield {"pixel_values": pixels}, {}, True
-        mask = {"pixel_attention_mask": torch.ones((number, side, side), dtype=torch.long)}
-        yield {"pixel_values": pixels}, mask, True
-    else:
-        yield {"pixel_values": pixels}, {}, False
-        yield {"pixel_values": pixels}, {}, True
-
-
-def _needs_size(model_type: str) -> InputError:
-    return InputError(
-        f"image_size is not set, and this {model_type} model takes images of any size",
-        hint="set image_size to the pixels of a side",
-    )
-
-
-def _own_size(vision: Any) -> int:
-    size = getattr(vision, "image_size", None) or getattr(vision, "img_size", None)
-    if isinstance(size, list | tuple):
-        size = size[0]
-    return int(size) if isinstance(size, int) else 0
-
-
-def _first(vision: Any, *names: str, default: int) -> int:
-    for name in names:
-        value = getattr(vision, name, None)
-        if isinstance(value, list | tuple):
-            value = value[-1]
-        if isinstance(value, int):
-            return value
-    return default
-
-
-def _patches(vision: Any, arguments: set[str], number: int, size: int) -> Iterator[_Candidate]:
-    """Patches of all images one after the other, and the grid that each has."""
-    if not size:
-        raise _needs_size(str(getattr(vision, "model_type", "")))
-    patch = _first(vision, "patch_size", default=14)
-    merged = _first(vision, "spatial_merge_size", "merge_kernel_size", default=1)
-    side = max(1, round(size / (patch * merged))) * merged
-    grid = {"image_grid_thw": torch.tensor([[1, side, side]] * number)}
-    if "image_merge_sizes" in arguments:
-        grid["image_merge_sizes"] = torch.tensor([merged] * number)
-    count = number * side * side
-    channels = _first(vision, "in_channels", "in_chans", "num_channels", default=_CHANNELS)
-    # An image is repeated over the frames that a patch of a video has.
-    own = _first(vision, "temporal_patch_size", default=1)
-    for frames in dict.fromkeys((own, 1, 2)):
-        yield {"pixel_values": (count, channels * frames * patch * patch)}, grid, False
-    yield {"pixel_values": (count, channels, patch, patch)}, grid, False
-
-
-def _padded_patches(vision: Any, number: int, size: int) -> Iterator[_Candidate]:
-    """Patches of each image, with the rows and columns of them, and which are no padding."""
-    if not size:
-        raise _needs_size(str(getattr(vision, "model_type", "")))
-    patch = _first(vision, "patch_size", default=16)
-    side = max(1, size // (2 * patch)) * 2
-    fixed = {
-        "spatial_shapes": torch.tensor([[side, side]] * number),
-        "pixel_attention_mask": torch.ones((number, side * side), dtype=torch.long),
-    }
-    yield {"pixel_values": (number, side * side, _CHANNELS * patch * patch)}, fixed, False
-
-
-def _positions(vision: Any, number: int, size: int) -> Iterator[_Candidate]:
-    """Patches of each image, with the place that each has in it."""
-    if not size:
-        raise _needs_size(str(getattr(vision, "model_type", "")))
-    patch = _first(vision, "patch_size", default=16)
-    pooled = _first(vision, "pooling_kernel_size", default=1)
-    # Models without a tower take patches that are pooled already.
-    blocks = max(1, size // (patch * pooled))
-    yield _placed_patches(number, blocks * pooled, patch)
-    yield _placed_patches(number, blocks, patch * pooled)
-
-
-def _placed_patches(number: int, side: int, patch: int) -> _Candidate:
-    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(-1)
-    fixed = {"image_position_ids": places.repeat(number, 1, 1)}
-    return {"pixel_values": (number, side * side, _CHANNELS * patch * patch)}, fixed, False

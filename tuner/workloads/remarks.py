@@ -46,7 +46,9 @@ def adaptable_names(model_config: Any) -> tuple[str, ...]:
     that it cannot build.
     """
     with torch.device("meta"):
-        model = trained_class(model_config, images=False).from_config(copy.deepcopy(model_config))
+        model = trained_class(model_config, images=False, num_labels=0).from_config(
+            copy.deepcopy(model_config)
+        )
     bare = unadaptable(model)
     if not bare:
         return ()

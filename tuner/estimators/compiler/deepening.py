@@ -50,7 +50,8 @@ def trace_deep(
 
     found = None
     alone = gpus_per_trial(configuration) == 1
-    if alone and workload.name == "causal_lm" and not configuration.get("images", 0):
+    is_text = not (configuration.get("images", 0) or configuration.get("num_labels", 0))
+    if alone and workload.name == "causal_lm" and is_text:
         found = _deepened(model_config, traced)
     return found if found is not None else traced(model_config)
 

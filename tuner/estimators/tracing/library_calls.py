@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 
+from tuner.estimators.tracing.cuda_path import CudaPath
 from tuner.estimators.tracing.device_path import DevicePath
 
 _ROW_BYTES = 16
@@ -39,10 +40,24 @@ def library_calls_on_meta(path: DevicePath) -> Iterator[None]:
             return path.no_autocast()
         return path.autocast(options.get("dtype") or torch.bfloat16)
 
-    real_autocast = torch.autocast
+    def is_autocast_enabled(*device_type: str) -> bool:
+        # peft's quantised layers and Nemotron ask without a device, which means CUDA.
+        if device_type or not isinstance(path, CudaPath):
+            return real_is_autocast_enabled(*device_type)
+        return path.autocast_dtype is not None
+
+    def get_autocast_dtype(device_type: str) -> torch.dtype:
+        if device_type == "meta" and path.autocast_dtype is not None:
+            return path.autocast_dtype
+        return real_get_autocast_dtype(device_type)
+
+    real_autocast, real_is_autocast_enabled = torch.autocast, torch.is_autocast_enabled
+    real_get_autocast_dtype = torch.get_autocast_dtype
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
             (torch, "autocast", autocast),
+            (torch, "is_autocast_enabled", is_autocast_enabled),
+            (torch, "get_autocast_dtype", get_autocast_dtype),
             (moe, "_can_use_grouped_mm", can_use_grouped_mm),
             (Params4bit, "__deepcopy__", _copied),
             (meta_registrations, "_meta_grouped_mm_common", _grouped_product),

@@ -125,8 +125,9 @@ def trace(
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
     ranks = gpus_per_trial(configuration)
     packages = _packages_on_meta(recorder, path)
-    # Only models of images ask for values; those of text are traced faster without.
-    known = KnownValues() if configuration.get("images", 0) else contextlib.nullcontext()
+    # Models of images and classifiers ask for values; those of text are traced faster without.
+    asks = configuration.get("images", 0) or configuration.get("num_labels", 0)
+    known = KnownValues() if asks else contextlib.nullcontext()
     with (
         without_collection(),
         model_faults(model_config),

@@ -209,6 +209,8 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
         "precision": dtype(source, (f"{prefix}dtype", f"{prefix}torch_dtype"), default)
     }
     knobs["attention"] = attention(source, f"{prefix}attn_implementation")
+    if "ForSequenceClassification" in source.title:
+        knobs["num_labels"] = number(source, "num_labels", 2)  # as PreTrainedConfig has it
     if training.has("quantization"):
         knobs |= quantized(training["quantization"], knobs["precision"])
     else:
