@@ -307,6 +307,7 @@ class TestCommand:
         text = capfd.readouterr().out
         assert "fits        no" in text
         assert "Largest allocations at the peak, in the backward phase (traced)" in text
+        assert "Operators that take most of a step (predicted)" in text
         assert "What slows it (predicted)" in text
         assert "make" in text
 
@@ -320,6 +321,7 @@ class TestCommand:
         total = sum(part["bytes"] for part in found["breakdown"])
         assert total == found["prediction"]["memory"]["device_bytes"]
         assert found["largest_allocations"][0]["total_bytes"] > 0
+        assert len(found["most_expensive_operators"]) == 5
 
     def test_the_measured_wait_is_taken_from_the_results(self, folder, capfd):
         trial = measured(make_trial(folder, 20, 100, micro_batch=4), device="NVIDIA RTX A6000")

@@ -45,9 +45,23 @@ def test_its_peak_and_its_end_are_the_prediction_s(subject, changes):
     assert 0 in timeline.categories[MemoryCategory.LOGITS_AND_LOSS]
 
 
+def test_its_operators_are_parts_of_the_predicted_step(subject):
+    gpu, configuration = get_gpu("a6000"), knobs(grad_accum=8)
+    operators = trace_timeline(subject, configuration, gpu).operators
+    step_s = predict(subject, configuration, gpu).speed.step_s
+    assert [one.seconds for one in operators] == sorted(
+        (one.seconds for one in operators), reverse=True
+    )
+    assert all(one.share == pytest.approx(one.seconds / step_s) for one in operators)
+    assert 0 < sum(one.share for one in operators) < 1
+
+
 def test_it_comes_back_from_json(subject):
     timeline = trace_timeline(subject, knobs(), get_gpu("a6000"))
-    assert MemoryTimeline.from_dict(timeline.to_dict()) == timeline
+    written = timeline.to_dict()
+    assert MemoryTimeline.from_dict(written) == timeline
+    del written["operators"]  # as files of before
+    assert MemoryTimeline.from_dict(written).totals == timeline.totals
 
 
 def test_figure_stacks_the_categories_and_names_the_phases(subject):

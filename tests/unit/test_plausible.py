@@ -38,6 +38,14 @@ def with_speed(record, **changes):
     )
 
 
+def with_interval(record, **ends):
+    prediction = record.outcome.prediction
+    changed = dataclasses.replace(prediction, intervals={**prediction.intervals, **ends})
+    return dataclasses.replace(
+        record, outcome=dataclasses.replace(record.outcome, prediction=changed)
+    )
+
+
 def with_value(record, **values):
     return dataclasses.replace(record, configuration=record.configuration.replace(**values))
 
@@ -47,6 +55,7 @@ BAD = {
     "no samples": lambda r: with_speed(r, samples_per_s=0.0),
     "step": lambda r: with_speed(r, step_s=5e-324),
     "tokens": lambda r: with_speed(r, tokens_per_s=1e29),
+    "interval": lambda r: with_interval(r, step_s=(8.0, -0.0)),
     "huge": lambda r: with_value(r, micro_batch=1e300),
     "word": lambda r: with_value(r, micro_batch="x' + __import__('os')"),
     "half": lambda r: with_value(r, micro_batch=2.5),

@@ -123,6 +123,10 @@ def damaged(**changes):
         (damaged(kernel_s=math.inf), ["kernel_s: expected float <= 1e+21"]),
         (damaged(launch_s="\ud800"), ["launch_s: holds half of a surrogate pair"]),
         (damaged(matmul=[]), ["matmul: holds no measurement"]),
+        (
+            damaged(traffic=[t for t in written(PROFILE)["traffic"] if t["kind"] != "elementwise"]),
+            ["traffic: holds no measurement of elementwise kernels"],
+        ),
         (damaged(matmul=[{"m": 1}]), ["matmul[0]: object missing required field dtype"]),
         (damaged(traffic="fast"), ["traffic: expected array, got str"]),
         (damaged(lunch_s=3), ["lunch_s: is not a known key"]),

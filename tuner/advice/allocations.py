@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.estimators.replay.memory import category_of, live_at_peak
-from tuner.gpu import Gpu
-from tuner.models.catalogue import resolve_config
-from tuner.records import Configuration
-from tuner.workloads import get_workload
+from tuner.estimators.tracing.timeline import Timeline
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -54,21 +51,8 @@ class PeakAllocation:
         }
 
 
-def largest_allocations(
-    workload: str, model: str, configuration: Configuration, gpu: Gpu, *, number: int = 8
-) -> list[PeakAllocation]:
-    """The `number` largest kinds of allocations at the peak, the largest single one first.
-
-    Traces the step at full depth: seconds for a model of some billion parameters.
-    """
-    from tuner.estimators.compiler.deepening import trace_deep  # torch
-
-    traced = trace_deep(
-        get_workload(workload),
-        resolve_config(model),
-        configuration,
-        compute_capability=gpu.compute_capability,
-    )
+def largest_allocations(timeline: Timeline, *, number: int = 8) -> list[PeakAllocation]:
+    """The `number` largest kinds of allocations at the peak, the largest single one first."""
     alike = Counter(
         PeakAllocation(
             size_bytes=block.size_bytes,
@@ -80,7 +64,7 @@ def largest_allocations(
             made_by=block.made_by,
             place=_LAYER_NUMBER.sub("*", block.place),
         )
-        for block in live_at_peak(traced.timeline)
+        for block in live_at_peak(timeline)
     )
     kinds = sorted(alike.items(), key=lambda kind: (-kind[0].size_bytes, -kind[1]))
     return [_times(kind, count) for kind, count in kinds[:number]]

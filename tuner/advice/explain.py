@@ -15,7 +15,15 @@ from tuner.advice.changes import (
 )
 from tuner.advice.predicting import Predicted, SpacePredictor
 from tuner.advice.speed import Note, speed_notes
+from tuner.estimators.memory_timeline import operators_of
+from tuner.estimators.predict import step_work
+from tuner.estimators.speed.kernel_times import on_measured_device
+from tuner.estimators.speed.operators import OperatorTime
+from tuner.estimators.tracing.timeline import Timeline
+from tuner.models.catalogue import resolve_config
 from tuner.records import Configuration, Measurement, Prediction
+from tuner.records.reading import written
+from tuner.workloads import get_workload
 
 LEAST_SAVING = 0.01
 """Of the device memory; a smaller saving is not pointed out."""
@@ -25,13 +33,15 @@ LEAST_SAVING = 0.01
 class Explanation:
     """Everything that is known of one configuration on one GPU, without running it.
 
-    `changes` are all single changes of a knob, by throughput lost, whether they fit or not;
-    `pairs` those of two knobs that fit, looked for only where no single one does. `reentrant` is
-    the change to reentrant checkpoints, where it saves memory.
+    `allocations` are the largest at the peak, and `operators` those that take most of a step, in
+    the stage that needs most memory. `changes` are all single changes of a knob, by throughput
+    lost, whether they fit or not; `pairs` those of two knobs that fit, looked for only where no
+    single one does. `reentrant` is the change to reentrant checkpoints, where it saves memory.
     """
 
     current: Predicted
     allocations: Sequence[PeakAllocation]
+    operators: Sequence[OperatorTime]
     changes: Sequence[Suggestion]
     pairs: Sequence[Suggestion]
     notes: Sequence[Note]
@@ -82,6 +92,7 @@ class Explanation:
             "pairs_that_fit": [c.to_dict() for c in self.pairs],
             "reentrant_checkpointing": self.reentrant.to_dict() if self.reentrant else None,
             "smallest_change": self.smallest.to_dict() if self.smallest else None,
+            "most_expensive_operators": [written(each) for each in self.operators],
             "slowed_by": [note.to_dict() for note in self.notes],
             "prediction": prediction.to_dict(),
         }
@@ -107,11 +118,11 @@ def explain(
     if reentrant is not None:
         saved_share = reentrant.saved_bytes / current.prediction.memory.device_bytes
         reentrant = reentrant if saved_share >= LEAST_SAVING else None
+    timeline, operators = _traced(predictor, current.hardest)
     return Explanation(
         current=current,
-        allocations=largest_allocations(
-            space.workload, space.predicted_model(), current.hardest, gpu
-        ),
+        allocations=largest_allocations(timeline),
+        operators=operators,
         changes=changes,
         pairs=pairs,
         reentrant=reentrant,
@@ -124,3 +135,20 @@ def explain(
             measured=(measured or {}).get(configuration),
         ),
     )
+
+
+def _traced(
+    predictor: SpacePredictor, configuration: Configuration
+) -> tuple[Timeline, tuple[OperatorTime, ...]]:
+    """A trace of the step at full depth, and its most expensive operators."""
+    from tuner.estimators.compiler.deepening import trace_deep  # torch
+
+    space = predictor.space
+    gpu, times, _ = on_measured_device(predictor.gpu, predictor.profile)
+    traced = trace_deep(
+        get_workload(space.workload),
+        resolve_config(space.predicted_model()),
+        configuration,
+        compute_capability=gpu.compute_capability,
+    )
+    return traced.timeline, operators_of(step_work(traced), configuration, gpu, times)

@@ -52,7 +52,7 @@ class SpacePredictor:
         self._predictor = Predictor(
             PredictionJob(space.workload, space.predicted_model()), workers=workers
         )
-        self._margin_fraction, self._profile = margin_fraction, profile
+        self._margin_fraction, self.profile = margin_fraction, profile
         self._on_progress = on_progress
 
     def predict(self, configurations: Sequence[Configuration]) -> list[Predicted]:
@@ -98,7 +98,7 @@ class SpacePredictor:
             configurations,
             self.gpu,
             margin_fraction=self._margin_fraction,
-            profile=self._profile,
+            profile=self.profile,
         )
 
     def _compiled(self, configurations: Sequence[Configuration]) -> list[Prediction]:
@@ -106,7 +106,7 @@ class SpacePredictor:
             configurations,
             self.gpu,
             margin_fraction=self._margin_fraction,
-            profile=self._profile,
+            profile=self.profile,
             on_progress=self._on_progress,
         )
 

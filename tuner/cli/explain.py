@@ -130,6 +130,7 @@ def _print(target: Target, explanation: Explanation) -> None:
     )
     print_evidence(prediction, fits=prediction.fits, limit_bytes=prediction.limit_bytes)
     _print_allocations(explanation)
+    _print_operators(explanation)
     _print_changes(explanation)
     if explanation.reentrant is not None:
         change = explanation.reentrant
@@ -158,6 +159,24 @@ def _print_allocations(explanation: Explanation) -> None:
             for a in explanation.allocations
         ],
         right=("each", "number"),
+    )
+
+
+def _print_operators(explanation: Explanation) -> None:
+    echo("\nOperators that take most of a step (predicted)")
+    print_rows(
+        ["share", "recomputed", "operator", "limited by", "cheaper by"],
+        [
+            (
+                f"{each.share:.1%}",
+                f"{each.recomputed:.0%}",
+                each.label,
+                each.limited_by,
+                each.cheaper,
+            )
+            for each in explanation.operators
+        ],
+        right=("share", "recomputed"),
     )
 
 

@@ -18,28 +18,17 @@ from tuner.estimators.calibration.interval import Floats, in_quadrature
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.parallel import LINK_SHARE
 from tuner.estimators.speed.kernel_times import on_measured_device
+from tuner.estimators.speed.operators import MOST_EXPENSIVE, OperatorTime
 from tuner.estimators.speed.product_rates import matmul_peak
 from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpu import Gpu
 from tuner.records import Phase
 
-MOST_EXPENSIVE = 5
-
 _PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
 _MOST_UNPRICED = 0.95
 """Beyond this share of unknown kernels an interval says nothing anyway."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorTime:
-    """What one kind of call takes in a step: how often it runs, and seconds of all of them."""
-
-    label: str
-    kind: str
-    calls: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +148,7 @@ class _Program:
             interval_s=(total * low, total * high / (1.0 - min(share, _MOST_UNPRICED))),
             breakdown_s={kind: s for kind, s in breakdown.items() if s > 0 or kind == "launch"},
             phases_s={str(phase): sum(kinds.values()) for phase, kinds in phases.items()},
-            most_expensive=self._most_expensive(calls),
+            most_expensive=self._most_expensive(calls, total),
             model_flops=flops,
             mfu=self._mfu(calls, flops / total) if flops else None,
             unpriced=unpriced,
@@ -251,7 +240,7 @@ class _Program:
 
     # -- what it is made of ---------------------------------------------------------------------
 
-    def _most_expensive(self, calls: list[_Call]) -> tuple[OperatorTime, ...]:
+    def _most_expensive(self, calls: list[_Call], step_s: float) -> tuple[OperatorTime, ...]:
         counts: Counter[int] = Counter()
         for call in calls:
             counts[call.number] += call.count
@@ -262,6 +251,7 @@ class _Program:
                 self._kinds[number],
                 counts[number],
                 counts[number] * self._seconds[number],
+                counts[number] * self._seconds[number] / step_s,
             )
             for number in ordered[:MOST_EXPENSIVE]
         )

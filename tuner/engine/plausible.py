@@ -80,6 +80,9 @@ def _wrong(numbers: Measurement | Prediction) -> str:
     for name, rate in (("samples", speed.samples_per_s), ("tokens", speed.tokens_per_s)):
         if rate > MAX_RATE or (name == "samples" and rate <= 0):
             return f"{rate:g} {name} a second"
+    for name, (low, high) in numbers.intervals.items():
+        if low > high:
+            return f"{name} from {low:g} to {high:g}"
     return ""
 
 

@@ -1,23 +1,25 @@
-"""How allocated memory rises and falls over one optimizer step, by what it is for."""
+"""One optimizer step of a trace: memory by what it is for, and the operators that take longest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.estimators.predict import Subject, require_supported, step_work
+from tuner.estimators.predict import Subject, grad_accum_of, require_supported, step_work
 from tuner.estimators.replay.memory import category_of, memory_history, rounded_sizes
 from tuner.estimators.speed.kernel_times import on_measured_device
+from tuner.estimators.speed.operators import OperatorTime, most_expensive
 from tuner.estimators.speed.profile import DeviceProfile
-from tuner.estimators.speed.roofline import Roofline, pass_times
+from tuner.estimators.speed.roofline import KernelTimes, StepWork, pass_times, step_times
 from tuner.estimators.tracing.timeline import Mark, Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR
 from tuner.gpu import Gpu
 from tuner.records import Configuration, MemoryCategory, Phase
+from tuner.records.reading import read, written
 
 if TYPE_CHECKING:  # tracing imports torch
     from tuner.estimators.tracing.trace import Trace
@@ -50,6 +52,8 @@ class MemoryTimeline:
     categories: Mapping[str, tuple[int, ...]]
     reserved_bytes: tuple[int, ...]
     spans: tuple[PhaseSpan, ...]
+    operators: tuple[OperatorTime, ...] = ()
+    """Those that take most of the step's time; empty where nobody asked."""
 
     @property
     def totals(self) -> tuple[int, ...]:
@@ -63,6 +67,7 @@ class MemoryTimeline:
             "categories": {name: list(sizes) for name, sizes in self.categories.items()},
             "reserved_bytes": list(self.reserved_bytes),
             "spans": [[s.phase, s.micro_step, s.start_s, s.end_s] for s in self.spans],
+            "operators": [written(operator) for operator in self.operators],
         }
 
     @classmethod
@@ -76,6 +81,7 @@ class MemoryTimeline:
                 PhaseSpan(str(phase), int(micro_step), float(start), float(end))
                 for phase, micro_step, start, end in data["spans"]
             ),
+            operators=tuple(read(OperatorTime, each) for each in data.get("operators", ())),
         )
 
 
@@ -102,10 +108,32 @@ def trace_timeline(
         configuration,
         compute_capability=gpu.compute_capability,
     )
-    seconds = _phase_seconds(
-        traced, gpu, kernel_times or Roofline(), configuration["precision"] == "tf32"
+    work, allow_tf32 = step_work(traced), configuration["precision"] == "tf32"
+    seconds = _phase_seconds(traced, work, gpu, kernel_times, allow_tf32)
+    timeline = timeline_of(traced.timeline, seconds, caching=gpu.compute_capability != PROCESSOR)
+    return replace(timeline, operators=operators_of(work, configuration, gpu, kernel_times))
+
+
+def operators_of(
+    work: StepWork, configuration: Configuration, gpu: Gpu, times: KernelTimes
+) -> tuple[OperatorTime, ...]:
+    """The operators that take most of an optimizer step with this work."""
+    allow_tf32, grad_accum = configuration["precision"] == "tf32", grad_accum_of(configuration)
+    whole = step_times(
+        work,
+        gpu,
+        grad_accum=np.array([grad_accum]),
+        allow_tf32=allow_tf32,
+        kernel_times=times,
     )
-    return timeline_of(traced.timeline, seconds, caching=gpu.compute_capability != PROCESSOR)
+    return most_expensive(
+        work,
+        gpu,
+        times,
+        grad_accum=grad_accum,
+        step_s=float(whole.step_s[0]),
+        allow_tf32=allow_tf32,
+    )
 
 
 def timeline_of(
@@ -183,12 +211,11 @@ def _highest_of_bins(times_s: NDArray[np.float64], totals: NDArray[np.int64]) ->
 
 
 def _phase_seconds(
-    traced: Trace, gpu: Gpu, times: Any, allow_tf32: bool
+    traced: Trace, work: StepWork, gpu: Gpu, times: KernelTimes, allow_tf32: bool
 ) -> dict[tuple[Phase, int], float]:
     """Seconds of each phase of the traced second step."""
     from tuner.estimators.compiler.compiled import SEGMENTS
 
-    work = step_work(traced)
     passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
     seconds = {
         (segment.phase, segment.micro_step): float(sum(s[0] for s in by_kind.values()))

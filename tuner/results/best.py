@@ -144,7 +144,7 @@ class BestTrial:
             ends = self.evidence.samples_per_s_interval
             return ShownInterval(*ends, MEASURED_PERCENT) if ends else None
         low_s, high_s = self.evidence.intervals.get("step_s", (0.0, 0.0))
-        if not low_s > 0:
+        if not 0 < low_s <= high_s:
             return None
         samples = self.evidence.speed.samples_per_s * self.evidence.speed.step_s
         return ShownInterval(samples / high_s, samples / low_s, PREDICTED_PERCENT)

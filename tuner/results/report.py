@@ -108,6 +108,7 @@ def report_html(
             near_tie=near_tie_text(view.best) if view.best else "",
             memory_parts=_memory_parts(view.best) if view.best else [],
             time_parts=_time_parts(view.best) if view.best else [],
+            operators=timeline.operators if timeline and view.best else (),
             front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
             levels=_levels(view, every_level[:SHOWN_LEVELS]),
             level_count=len(every_level),
@@ -128,6 +129,7 @@ def report_html(
             same_conditions=same_conditions(fronts) if fronts else None,
             unreadable=other_gpus.unreadable,
             value_text=value_text,
+            format_duration=format_duration,
             format_gib=format_gib,
         )
     )

@@ -23,6 +23,8 @@ def activate() -> None:
 
     end_with_owner()
     settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
+    if settings.get("plain"):
+        return  # the stand-in libraries alone: what a host takes to launch is measured on them
     mode = EmulatorMode(settings.get("seed", 0))
     mode.install()
     follow_python_kernels(mode)

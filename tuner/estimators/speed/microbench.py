@@ -301,13 +301,13 @@ def time_launch(watch: Stopwatch) -> Timing:
         layers(x).sum().backward()
 
     step()
-    with _OperatorCount() as counter:
+    with OperatorCount() as counter:
         step()
     timing = watch.host_time(step, samples=15)
     return Timing(timing.typical_s / counter.operators, timing.spread)
 
 
-class _OperatorCount(TorchDispatchMode):
+class OperatorCount(TorchDispatchMode):
     """Counts operators that launch a kernel: views and allocations do not."""
 
     _NO_KERNEL = ("detach", "alias", "empty", "t.", "view", "expand", "new_empty")

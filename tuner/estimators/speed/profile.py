@@ -233,4 +233,6 @@ def _read(content: Any, problems: list[Problem]) -> DeviceProfile | None:
     profile = read(DeviceProfile, fields)
     empty = [name for name in ("matmul", "traffic") if not getattr(profile, name)]
     problems += [Problem("holds no measurement", name) for name in empty]
+    if profile.traffic and profile.bandwidth_bytes_per_s() is None:
+        problems.append(Problem("holds no measurement of elementwise kernels", "traffic"))
     return profile

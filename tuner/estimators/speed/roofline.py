@@ -112,17 +112,17 @@ class Roofline:
     def __init__(self, efficiency: Efficiency | None = None) -> None:
         self._efficiency = efficiency or Efficiency()
         self.launch_s = self._efficiency.launch_s
-        self._shortest_s = self._efficiency.kernel_s
+        self.shortest_s = self._efficiency.kernel_s
 
     def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
         """See `KernelTimes.seconds`."""
-        return self._longest(*self._bounds(works, gpu, allow_tf32))
+        return self._longest(*self.bounds(works, gpu, allow_tf32))
 
     def ends(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
     ) -> Iterator[tuple[Floats, Floats]]:
         """Of kernels whose rate has no source, and of a board at its power limit."""
-        arithmetic_s, limited_s, traffic_s = self._bounds(works, gpu, allow_tf32)
+        arithmetic_s, limited_s, traffic_s = self.bounds(works, gpu, allow_tf32)
         slowest = self._efficiency.slowest
         may_take = np.array(
             [
@@ -140,13 +140,13 @@ class Roofline:
         )
 
     def _longest(self, *bounds: Floats) -> Floats:
-        longest: Floats = np.maximum.reduce([*bounds, np.full_like(bounds[0], self._shortest_s)])
+        longest: Floats = np.maximum.reduce([*bounds, np.full_like(bounds[0], self.shortest_s)])
         return longest
 
-    def _bounds(
+    def bounds(
         self, works: WorkArrays, gpu: Gpu, allow_tf32: bool
     ) -> tuple[Floats, Floats, Floats]:
-        """Seconds of arithmetic at the kernels' rates, at the power limit, and of traffic."""
+        """Seconds (W, P) of arithmetic at the kernels' rates, at the power limit, of traffic."""
         efficiency = self._efficiency
         share = np.array(
             [

@@ -1,0 +1,191 @@
+"""`tuner diff`: one program under two sets of library versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.options import emulated_gpu_options, examples, json_option
+from tuner.engine.margin import parse_margin
+from tuner.errors import InputError
+from tuner.gpus import get_gpu
+from tuner.terminal.render import echo, print_fields, print_json
+from tuner.terminal.tables import print_rows
+from tuner.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from tuner.engine.stacks import CodeMemory, StackDifference, StackRun
+
+_ROWS = 8
+"""Files and packages that are shown; `--json` has all."""
+
+_LINES = 3
+"""Lines of a file that are shown."""
+
+_LEAST = 0.001
+"""Share of the memory that a file must have more or less to be shown."""
+
+_LOG_LINES = 15
+
+
+@click.command(
+    "diff",
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "tuner diff --gpu rtx4090 --stack old-env --stack new-env -- train.py",
+        "tuner diff --gpu rtx4090 --stack old-env -- python train.py --bs 4",
+    ),
+)
+@emulated_gpu_options
+@click.option(
+    "--stack",
+    "stacks",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="ENV",
+    help="A virtual environment or its Python; of two, the older first.",
+)
+@click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
+@click.option(
+    "--steps", default=3, show_default=True, metavar="N", help="Optimizer steps that are run."
+)
+@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@json_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    gpu_name: str,
+    gpu_memory: int | None,
+    stacks: tuple[Path, ...],
+    gpus: int,
+    steps: int,
+    margin: str | None,
+    as_json: bool,
+    program: tuple[str, ...],
+) -> None:
+    """Compare what PROGRAM needs under two sets of library versions.
+
+    Runs it in each environment on an emulated GPU and names the packages that differ, the memory
+    and time that changed, and the lines of code that hold more. Each environment needs a CUDA
+    build of PyTorch; nothing of tuner.
+
+    Exit codes: 0 it fits under the second, 1 it does not, 2 the program failed in one, 3 it needs
+    something that is not emulated.
+    """
+    from tuner.cli.emulated_text import exit_code
+    from tuner.engine.emulating import EmulateOptions
+    from tuner.engine.stacks import compare_stacks, this_stack
+
+    if not 1 <= len(stacks) <= 2:
+        raise InputError(
+            f"{len(stacks)} environments were named, and two are compared",
+            hint="--stack OLD --stack NEW; with one, the other is the one that runs tuner",
+        )
+    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
+    options = EmulateOptions(gpus=gpus, steps=steps, margin_fraction=parse_margin(margin, gpu))
+    named = (*stacks, this_stack())[:2]
+    found = compare_stacks(named, program, gpu, options)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print(found)
+    codes = [exit_code(run.needed) for run in (found.before, found.after)]
+    failed = max(code for code in codes) > 1
+    raise click.exceptions.Exit(max(codes) if failed else exit_code(found.after.found))
+
+
+def _print(found: StackDifference) -> None:
+    from tuner.engine.program_runs import ROOM
+
+    before, after = found.before, found.after
+    changed = [
+        f"{name} {old or 'not installed'} -> {new or 'not installed'}"
+        for name, (old, new) in found.packages.items()
+    ]
+    more = f", and {len(changed) - _ROWS} more" if len(changed) > _ROWS else ""
+    print_fields(
+        [
+            ("GPU", after.found.gpu.name),
+            ("before", before.python),
+            ("after", after.python),
+            ("packages", ", ".join(changed[:_ROWS]) + more if changed else "the same in both"),
+            ("source", "emulated"),
+        ]
+    )
+    echo()
+    print_rows(
+        ["", "before", "after", "change"],
+        [
+            ("fits", _fits(before), _fits(after), ""),
+            *_sizes("device memory", *(_size(run, "device_bytes") for run in (before, after))),
+            *_sizes("allocated", *(_size(run, "peak_allocated_bytes") for run in (before, after))),
+            *_times(before, after),
+        ],
+        right=("before", "after", "change"),
+    )
+    _print_code(found.code, _size(after, "device_bytes") or _size(before, "device_bytes"))
+    for name, run in (("before", before), ("after", after)):
+        if run.needed is not run.found:
+            echo(
+                f"\nnote: {name} ran out of memory; its numbers are those of a GPU with {ROOM} "
+                "times the memory, whose allocator keeps more"
+            )
+        if run.needed.ended in ("error", "crash"):
+            echo(f"\nthe program failed in {run.python}; its last lines:")
+            for line in run.log_tail.splitlines()[-_LOG_LINES:]:
+                echo(f"  {line}")
+
+
+def _fits(run: StackRun) -> str:
+    return {True: "yes", False: "no", None: "not known"}[run.found.fits]
+
+
+def _size(run: StackRun, name: str) -> int:
+    limiting = run.needed.limiting
+    return int(getattr(limiting, name)) if limiting is not None else 0
+
+
+def _sizes(label: str, before: int, after: int) -> list[tuple[str, ...]]:
+    return [(label, format_size(before), format_size(after), _change(before, after))]
+
+
+def _change(before: float, after: float) -> str:
+    return f"{after / before - 1:+.1%}" if before and after else ""
+
+
+def _times(before: StackRun, after: StackRun) -> list[tuple[str, ...]]:
+    one, other = before.needed.time, after.needed.time
+    if one is None or other is None:
+        return []
+    change = _change(one.step_s, other.step_s)
+    return [("step", format_duration(one.step_s), format_duration(other.step_s), change)]
+
+
+def _print_code(code: tuple[CodeMemory, ...], whole_bytes: int) -> None:
+    shown = [one for one in code if abs(one.grown_bytes) >= _LEAST * whole_bytes][:_ROWS]
+    if not shown:
+        echo("\nNo line of code holds more or less at the peak")
+        return
+    echo("\nCode that holds more or less at the peak")
+    print_rows(
+        ["change", "before", "after", "allocated at"],
+        [
+            (
+                f"{'+' if one.grown_bytes > 0 else '-'}{format_size(abs(one.grown_bytes))}",
+                format_size(one.before_bytes) if one.before_bytes else "",
+                format_size(one.after_bytes) if one.after_bytes else "",
+                _place(one),
+            )
+            for one in shown
+        ],
+        right=("change", "before", "after"),
+    )
+
+
+def _place(one: CodeMemory) -> str:
+    """As in "trainer/sft_trainer.py:1624 (logits and loss)"."""
+    kind = one.kind.replace("_", " ")
+    lines = ", ".join(map(str, one.lines[:_LINES]))
+    return f"{one.file}:{lines} ({kind})" if one.file else f"no line of Python ({kind})"
