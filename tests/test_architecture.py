@@ -23,7 +23,7 @@ TUNE = ROOT / "tuner" / "tune"
 # From the bottom up; a layer imports from itself and from what stands above it in this list.
 LAYERS = (
     {"__init__", "errors", "extras"},
-    {"records", "files", "text", "units", "nvml", "host", "meanwhile"},
+    {"kinds", "records", "files", "text", "units", "nvml", "host", "meanwhile"},
     {"expressions", "space", "gpu", "gpus", "gpu_entry", "gpu_file", "models", "data"},
     {"workloads"},
     {"estimators"},
@@ -186,6 +186,7 @@ def test_light_modules_load_no_heavy_library():
         "expressions",
         "errors",
         "extras",
+        "kinds",
         "records",
         "units",
     }
@@ -198,6 +199,18 @@ def test_light_modules_load_no_heavy_library():
         f"print(json.dumps([n for n in {sorted(HEAVY)!r} if n in sys.modules]))"
     )
     assert json.loads(loaded) == []
+
+
+def test_what_runs_inside_an_emulated_program_needs_no_package_of_tuner():
+    """Its environment has PyTorch and NumPy; `sitecustomize` would begin a session."""
+    inside = [m for m in map(module_name, FILES) if m.startswith("tuner.emulator.inside.")]
+    modules = [name for name in inside if not name.endswith(".sitecustomize")]
+    missing = [*(HEAVY.keys() - {"torch", "numpy"}), "msgspec", "yaml", "click", "rich", "psutil"]
+    run_python(
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({missing!r}))\n"
+        f"for name in {modules!r}: importlib.import_module(name)"
+    )
 
 
 @pytest.mark.parametrize(

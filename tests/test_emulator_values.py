@@ -195,6 +195,29 @@ print(json.dumps(found))
 """
 
 
+REPLACED = """
+import torch
+
+def replaced(make):
+    def made(*args, **kwargs):
+        kwargs["device"] = kwargs.get("device") or "cuda"
+        tensor = make(*args, **kwargs)
+        return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+    return made
+
+for name in ("tensor", "empty", "zeros", "ones", "full", "arange", "randn"):
+    setattr(torch, name, replaced(getattr(torch, name)))
+layer = torch.nn.Linear(64, 64, device="cuda")
+sums = layer(torch.ones(2, 64)).softmax(-1).float().sum(-1) > 0
+print(torch.ones(64).sum().item(), torch.arange(5).tolist(), sums.tolist())
+"""
+
+
+def test_constructors_that_a_program_replaces_do_not_reach_the_emulator(session: Session) -> None:
+    """DeepSpeed's `zero.Init` makes every tensor on the device, and in its own type."""
+    assert run(session, "-c", REPLACED).strip() == "64.0 [0, 1, 2, 3, 4] [True, True]"
+
+
 def test_values_take_no_device_memory(session: Session) -> None:
     assert answer(session, "-c", STEP, "with") == answer(session, "-c", STEP, "without")
 

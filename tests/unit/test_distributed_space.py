@@ -103,6 +103,14 @@ def test_other_numbers_of_gpus_are_refused(tmp_path: Path, value: object) -> Non
         load_space(write(tmp_path, fixed=f"gpus_per_trial: {value}"))
 
 
+@pytest.mark.parametrize("word", ["zero3", "hsdp"])
+def test_a_strategy_that_is_not_predicted_says_how_to_emulate_it(word: str) -> None:
+    with pytest.raises(InputError) as caught:
+        configure(load_space("tiny_cpu"), {"distributed": word}, strict=False)
+    assert f"{word} is not predicted" in str(caught.value)
+    assert "tuner emulate" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("value", [True, 0, 17, "2"])
 def test_a_configuration_from_elsewhere_is_checked_too(value: object) -> None:
     with pytest.raises(InputError, match="gpus_per_trial"):

@@ -5,9 +5,9 @@ name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device 
 and says from which; a `TrialRecord` holds one or more of them, each in its own field.
 """
 
+from tuner.kinds import Exhausted, MemoryCategory, Phase, Source, Status
 from tuner.records.budget import DEFAULT_MARGIN_FRACTION, MemoryBudget
 from tuner.records.configuration import Configuration, KnobValue
-from tuner.records.kinds import Exhausted, MemoryCategory, Phase, Source, Status
 from tuner.records.measurement import Measurement, RankMemory
 from tuner.records.numbers import Memory, Speed, StageNumbers, hardest_stage
 from tuner.records.prediction import Prediction

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.records.kinds import Source
+from tuner.kinds import Source
 from tuner.records.numbers import Memory, Speed, StageNumbers, hardest_stage
 from tuner.records.prediction import stages_dict
 from tuner.records.reading import Bytes, Count, Ends, Quantity, read, written

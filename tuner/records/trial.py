@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.kinds import SAYS_NOTHING, Exhausted, Source, Status
 from tuner.records.budget import MemoryBudget
 from tuner.records.configuration import Configuration
-from tuner.records.kinds import SAYS_NOTHING, Exhausted, Source, Status
 from tuner.records.measurement import Measurement
 from tuner.records.prediction import Prediction
 from tuner.records.reading import Bytes, Quantity, read

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from tuner.kinds import SAYS_NOTHING
 from tuner.records import Measurement, Speed, Status, TrialRecord
-from tuner.records.kinds import SAYS_NOTHING
 
 
 def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:

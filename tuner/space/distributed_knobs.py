@@ -23,6 +23,19 @@ BUCKET_CAP_MIB = 25
 MAX_GPUS = 16
 """GPUs of the largest single machines on offer (HGX-2, p2.16xlarge): a trial stays on one."""
 
+_EMULATE = "tuner emulate --gpu TYPE --gpus 2 --"
+_NOT_PREDICTED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("zero1", "zero2", "zero3"),
+        f"DeepSpeed itself runs on emulated GPUs: {_EMULATE} deepspeed PROGRAM",
+    ),
+    **dict.fromkeys(
+        ("hsdp", "fsdp1", "tensor_parallel", "context_parallel"),
+        f"the program itself runs on emulated GPUs: {_EMULATE} torchrun --nproc-per-node 2 PROGRAM",
+    ),
+}
+"""Strategies that people use, with the way to learn what they take."""
+
 DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
     KnobSchema(
         GPUS_PER_TRIAL,
@@ -40,6 +53,7 @@ DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
         "fsdp2 (fully_shard) keeps a share of weights, gradients and optimizer state on each",
         default="ddp",
         allowed=("ddp", "fsdp2"),
+        refused=_NOT_PREDICTED,
         optional=True,
     ),
     KnobSchema(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import empty
 
 CPU = torch.device("cpu")
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -39,15 +40,15 @@ LIMITS = {
 _NOTE = "tuner_values"
 _UNWRITTEN = frozenset({"unknown", "true", "false"})
 _construct = torch._C._construct_storage_from_data_pointer
-_empty: dict[torch.dtype, torch.Tensor] = {}
+_nothing: dict[torch.dtype, torch.Tensor] = {}
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of a CUDA tensor; valid as long as that memory is."""
     dtype = tensor.dtype
-    empty = _empty.get(dtype)
-    if empty is None:
-        empty = _empty[dtype] = torch.empty(0, dtype=dtype)
+    nothing = _nothing.get(dtype)
+    if nothing is None:
+        nothing = _nothing[dtype] = empty(0, dtype=dtype)
     count = tensor.numel()
     if count == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
@@ -55,7 +56,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_contiguous():
         count = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     storage = _construct(tensor.data_ptr(), CPU, count * dtype.itemsize)
-    return empty.detach().set_(storage, 0, shape, stride)
+    return nothing.detach().set_(storage, 0, shape, stride)
 
 
 def is_known(tensor: torch.Tensor) -> bool:

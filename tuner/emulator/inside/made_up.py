@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import arange, empty, randn
 
 from tuner.emulator.inside.aliases import FLOATS, SMALL, alias
 from tuner.emulator.inside.randomness import seed_of
@@ -47,7 +48,7 @@ class MadeUp:
         count = tensor.numel()
         if self._noise is None:
             generator = torch.Generator().manual_seed(self._seed)
-            self._noise = torch.randn(_TILE, generator=generator)
+            self._noise = randn(_TILE, generator=generator)
         noise = self._noise
         if which:
             noise = noise.roll(which * _PRIME)
@@ -65,7 +66,7 @@ class MadeUp:
             return
         if self._ones is None:
             generator = torch.Generator().manual_seed(self._seed)
-            noise = torch.randn(2 * SMALL, generator=generator).clamp(-3, 3)
+            noise = randn(2 * SMALL, generator=generator).clamp(-3, 3)
             self._ones = _MEAN + _SPREAD * noise
         start = 0
         if count <= _FEW:
@@ -76,14 +77,14 @@ class MadeUp:
     def fill_host(self, tensor: torch.Tensor) -> None:
         """Fills a CPU tensor of floats with finite noise."""
         count = tensor.numel()
-        flat = self.noise(torch.empty(min(count, _TILE)))
+        flat = self.noise(empty(min(count, _TILE)))
         if count > _TILE:
             flat = flat.repeat(-(-count // _TILE))[:count]
         tensor.copy_(flat.view(tensor.shape))
 
     def number(self) -> float:
         """One finite value about 1."""
-        one = torch.empty(())
+        one = empty(())
         self.write_finite(one)
         return float(one)
 
@@ -96,9 +97,9 @@ class MadeUp:
         width = max(width, 1)
         step = _coprime_step(width)
         row = shape[-1] if shape else 1
-        flat = torch.arange(count, dtype=torch.int64)
+        flat = arange(count, dtype=torch.int64)
         if row >= width:  # whole permutations: else all rows would have the same
-            flat += torch.arange(count, dtype=torch.int64) // max(row, 1)
+            flat += arange(count, dtype=torch.int64) // max(row, 1)
         return (
             flat.mul_(step)
             .add_((width // 3 if start is None else start) % width)

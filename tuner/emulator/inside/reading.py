@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import empty, full
 
 from tuner.emulator.inside.aliases import CPU, FLOATS, LIMITS, alias, is_known, noted
 from tuner.emulator.inside.made_up import NOISE_LIMIT, MadeUp
@@ -50,7 +51,7 @@ class Reading:
             return self.made_up.noise(tensor, self.seen.index(address))
         note = noted(tensor)
         if note in {"true", "false"} and tensor.numel() <= LIMITS[torch.bool]:
-            return torch.full(tensor.shape, note == "true")
+            return full(tensor.shape, note == "true")
         self.unknown = True
         return tensor
 
@@ -61,7 +62,7 @@ class Reading:
             if self.unknown:
                 break
             if position == 0 and operator.is_like:
-                values.append(torch.empty((), dtype=value.dtype).expand(value.shape))
+                values.append(empty((), dtype=value.dtype).expand(value.shape))
             else:
                 values.append(self.value(value))
         return values

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import empty
 
 from tuner.emulator.inside.aliases import (
     FLOATS,
@@ -135,7 +136,7 @@ class Settling:
             if operator.name == "aten::log_sigmoid_forward" and out.numel() == 0:
                 return out  # a buffer that the CPU alone keeps for the backward pass
             self.unknown[f"{operator.full_name} (size put right afterwards)"] += 1
-            out = torch.empty(result.shape, dtype=out.dtype, device=out.device)
+            out = empty(result.shape, dtype=out.dtype, device=out.device)
         count = out.numel()
         if out.dtype not in FLOATS:
             if count <= LIMITS.get(out.dtype, 0):

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import torch
+from torch import empty
 
 from tuner.emulator.inside.aliases import (
     FLOATS,
@@ -161,4 +162,4 @@ def _stand_in(source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         or not source.is_contiguous()
     ):
         return source
-    return torch.empty(source.shape, dtype=dtype)
+    return empty(source.shape, dtype=dtype)

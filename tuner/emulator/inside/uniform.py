@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import empty, full
 
 from tuner.emulator.inside.aliases import (
     FLOATS,
@@ -40,7 +41,7 @@ def compare(operator: Operator, args: tuple[Any, ...], out: torch.Tensor, made_u
             address = value.data_ptr()
             if address not in seen:
                 seen.append(address)
-            values.append(made_up.noise(torch.empty(SAMPLE), seen.index(address)))
+            values.append(made_up.noise(empty(SAMPLE), seen.index(address)))
         else:
             return False
     sample = operator.func(*values)
@@ -62,7 +63,7 @@ def combine(operator: Operator, args: tuple[Any, ...], out: torch.Tensor) -> boo
             note = noted(value) if value.is_cuda else None
             if note not in {"true", "false"}:
                 return False
-            values.append(torch.tensor(note == "true"))
+            values.append(full((), note == "true"))
     if not values:
         return False
     result = values[0] if operator.reduces else operator.func(*values)

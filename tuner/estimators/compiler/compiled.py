@@ -20,7 +20,7 @@ from tuner.estimators.replay.allocator import (
     replay,
 )
 from tuner.estimators.tracing.workspace import CUBLAS_WORKSPACE_BYTES
-from tuner.records import MemoryCategory, Phase
+from tuner.kinds import MemoryCategory, Phase
 
 CATEGORIES = tuple(MemoryCategory)
 

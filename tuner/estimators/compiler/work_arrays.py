@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tuner.estimators.compiler.compiled import SEGMENTS, CompiledPasses, Floats, Segment
 from tuner.estimators.tracing.timeline import Timeline, Work
-from tuner.records import Phase
+from tuner.kinds import Phase
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,7 @@ from tuner.estimators.speed.power import BOARDS_DIFFER
 from tuner.estimators.speed.product_rates import matmul_peak, power_limit, rate_of, tile_use
 from tuner.estimators.tracing.timeline import MASK
 from tuner.gpu import Gpu
-from tuner.records import Phase
+from tuner.kinds import Phase
 
 LAUNCH_S = 25e-6
 HOSTS_LAUNCH_S = (12e-6, 50e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from tuner.records import MemoryCategory, Phase
+from tuner.kinds import MemoryCategory, Phase
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,7 @@
-"""The words in which records speak: where a number is from, how a trial ended, and when."""
+"""The words for where a number is from, how a trial ended, what memory is for, and when.
+
+What runs inside an emulated program imports these, and nothing else of the records.
+"""
 
 from __future__ import annotations
 
