@@ -70,8 +70,8 @@ class SearchSpace:
     names the keys of the user's own files that the values belong to.
 
     Where the user's own code trains (`command`, or a workload "package.module:object"), the
-    names are those of the file, and `own_terms` says of which kind each is. `memory` has, for some of
-    their knobs, the values from least to most memory, all else the same.
+    names are those of the file, and `own_terms` says of which kind each is. `memory` has values
+    of some knobs from least to most memory, all else the same.
     """
 
     name: str

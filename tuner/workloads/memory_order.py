@@ -82,8 +82,8 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
         },
         without_effect=frozenset({"effective_batch"}),
     ),
-    # Code of the user's own: what the names mean, unless its space says otherwise. A trial that fits although it should not is
-    # believed, and takes back what was concluded.
+    # Code of the user's own: what the names mean, unless its space says otherwise. A trial that
+    # fits although it should not is believed, and takes back what was concluded.
     "command": MemoryOrder(
         knobs={"micro_batch": None, "max_length": None, "gradient_checkpointing": (True, False)}
     ),
@@ -98,6 +98,6 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
 def memory_order(
     workload: str, declared: Mapping[str, tuple[KnobValue, ...]] | None = None
 ) -> MemoryOrder:
-    """What is known of the workload, and what its space declares of knobs beside or against that."""
+    """What is known of the workload, and what its space declares beside or against that."""
     known = MEMORY_ORDERS.get(workload, MemoryOrder())
     return replace(known, knobs={**known.knobs, **(declared or {})})
