@@ -14,7 +14,7 @@ from tuner.results.facts import SpaceFacts
 from tuner.results.objectives import objectives_of
 from tuner.tune.candidates import Candidates
 from tuner.tune.guided import MEMORY_CONSTRAINT, GuidedSampler
-from tuner.tune.guided_gain import Front, LogNormal
+from tuner.tune.guided_gain import Front, LogNormal, staircase
 from tuner.tune.guided_goals import Goal, GoalFront, goals_of
 from tuner.tune.guided_model import Prior, ResidualModel, features
 from tuner.tune.guided_pool import Pool
@@ -69,6 +69,39 @@ def test_twelve_trials_find_the_fastest_that_fits(world):
     fitting = [world(c)[0] for c in ALL if world(c)[1] <= POOL.usable_bytes]
     assert world(ALL[sampler.recommend()])[0] >= 0.98 * max(fitting)
     assert sum(ran_out for _, ran_out in done) <= 1
+
+
+def trials_to_99(world, places):
+    """How many of the places, in their order, cover 99 % of the hypervolume."""
+    speed, size = np.array([world(c) for c in ALL]).T
+
+    def covered(some):
+        limits = {"usable_bytes": POOL.usable_bytes, "reference_bytes": POOL.limit_bytes}
+        return Front.of(speed[some], size[some], **limits).hypervolume
+
+    whole = covered(np.arange(len(ALL)))
+    return next(n for n in range(1, len(places)) if covered(places[:n]) >= 0.99 * whole)
+
+
+def by_predicted_layers():
+    speed, size = np.array([predicted(c) for c in ALL]).T
+    left, order = np.flatnonzero(size <= POOL.usable_bytes), []
+    while left.size:
+        layer = staircase(speed[left], size[left])
+        order += left[layer[::-1]].tolist()
+        left = np.delete(left, layer)
+    return order
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5, 0.3])
+def test_where_the_predicted_order_holds_it_is_followed(power):
+    def world(configuration):
+        speed, size = predicted(configuration)
+        return speed**power, size
+
+    _, done = play(world, 12)
+    found = trials_to_99(world, [place for place, _ in done])
+    assert found <= trials_to_99(world, by_predicted_layers()) + 1
 
 
 def test_no_candidate_is_proposed_twice_and_nothing_hopeless_at_all():

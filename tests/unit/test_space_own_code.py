@@ -13,6 +13,7 @@ from tuner.errors import InputError
 from tuner.space import configure, load_space
 from tuner.space.command import fill
 from tuner.space.format import read_space
+from tuner.workloads.memory_order import memory_order
 
 GOOD = """
 name: mine
@@ -109,6 +110,39 @@ def test_a_space_travels():
 def test_what_is_wrong_is_said(old, new, said):
     assert old in GOOD
     assert said in problems(GOOD.replace(old, new))
+
+
+def test_a_space_declares_what_takes_memory():
+    text = GOOD + "memory: {micro_batch: increases, lr: decreases, packed: [true, false]}\n"
+    space = read(text)
+    assert space.memory == {
+        "micro_batch": (1, 2, 4, 8), "lr": (0.1, 2e-4), "packed": (True, False)
+    }  # fmt: skip
+    order = memory_order(space.workload, space.memory)
+    small, large = (
+        order.split(configure(space, {"micro_batch": 2, "packed": p})) for p in (True, False)
+    )
+    assert small[1] == large[1]
+    assert {n for n in small[0] if small[0][n] < large[0][n]} == {"packed"}
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        ("{micro_batch: more}", "no order"),
+        ("{flag: increases}", "no numbers"),
+        ("{flag: [--fast, --slow]}", "slow"),
+        ("{lr: [0.1, 0.5]}", "no value of the knob"),
+        ("{effective: increases}", "no knob"),
+    ],
+)
+def test_an_order_of_memory_that_is_none_is_said(memory, said):
+    assert said in problems(f"{GOOD}memory: {memory}\n")
+
+
+def test_the_order_of_a_known_workload_is_not_declared():
+    text = "name: mine\nworkload: causal_lm\nmodel: x\nknobs: {micro_batch: [1, 2]}\n"
+    assert "is known" in problems(f"{text}memory: {{micro_batch: increases}}\n")
 
 
 def test_words_that_are_misspelt_are_refused():

@@ -24,7 +24,7 @@ from tuner.space.document import (
     sequence,
     suggestion,
 )
-from tuner.space.knobs import Knob, read_knob, read_value
+from tuner.space.knobs import Knob, read_knob, read_order, read_value
 from tuner.space.own_knobs import own_terms as terms_of_own_code
 from tuner.space.rules import Stage, stage_terms
 from tuner.space.schemas import SCHEMAS, KnobSchema
@@ -58,6 +58,7 @@ KEYS = (
     "env",
     "samples_per_step",
     "progress",
+    "memory",
 )
 REQUIRED = ("name", "workload", "model", "knobs")
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
@@ -135,6 +136,7 @@ class _Reader:
                 path=path,
                 command=read_command(self.entries, frozenset(own_terms), self.problems, path),
                 own_terms=own_terms if own else {},
+                memory=self._memory(knobs, own=own),
             )
         )
 
@@ -233,6 +235,20 @@ class _Reader:
         return {
             e.name: read_knob(e.value, self.terms[e.name], self.problems, e.at) for e in entries
         }
+
+    def _memory(self, knobs: Mapping[str, Knob], *, own: bool) -> dict[str, tuple[KnobValue, ...]]:
+        if not own and "memory" in self.entries:
+            text = "is for code of your own; what takes memory in this workload is known"
+            self.problems.add(self.entries["memory"].key, text, at="memory")
+            return {}
+        found = {}
+        for entry in self._named("memory").values():
+            if entry.name in knobs:
+                term, knob = self.terms[entry.name], knobs[entry.name]
+                found[entry.name] = read_order(entry.value, knob, term, self.problems, entry.at)
+            else:
+                self.problems.add(entry.key, f"{entry.name!r} is no knob", at="memory")
+        return found
 
     def _values(self, part: str) -> dict[str, KnobValue]:
         entries = self._named(part)

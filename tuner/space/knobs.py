@@ -59,6 +59,29 @@ def read_knob(node: Node, term: KnobSchema, problems: Problems, at: str) -> Knob
     return Knob(term.name, tuple(values))
 
 
+def read_order(
+    node: Node, knob: Knob, term: KnobSchema, problems: Problems, at: str
+) -> tuple[KnobValue, ...]:
+    """Values of the knob from least to most memory: a list, "increases" or "decreases"."""
+    if isinstance(node, SequenceNode):
+        order = tuple(_read_list(node, term, problems, at))
+        for value in [value for value in order if value not in knob.values]:
+            known = ", ".join(map(show, knob.values))
+            problems.add(node, f"{show(value)} is no value of the knob", at=at, hint=known)
+        return order
+    word = scalar(node, problems, at)
+    if word not in ("increases", "decreases"):
+        hint = "write increases, decreases, or its values from least to most memory"
+        problems.add(node, f"{word!r} is no order", at=at, hint=hint)
+    elif term.kind not in ("int", "float"):
+        hint = "list them from least to most memory"
+        problems.add(node, "the values of the knob are no numbers", at=at, hint=hint)
+    else:
+        numbers = sorted(value for value in knob.values if isinstance(value, int | float))
+        return tuple(numbers if word == "increases" else reversed(numbers))
+    return ()
+
+
 def _read_list(node: Node, term: KnobSchema, problems: Problems, at: str) -> list[KnobValue]:
     items = sequence(node, problems, at) or []
     if not items:

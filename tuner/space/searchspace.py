@@ -70,7 +70,8 @@ class SearchSpace:
     names the keys of the user's own files that the values belong to.
 
     Where the user's own code trains (`command`, or a workload "package.module:object"), the
-    names are those of the file, and `own_terms` says of which kind each is.
+    names are those of the file, and `own_terms` says of which kind each is. `memory` has values
+    of some knobs from least to most memory, all else the same.
     """
 
     name: str
@@ -92,6 +93,7 @@ class SearchSpace:
     path: Path | None = None
     command: Command | None = None
     own_terms: Mapping[str, KnobSchema] = field(default_factory=dict)
+    memory: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
 
     @property
     def predictable(self) -> bool:

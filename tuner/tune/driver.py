@@ -159,7 +159,7 @@ def make_adapter(request: SearchRequest) -> SamplerAdapter:
         mirror=mirror,
         knowledge=Knowledge(
             predictions,
-            memory_order(request.workload),
+            memory_order(request.workload, request.space.memory),
             goals_of(request.objectives, configurations, predictions) if predictions else (),
             MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0),
         ),

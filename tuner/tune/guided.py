@@ -1,8 +1,8 @@
 """An Optuna sampler that starts from predictions and hardly ever runs out of memory.
 
 It knows all valid configurations with a prediction of each, learns from every trial how far
-predictions are off, and proposes the configuration with the largest expected gain per second
-of GPU time among those that will very probably fit.
+predictions are off, and proposes the configuration with the largest expected gain among those that
+will very probably fit.
 
     sampler = GuidedSampler(pool)
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 from tuner.tune.failures import Failures
 from tuner.tune.guided_dark import HIGHEST_RISK, MOVES, darkest, never_tried, unordered_values
 from tuner.tune.guided_experience import Experience
-from tuner.tune.guided_gain import Front
+from tuner.tune.guided_gain import Front, LogNormal
 from tuner.tune.guided_goals import Goal, GoalFront
 from tuner.tune.guided_model import Floats
 from tuner.tune.guided_pool import Pool
@@ -61,8 +61,13 @@ MOST_IN_A_ROW = 8
 PROBE_AFTER = 8
 """Trials after which a level that is all predicted not to fit is probed, whatever else is there."""
 
-THROUGHPUT_WEIGHT = 1.0
+THROUGHPUT_WEIGHT = 0.5
 """Worth of a share of the best throughput, against the same share of the hypervolume."""
+
+DOUBT, BLIND_DOUBT = 0.15, 1.0
+"""The share of its standard deviations that counts in a candidate's gain. Little: what is believed
+to be on the front is tried before what might be, which before any evidence is the predicted front,
+the largest gain first. Where nothing is predicted, all of it."""
 
 
 class GuidedSampler(BaseSampler):  # type: ignore[misc]
@@ -192,28 +197,31 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
             last = known >= KNOWN_TO_PROBE or (known and risk.min() > self._advance())
             return self._dark_probe() if last else int(places[np.argmin(risk)])
         places, risk = places[possible], risk[possible]
+        if (probe := self._dark_probe(places)) is not None:
+            return probe
         gain, risky = self.expected_gain(places), risk > allowed
         if risky.all():  # what the risk may be spent on is all that is left
             risky[:] = False
-        if (probe := self._dark_probe(float(gain.max()))) is not None:
-            return probe
-        seconds = (1 - risk) * self.pool.trial_s[places] + risk * self.pool.oom_s[places]
         # What runs at last says what does not: the more failed in a row, the more that is worth.
         runs = self.failures.probability()[places]
-        worth = gain / seconds * runs ** min(self.failures.in_a_row, MOST_IN_A_ROW)
+        worth = gain * runs ** min(self.failures.in_a_row, MOST_IN_A_ROW)
         worth[risky] *= np.where(gain[risky] < MOVES, -1.0, 1 / TIMES_BETTER)
         return int(places[np.argmax(worth)])
 
-    def _dark_probe(self, other_gain: float = 0.0) -> int | None:
+    def _dark_probe(self, others: NDArray[np.intp] | None = None) -> int | None:
         """The probe of a level that may have been judged wrongly as a whole, if that is due.
 
-        It waits for candidates from which more is expected (`other_gain`), but not for long.
+        It waits while more is expected of one of the `others`, but not for long.
         """
         if not self._may_probe():
             return None
         probe = darkest(self.experience, self._values, self._open(), self.front().fastest)
-        if probe is None or (probe.worth < other_gain and len(self._taken) < PROBE_AFTER):
+        if probe is None:
             return None
+        if others is not None and len(self._taken) < PROBE_AFTER:
+            volume, first = self._gains(others)
+            if probe.worth < (volume + first).max():
+                return None
         return probe.place
 
     def _may_probe(self) -> bool:
@@ -280,13 +288,17 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
 
         Trials that run count as if they had come to what is expected of them.
         """
-        volume, first = self._gains(places)
+        volume, first = self._gains(places, BLIND_DOUBT if self.pool.is_blind else DOUBT)
         return np.asarray(volume + THROUGHPUT_WEIGHT * first)
 
-    def _gains(self, places: NDArray[np.intp]) -> tuple[Floats, Floats]:
-        """Expected shares of hypervolume, and of the best of the first objective."""
+    def _gains(self, places: NDArray[np.intp], doubt: float = 1.0) -> tuple[Floats, Floats]:
+        """Expected shares of hypervolume, and of the best of the first objective.
+
+        `doubt` is the share of the standard deviations that counts.
+        """
         speed, size = self.experience.quantities(places)
         fits = size.probability_below(self.pool.usable_bytes)
+        speed, size = LogNormal(speed.mean, doubt * speed.sd), LogNormal(size.mean, doubt * size.sd)
         runs = self.failures.probability()[places]
         if self._goals:
             seen, known_speed, known_size = self._so_far()
@@ -297,7 +309,10 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]
         front = self.front()
         whole = max(front.hypervolume, 1e-12) if front.speed.size else 1.0
         faster = speed.expected_above(front.fastest) / (front.fastest or 1.0)
-        return runs * front.expected_gain(speed, size) / whole, runs * fits * faster
+        volume = front.expected_gain(speed, size) / whole
+        if doubt < 1.0:
+            volume *= fits  # which the narrowed memory no longer says
+        return runs * volume, runs * fits * faster
 
     def _so_far(self) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Places of what was measured and of what runs, with throughput and memory."""

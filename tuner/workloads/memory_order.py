@@ -9,7 +9,7 @@ not: which of two of their values takes more depends on the rest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tuner.records import Configuration, KnobValue
 from tuner.space.schemas import NO_NAMES
@@ -82,8 +82,8 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
         },
         without_effect=frozenset({"effective_batch"}),
     ),
-    # Code of the user's own: what the names mean. A trial that fits although it should not is
-    # believed, and takes back what was concluded.
+    # Code of the user's own: what the names mean, unless its space says otherwise. A trial that
+    # fits although it should not is believed, and takes back what was concluded.
     "command": MemoryOrder(
         knobs={"micro_batch": None, "max_length": None, "gradient_checkpointing": (True, False)}
     ),
@@ -95,6 +95,9 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
 """By workload; one that is not here orders nothing."""
 
 
-def memory_order(workload: str) -> MemoryOrder:
-    """What is declared of the workload; nothing for one that is not known here."""
-    return MEMORY_ORDERS.get(workload, MemoryOrder())
+def memory_order(
+    workload: str, declared: Mapping[str, tuple[KnobValue, ...]] | None = None
+) -> MemoryOrder:
+    """What is known of the workload, and what its space declares beside or against that."""
+    known = MEMORY_ORDERS.get(workload, MemoryOrder())
+    return replace(known, knobs={**known.knobs, **(declared or {})})
