@@ -45,6 +45,7 @@ class FakeSpace:
 
     name: str = "fake"
     values: dict[str, tuple[object, ...]] = field(default_factory=lambda: dict(KNOBS))
+    memory: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     @property
     def knobs(self) -> dict[str, SimpleNamespace]:

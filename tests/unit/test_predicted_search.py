@@ -14,9 +14,10 @@ from search_fakes import prediction_of
 
 from tuner.engine.measuring import Mode
 from tuner.engine.plan import SearchOptions, make_plan, without_effect
-from tuner.engine.predicted import MEMORY_TOLERANCE, keep_predictions, search_predicted
+from tuner.engine.predicted import keep_predictions, search_predicted
 from tuner.engine.target import load_target
 from tuner.errors import InputError
+from tuner.estimators.predictor import COMPILED_TOLERANCE
 from tuner.gpu import Gpu
 from tuner.records import Configuration, Outcome, Prediction
 from tuner.results.front import pareto_front
@@ -63,7 +64,7 @@ def worlds(plan, seed: int) -> tuple[list[Prediction], dict[str, Prediction]]:
     for configuration in plan.part.supported:
         size, speed = rng.uniform(4, 20) * GIB, rng.choice([1.0, 2.0, 3.0, rng.uniform(1, 4)])
         compiled.append(prediction_of(plan, round(size), speed))
-        error = rng.uniform(-MEMORY_TOLERANCE, MEMORY_TOLERANCE) * 0.99
+        error = rng.uniform(-COMPILED_TOLERANCE, COMPILED_TOLERANCE) * 0.99
         truth[configuration.key] = prediction_of(plan, round(size * (1 + error)), speed)
     return compiled, truth
 

@@ -78,6 +78,15 @@ def test_structural_world_is_what_its_name_says(table, name):
     elif name in ("underestimated", "fragments"):
         assert memory.max() > 1.05
         assert np.array_equal(speed, np.ones(len(speed)))
+    elif name == "scattered":
+        assert speed.min() < 0.99
+        assert speed.max() > 1.01
+    elif name == "compressed":
+        order = np.argsort(table.arrays[SAMPLES_PER_S])
+        assert (np.diff(world.samples_per_s[order]) >= 0).all()
+        assert np.ptp(np.log(world.samples_per_s)) < 0.7 * np.ptp(
+            np.log(table.arrays[SAMPLES_PER_S])
+        )
     else:
         assert speed.min() < 0.99
         assert speed.max() <= 1.0
