@@ -18,6 +18,7 @@ from tuner.gpus import Gpu, get_gpu
 from tuner.nvml import DeviceIdentity
 from tuner.records import (
     Configuration,
+    KnobValue,
     Memory,
     MemoryCategory,
     Outcome,
@@ -59,6 +60,11 @@ class ChaosSpace:
     def knobs(self) -> dict[str, SimpleNamespace]:
         """The knobs by name."""
         return {name: SimpleNamespace(values=values) for name, values in self.values.items()}
+
+    @property
+    def memory(self) -> Mapping[str, tuple[KnobValue, ...]]:
+        """None is declared."""
+        return {}
 
     def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
         """All of them, in the same order each time."""

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from tuner.gpus import Gpu, get_gpu
 from tuner.records import (
     Configuration,
+    KnobValue,
     Measurement,
     Memory,
     Outcome,
@@ -45,6 +46,11 @@ class ScaleSpace:
     def knobs(self) -> Mapping[str, SimpleNamespace]:
         """By name, with their values."""
         return {name: SimpleNamespace(values=values) for name, values in KNOBS.items()}
+
+    @property
+    def memory(self) -> Mapping[str, tuple[KnobValue, ...]]:
+        """None is declared."""
+        return {}
 
     def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
         """In a fixed order; there are no conditions."""

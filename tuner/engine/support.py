@@ -14,7 +14,7 @@ from tuner.errors import InputError, Problem
 from tuner.estimators.predict import check_supported
 from tuner.gpu import Gpu
 from tuner.models.catalogue import architecture
-from tuner.records import Configuration
+from tuner.records import Configuration, KnobValue
 from tuner.space import SearchSpace
 from tuner.space.distributed_knobs import gpus_per_trial
 
@@ -41,6 +41,11 @@ class SupportedSpace:
     def knobs(self) -> Mapping[str, Any]:
         """The space's knobs."""
         return self.space.knobs
+
+    @property
+    def memory(self) -> Mapping[str, tuple[KnobValue, ...]]:
+        """The space's declared order of memory."""
+        return self.space.memory
 
     def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
         """What the GPU can run, in the space's order; `where` was applied already."""

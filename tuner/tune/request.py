@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tuner.errors import InputError, TunerError, unknown
 from tuner.gpu import Gpu
-from tuner.records import Configuration, Prediction, Source, Status, TrialRecord
+from tuner.records import Configuration, KnobValue, Prediction, Source, Status, TrialRecord
 from tuner.results.front import DEFAULT_OBJECTIVES, Objective
 from tuner.results.pruned import Pruned
 from tuner.runner.base import RunnerFactory, outcome_versions
@@ -42,6 +42,11 @@ class Space(Protocol):
     @property
     def knobs(self) -> Mapping[str, Any]:
         """The knobs by name; a search is free to move these and nothing else."""
+        ...
+
+    @property
+    def memory(self) -> Mapping[str, tuple[KnobValue, ...]]:
+        """Values of some knobs from least to most memory, all else the same."""
         ...
 
     def configurations(self, where: Sequence[str] = ()) -> Iterator[Configuration]:
