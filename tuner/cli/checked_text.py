@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.cli.emulated_text import print_emulation
+from tuner.cli.emulated_text import print_emulation, print_last_lines
 from tuner.cli.predicted_text import print_predicted
 from tuner.engine.checking import BetterChange, CheckedProgram
 from tuner.engine.emulating import Emulation
@@ -12,8 +12,6 @@ from tuner.expressions import show
 from tuner.gpus import load_catalogue
 from tuner.terminal.render import echo, print_fields
 from tuner.units import format_duration, format_size
-
-_LOG_LINES = 15
 
 
 def print_checked(checked: CheckedProgram) -> None:
@@ -26,10 +24,7 @@ def print_checked(checked: CheckedProgram) -> None:
     else:
         print_emulation(found)
     if checked.found.ended in ("error", "crash"):
-        echo()
-        echo("the program's last lines:")
-        for line in checked.log_tail.splitlines()[-_LOG_LINES:]:
-            echo(f"  {line}")
+        print_last_lines(checked.log_tail)
     echo()
     for knob, written, arrived in checked.ignored:
         setting = checked.settings[knob]

@@ -27,8 +27,6 @@ _LINES = 3
 _LEAST = 0.001
 """Share of the memory that a file must have more or less to be shown."""
 
-_LOG_LINES = 15
-
 
 @click.command(
     "diff",
@@ -97,7 +95,8 @@ def command(  # noqa: PLR0913 - one argument for each option
 
 
 def _print(found: StackDifference) -> None:
-    from tuner.engine.program_runs import ROOM
+    from tuner.cli.emulated_text import print_last_lines
+    from tuner.engine.emulating import ROOM
 
     before, after = found.before, found.after
     changed = [
@@ -119,8 +118,8 @@ def _print(found: StackDifference) -> None:
         ["", "before", "after", "change"],
         [
             ("fits", _fits(before), _fits(after), ""),
-            *_sizes("device memory", *(_size(run, "device_bytes") for run in (before, after))),
-            *_sizes("allocated", *(_size(run, "peak_allocated_bytes") for run in (before, after))),
+            _sizes("device memory", before, after, "device_bytes"),
+            _sizes("allocated", before, after, "peak_allocated_bytes"),
             *_times(before, after),
         ],
         right=("before", "after", "change"),
@@ -133,9 +132,7 @@ def _print(found: StackDifference) -> None:
                 "times the memory, whose allocator keeps more"
             )
         if run.needed.ended in ("error", "crash"):
-            echo(f"\nthe program failed in {run.python}; its last lines:")
-            for line in run.log_tail.splitlines()[-_LOG_LINES:]:
-                echo(f"  {line}")
+            print_last_lines(run.log_tail, of=f"{name}: the program")
 
 
 def _fits(run: StackRun) -> str:
@@ -147,8 +144,9 @@ def _size(run: StackRun, name: str) -> int:
     return int(getattr(limiting, name)) if limiting is not None else 0
 
 
-def _sizes(label: str, before: int, after: int) -> list[tuple[str, ...]]:
-    return [(label, format_size(before), format_size(after), _change(before, after))]
+def _sizes(label: str, before: StackRun, after: StackRun, name: str) -> tuple[str, ...]:
+    sizes = _size(before, name), _size(after, name)
+    return label, *map(format_size, sizes), _change(*sizes)
 
 
 def _change(before: float, after: float) -> str:

@@ -20,6 +20,8 @@ from tuner.units import format_duration, format_size, significant
 _ROWS = 12
 """Lines of code that are shown; `--json` has more."""
 
+_LOG_LINES = 15
+
 _LEAST = 0.005
 """Share of the memory from which on a line is shown."""
 
@@ -60,6 +62,14 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
     )
     if use is not None and use.breakdown:
         _print_peak(found, use)
+
+
+def print_last_lines(log_tail: str, *, of: str = "the program") -> None:
+    """The end of what a program printed that failed."""
+    echo()
+    echo(f"{of}'s last lines:")
+    for line in log_tail.splitlines()[-_LOG_LINES:]:
+        echo(f"  {line}")
 
 
 def _gpu_text(found: Emulation) -> str:

@@ -29,7 +29,11 @@ from tuner.runner.processes import end_marked
 END_WITHIN_S = 10.0
 """What processes of a program get to disappear after they were killed."""
 
+ROOM = 8
+"""So many times the memory has the GPU on which the need of what does not fit is found out."""
+
 _POLL_S = 0.05
+_LOG_BYTES = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,25 @@ def emulate(
         settings=results[0]["settings"] if results else {},
         inputs=_inputs(results, time_of_step),
     )
+
+
+def emulate_roomy(
+    command: Sequence[str], gpu: Gpu, options: EmulateOptions, **how: Any
+) -> Emulation:
+    """The same on a GPU with `ROOM` times the memory, judged beside the memory that it really has.
+
+    For what a program needs that runs out of memory. `how` are further arguments of `emulate`.
+    """
+    larger = dataclasses.replace(gpu, memory_bytes=ROOM * gpu.memory_bytes)
+    margin_bytes = MemoryBudget.of(gpu.memory_bytes, options.margin_fraction).margin_bytes
+    found = emulate(command, larger, options, **how)
+    return dataclasses.replace(found, gpu=gpu, margin_bytes=margin_bytes)
+
+
+def log_tail(log: IO[bytes]) -> str:
+    """The end of what a program printed."""
+    log.seek(max(0, log.tell() - _LOG_BYTES))
+    return log.read().decode(errors="replace")
 
 
 def interpreter_of(program: str) -> str:

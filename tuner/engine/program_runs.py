@@ -9,18 +9,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.engine.emulating import EmulateOptions, Emulation, emulate, emulate_roomy, log_tail
 from tuner.errors import InputError
 from tuner.gpu import Gpu
 from tuner.program.changes import change
 from tuner.program.program import Program
 from tuner.program.running import runnable
 from tuner.program.settings import Setting, find_settings
-from tuner.records import KnobValue, MemoryBudget
+from tuner.records import KnobValue
 from tuner.runner.emulated_command import STEPS
-
-ROOM = 8
-"""So many times the memory has the GPU on which the need of what does not fit is found out."""
 
 AT_ONCE = 2
 """Programs that run side by side; each keeps about one processor busy."""
@@ -82,22 +79,18 @@ class ProgramRuns:
     def _emulate(self, program: Program, *, roomy: bool) -> Emulation:
         """One run, judged beside the memory that the GPU really has."""
         self.count += 1
-        gpu = self.gpu
-        if roomy:
-            gpu = dataclasses.replace(gpu, memory_bytes=ROOM * gpu.memory_bytes)
         options = EmulateOptions(
             gpus=self.gpus, steps=STEPS, seed=self.seed, margin_fraction=self.margin_fraction
         )
+        run = emulate_roomy if roomy else emulate
         with tempfile.TemporaryFile() as log, runnable(program, self.program) as command:
-            found = emulate(
-                command, gpu, options, output=log, stopped=self._stop.is_set, cwd=program.folder
+            found = run(
+                command,
+                self.gpu,
+                options,
+                output=log,
+                stopped=self._stop.is_set,
+                cwd=program.folder,
             )
-            log.seek(max(0, log.tell() - 4000))
-            self.log_tail = log.read().decode(errors="replace")
-        budget = MemoryBudget.of(self.gpu.memory_bytes, self.margin_fraction)
-        return dataclasses.replace(
-            found,
-            command=tuple(program.command),
-            gpu=self.gpu,
-            margin_bytes=budget.margin_bytes,
-        )
+            self.log_tail = log_tail(log)
+        return dataclasses.replace(found, command=tuple(program.command))

@@ -68,10 +68,8 @@ def _model(target: Target, record: TrialRecord) -> str:
 def _configuration(target: Target, configuration: Configuration) -> dict[str, Any]:
     """The knobs of the vocabulary with numbers, listed words and names of modules: no paths."""
     terms = SCHEMAS[target.space.workload].terms
-    values = {}
-    for name, value in configuration.to_dict().items():
-        term = terms.get(name)
-        is_word = isinstance(value, str)
-        if term is not None and (not is_word or value in term.allowed):
-            values[name] = value
-    return values
+    return {
+        name: value
+        for name, value in configuration.to_dict().items()
+        if name in terms and (not isinstance(value, str) or value in terms[name].allowed)
+    }

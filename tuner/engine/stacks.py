@@ -16,14 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from tuner.apply.source import PYTHON
-from tuner.engine.emulating import EmulatedAllocation, EmulateOptions, Emulation, emulate
-from tuner.engine.program_runs import ROOM
+from tuner.engine.emulating import (
+    EmulatedAllocation,
+    EmulateOptions,
+    Emulation,
+    emulate,
+    emulate_roomy,
+    log_tail,
+)
 from tuner.errors import InputError
 from tuner.gpu import Gpu
 from tuner.meanwhile import environment
 from tuner.program.program import read_program
 from tuner.program.running import runnable
-from tuner.records import MemoryBudget
 
 _PACKAGES = """
 import importlib.metadata, json
@@ -33,7 +38,6 @@ for each in importlib.metadata.distributions():  # of two that shadow each other
 print(json.dumps({name: version for name, version in found.items() if name}))
 """
 _ANSWER_WITHIN_S = 120.0
-_LOG_BYTES = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +138,8 @@ def _run(python: Path, program: Sequence[str], gpu: Gpu, options: EmulateOptions
     ):
         found = needed = emulate(command, gpu, options, output=log)
         if found.ended == "oom":
-            larger = dataclasses.replace(gpu, memory_bytes=ROOM * gpu.memory_bytes)
-            needed = emulate(command, larger, options, output=log)
-            margin = MemoryBudget.of(gpu.memory_bytes, options.margin_fraction).margin_bytes
-            needed = dataclasses.replace(needed, gpu=gpu, margin_bytes=margin)
-        log.seek(max(0, log.tell() - _LOG_BYTES))
-        tail = log.read().decode(errors="replace")
+            needed = emulate_roomy(command, gpu, options, output=log)
+        tail = log_tail(log)
     return StackRun(str(python), _packages(python), found, needed, tail)
 
 
