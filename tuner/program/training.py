@@ -30,6 +30,9 @@ DTYPES: Mapping[str, str] = {
 }
 """By the names that PyTorch has for them: tuner's."""
 
+EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
+"""What to do about a setting that is not predicted."""
+
 _MODEL_CLASSES = (
     "ForCausalLM",
     "ForConditionalGeneration",
@@ -139,6 +142,7 @@ _CALLS = {
     "prepare_model_for_kbit_training": "preparation",
     "get_peft_model": "adapted",
     "gradient_checkpointing_enable": "enabled",
+    "activation_checkpointing_enable": "enabled",
 }
 _OTHERS = ("FastLanguageModel", "FastModel", "Accelerator", "LightningModule", "deepspeed")
 """Names of libraries that train in ways of their own."""
