@@ -233,7 +233,7 @@ def exchange_of(
 def sharded_exchange(timeline: Timeline, micro_steps: int) -> Exchange:
     """The collectives of the second step of a trace, which has two micro-steps at most.
 
-    Every micro-step gathers weights; only the last one scatters gradients.
+    Every micro-step gathers weights; only the last one scatters gradients, before a sum of norms.
     """
     gathered = scattered = 0
     for name, size_bytes, mark in timeline.collectives:
@@ -243,7 +243,8 @@ def sharded_exchange(timeline: Timeline, micro_steps: int) -> Exchange:
         if "reduce_scatter" in name:
             scattered += size_bytes
         else:
-            gathered += size_bytes * (micro_steps - 1 if step.micro_step == 1 else 1)
+            repeats = step.micro_step == 1 and step.phase is not Phase.OPTIMIZER
+            gathered += size_bytes * (micro_steps - 1 if repeats else 1)
     return Exchange(gathered=gathered, scattered=scattered)
 
 
