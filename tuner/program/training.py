@@ -87,7 +87,8 @@ class Arguments:
     def where(self, name: str) -> str:
         """For people: "train.py:12 max_length"."""
         argument = self.values.get(name)
-        return f"{argument.where} {name}" if argument is not None else f"{self.title} {name}"
+        shown = f"{self.title}(...)" if name.isdigit() else name
+        return f"{argument.where} {shown}" if argument is not None else f"{self.title} {name}"
 
     def refuse(self, name: str, why: str) -> None:
         """Note that the value of `name` cannot be predicted."""
@@ -295,7 +296,7 @@ def _word(program: Program, script: Script, number: int, where: str) -> Argument
     names = [word for word, source in program.files.items() if source is script.source]
     at = program.command.index(names[0]) + number if names else len(program.command)
     if at < len(program.command):
-        return Argument(program.command[at], "the command line")
+        return Argument(typed(program.command[at], ""), "the command line")
     return Argument(None, where, f"is word {number} behind the script, and there is none")
 
 
