@@ -11,12 +11,8 @@ from benchmarks.several_gpus import CASES, MORE, Answer, Case, compare, rows, wr
 from tuner.engine.custom_workload import trial_job
 from tuner.engine.estimate import one_configuration
 from tuner.engine.measuring import emulating
-from tuner.engine.program_predictions import ProgramPredictions
-from tuner.engine.program_runs import ProgramRuns
 from tuner.estimators.predict import predict, resolve_subject
 from tuner.gpus import get_gpu
-from tuner.models.hollow import write_hollow
-from tuner.program.program import read_program
 from tuner.records import Configuration, Memory
 from tuner.runner.emulated import EmulatedRunner
 from tuner.units import MIB
@@ -79,54 +75,3 @@ def test_a_case_that_misses_or_fails_says_so_in_its_row() -> None:
 
 def test_twelve_cases_are_what_was_asked_for() -> None:
     assert len([ranks for case in CASES for ranks in case.ranks]) == 12
-
-
-LAUNCHED = """
-import sys
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import SFTConfig, SFTTrainer
-
-name = sys.argv[1]
-args = SFTConfig(
-    output_dir="out", per_device_train_batch_size=4, gradient_accumulation_steps=2, max_length=512,
-    bf16=True, max_steps=3, report_to="none",
-)
-SFTTrainer(
-    model=AutoModelForCausalLM.from_pretrained(name, dtype="bfloat16"), args=args,
-    processing_class=AutoTokenizer.from_pretrained(name),
-    train_dataset=Dataset.from_list([{"text": "word " * 1000}] * 64),
-).train()
-"""
-SHARDED = """
-distributed_type: FSDP
-num_machines: 1
-num_processes: 2
-mixed_precision: bf16
-fsdp_config:
-  fsdp_version: 2
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-"""
-
-
-@needs_emulator
-@pytest.mark.parametrize(
-    "launcher",
-    ["torchrun --standalone --nproc-per-node 2", "accelerate launch --config_file fsdp.yaml"],
-)
-def test_a_program_is_predicted_as_its_launcher_starts_it(
-    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(LAUNCHED)
-    Path("fsdp.yaml").write_text(SHARDED)
-    write_hollow("tiny-llama-3m", Path("model"))
-    program = read_program([*launcher.split(), "train.py", "model"])
-    gpu = get_gpu("h100_sxm")
-    predicted = ProgramPredictions(program, gpu).as_it_is().prediction.memory
-    with ProgramRuns(program, gpu, 2) as runs:
-        emulated = runs.as_it_is().limiting
-    assert emulated is not None, runs.log_tail
-    for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
-        sizes_of = getattr(predicted, name), getattr(emulated, name)
-        assert sizes_of[0] == pytest.approx(sizes_of[1], rel=0.02), name

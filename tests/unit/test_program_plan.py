@@ -285,5 +285,7 @@ def test_a_default_for_a_word_that_is_missing_is_followed(tmp_path, words, rank)
 
 
 def test_the_first_argument_of_a_call_has_the_name_of_the_call(tmp_path):
-    text = "model = AutoModelForCausalLM.from_pretrained('a' + NAME)\nSFTTrainer(model, SFTConfig())\n"
+    text = (
+        "model = AutoModelForCausalLM.from_pretrained('a' + NAME)\nSFTTrainer(model, SFTConfig())\n"
+    )
     assert "train.py:7 AutoModelForCausalLM.from_pretrained(...)" in refusals(tmp_path, text)
