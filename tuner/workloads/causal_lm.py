@@ -45,7 +45,10 @@ class CausalLMSession(ModelSession):
         embeddings = embedding_weights(model) if by_trainer else []
         super().__init__(model, settings, environment, embeddings=embeddings)
         self._settings: CausalLMSettings = settings
+        # While the weights have their shapes: ZeRO's third stage leaves none.
+        self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._ranks = ranks or Ranks.alone(model)
+        self._ranks.take(self.optimizer)
         self._images = images
         self._outputs: Any = None
         self._flops: StepFlops | None = None
@@ -90,11 +93,11 @@ class CausalLMSession(ModelSession):
     def _backward(self, loss: torch.Tensor) -> None:
         if self._batches is not None:
             self.loss = loss.detach()
-        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        self._ranks.backward(loss if self._scaler is None else self._scaler.scale(loss))
 
-    @property
-    def _vocab_size(self) -> int:
-        return int(self.model.get_input_embeddings().weight.shape[0])
+    def _update(self) -> None:
+        if not self._ranks.update():
+            super()._update()
 
     def _next_batch(self) -> dict[str, torch.Tensor]:
         """What the model is called with. A trace has no data, only its shapes."""
@@ -200,6 +203,7 @@ class CausalLM:
             environment,
             may_have_idle=may_have_idle,
             sharding=settings.sharding,
+            zero=settings.zero,
         )
         session = CausalLMSession(model, settings, environment, ranks, images)
         if isinstance(environment, Machine):

@@ -37,7 +37,7 @@ def build_model(model_config: Any, settings: CausalLMSettings, environment: Envi
     """
     if not isinstance(environment, Machine):
         model = _skeleton(model_config, settings)
-        if not settings.parallelism.is_sharded:
+        if not settings.parallelism.shares_weights:
             environment.materialize(model)
         model = _prepare(model, settings, environment, environment.device)
         model.train()
@@ -56,7 +56,7 @@ def build_model(model_config: Any, settings: CausalLMSettings, environment: Envi
 
 def _adapters_on(settings: CausalLMSettings, machine: Machine) -> str:
     """The device on which adapters are made: where they will be, or beside what will be sharded."""
-    if not settings.parallelism.is_sharded:
+    if not settings.parallelism.shares_weights:
         return machine.device
     return "meta" if machine.checkpoint is None else "cpu"
 
@@ -72,14 +72,14 @@ def _with_weights(
     """The model with its weights, and those of its layers whose weights are on the host."""
     if machine.checkpoint is None:
         model = _skeleton(model_config, settings, real=True)
-        if settings.parallelism.is_sharded:
+        if settings.parallelism.shares_weights:
             return model, []
         on_host = _offloaded(model, settings)
         machine.materialize(model, on_host)
         return model, on_host
 
     # What stays on the host, or is sharded, must not pass through a device too small for it.
-    first = "cpu" if settings.offload or settings.parallelism.is_sharded else machine.device
+    first = "cpu" if settings.offload or settings.parallelism.shares_weights else machine.device
     try:
         model = load_checkpoint(machine.checkpoint, model_config, settings, device=first)
     except (ValueError, ImportError) as error:

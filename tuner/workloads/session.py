@@ -91,6 +91,10 @@ class ModelSession(abc.ABC):
             with self._exchange(is_last=micro_step == micro_steps - 1):
                 self.micro_step(micro_step)
         self._environment.enter(Phase.OPTIMIZER, micro_steps)
+        self._update()
+
+    def _update(self) -> None:
+        """Clip, update, and forget the gradients."""
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
         elif self._settings.mixed_precision == "fp16":  # a trace

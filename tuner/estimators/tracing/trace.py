@@ -31,7 +31,7 @@ from tuner.estimators.tracing.timeline import Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
 from tuner.meanwhile import without_collection
 from tuner.records import Configuration, MemoryCategory, Phase
-from tuner.space.distributed_knobs import gpus_per_trial
+from tuner.space.distributed_knobs import Parallelism
 from tuner.workloads.base import Workload
 from tuner.workloads.known_values import KnownValues
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
@@ -123,7 +123,7 @@ def trace(
     """
     recorder, path, environment = _setup(model_config, configuration, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
-    ranks = gpus_per_trial(configuration)
+    parallelism = Parallelism.of(configuration)
     packages = _packages_on_meta(recorder, path)
     # Models of images and classifiers ask for values; those of text are traced faster without.
     asks = configuration.get("images", 0) or configuration.get("num_labels", 0)
@@ -131,7 +131,7 @@ def trace(
     with (
         without_collection(),
         model_faults(model_config),
-        fake_ranks(ranks, recorder.enter_stream),
+        fake_ranks(parallelism, recorder.enter_stream),
         packages,
         recorder,
         path,
@@ -275,8 +275,8 @@ def _label_trainable(recorder: Recorder, session: Any) -> None:
     category = MemoryCategory.WEIGHTS if is_full else MemoryCategory.ADAPTERS
 
     def label_gradient(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        recorder.label(parameter.grad, MemoryCategory.GRADIENTS, trainable[parameter])
+        if parameter.grad is not None:  # DeepSpeed has taken it already
+            recorder.label(parameter.grad, MemoryCategory.GRADIENTS, trainable[parameter])
 
     for parameter, name in trainable.items():
         recorder.label(parameter, category, name)
