@@ -183,7 +183,7 @@ def exchange_of(
     timeline: Timeline, gradient_bytes: Sequence[int], configuration: Configuration
 ) -> Exchange:
     """What the ranks of a traced step send each other."""
-    if Parallelism.of(configuration).strategy == "ddp":
+    if Parallelism.of(configuration).is_replicated:
         return Exchange(tuple(buckets_of(gradient_bytes)), tensors=len(gradient_bytes))
     return sharded_exchange(timeline, int(str(configuration.get("grad_accum", 1))))
 
@@ -191,17 +191,20 @@ def exchange_of(
 def sharded_exchange(timeline: Timeline, micro_steps: int) -> Exchange:
     """The collectives of the second step of a trace, which has two micro-steps at most.
 
-    Every micro-step gathers weights; only the last one scatters gradients.
+    The first of them stands for all but the last, which may send what the others do not. A sum
+    that all ranks get (all-reduce) is sent twice: scattered, and gathered.
     """
     gathered = scattered = 0
     for name, size_bytes, mark in timeline.collectives:
         step = timeline.marks[mark]
         if step.step != 1:
             continue
-        if "reduce_scatter" in name:
-            scattered += size_bytes
-        else:
-            gathered += size_bytes * (micro_steps - 1 if step.micro_step == 1 else 1)
+        in_first = step.micro_step == 0 and step.phase is not Phase.OPTIMIZER
+        size = size_bytes * (micro_steps - 1 if in_first and micro_steps > 1 else 1)
+        if "reduce" in name:
+            scattered += size
+        if "reduce_scatter" not in name:
+            gathered += size
     return Exchange(gathered=gathered, scattered=scattered)
 
 
@@ -219,7 +222,7 @@ class Exchange:
     `buckets` are gradients in the order in which backward fills them, once a step, from so many
     `tensors`.
     `gathered` are weights that each micro-step collects anew, and `scattered` gradients that
-    every rank keeps a share of, both under fsdp2.
+    every rank keeps a share of, both under fsdp2 and ZeRO.
     """
 
     buckets: tuple[int, ...] = ()

@@ -29,7 +29,7 @@ from tuner.gpu import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.models.positions import length_problem
 from tuner.records import Configuration, Memory, MemoryBudget, Prediction, Speed
-from tuner.space.distributed_knobs import GPUS_PER_TRIAL, Parallelism, gpus_per_trial
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL, Parallelism
 from tuner.space.schemas import unmodelled
 from tuner.workloads import get_workload, tokens_per_sample
 
@@ -138,7 +138,7 @@ def predict(
     )
     # DDP issues its own copies from C++, which costs no host time as the model's operators do.
     worked = (
-        traced if parallelism.strategy == "fsdp2" else _alone(traced, subject, configuration, gpu)
+        _alone(subject, configuration, gpu) if parallelism.is_replicated else traced
     )
     on_processor = gpu.compute_capability == PROCESSOR
     memory = peak_memory(
@@ -174,12 +174,10 @@ def predict(
     )
 
 
-def _alone(traced: Trace, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
-    """What a rank would do without the others: its own trace, where it has no others."""
+def _alone(subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
+    """What a rank would do without the others."""
     from tuner.estimators.compiler.deepening import trace_deep
 
-    if gpus_per_trial(configuration) == 1:
-        return traced
     return trace_deep(
         subject.workload,
         subject.model_config,

@@ -17,7 +17,6 @@ GPUS_PER_TRIAL = "gpus_per_trial"
 DISTRIBUTED = "distributed"
 RESHARD = "reshard_after_forward"
 REDUCE_BUCKET = "reduce_bucket_size"
-OFFLOAD_OPTIMIZER = "offload_optimizer"
 
 ZERO_STAGES: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 """Strategies that are stages of DeepSpeed's ZeRO."""
@@ -76,14 +75,6 @@ DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
         "for them beside its gradients, whatever the size of the model",
         default=REDUCE_BUCKET_ELEMENTS,
         minimum=1,
-        optional=True,
-    ),
-    KnobSchema(
-        OFFLOAD_OPTIMIZER,
-        "bool",
-        "under zero1 to zero3: master weights and optimizer state on the host, where the update "
-        "is computed",
-        default=False,
         optional=True,
     ),
 )

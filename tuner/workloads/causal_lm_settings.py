@@ -11,7 +11,6 @@ import torch
 from tuner.errors import InputError, Problem
 from tuner.records import Configuration
 from tuner.space.distributed_knobs import (
-    OFFLOAD_OPTIMIZER,
     REDUCE_BUCKET,
     REDUCE_BUCKET_ELEMENTS,
     Parallelism,
@@ -69,7 +68,6 @@ class CausalLMSettings:
     reshard_after_forward: bool
     grad_accum: int
     reduce_bucket_size: int
-    offload_optimizer: bool
     loader: LoaderSettings
 
     @classmethod
@@ -114,7 +112,6 @@ class CausalLMSettings:
             reshard_after_forward=bool(values.get("reshard_after_forward", True)),
             grad_accum=int(_number(values.get("grad_accum", 1))),
             reduce_bucket_size=int(_number(values.get(REDUCE_BUCKET, REDUCE_BUCKET_ELEMENTS))),
-            offload_optimizer=bool(values.get(OFFLOAD_OPTIMIZER, False)),
             loader=_loader(values),
         )
 
@@ -148,7 +145,6 @@ class CausalLMSettings:
             max_grad_norm=self.max_grad_norm,
             mixed_precision=self.mixed_precision,
             reduce_bucket_size=self.reduce_bucket_size,
-            offload_optimizer=self.offload_optimizer,
         )
 
     @property

@@ -31,22 +31,18 @@ class ZeroSettings:
     max_grad_norm: float
     mixed_precision: str
     reduce_bucket_size: int
-    offload_optimizer: bool
 
     def as_json(self) -> dict[str, Any]:
         """DeepSpeed's settings (`deepspeed_config`)."""
-        zero: dict[str, Any] = {
-            "stage": self.stage,
-            "reduce_bucket_size": self.reduce_bucket_size,
-        }
-        if self.offload_optimizer:
-            zero["offload_optimizer"] = {"device": "cpu"}
         return {
             "train_micro_batch_size_per_gpu": self.micro_batch,
             "gradient_accumulation_steps": self.grad_accum,
             "gradient_clipping": self.max_grad_norm,
             "bf16": {"enabled": self.mixed_precision == "bf16"},
-            "zero_optimization": zero,
+            "zero_optimization": {
+                "stage": self.stage,
+                "reduce_bucket_size": self.reduce_bucket_size,
+            },
             # As accelerate sets it where a program brings its optimizer.
             "zero_allow_untested_optimizer": True,
         }
