@@ -12,7 +12,7 @@ from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.messages import Report
 from tuner.runner.ranks import run_ranks
-from tuner.space.distributed_knobs import gpus_per_trial
+from tuner.space.distributed_knobs import Parallelism, gpus_per_trial
 from tuner.space.schemas import SCHEMAS
 from tuner.workloads.libraries import ASK_DRIVER, without_context
 
@@ -69,6 +69,8 @@ def measure_rank(
     from tuner.runner.measure import measure
 
     rank.settle()
+    if options.device == "cpu" and not Parallelism.of(configuration).is_replicated:
+        rank.give_back_freed()
     limit_bytes = options.memory_limit_bytes
     if limit_bytes is not None and options.device == "cpu":
         limit_bytes //= rank.count  # the ranks share one machine
