@@ -45,8 +45,6 @@ class CausalLMSession(ModelSession):
         embeddings = embedding_weights(model) if by_trainer else []
         super().__init__(model, settings, environment, embeddings=embeddings)
         self._settings: CausalLMSettings = settings
-        # While the weights have their shapes: ZeRO's third stage leaves none.
-        self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._ranks = ranks or Ranks.alone(model)
         self._ranks.take(self.optimizer)
         self._images = images
@@ -98,6 +96,11 @@ class CausalLMSession(ModelSession):
     def _update(self) -> None:
         if not self._ranks.update():
             super()._update()
+
+    @property
+    def _vocab_size(self) -> int:
+        weight = self.model.get_input_embeddings().weight
+        return int(getattr(weight, "ds_shape", weight.shape)[0])  # of DeepSpeed's, where shared
 
     def _next_batch(self) -> dict[str, torch.Tensor]:
         """What the model is called with. A trace has no data, only its shapes."""

@@ -25,6 +25,7 @@ from tuner.workloads.losses import use_loss
 from tuner.workloads.offload import decoder_layers, keep_on_host, move_all_but
 from tuner.workloads.quantized import QUANTIZED, quantize_linears
 from tuner.workloads.remarks import unadaptable
+from tuner.workloads.zero import share_weights
 
 
 def build_model(model_config: Any, settings: CausalLMSettings, environment: Environment) -> Any:
@@ -39,6 +40,7 @@ def build_model(model_config: Any, settings: CausalLMSettings, environment: Envi
         model = _skeleton(model_config, settings)
         if not settings.parallelism.shares_weights:
             environment.materialize(model)
+        _share_weights(model, settings, environment)
         model = _prepare(model, settings, environment, environment.device)
         model.train()
         return model
@@ -46,6 +48,7 @@ def build_model(model_config: Any, settings: CausalLMSettings, environment: Envi
     model, on_host = _with_weights(model_config, settings, environment)
     if settings.liger:
         apply_liger(model)
+    _share_weights(model, settings, environment)
     model = _prepare(model, settings, environment, _adapters_on(settings, environment))
     keep_on_host(on_host, environment.device)
     model.train()
@@ -54,9 +57,15 @@ def build_model(model_config: Any, settings: CausalLMSettings, environment: Envi
     return model
 
 
+def _share_weights(model: Any, settings: CausalLMSettings, environment: Environment) -> None:
+    """Under ZeRO's third stage, before there are adapters: as models are loaded for Trainer."""
+    if settings.parallelism.zero_stage and settings.parallelism.shares_weights:
+        share_weights(model, environment, settings.zero)
+
+
 def _adapters_on(settings: CausalLMSettings, machine: Machine) -> str:
     """The device on which adapters are made: where they will be, or beside what will be sharded."""
-    if not settings.parallelism.shares_weights:
+    if not settings.parallelism.is_sharded:
         return machine.device
     return "meta" if machine.checkpoint is None else "cpu"
 

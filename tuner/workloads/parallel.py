@@ -106,7 +106,7 @@ def distribute(
         return Ranks.alone(model)
     device = environment.device
     if parallelism.zero_stage:
-        return Ranks(model, parallelism, ZeroEngine(model, environment, zero))
+        return Ranks(model, parallelism, ZeroEngine(model, zero))
     if parallelism.is_sharded:
         called = shard(model, device, sharding)
         if any(parameter.is_meta for parameter in called.parameters()):

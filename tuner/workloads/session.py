@@ -18,7 +18,7 @@ from torch import nn
 from tuner.records import Phase
 from tuner.workloads.base import Counts, Environment, Machine
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
-from tuner.workloads.quantized import total_numel
+from tuner.workloads.quantized import total_numel, whole_numel
 from tuner.workloads.token_data import TokenBatches
 
 
@@ -57,7 +57,7 @@ class ModelSession(abc.ABC):
         self._settings = settings
         self._environment = environment
         self._trainable = [p for p in model.parameters() if p.requires_grad]
-        self.trainable_params = sum(p.numel() for p in self._trainable)
+        self.trainable_params = sum(map(whole_numel, self._trainable))
         self.total_params = total_numel(model)
         self.embeddings = embeddings
         self.optimizer = build_optimizer(settings.optimizer, self._trainable, embeddings)

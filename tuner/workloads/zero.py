@@ -59,36 +59,41 @@ def require_deepspeed() -> Any:
         ) from error
 
 
+def share_weights(model: nn.Module, environment: Environment, settings: ZeroSettings) -> None:
+    """Leave each rank its share of the weights, as `deepspeed.zero.Init` does for Trainer.
+
+    They are in the type that will run. A model on the meta device gets its weights in host memory
+    first, module by module; in a trace it gets them nowhere.
+    """
+    deepspeed = require_deepspeed()
+    if settings.mixed_precision == "bf16":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    if not isinstance(environment, Machine):
+        environment.materialize(nn.Module())
+    elif any(parameter.is_meta for parameter in model.parameters()):
+        environment.materialize(model, [m for m in model.modules() if not [*m.children()]])
+    deepspeed.zero.Init(module=model, config_dict_or_path=settings.as_json())
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(environment.device)
+
+
 class ZeroEngine:
     """DeepSpeed's engine around `model`, from when there is an optimizer on."""
 
-    def __init__(self, model: nn.Module, environment: Environment, settings: ZeroSettings) -> None:
+    def __init__(self, model: nn.Module, settings: ZeroSettings) -> None:
         self._deepspeed = require_deepspeed()
         self._model = model
-        self._environment = environment
         self._settings = settings
         self._engine: Any = None
 
     def take(self, optimizer: Any) -> Any:
         """Share model and optimizer between the ranks; what is called in the model's place."""
-        if self._settings.stage == 3:
-            self._make_room()
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         self._engine, *_ = self._deepspeed.initialize(
             model=self._model, optimizer=optimizer, config=self._settings.as_json()
         )
         return self._engine
-
-    def _make_room(self) -> None:
-        """A model that no device holds whole: in host memory, and in a trace nowhere yet.
-
-        Under `deepspeed.zero.Init`, which Trainer loads models in, each weight is on the device
-        for as long as it takes to share it.
-        """
-        if not isinstance(self._environment, Machine):
-            self._environment.materialize(nn.Module())
-        elif any(parameter.is_meta for parameter in self._model.parameters()):
-            self._environment.materialize(self._model, [self._model])
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         """Gradients, which the engine exchanges."""
