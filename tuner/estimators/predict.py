@@ -149,7 +149,9 @@ def predict(
     if on_processor and worked is not traced:
         # Not all that is resident in a step is so while DDP broadcasts.
         memory = replicated(memory, buckets_of(traced.gradient_bytes), gpu, profile)
-    memory = on_its_device(memory, gpu, profile)
+    memory = on_its_device(
+        memory, gpu, profile, gives_back=parallelism.ranks > 1 and not parallelism.is_replicated
+    )
     times = step_times(
         step_work(worked),
         gpu,

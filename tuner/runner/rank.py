@@ -7,7 +7,6 @@ own, so that all ranks stop at the same step and no GPU memory is taken for it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,12 +19,6 @@ from tuner.runner.deadline import LONGEST_S
 
 _WAIT = timedelta(seconds=2 * LONGEST_S)
 """A rank that hangs ends by the deadline of its trial: no library gives up before."""
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of malloc.h."""
-
-_THRESHOLD_BYTES = 128 * 1024
-"""What glibc begins with for both."""
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks find each other on this machine, and listen to nothing beyond it."""
@@ -53,18 +46,6 @@ class Rank:
             "LOCAL_WORLD_SIZE": str(self.count),
         }
         torch.set_num_threads(max(1, torch.get_num_threads() // self.count))
-
-    def give_back_freed(self) -> None:
-        """Let malloc give back to the kernel what was freed, as it does until it learns better.
-
-        glibc keeps ever larger blocks that a process frees and allocates again (mallopt(3),
-        M_MMAP_THRESHOLD, "dynamic"). FSDP2 and ZeRO do so with gathered weights and buckets, and
-        what they take would grow from step to step. Nothing happens with another C library.
-        """
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            for parameter in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
-                mallopt(parameter, _THRESHOLD_BYTES)
 
     def join(self, device: str) -> None:
         """Take part in the process group of the trial; waits for the others."""

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tuner.host import give_back_freed
 from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.messages import Report
@@ -67,10 +68,14 @@ def measure_rank(
 ) -> Measurement:
     """What one rank of several measures in this process, which it makes that rank."""
     from tuner.runner.measure import measure
+    from tuner.workloads.zero import require_deepspeed
 
     rank.settle()
-    if options.device == "cpu" and not Parallelism.of(configuration).is_replicated:
-        rank.give_back_freed()
+    parallelism = Parallelism.of(configuration)
+    if options.device == "cpu" and not parallelism.is_replicated:
+        give_back_freed()
+    if parallelism.zero_stage:
+        require_deepspeed()  # a library's pages are none of the training
     limit_bytes = options.memory_limit_bytes
     if limit_bytes is not None and options.device == "cpu":
         limit_bytes //= rank.count  # the ranks share one machine

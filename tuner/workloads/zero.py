@@ -48,8 +48,14 @@ class ZeroSettings:
         }
 
 
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
 def require_deepspeed() -> Any:
     """The package. Raises `UnavailableError` where it is not installed."""
+    # It sets the level of its logger while it is imported, and writes to stdout.
+    logging.getLogger("DeepSpeed").addFilter(_is_error)
     try:
         return importlib.import_module(PACKAGE)
     except ImportError as error:
@@ -89,7 +95,6 @@ class ZeroEngine:
 
     def take(self, optimizer: Any) -> Any:
         """Share model and optimizer between the ranks; what is called in the model's place."""
-        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         self._engine, *_ = self._deepspeed.initialize(
             model=self._model, optimizer=optimizer, config=self._settings.as_json()
         )
