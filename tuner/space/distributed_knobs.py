@@ -217,7 +217,7 @@ def _against_zero(
         yield f"fp16 under DeepSpeed is not predicted: use bf16; {emulate}"
     elif mixed == "no" and precision not in ("fp32", "tf32"):
         yield (
-            f"DeepSpeed refuses weights of {precision} without mixed precision (\"fp32 is enabled "
+            f'DeepSpeed refuses weights of {precision} without mixed precision ("fp32 is enabled '
             'but the following parameters have dtype that is not fp32"): set mixed_precision bf16'
         )
     if precision in ("nf4", "int8") and parallelism.shares_weights:

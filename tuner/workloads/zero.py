@@ -8,7 +8,6 @@ and told of the last micro-step.
 from __future__ import annotations
 
 import importlib
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +47,8 @@ class ZeroSettings:
         }
 
 
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
-
-
 def require_deepspeed() -> Any:
     """The package. Raises `UnavailableError` where it is not installed."""
-    # It sets the level of its logger while it is imported, and writes to stdout.
-    logging.getLogger("DeepSpeed").addFilter(_is_error)
     try:
         return importlib.import_module(PACKAGE)
     except ImportError as error:

@@ -18,19 +18,19 @@ from tuner.records import Memory, MemoryCategory
 
 
 def on_its_device(
-    memory: Memory, gpu: Gpu, profile: DeviceProfile | None, *, gives_back: bool = False
+    memory: Memory, gpu: Gpu, profile: DeviceProfile | None, *, pages_bytes: int | None = None
 ) -> Memory:
     """`memory` as it would be measured on `gpu`: of a processor, resident bytes throughout.
 
-    `memory` has what is live, and the context in `device_bytes`. Where the process `gives_back`
-    what it frees, nothing else grows with what is live.
+    `memory` has what is live, and the context in `device_bytes`. `pages_bytes` are all that is
+    resident beside it where the process gives back what it frees.
     """
     if gpu.compute_capability != PROCESSOR:
         return memory
     factor = profile.live_factor if profile is not None and profile.live_factor else 1.0
     beside = gpu.context_bytes
-    if gives_back and profile is not None and profile.pages_bytes is not None:
-        factor, beside = 1.0, profile.pages_bytes
+    if pages_bytes is not None:
+        factor, beside = 1.0, pages_bytes
     resident = round(memory.peak_allocated_bytes * factor) + beside
     breakdown = dict(memory.breakdown)
     breakdown[str(MemoryCategory.CONTEXT_AND_WORKSPACE)] += beside - gpu.context_bytes
@@ -41,8 +41,7 @@ def on_its_device(
         peak_reserved_bytes=resident,
         device_bytes=resident,
         phase_peak_bytes={
-            phase: round(live * factor) + beside
-            for phase, live in memory.phase_peak_bytes.items()
+            phase: round(live * factor) + beside for phase, live in memory.phase_peak_bytes.items()
         },
         breakdown=breakdown,
     )
