@@ -16,6 +16,7 @@ from tuner.estimators.parallel import (
     buckets_of,
     exchange_of,
     memory_of_rank,
+    pages_of,
     replicated,
     times_of_ranks,
 )
@@ -147,7 +148,7 @@ def predict(
     if on_processor and worked is not traced:
         # Not all that is resident in a step is so while DDP broadcasts.
         memory = replicated(memory, buckets_of(traced.gradient_bytes), gpu, profile)
-    memory = on_its_device(memory, gpu, profile, pages_bytes=_pages_of(profile, configuration))
+    memory = on_its_device(memory, gpu, profile, pages_bytes=pages_of(profile, configuration))
     times = step_times(
         step_work(worked),
         gpu,
@@ -170,20 +171,6 @@ def predict(
         parallelism=parallelism,
         unknown=times.unknown(0),
     )
-
-
-def _pages_of(profile: DeviceProfile | None, configuration: Configuration) -> int | None:
-    """What is resident beside the tensors of ranks on a processor that give back what they free.
-
-    None where they do not, and where the profile does not know.
-    """
-    parallelism = Parallelism.of(configuration)
-    keeps = parallelism.ranks == 1 or parallelism.is_replicated
-    if keeps or profile is None or profile.pages_bytes is None:
-        return None
-    is_wide = configuration["precision"] in ("fp32", "tf32")
-    mixed = configuration.get("mixed_precision", "no")
-    return profile.pages_bytes.get("fp32" if is_wide and mixed == "no" else "bf16")
 
 
 def _alone(subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:

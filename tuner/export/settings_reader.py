@@ -100,7 +100,7 @@ class SettingsReader:
 
     @property
     def parallelism(self) -> Parallelism:
-        """How ranks share the work. The launcher is told of their number, and of most strategies."""
+        """How ranks share the work; their number, and most strategies, are the launcher's."""
         found = Parallelism.of(self._values)
         if found.ranks > 1:
             self.leave(GPUS_PER_TRIAL, "belongs to the launcher: one process a GPU")

@@ -68,14 +68,13 @@ def measure_rank(
 ) -> Measurement:
     """What one rank of several measures in this process, which it makes that rank."""
     from tuner.runner.measure import measure
-    from tuner.workloads.zero import require_deepspeed
+    from tuner.workloads.parallel import import_strategy
 
     rank.settle()
     parallelism = Parallelism.of(configuration)
     if options.device == "cpu" and not parallelism.is_replicated:
         give_back_freed()
-    if parallelism.zero_stage:
-        require_deepspeed()  # a library's pages are none of the training
+    import_strategy(parallelism)
     limit_bytes = options.memory_limit_bytes
     if limit_bytes is not None and options.device == "cpu":
         limit_bytes //= rank.count  # the ranks share one machine

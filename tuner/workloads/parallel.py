@@ -8,6 +8,7 @@ in a trace.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +21,7 @@ from torch import nn
 from tuner.space.distributed_knobs import BUCKET_CAP_MIB, Parallelism
 from tuner.workloads.base import Environment
 from tuner.workloads.sharding import Sharding, shard
-from tuner.workloads.zero import ZeroEngine, ZeroSettings
+from tuner.workloads.zero import ZeroEngine, ZeroSettings, require_deepspeed
 
 
 @runtime_checkable
@@ -85,6 +86,18 @@ class Ranks:
             contextlib.nullcontext() if is_last else self.called.no_sync()
         )
         return context
+
+
+def import_strategy(parallelism: Parallelism) -> None:
+    """Import the libraries that share a model between ranks, before memory is counted.
+
+    Raises `UnavailableError` where DeepSpeed is asked for and not installed.
+    """
+    if parallelism.zero_stage:
+        require_deepspeed()
+    elif parallelism.is_sharded:
+        for name in ("torch.distributed.fsdp", "accelerate.utils.fsdp_utils"):
+            importlib.import_module(name)
 
 
 def distribute(

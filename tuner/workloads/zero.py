@@ -1,8 +1,8 @@
 """DeepSpeed's ZeRO: its engine takes the model and its optimizer, and does the update itself.
 
 The engine is asked for as accelerate does it for Trainer (`Accelerator._prepare_deepspeed` and
-`DeepSpeedEngineWrapper.backward`, accelerate 1.15): with an optimizer of PyTorch's or bitsandbytes',
-and told of the last micro-step.
+`DeepSpeedEngineWrapper.backward`, accelerate 1.15): with an optimizer of PyTorch's or of
+bitsandbytes, and told of the last micro-step.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def require_deepspeed() -> Any:
     except ImportError as error:
         raise UnavailableError(
             f"ZeRO is DeepSpeed's, which is not here: {error}",
-            hint="pip install deepspeed",
+            hint="pip install deepspeed; a program of yours can be emulated (tuner emulate)",
         ) from error
 
 
