@@ -101,6 +101,7 @@ def test_traces_of_deepspeed_leave_nothing_behind(subject: Subject) -> None:
     assert under(subject, "zero3", lora_rank=8, lora_targets=("q_proj",)).memory == first.memory
 
 
+@pytest.mark.slow
 @needs_deepspeed
 @needs_emulator
 @pytest.mark.parametrize("stage", [2, 3])
@@ -113,6 +114,7 @@ def test_a_rank_is_predicted_as_deepspeed_trains_it(stage: int, tmp_path: Path) 
     assert answer.holds, answer.line
 
 
+@pytest.mark.slow
 @needs_deepspeed
 @needs_emulator
 def test_two_ranks_of_deepspeed_take_what_is_predicted_of_one() -> None:

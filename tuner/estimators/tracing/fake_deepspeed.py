@@ -84,7 +84,7 @@ def _accelerator(streams: Any) -> Any:
     return MetaAccelerator()
 
 
-class _ShapesOnly(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _ShapesOnly(TorchFunctionMode):
     """Leaves out of the trace what DeepSpeed itself keeps without data: the shapes of weights."""
 
     def __torch_function__(

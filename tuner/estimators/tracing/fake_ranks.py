@@ -143,6 +143,7 @@ def _sharding_on_meta(streams: _Streams) -> Iterator[None]:
         group = _fsdp_param_group.FSDPParamGroup
         stack.enter_context(mock.patch.object(group, "_validate_no_meta_params"))
         # Asked for where a gathered layer was not used; it would look for a device.
-        patch = mock.patch.object(torch.accelerator, "current_stream", streams.current_stream)
-        stack.enter_context(patch)
+        stack.enter_context(
+            mock.patch.object(torch.accelerator, "current_stream", streams.current_stream)
+        )
         yield
