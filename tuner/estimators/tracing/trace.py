@@ -45,7 +45,7 @@ class Trace:
 
     The first step has one micro-step and creates the optimizer state. The second has two
     where gradients accumulate: the second of them runs with all gradients in memory, as do
-    all further ones.
+    all further ones. Under DeepSpeed the first step has two as well.
     """
 
     timeline: Timeline
@@ -140,7 +140,8 @@ def trace(
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         with named_modules(recorder, session.model):
-            session.optimizer_step(1)
+            # DeepSpeed keeps buffers from one micro-step to the next, which leave their gaps.
+            session.optimizer_step(2 if accumulates and parallelism.zero_stage else 1)
             _label_optimizer_state(recorder, session.optimizer)
             environment.optimizer_step = 1
             session.optimizer_step(2 if accumulates else 1)
