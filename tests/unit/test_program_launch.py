@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tuner.engine.measuring import gpus_of_trials
 from tuner.errors import InputError
 from tuner.program.launch import Launch, read_launch
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
+from tuner.program.settings import find_settings
+from tuner.program.space_text import knobs_of, space_text
+from tuner.space import load_space
 
 SFT = """\
 from trl import SFTConfig, SFTTrainer
@@ -185,3 +189,21 @@ def test_the_newer_word_for_checkpointing_is_read(tmp_path):
     plan = planned(tmp_path, "python", arguments=arguments)
     assert plan.configuration["use_reentrant"] is True
     assert not plan.left_out
+
+
+def test_the_space_of_a_program_keeps_the_batch_of_all_ranks(tmp_path, config):
+    arguments = "per_device_train_batch_size=4, gradient_accumulation_steps=2"
+    (tmp_path / "train.py").write_text(SFT.format(arguments))
+    words = ("accelerate", "launch", "--config_file", "fsdp.yaml", "train.py")
+    program = read_program(words, tmp_path, is_run=False)
+    settings = find_settings(program)
+    knobs = knobs_of(program, settings, {}, ["micro_batch=1,2,4"])
+    text = space_text("mine", program, words, settings, {}, knobs, fits=True)
+    (tmp_path / "mine.yaml").write_text(text)
+    space = load_space(str(tmp_path / "mine.yaml"))
+    assert "description: settings of train.py" in text
+    assert gpus_of_trials(space) == 4
+    found = list(space.configurations())
+    assert [(c["micro_batch"], c["grad_accum"]) for c in found] == [(1, 8), (2, 4), (4, 2)]
+    assert space.command is not None
+    assert [space.command.samples(c) for c in found] == [32, 32, 32]

@@ -17,7 +17,6 @@ from tuner.cli.options import (
 from tuner.engine.margin import parse_margin
 from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, UnavailableError
 from tuner.gpus import get_gpu
-from tuner.program.launch import read_launch
 from tuner.program.program import read_program
 from tuner.space import parse_settings
 from tuner.terminal.render import echo, print_json
@@ -113,9 +112,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         checked = predicted()
     else:
         try:
-            read = read_program(program)
-            started = gpus or read_launch(read).processes or 1
-            with ProgramRuns(read, gpu, started, margin_fraction, seed) as runs:
+            with ProgramRuns(read_program(program), gpu, gpus, margin_fraction, seed) as runs:
                 checked = check_program(runs, improve=improve, report=report)
         except UnavailableError as error:
             _say(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")
