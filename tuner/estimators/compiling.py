@@ -124,7 +124,9 @@ def in_forks(
         initializer=_set_subject,
         initargs=(subject,),
     ) as pool:
-        futures = {pool.submit(_in_worker, function, *pair): pair for pair in items}
+        futures = {
+            pool.submit(_in_worker, function, item, known): (item, known) for item, known in items
+        }
         left = []
         try:
             for future in concurrent.futures.as_completed(futures):
