@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tuner.engine.measuring import gpus_of_trials
 from tuner.errors import InputError
+from tuner.models.catalogue import resolve_config
 from tuner.program.launch import Launch, read_launch
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
@@ -165,13 +168,13 @@ def test_fsdp_of_training_arguments_is_read(tmp_path):
         (("torchrun", "--nnodes", "2", "--nproc-per-node=8"), "", "one machine is predicted"),
         (("torchrun", "--nproc-per-node=some"), "", "'some'"),
         (("accelerate", "launch", "--use_fsdp", "--num_processes=2"), "", "FSDP1"),
-        (("accelerate", "launch", "--use_deepspeed", "--num_processes=2"), "", "DeepSpeed"),
+        (("accelerate", "launch", "--use_megatron_lm", "--num_processes=2"), "", "Megatron"),
         (("accelerate", "launch", "--num_processes=2", "--dynamo_backend=inductor"), "", "compile"),
         (("accelerate", "launch", "--config_file", "gone.yaml"), "", "gone.yaml: cannot be read"),
         (("torchrun", "--nproc-per-node=2"), "fsdp='full_shard offload'", "offload of weights"),
         (("torchrun", "--nproc-per-node=2"), "fsdp='hybrid_shard'", "hybrid_shard"),
         (("torchrun", "--nproc-per-node=2"), "fsdp=True, fsdp_config='a.json'", "a.json"),
-        (("python",), "fsdp=True", "shards over one process"),
+        (("python",), "fsdp=True", "fsdp2: is of one process"),
     ],
 )
 def test_what_is_not_predicted_is_refused_with_its_name(tmp_path, config, words, arguments, said):
@@ -219,3 +222,59 @@ def test_the_space_of_a_program_keeps_the_batch_of_all_ranks(tmp_path, config):
     assert [(c["micro_batch"], c["grad_accum"]) for c in found] == [(1, 8), (2, 4), (4, 2)]
     assert space.command is not None
     assert [space.command.samples(c) for c in found] == [32, 32, 32]
+
+
+ZERO = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}
+
+
+def with_zero(folder: Path, **settings: object) -> None:
+    zero = {**ZERO["zero_optimization"], **settings}
+    (folder / "ds.json").write_text(json.dumps({**ZERO, "zero_optimization": zero}))
+
+
+def test_the_file_of_deepspeed_says_which_stage_it_is(tmp_path):
+    with_zero(tmp_path, reduce_bucket_size=2e8, contiguous_gradients=True)
+    plan = planned(tmp_path, "deepspeed", "--num_gpus=2", arguments="deepspeed='ds.json'")
+    found = plan.configuration
+    assert (found["distributed"], found["gpus_per_trial"]) == ("zero2", 2)
+    assert (found["reduce_bucket_size"], plan.left_out) == (200_000_000, ())
+
+
+def test_a_bucket_that_trainer_fills_in_is_the_square_of_the_hidden_size(tmp_path):
+    with_zero(tmp_path, reduce_bucket_size="auto")
+    plan = planned(tmp_path, "torchrun", "--nproc-per-node=2", arguments="deepspeed='ds.json'")
+    hidden = resolve_config("tiny-llama-3m").hidden_size
+    assert plan.configuration["reduce_bucket_size"] == hidden**2
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_accelerate_tells_deepspeed_its_stage(tmp_path, config, stage):
+    zero = {"zero_stage": stage, "offload_optimizer_device": "none", "zero3_init_flag": False}
+    told = {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": zero}
+    config.write_text(yaml.safe_dump(told))
+    plan = planned(tmp_path, "accelerate", "launch", "--config_file", "fsdp.yaml")
+    assert plan.configuration["distributed"] == f"zero{stage}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"stage": 0}, "zero_optimization.stage: is 0"),
+        ({"overlap_comm": True}, "overlap_comm: is True; predicted is False"),
+        ({"stage": 3, "stage3_prefetch_bucket_size": "auto"}, "prefetch_bucket_size: is auto"),
+        ({"offload_optimizer": {"device": "cpu"}}, "offload_optimizer.device: is cpu"),
+        ({"zero_quantized_weights": True}, "zero_quantized_weights: is True; not predicted"),
+    ],
+)
+def test_what_of_deepspeed_is_not_predicted_is_refused(tmp_path, settings, said):
+    with_zero(tmp_path, **settings)
+    words = ("torchrun", "--nproc-per-node=2")
+    assert said in refusals(tmp_path, *words, arguments="deepspeed='ds.json'")
+
+
+def test_deepspeeds_own_optimizer_and_other_types_are_refused(tmp_path):
+    told = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW"}}
+    (tmp_path / "ds.json").write_text(json.dumps(told))
+    text = refusals(tmp_path, "torchrun", "--nproc-per-node=2", arguments="deepspeed='ds.json'")
+    assert "DeepSpeed's own optimizer" in text
+    assert "bf16: is not enabled" in text

@@ -158,7 +158,7 @@ def test_plain_training_arguments_keep_their_own_defaults_with_sft(tmp_path):
         (SFT.format("optim='galore_adamw'", ""), "optim: is galore_adamw"),
         (SFT.format("**settings", ""), "has **settings"),
         (SFT.format("max_length=rows // 2", ""), "max_length: is rows // 2, which cannot be read"),
-        (SFT.format("deepspeed='z3.json'", ""), "deepspeed: training with DeepSpeed"),
+        (SFT.format("deepspeed='z3.json'", ""), "z3.json: cannot be read"),
         (SFT.format("", "peft_config=LoraConfig(rank_pattern={'q': 4})"), "ranks that differ"),
         (SFT.format("", "peft_config=IA3Config()"), "not predicted: lora with lora_rank 1"),
         (SFT.format("", "") + "\n" + SFT.format("", ""), "several calls like SFTTrainer"),

@@ -17,8 +17,9 @@ from tuner.errors import Problem
 from tuner.program.arguments import EMULATE, values_of_files, values_of_words
 from tuner.program.program import Program, file_in
 from tuner.program.reads import opened
+from tuner.program.zero_file import zero_knobs, zero_of_file
 from tuner.records import KnobValue
-from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, RESHARD
+from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, REDUCE_BUCKET, RESHARD
 
 _START_RANKS = ("Axolotl", "LLaMA-Factory")
 """Tools whose command starts a process on each GPU that there is."""
@@ -121,7 +122,6 @@ _KINDS = {
 """accelerate's `distributed_type`, and the option that says the same."""
 
 _NOT_PREDICTED = {
-    "use_deepspeed": "training with DeepSpeed",
     "use_megatron_lm": "training with Megatron-LM",
     "use_parallelism_config": "tensor or context parallelism",
     "cpu": "training on a processor",
@@ -143,20 +143,8 @@ def _trl(program: Program) -> Launch:
 
 def _accelerate(program: Program, options: dict[str, Any]) -> Launch:
     """`accelerate launch`: what its options say counts more than its configuration file."""
-    own = {name for name in (*_KINDS.values(), "cpu") if name in options}
     launch = Launch(processes=None)
-    for name, value in _configured(program, options.get("config_file"), launch).items():
-        if name == "distributed_type":
-            kind = _KINDS.get(str(value))
-            if kind is None:
-                text = f"is {value}, and is predicted as {', '.join(_KINDS)}: {EMULATE}"
-                launch.problems.append(Problem(text, "accelerate's distributed_type"))
-            elif kind and not own:
-                options[kind] = True
-            elif not kind and not own:
-                options.setdefault("num_processes", 1)
-        else:
-            options.setdefault(name, value)
+    options = _with_file(program, options, launch)
     if "num_processes" in options:
         name = "accelerate's num_processes"
         launch.processes = _whole(launch, name, str(options["num_processes"]))
@@ -169,6 +157,9 @@ def _accelerate(program: Program, options: dict[str, Any]) -> Launch:
     for name, what in _NOT_PREDICTED.items():
         if is_true(options.get(name)):
             launch.problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{name}"))
+    if is_true(options.get("use_deepspeed")):
+        launch.knobs, problems = _deepspeed_of(program, options)
+        launch.problems += problems
     if is_true(options.get("use_fsdp")):
         settings = {
             name.removeprefix("fsdp_"): value
@@ -179,6 +170,35 @@ def _accelerate(program: Program, options: dict[str, Any]) -> Launch:
         launch.knobs, problems = sharding(defaults, "accelerate's fsdp")
         launch.problems += problems
     return launch
+
+
+def _with_file(program: Program, options: dict[str, Any], launch: Launch) -> dict[str, Any]:
+    """The options, with those of accelerate's file for what they leave open."""
+    own = {name for name in (*_KINDS.values(), "cpu") if name in options}
+    values = _configured(program, options.get("config_file"), launch)
+    kind = str(values.pop("distributed_type", "NO"))
+    found = {**values, **options}
+    if kind not in _KINDS:
+        text = f"is {kind}, and is predicted as {', '.join(_KINDS)}: {EMULATE}"
+        launch.problems.append(Problem(text, "accelerate's distributed_type"))
+    elif _KINDS[kind] and not own:
+        found[_KINDS[kind]] = True
+    elif values and not own:
+        found.setdefault("num_processes", 1)
+    return found
+
+
+def _deepspeed_of(
+    program: Program, options: Mapping[str, Any]
+) -> tuple[dict[str, KnobValue], list[Problem]]:
+    """What accelerate tells DeepSpeed, by itself or with a file of its settings."""
+    file = options.get("deepspeed_config_file")
+    if file is not None:
+        return zero_of_file(program.folder / str(file))
+    settings = {"stage": int(str(options.get("zero_stage", 2)))}
+    for name in ("offload_optimizer", "offload_param"):
+        settings[f"{name}.device"] = options.get(f"{name}_device", "none")
+    return zero_knobs(settings, "accelerate's deepspeed_config")
 
 
 def _configured(program: Program, named: str | None, launch: Launch) -> dict[str, Any]:
@@ -206,6 +226,8 @@ def _configured(program: Program, named: str | None, launch: Launch) -> dict[str
                 values[name] = place.value
             case ("fsdp_config", str(name)):
                 values[f"fsdp_{name.removeprefix('fsdp_')}"] = place.value
+            case ("deepspeed_config", str(name)):
+                values[name] = place.value
             case ("dynamo_config", str(name)):
                 values[f"dynamo_{name.removeprefix('dynamo_')}"] = place.value
             case ("parallelism_config", _):
@@ -271,10 +293,11 @@ def _machines(launch: Launch, where: str, text: str) -> None:
 def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) -> dict[str, Any]:
     """Knobs of the ranks: those of the launcher, and of the program's `own` where it says more.
 
-    Empty on one GPU. FSDP in one process shards nothing, and is a problem.
+    Empty on one GPU. FSDP or ZeRO in one process shares nothing, and is a problem.
     """
     ranks = launch.on(gpus)
-    knobs = {**launch.knobs, **{name: own[name] for name in (DISTRIBUTED, RESHARD) if name in own}}
+    said = {name: own[name] for name in (DISTRIBUTED, RESHARD, REDUCE_BUCKET) if name in own}
+    knobs = {**launch.knobs, **said}
     both = own.get("gradient_checkpointing") and knobs.get("gradient_checkpointing")
     if both:
         text = "and the trainer's own checkpointing are both true, which the trainer refuses"
@@ -282,6 +305,6 @@ def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) ->
     if ranks > 1:
         return {**knobs, GPUS_PER_TRIAL: ranks, DISTRIBUTED: knobs.get(DISTRIBUTED, "ddp")}
     if DISTRIBUTED in knobs:
-        text = "shards over one process: start it with torchrun or accelerate launch"
-        launch.problems.append(Problem(text, "FSDP"))
+        text = "is of one process: start it with torchrun or accelerate launch"
+        launch.problems.append(Problem(text, str(knobs[DISTRIBUTED])))
     return {}

@@ -18,8 +18,9 @@ from tuner.program.program import Program
 from tuner.program.settings import find_settings
 from tuner.program.trainers.behaviour import PEFT_DEFAULT, STORED, Behaviour, Planned
 from tuner.program.training import DTYPES, ProgramTraining, read_training
+from tuner.program.zero_file import AUTO, zero_of_file
 from tuner.records import Configuration, KnobValue
-from tuner.space.distributed_knobs import DISTRIBUTED, Parallelism, gpus_per_trial
+from tuner.space.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, Parallelism, gpus_per_trial
 from tuner.space.schemas import SCHEMAS
 
 WORKLOAD = "causal_lm"
@@ -121,7 +122,12 @@ def _started(
     """Knobs that the way in which the program is started decides."""
     found = training.found
     launch = read_launch(program)
-    knobs = ranks_and_knobs(launch, planned.knobs, gpus)
+    own = planned.knobs
+    if file := training["arguments"].take("deepspeed", quietly=True):
+        zero, problems = zero_of_file(program.folder / str(file))
+        own = {**own, **zero}
+        found.problems += problems
+    knobs = ranks_and_knobs(launch, own, gpus)
     found.problems += launch.problems
     if knobs.get(DISTRIBUTED) == "fsdp2" and planned.knobs.get("precision") == "nf4":
         _require_packing(training["quantization"])
@@ -178,11 +184,14 @@ def _beside(program: Program, model: str | None) -> str | None:
 
 
 def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """What the model decides, in place of `STORED` and `PEFT_DEFAULT`."""
+    """What the model decides, in place of `STORED`, `PEFT_DEFAULT` and `AUTO`."""
     values = dict(knobs)
     for name in ("precision", "compute_dtype"):
         if values.get(name) == STORED:
             values[name] = _stored_dtype(model, name)
+    if values.get(REDUCE_BUCKET) == AUTO:
+        # As Trainer fills it in (`trainer_config_finalize`).
+        values[REDUCE_BUCKET] = resolve_config(model).get_text_config().hidden_size ** 2
     if values.get("lora_targets") == PEFT_DEFAULT:
         values["lora_targets"] = _default_targets(model)
     return values

@@ -154,7 +154,6 @@ def optimizer(arguments: Arguments, name: str, default: str) -> str:
 
 _NOT_PREDICTED = {
     "use_liger_kernel": "what Liger's kernels take",
-    "deepspeed": "training with DeepSpeed",
     "torch_compile": "what compiled code takes",
     "activation_offloading": "offloading of activations",
     "label_smoothing_factor": "a loss with label smoothing",
@@ -170,6 +169,7 @@ WITHOUT_MEMORY = (
     "include", "project", "trackio", "wandb", "use_cpu", "shuffle", "eos_token", "chat_template",
     "assistant_only", "completion_only", "val_", "test_", "train_dataset", "processing_class",
     "tokenizer", "callbacks", "beta", "formatting", "compute_metrics", "average_tokens", "jit_mode",
+    "deepspeed",
 )  # fmt: skip
 """Beginnings of names that have no part in the memory and time of a training step."""
 

@@ -1,0 +1,95 @@
+"""DeepSpeed's settings, as Trainer reads them from a file and accelerate from its own.
+
+Read from transformers 5.23 (integrations/deepspeed.py), accelerate 1.15 (`DeepSpeedPlugin`) and
+DeepSpeed 0.19 (runtime/zero/config.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import Problem
+from tuner.program.arguments import EMULATE, values_of_files
+from tuner.program.reads import opened
+from tuner.records import KnobValue
+from tuner.space.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, ZERO_STAGES
+
+AUTO = "auto"
+"""In place of a number: Trainer fills it in."""
+
+_ZERO = "zero_optimization"
+_STRATEGIES = {stage: name for name, stage in ZERO_STAGES.items()}
+_DEFAULTS: Mapping[str, object] = {
+    "allgather_partitions": True,
+    "allgather_bucket_size": 500_000_000,
+    "contiguous_gradients": True,
+    "reduce_scatter": True,
+    "round_robin_gradients": False,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "sub_group_size": 1_000_000_000,
+}
+"""What a prediction has of these: another value is refused."""
+
+_WITHOUT_MEMORY = ("stage3_gather_16bit_weights_on_model_save", "ignore_unused_parameters")
+
+
+def zero_of_file(path: Path) -> tuple[dict[str, KnobValue], list[Problem]]:
+    """Knobs of the file that `deepspeed` of TrainingArguments names; and what cannot be predicted.
+
+    `reduce_bucket_size` may be `AUTO`.
+    """
+    source = opened(path)
+    if source is None:
+        return {}, [Problem("cannot be read: expected DeepSpeed's settings in JSON", str(path))]
+    said = {name: found.value for name, found in values_of_files([source]).items()}
+    problems = []
+    if "optimizer.type" in said and said.get("optimizer.params.torch_adam") is not True:
+        text = f"is DeepSpeed's own optimizer, which is not predicted: {EMULATE}"
+        problems.append(Problem(text, f"{path} optimizer"))
+    if said.get("bf16.enabled") not in (True, AUTO):
+        text = f"is not enabled, and other types are not predicted under DeepSpeed: {EMULATE}"
+        problems.append(Problem(text, f"{path} bf16"))
+    inner = f"{_ZERO}."
+    settings = {
+        name.removeprefix(inner): value for name, value in said.items() if name.startswith(inner)
+    }
+    knobs, more = zero_knobs(settings, f"{path} {_ZERO}")
+    return knobs, [*problems, *more]
+
+
+def zero_knobs(
+    settings: Mapping[str, Any], where: str
+) -> tuple[dict[str, KnobValue], list[Problem]]:
+    """Knobs of `zero_optimization`; and what of it is not predicted."""
+    stage = settings.get("stage", 0)
+    if stage not in _STRATEGIES:
+        text = f"is {stage}, and {', '.join(map(str, _STRATEGIES))} are predicted: {EMULATE}"
+        return {}, [Problem(text, f"{where}.stage")]
+    problems = []
+    defaults = {**_DEFAULTS, "overlap_comm": stage == ZERO_STAGES["zero3"]}
+    for name, value in settings.items():
+        if name in ("stage", REDUCE_BUCKET, *_WITHOUT_MEMORY) or name in _moved(settings):
+            continue
+        if value != defaults.get(name, value if name.endswith(".pin_memory") else None):
+            known = f"predicted is {defaults[name]}" if name in defaults else "not predicted"
+            problems.append(Problem(f"is {value}; {known}: {EMULATE}", f"{where}.{name}"))
+    knobs: dict[str, KnobValue] = {DISTRIBUTED: _STRATEGIES[stage]}
+    if REDUCE_BUCKET in settings:
+        size = settings[REDUCE_BUCKET]
+        knobs[REDUCE_BUCKET] = AUTO if size == AUTO else int(float(size))
+    return knobs, problems
+
+
+def _moved(settings: Mapping[str, Any]) -> set[str]:
+    """The settings of what would be on the host, and is not: `offload_optimizer.device: none`."""
+    off = {
+        name
+        for name in ("offload_optimizer", "offload_param")
+        if str(settings.get(f"{name}.device", "none")).lower() == "none"
+    }
+    return {key for key in settings if key.partition(".")[0] in off}
