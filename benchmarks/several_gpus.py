@@ -120,6 +120,7 @@ MORE = (
     Case("all weights, two micro-steps", grad_accum=2, ranks=(4,)),
     Case("accelerate: all weights, bf16", accelerate=True, ranks=(2, 8)),
     Case("accelerate: all weights, mixed", mixed=True, accelerate=True, ranks=(2, 8)),
+    Case("accelerate: LoRA, mixed", lora_rank=16, mixed=True, accelerate=True, ranks=(2,)),
     Case(
         "accelerate: LoRA, mixed, checkpointed",
         lora_rank=16,

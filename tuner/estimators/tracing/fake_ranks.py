@@ -122,4 +122,7 @@ def _sharding_on_meta(streams: _Streams) -> Iterator[None]:
             stack.enter_context(patch)
         group = _fsdp_param_group.FSDPParamGroup
         stack.enter_context(mock.patch.object(group, "_validate_no_meta_params"))
+        # Asked for when backward has gathered what it then does not need: a frozen embedding.
+        accelerator = mock.patch.object(torch.accelerator, "current_stream", streams.current_stream)
+        stack.enter_context(accelerator)
         yield
