@@ -55,7 +55,9 @@ def by_hand(model):
     policy = MixedPrecisionPolicy()
     if settings.mixed:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    mesh = dist.init_device_mesh("cuda", (settings.ranks,))
+    copies = settings.ranks // settings.group
+    shape = (settings.ranks,) if copies == 1 else (copies, settings.group)
+    mesh = dist.init_device_mesh("cuda", shape)
     decoder = model.get_base_model().model if settings.lora_rank else model.model
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.reshard)
@@ -67,8 +69,10 @@ def by_hand(model):
 
 def by_accelerate(model):
     """As Trainer does it: accelerate wraps, widens and reduces."""
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 
+    copies = settings.ranks // settings.group
+    sizes = {"dp_replicate_size": copies, "dp_shard_size": settings.group}
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
@@ -76,7 +80,9 @@ def by_accelerate(model):
         cpu_ram_efficient_loading=False,
     )
     accelerator = Accelerator(
-        mixed_precision="bf16" if settings.mixed else "no", fsdp_plugin=plugin
+        mixed_precision="bf16" if settings.mixed else "no",
+        fsdp_plugin=plugin,
+        parallelism_config=ParallelismConfig(**sizes) if copies > 1 else None,
     )
     if not settings.nf4:
         model.to_empty(device="cpu")

@@ -138,7 +138,7 @@ def predict(
     )
     # DDP issues its own copies from C++, which costs no host time as the model's operators do.
     worked = (
-        traced if parallelism.strategy == "fsdp2" else _alone(traced, subject, configuration, gpu)
+        traced if parallelism.is_sharded else _alone(traced, subject, configuration, gpu)
     )
     on_processor = gpu.compute_capability == PROCESSOR
     memory = peak_memory(

@@ -297,18 +297,17 @@ def _is_traced_in_full(configuration: Configuration) -> bool:
     What is sharded is rounded, tiles have a largest, and some optimizers depend on shapes.
     """
     parallelism = Parallelism.of(configuration)
-    is_sharded = parallelism.ranks > 1 and parallelism.strategy == "fsdp2"
     optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
     needs_shapes = optimizer is not None and optimizer.needs_shapes
     has_images = bool(configuration.get("images", 0))
-    return is_sharded or needs_shapes or has_images or configuration.get("loss") == "chunked"
+    return parallelism.is_sharded or needs_shapes or has_images or configuration.get("loss") == "chunked"
 
 
 def _check_traced_in_full(count: int) -> None:
     """Raise `InputError` for more configurations than anybody waits for, at seconds each."""
     if count > MOST_TRACED:
         raise InputError(
-            f"{count} configurations with distributed fsdp2, loss chunked or optimizer adafactor "
+            f"{count} configurations with distributed fsdp2 or hsdp, loss chunked or optimizer adafactor "
             f"would each be traced in full, which takes seconds each; at most {MOST_TRACED} are",
             hint="narrow the search with --where or --set; others need no traces",
         )

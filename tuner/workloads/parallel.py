@@ -76,7 +76,7 @@ def distribute(
         return Ranks.alone(model)
     device = environment.device
     if parallelism.is_sharded:
-        called = shard(model, device, sharding)
+        called = shard(model, device, sharding, group=parallelism.group)
         if any(parameter.is_meta for parameter in called.parameters()):
             environment.materialize(called)
         return Ranks(called, parallelism)
