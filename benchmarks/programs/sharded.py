@@ -57,7 +57,8 @@ def by_hand(model):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     copies = settings.ranks // settings.group
     shape = (settings.ranks,) if copies == 1 else (copies, settings.group)
-    mesh = dist.init_device_mesh("cuda", shape)
+    names = ("dp_replicate", "dp_shard")[-len(shape) :]
+    mesh = dist.init_device_mesh("cuda", shape, mesh_dim_names=names)
     decoder = model.get_base_model().model if settings.lora_rank else model.model
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.reshard)

@@ -137,9 +137,7 @@ def predict(
         compute_capability=gpu.compute_capability,
     )
     # DDP issues its own copies from C++, which costs no host time as the model's operators do.
-    worked = (
-        traced if parallelism.is_sharded else _alone(traced, subject, configuration, gpu)
-    )
+    worked = traced if parallelism.is_sharded else _alone(traced, subject, configuration, gpu)
     on_processor = gpu.compute_capability == PROCESSOR
     memory = peak_memory(
         (worked if on_processor else traced).timeline,

@@ -300,15 +300,17 @@ def _is_traced_in_full(configuration: Configuration) -> bool:
     optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
     needs_shapes = optimizer is not None and optimizer.needs_shapes
     has_images = bool(configuration.get("images", 0))
-    return parallelism.is_sharded or needs_shapes or has_images or configuration.get("loss") == "chunked"
+    is_chunked = configuration.get("loss") == "chunked"
+    return parallelism.is_sharded or needs_shapes or has_images or is_chunked
 
 
 def _check_traced_in_full(count: int) -> None:
     """Raise `InputError` for more configurations than anybody waits for, at seconds each."""
     if count > MOST_TRACED:
         raise InputError(
-            f"{count} configurations with distributed fsdp2 or hsdp, loss chunked or optimizer adafactor "
-            f"would each be traced in full, which takes seconds each; at most {MOST_TRACED} are",
+            f"{count} configurations with distributed fsdp2 or hsdp, loss chunked or optimizer "
+            f"adafactor would each be traced in full, which takes seconds each; at most "
+            f"{MOST_TRACED} are",
             hint="narrow the search with --where or --set; others need no traces",
         )
 

@@ -76,8 +76,8 @@ DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
     KnobSchema(
         RESHARD,
         "bool",
-        "under fsdp2 and hsdp: false keeps the gathered weights of a layer until its backward pass has "
-        "ended, which sends less and takes more memory (as ZeRO-2)",
+        "under fsdp2 and hsdp: false keeps the gathered weights of a layer until its backward pass "
+        "has ended, which sends less and takes more memory (as ZeRO-2)",
         default=True,
         optional=True,
     ),
