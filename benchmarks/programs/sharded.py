@@ -2,7 +2,7 @@
 
 FOLDER has a hollow checkpoint; SETTINGS are those of a case of `benchmarks.several_gpus`, in JSON.
 PyTorch's fake process group stands for the other ranks: collectives return at once, and nothing is
-sent. Nothing of tuner is imported.
+sent. Under torchrun the ranks are real, and exchange over NCCL. Nothing of tuner is imported.
 """
 
 import json
@@ -19,9 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 folder, settings = sys.argv[1], SimpleNamespace(**json.loads(sys.argv[2]))
 dtype = getattr(torch, settings.dtype)
 
-torch.cuda.set_device(0)
-os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(settings.ranks)}
-dist.init_process_group("fake", rank=0, world_size=settings.ranks, store=FakeStore())
+torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+if "RANK" in os.environ:
+    dist.init_process_group("nccl")
+else:
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(settings.ranks)}
+    dist.init_process_group("fake", rank=0, world_size=settings.ranks, store=FakeStore())
 
 config = AutoConfig.from_pretrained(folder)
 if settings.nf4:

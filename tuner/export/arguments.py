@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.export.settings_reader import SettingsReader
+from tuner.space.distributed_knobs import (
+    DISTRIBUTED,
+    GPUS_PER_TRIAL,
+    MACHINES,
+    RESHARD,
+    SHARD_SIZE,
+)
 
 Settings = dict[str, Any]
 
@@ -23,6 +30,8 @@ def trainer_arguments(chosen: SettingsReader, loss: str | None = "transformers")
     `loss` is how the tool computes it; None where the tool speaks of it itself.
     """
     chosen.get("effective_batch")  # the product of the first two
+    for name in (GPUS_PER_TRIAL, DISTRIBUTED, RESHARD, MACHINES, SHARD_SIZE):
+        chosen.leave(name, "what launches it says so: `tuner export --format accelerate`")
     chosen.implies("training_loop", "trainer")
     if loss is not None:
         chosen.implies("loss", loss)

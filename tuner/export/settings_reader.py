@@ -36,6 +36,11 @@ class SettingsReader:
         self._reasons: dict[str, str] = {}
         self._defaults: dict[str, KnobValue] = {}
 
+    @property
+    def configuration(self) -> Configuration:
+        """All of it; looking expresses nothing."""
+        return self._values
+
     def get(self, name: str) -> KnobValue | None:
         """The value of `name`, now expressed; None where the workload has no such name."""
         self._expressed.add(name)

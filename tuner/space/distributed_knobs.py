@@ -102,17 +102,7 @@ def gpus_per_trial(values: Mapping[str, KnobValue]) -> int:
 
     Raises `InputError` for what is no such number.
     """
-    number = machines(values)
-    value = values.get(GPUS_PER_TRIAL, 1)
-    most = MAX_GPUS * number
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InputError(
-            f"{GPUS_PER_TRIAL} cannot be {value!r}"
-            + (f" with {MACHINES} {number}" if number > 1 else ""),
-            hint=f"it is a whole number of at least 1 and at most {most}: {MAX_GPUS} for each of "
-            f"`{MACHINES}`",
-        )
-    return value
+    return _count(values, GPUS_PER_TRIAL, MAX_GPUS * machines(values))
 
 
 def machines(values: Mapping[str, KnobValue]) -> int:
@@ -120,11 +110,16 @@ def machines(values: Mapping[str, KnobValue]) -> int:
 
     Raises `InputError` for what is no such number.
     """
-    value = values.get(MACHINES, 1)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_MACHINES:
+    return _count(values, MACHINES, MAX_MACHINES)
+
+
+def _count(values: Mapping[str, KnobValue], name: str, most: int) -> int:
+    value = values.get(name, 1)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        several = f": {MAX_GPUS} for each of `{MACHINES}`" if name == GPUS_PER_TRIAL else ""
         raise InputError(
-            f"{MACHINES} cannot be {value!r}",
-            hint=f"it is a whole number of at least 1 and at most {MAX_MACHINES}",
+            f"{name} cannot be {value!r}",
+            hint=f"it is a whole number of at least 1 and at most {most}{several}",
         )
     return value
 
@@ -180,7 +175,7 @@ class Parallelism:
     def of(cls, configuration: Mapping[str, KnobValue]) -> Parallelism:
         """That of a configuration. Raises `InputError` for what is none."""
         return cls(
-            gpus_per_trial(configuration),
+            _count(configuration, GPUS_PER_TRIAL, MAX_GPUS * MAX_MACHINES),
             strategy(configuration),
             machines(configuration),
             int(str(configuration.get(SHARD_SIZE, 0))),
@@ -214,6 +209,11 @@ class Parallelism:
             yield (
                 f"{self.ranks} GPUs cannot stand in {self.machines} machines with as many in each: "
                 f"{GPUS_PER_TRIAL} is that of all machines together"
+            )
+        elif self.per_machine > MAX_GPUS:
+            yield (
+                f"{self.per_machine} GPUs are more than any machine has ({MAX_GPUS}): set "
+                f"{MACHINES} to at least {-(-self.ranks // MAX_GPUS)}"
             )
 
     def _against_groups(self) -> Iterator[str]:
