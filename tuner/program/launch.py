@@ -7,16 +7,15 @@ utils/dataclasses.py), DeepSpeed 0.19 (launcher/runner.py) and transformers 5.23
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import Problem
+from tuner.program.arguments import EMULATE, values_of_words
 from tuner.program.program import Program, file_in
 from tuner.program.reads import opened
-from tuner.program.training import EMULATE
 from tuner.records import KnobValue
 from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, RESHARD
 
@@ -77,52 +76,35 @@ def read_launch(program: Program) -> Launch:
     return Launch(starts_ranks=False)
 
 
-def _options(words: Sequence[str], *names: str) -> dict[str, str]:
-    """The options of a launcher that have these names, by name, with underscores for dashes."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in names:
-        parser.add_argument(f"--{name}", nargs="?", const="true")
-    normal = []
-    for word in words:
-        head, equals, value = word.partition("=")
-        normal.append(head.replace("-", "_").replace("__", "--", 1) + equals + value
-                      if word.startswith("--") else word)  # fmt: skip
-    found, _ = parser.parse_known_args(normal)
-    return {name: value for name, value in vars(found).items() if value is not None}
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    """The options of a launcher by name, with underscores for dashes."""
+    return {name: argument.value for name, argument in values_of_words(words).items()}
 
 
 def _torchrun(words: Sequence[str]) -> Launch:
-    options = _options(words, "nproc_per_node", "nnodes")
+    options = _options(words)
     launch = Launch()
-    per_machine = options.get("nproc_per_node", "1")
+    per_machine = str(options.get("nproc_per_node", 1))
     if per_machine in _ALL:
         launch.processes = None
     else:
         launch.processes = _whole(launch, "torchrun --nproc-per-node", per_machine)
-    _machines(launch, "torchrun --nnodes", options.get("nnodes", "1").rpartition(":")[2])
+    _machines(launch, "torchrun --nnodes", str(options.get("nnodes", 1)).rpartition(":")[2])
     return launch
 
 
 def _deepspeed(words: Sequence[str]) -> Launch:
-    options = _options(words, "num_gpus", "num_nodes", "include")
+    options = _options(words)
     launch = Launch(processes=None)
     if "num_gpus" in options:
-        launch.processes = _whole(launch, "deepspeed --num_gpus", options["num_gpus"])
+        launch.processes = _whole(launch, "deepspeed --num_gpus", str(options["num_gpus"]))
     elif "include" in options:
-        hosts = options["include"].split("@")
+        hosts = str(options["include"]).split("@")
         launch.processes = len([n for n in hosts[0].partition(":")[2].split(",") if n]) or None
         _machines(launch, "deepspeed --include", str(len(hosts)))
-    _machines(launch, "deepspeed --num_nodes", options.get("num_nodes", "1"))
+    _machines(launch, "deepspeed --num_nodes", str(options.get("num_nodes", 1)))
     return launch
 
-
-_ACCELERATE = (
-    "config_file", "num_processes", "num_machines", "multi_gpu", "mixed_precision", "use_deepspeed",
-    "use_fsdp", "dynamo_backend", "cpu", "use_megatron_lm", "use_parallelism_config",
-    "fsdp_version", "fsdp_auto_wrap_policy", "fsdp_reshard_after_forward", "fsdp_offload_params",
-    "fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload",
-    "fsdp_ignored_modules",
-)  # fmt: skip
 
 _KINDS = {
     "NO": "",
@@ -143,7 +125,7 @@ _NOT_PREDICTED = {
 
 def _accelerate(program: Program, words: Sequence[str]) -> Launch:
     """`accelerate launch`: what its options say counts more than its configuration file."""
-    options: dict[str, Any] = dict(_options(words, *_ACCELERATE))
+    options = _options(words)
     own = {name for name in (*_KINDS.values(), "cpu") if name in options}
     launch = Launch(processes=None)
     for name, value in _configured(program, options.get("config_file"), launch).items():
@@ -153,9 +135,9 @@ def _accelerate(program: Program, words: Sequence[str]) -> Launch:
                 text = f"is {value}, and is predicted as {', '.join(_KINDS)}: {EMULATE}"
                 launch.problems.append(Problem(text, "accelerate's distributed_type"))
             elif kind and not own:
-                options[kind] = "true"
+                options[kind] = True
             elif not kind and not own:
-                options["num_processes"] = options.get("num_processes", "1")
+                options.setdefault("num_processes", 1)
         else:
             options.setdefault(name, value)
     if "num_processes" in options:
@@ -210,7 +192,7 @@ def _configured(program: Program, named: str | None, launch: Launch) -> dict[str
             case ("dynamo_config", str(name)):
                 values[f"dynamo_{name.removeprefix('dynamo_')}"] = place.value
             case ("parallelism_config", _):
-                values["use_parallelism_config"] = "true"
+                values["use_parallelism_config"] = True
     return values
 
 

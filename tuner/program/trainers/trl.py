@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.program.arguments import EMULATE, Argument, Arguments
 from tuner.program.trainers.behaviour import (
     WITHOUT_MEMORY,
     Behaviour,
@@ -20,7 +21,7 @@ from tuner.program.trainers.behaviour import (
     trainer_arguments,
     unset,
 )
-from tuner.program.training import EMULATE, Argument, Arguments, ProgramTraining
+from tuner.program.training import ProgramTraining
 
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
