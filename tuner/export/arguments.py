@@ -5,13 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.export.settings_reader import SettingsReader
-from tuner.space.distributed_knobs import (
-    DISTRIBUTED,
-    GPUS_PER_TRIAL,
-    MACHINES,
-    RESHARD,
-    SHARD_SIZE,
-)
 
 Settings = dict[str, Any]
 
@@ -30,8 +23,6 @@ def trainer_arguments(chosen: SettingsReader, loss: str | None = "transformers")
     `loss` is how the tool computes it; None where the tool speaks of it itself.
     """
     chosen.get("effective_batch")  # the product of the first two
-    for name in (GPUS_PER_TRIAL, DISTRIBUTED, RESHARD, MACHINES, SHARD_SIZE):
-        chosen.leave(name, "what launches it says so: `tuner export --format accelerate`")
     chosen.implies("training_loop", "trainer")
     if loss is not None:
         chosen.implies("loss", loss)
@@ -50,8 +41,26 @@ def trainer_arguments(chosen: SettingsReader, loss: str | None = "transformers")
         "fp16": mixed == "fp16",
         "tf32": True if chosen.text("precision") == "tf32" else None,
         "max_grad_norm": chosen.get("max_grad_norm"),
+        "deepspeed": _deepspeed(chosen),
     }
     return without_none(settings)
+
+
+def _deepspeed(chosen: SettingsReader) -> Settings | None:
+    """DeepSpeed's settings, which take the rest from the arguments; None without ZeRO."""
+    zero = chosen.zero
+    if zero is None:
+        return None
+    filled = dict.fromkeys(
+        (
+            "train_micro_batch_size_per_gpu",
+            "train_batch_size",
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+        ),
+        "auto",
+    )
+    return {**filled, "bf16": {"enabled": "auto"}, "zero_optimization": zero}
 
 
 def machine_arguments(chosen: SettingsReader) -> Settings:

@@ -7,20 +7,24 @@ utils/dataclasses.py), DeepSpeed 0.19 (launcher/runner.py) and transformers 5.23
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import Problem
-from tuner.program.arguments import EMULATE, values_of_words
+from tuner.program.arguments import EMULATE, values_of_files, values_of_words
 from tuner.program.program import Program, file_in
 from tuner.program.reads import opened
 from tuner.records import KnobValue
 from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, RESHARD
 
-_START_RANKS = ("Axolotl", "LLaMA-Factory", "TRL")
+_START_RANKS = ("Axolotl", "LLaMA-Factory")
 """Tools whose command starts a process on each GPU that there is."""
+
+TRL_LAUNCHES = ("accelerate_config", "config_file", "num_processes", "num_machines")
+"""What `trl sft` hands on to `accelerate launch`, from its words and its file (trl/cli, 1.16)."""
 
 _ALL = ("gpu", "auto")
 """In place of a number of processes: as many as there are GPUs."""
@@ -65,12 +69,13 @@ def read_launch(program: Program) -> Launch:
         module = words[start + 1] if word == "-m" and start + 1 < end else ""
         if word == "torchrun" or module in ("torch.distributed.run", "torch.distributed.launch"):
             return _torchrun(program.command[start + 1 : end])
-        if words[start : start + 2] == ["accelerate", "launch"]:
-            return _accelerate(program, program.command[start + 2 : end])
-        if module == "accelerate.commands.launch":
-            return _accelerate(program, program.command[start + 2 : end])
+        is_accelerate = words[start : start + 2] == ["accelerate", "launch"]
+        if is_accelerate or module == "accelerate.commands.launch":
+            return _accelerate(program, _options(program.command[start + 2 : end]))
         if word == "deepspeed":
             return _deepspeed(program.command[start + 1 : end])
+    if program.trainer == "TRL":
+        return _trl(program)
     if program.trainer in _START_RANKS:
         return Launch(processes=None)
     return Launch(starts_ranks=False)
@@ -123,9 +128,21 @@ _NOT_PREDICTED = {
 }
 
 
-def _accelerate(program: Program, words: Sequence[str]) -> Launch:
+def _trl(program: Program) -> Launch:
+    """`trl sft`, which runs `accelerate launch`; its configuration may be one that TRL has."""
+    said = {**values_of_files(program.sources), **values_of_words(program.command)}
+    options = {name: said[name].value for name in TRL_LAUNCHES if name in said}
+    named = options.pop("accelerate_config", None)
+    if named is not None:
+        spec = importlib.util.find_spec("trl")
+        folders = spec.submodule_search_locations if spec else None
+        shipped = Path(folders[0] if folders else "", "accelerate_configs", f"{named}.yaml")
+        options["config_file"] = str(shipped if shipped.is_file() else named)
+    return _accelerate(program, options)
+
+
+def _accelerate(program: Program, options: dict[str, Any]) -> Launch:
     """`accelerate launch`: what its options say counts more than its configuration file."""
-    options = _options(words)
     own = {name for name in (*_KINDS.values(), "cpu") if name in options}
     launch = Launch(processes=None)
     for name, value in _configured(program, options.get("config_file"), launch).items():

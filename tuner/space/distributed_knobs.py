@@ -18,6 +18,14 @@ DISTRIBUTED = "distributed"
 RESHARD = "reshard_after_forward"
 MACHINES = "machines"
 SHARD_SIZE = "dp_shard_size"
+REDUCE_BUCKET = "reduce_bucket_size"
+
+ZERO_STAGES: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
+"""Strategies that are stages of DeepSpeed's ZeRO."""
+
+REDUCE_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's default `reduce_bucket_size` (deepspeed/runtime/zero/config.py, 0.19), which
+accelerate leaves alone unless a file of settings says "auto": the square of the hidden size."""
 
 BUCKET_CAP_MIB = 25
 """DistributedDataParallel's default `bucket_cap_mb`, which transformers' Trainer leaves alone."""
@@ -29,16 +37,10 @@ MAX_MACHINES = 128
 """2,048 GPUs: a trace stands in for all of them, and nothing larger was compared with anything."""
 
 _EMULATE = "tuner emulate --gpu TYPE --gpus 2 --"
-_NOT_PREDICTED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("zero1", "zero2", "zero3"),
-        f"DeepSpeed itself runs on emulated GPUs: {_EMULATE} deepspeed PROGRAM",
-    ),
-    **dict.fromkeys(
-        ("fsdp1", "tensor_parallel", "context_parallel"),
-        f"the program itself runs on emulated GPUs: {_EMULATE} torchrun --nproc-per-node 2 PROGRAM",
-    ),
-}
+_NOT_PREDICTED: Mapping[str, str] = dict.fromkeys(
+    ("fsdp1", "tensor_parallel", "context_parallel"),
+    f"the program itself runs on emulated GPUs: {_EMULATE} torchrun --nproc-per-node 2 PROGRAM",
+)
 """Strategies that people use, with the way to learn what they take."""
 
 DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
@@ -67,9 +69,11 @@ DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
         "word",
         "with gpus_per_trial above 1: ddp keeps a whole model on each GPU and adds up gradients, "
         "fsdp2 (fully_shard) keeps a share of weights, gradients and optimizer state on each, hsdp "
-        "does so inside groups of dp_shard_size GPUs and adds up gradients between them",
+        "does so inside groups of dp_shard_size GPUs and adds up gradients between them; zero1, "
+        "zero2 and zero3 are DeepSpeed's, which share the optimizer state, the gradients too, and "
+        "the weights too",
         default="ddp",
-        allowed=("ddp", "fsdp2", "hsdp"),
+        allowed=("ddp", "fsdp2", "hsdp", *ZERO_STAGES),
         refused=_NOT_PREDICTED,
         optional=True,
     ),
@@ -89,6 +93,15 @@ DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
         default=0,
         minimum=0,
         below=MAX_GPUS * MAX_MACHINES,
+        optional=True,
+    ),
+    KnobSchema(
+        REDUCE_BUCKET,
+        "int",
+        "under zero1 to zero3: gradients that are exchanged at once, as numbers; a rank has room "
+        "for them beside its gradients, whatever the size of the model",
+        default=REDUCE_BUCKET_ELEMENTS,
+        minimum=1,
         optional=True,
     ),
 )
@@ -125,7 +138,7 @@ def _count(values: Mapping[str, KnobValue], name: str, most: int) -> int:
 
 
 def strategy(values: Mapping[str, KnobValue]) -> str:
-    """How the GPUs of a configuration share the work: "ddp", "fsdp2" or "hsdp"."""
+    """How the GPUs of a configuration share the work: a word that `distributed` allows."""
     return str(values.get(DISTRIBUTED, "ddp"))
 
 
@@ -162,7 +175,7 @@ def rule_with_ranks(rule: str, mentioned: Collection[str]) -> str:
 class Parallelism:
     """How many ranks train a configuration together, on how many machines, and how.
 
-    `strategy` is "ddp", "fsdp2" or "hsdp"; under the last `dp_shard_size` ranks share a copy of the
+    `strategy` is a word of `distributed`; under hsdp `dp_shard_size` ranks share a copy of the
     model (0: those of a machine). Ranks are numbered machine by machine, as torchrun does it.
     """
 
@@ -192,9 +205,29 @@ class Parallelism:
         return (self.dp_shard_size or self.per_machine) if self.strategy == "hsdp" else self.ranks
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether each of several ranks keeps all of everything."""
+        return self.ranks > 1 and self.strategy == "ddp"
+
+    @property
     def is_sharded(self) -> bool:
-        """Whether each rank keeps a share of the model only."""
+        """Whether FSDP2 leaves each rank a share of the model only."""
         return self.ranks > 1 and self.strategy in ("fsdp2", "hsdp")
+
+    @property
+    def zero_stage(self) -> int:
+        """The stage of DeepSpeed's ZeRO; 0 without it."""
+        return ZERO_STAGES.get(self.strategy, 0) if self.ranks > 1 else 0
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether mixed precision is a matter of the weights that run, not of autocast."""
+        return self.is_sharded or self.zero_stage > 0
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether no device has to hold the whole model."""
+        return self.is_sharded or self.zero_stage == ZERO_STAGES["zero3"]
 
     def problems(self, configuration: Mapping[str, KnobValue]) -> list[Problem]:
         """What cannot be trained so, with the reason; empty on one GPU and where it works."""
@@ -202,6 +235,8 @@ class Parallelism:
         if self.is_sharded:
             reasons = [*self._against_groups(), *_against_sharding(configuration)]
             found += [Problem(text, where=DISTRIBUTED) for text in reasons]
+        if self.zero_stage:
+            found += [Problem(t, where=DISTRIBUTED) for t in _against_zero(configuration, self)]
         return found
 
     def _against_machines(self) -> Iterator[str]:
@@ -266,3 +301,23 @@ def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
         )
     if configuration.get("torch_compile"):
         yield "torch_compile with fsdp2 is not predicted: emulate the program, or use ddp"
+
+
+def _against_zero(
+    configuration: Mapping[str, KnobValue], parallelism: Parallelism
+) -> Iterator[str]:
+    precision = str(configuration.get("precision"))
+    mixed = configuration.get("mixed_precision", "no")
+    emulate = f"a program can be emulated: {_EMULATE} deepspeed PROGRAM"
+    if mixed == "fp16":
+        yield f"fp16 under DeepSpeed is not predicted: use bf16; {emulate}"
+    elif mixed == "no" and precision not in ("fp32", "tf32"):
+        yield (
+            f'DeepSpeed refuses weights of {precision} without mixed precision ("fp32 is enabled '
+            'but the following parameters have dtype that is not fp32"): set mixed_precision bf16'
+        )
+    if precision in ("nf4", "int8") and parallelism.shares_weights:
+        yield f"{precision} under zero3 is not predicted: use zero2 or fsdp2; {emulate}"
+    for name in ("offload", "torch_compile"):
+        if configuration.get(name):
+            yield f"{name} with DeepSpeed is not predicted: leave it out; {emulate}"
