@@ -67,13 +67,16 @@ class Case:
     accelerate: bool = False
     reshard: bool = True
     grad_accum: int = 1
+    group: int = 0
+    """Ranks that share a copy of the model (HSDP); 0 for all."""
     ranks: tuple[int, ...] = RANKS
 
     def settings(self, ranks: int) -> dict[str, Any]:
         """What tuner predicts."""
         return {
             "gpus_per_trial": ranks,
-            "distributed": "fsdp2",
+            **({"dp_shard_size": self.group} if self.group else {}),
+            "distributed": "hsdp" if self.group else "fsdp2",
             "reshard_after_forward": self.reshard,
             "precision": self.precision,
             "mixed_precision": "bf16" if self.mixed else "no",
@@ -93,6 +96,7 @@ class Case:
         """What the program trains."""
         return {
             "ranks": ranks,
+            "group": self.group or ranks,
             "dtype": "float32" if self.precision == "fp32" else "bfloat16",
             "nf4": self.precision == "nf4",
             "mixed": self.mixed,
@@ -120,6 +124,33 @@ MORE = (
     Case("all weights, two micro-steps", grad_accum=2, ranks=(4,)),
     Case("accelerate: all weights, bf16", accelerate=True, ranks=(2, 8)),
     Case("accelerate: all weights, mixed", mixed=True, accelerate=True, ranks=(2, 8)),
+    Case("HSDP in groups of 2: all weights, bf16", group=2, ranks=(4, 8)),
+    Case(
+        "HSDP in groups of 4: all weights, fp32 under bf16, checkpointed",
+        "fp32",
+        mixed=True,
+        checkpointing=True,
+        group=4,
+        ranks=(8,),
+    ),
+    Case("HSDP in groups of 2: two micro-steps", grad_accum=2, group=2, ranks=(4,)),
+    Case(
+        "HSDP in groups of 2: LoRA, NF4, checkpointed",
+        "nf4",
+        lora_rank=16,
+        mixed=True,
+        checkpointing=True,
+        group=2,
+        ranks=(4,),
+    ),
+    Case(
+        "accelerate: HSDP in groups of 2: all weights, mixed",
+        mixed=True,
+        accelerate=True,
+        group=2,
+        ranks=(4,),
+    ),
+    Case("accelerate: LoRA, mixed", lora_rank=16, mixed=True, accelerate=True, ranks=(2,)),
     Case(
         "accelerate: LoRA, mixed, checkpointed",
         lora_rank=16,

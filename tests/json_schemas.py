@@ -92,6 +92,7 @@ NOT_HERE: Mapping[str, dict[str, Any]] = {
     "space": STRING,
     "device": STRING,
     "command": OBJECT,
+    "by_gpus": {"type": "array", "items": {"type": "object"}},
     "measured": OBJECT,
     "needed": OBJECT,
     "reentrant_checkpointing": OBJECT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tuner.estimators.predict import Subject, predict, resolve_subject
 from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.gpus import get_gpu
 from tuner.records import Configuration, Prediction
+from tuner.workloads.memory_order import memory_order
 
 A6000 = get_gpu("a6000")
 
@@ -69,6 +71,31 @@ def test_adapters_and_a_frozen_base_are_sharded_too(subject: Subject) -> None:
     alone = predict(subject, asked(lora_rank=8, lora_targets=("q_proj", "v_proj")), A6000)
     assert found.trainable_params == alone.trainable_params
     assert found.memory.loaded_bytes < 0.6 * alone.memory.loaded_bytes
+
+
+def test_backward_may_gather_a_frozen_embedding_that_it_does_not_need(tmp_path: Path) -> None:
+    untied = model_folder(tmp_path, num_hidden_layers=2, tie_word_embeddings=False)
+    adapters = {"lora_rank": 8, "lora_targets": ("q_proj",), "gradient_checkpointing": False}
+    found = sharded(resolve_subject("causal_lm", untied), 2, **adapters)
+    assert found.memory.peak_phase in ("forward", "backward")
+
+
+@pytest.mark.parametrize("lora_rank", [0, 8])
+def test_shares_of_more_ranks_are_no_larger_and_what_is_kept_adds(
+    subject: Subject, lora_rank: int
+) -> None:
+    adapters = {"lora_rank": lora_rank, "lora_targets": ("q_proj",) if lora_rank else ()}
+    given = {**adapters, "distributed": "fsdp2"}
+    order = memory_order("causal_lm")
+    for name, values, other in (
+        ("gpus_per_trial", order.knobs["gpus_per_trial"], {}),
+        ("reshard_after_forward", order.knobs["reshard_after_forward"], {"gpus_per_trial": 4}),
+    ):
+        found = [
+            predict(subject, asked(**{**given, **other, name: value}), A6000).memory.device_bytes
+            for value in values
+        ]
+        assert found == sorted(found), name
 
 
 def test_a_space_is_predicted_by_traces_and_refused_where_they_would_take_hours(

@@ -179,6 +179,27 @@ def test_what_backward_hides_is_not_waited_for() -> None:
     assert waited_s(exchange, Parallelism(4), rate, 0.0) == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected_s"),
+    [
+        # Eight rings, one for each card: as many bytes as the link carries, or the eight cards.
+        ({"ranks": 16, "machines": 2}, 15 / 16 / 4),
+        # One GPU a machine has one card.
+        ({"ranks": 2, "machines": 2}, 1 / 2 / 1),
+        # Groups inside a machine gather by its link; eight rings of two add up between machines.
+        ({"ranks": 16, "machines": 2, "strategy": "hsdp"}, 7 / 8 / 10 + 2 * 1 / 2 / 1),
+        ({"ranks": 8, "strategy": "hsdp", "dp_shard_size": 4}, 3 / 4 / 10 + 2 * 1 / 2 / 10),
+    ],
+)
+def test_a_ring_is_as_fast_as_its_slowest_link(settings: dict[str, Any], expected_s: float) -> None:
+    parallelism = Parallelism(**{"strategy": "fsdp2", **settings})
+    summed = 1 if parallelism.strategy == "hsdp" else 0
+    # A link of 10 bytes a second, a card of 1 byte for each GPU; half a byte where there are eight.
+    network = 0.5 if settings["ranks"] == 16 and not summed else 1.0
+    waited = waited_s(Exchange(gathered=1, summed=summed), parallelism, 10.0, 0.0, network=network)
+    assert waited == pytest.approx(expected_s)
+
+
 def times(seconds: float) -> StepTimes:
     one = np.array([seconds])
     return StepTimes(one, {"matmul": one}, np.array([1.0]), one / 2, np.zeros((1, 2, 1)))

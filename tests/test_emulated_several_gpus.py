@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
 
 import pytest
 from emulating import needs_emulator
 
-from benchmarks.several_gpus import CASES, MORE, Answer, Case, compare, rows, write_model
+from benchmarks.several_gpus import (
+    CASES,
+    MORE,
+    PROGRAM,
+    Answer,
+    Case,
+    compare,
+    rows,
+    write_model,
+)
 from tuner.engine.custom_workload import trial_job
+from tuner.engine.emulating import EmulateOptions, emulate
 from tuner.engine.estimate import one_configuration
 from tuner.engine.measuring import emulating
 from tuner.estimators.predict import predict, resolve_subject
@@ -51,13 +63,69 @@ def test_two_ranks_that_exchange_take_what_is_predicted_of_one() -> None:
         assert sizes_of[0] == pytest.approx(sizes_of[1], rel=0.01), name
 
 
-def emulated_by_ranks(space, asked: Configuration, gpu) -> Memory:
+@needs_emulator
+def test_four_ranks_in_two_groups_take_what_is_predicted_of_one() -> None:
+    settings = {"gpus_per_trial": 4, "distributed": "hsdp", "dp_shard_size": 2}
+    settings |= {"precision": "bf16", "lora_rank": 0, "num_workers": 0, "grad_accum": 1}
+    space, asked = one_configuration(None, "tiny-llama-3m", settings)
+    gpu = get_gpu("h100_sxm")
+    predicted = predict(resolve_subject(space.workload, space.predicted_model()), asked, gpu).memory
+    emulated = emulated_by_ranks(space, Configuration(asked), gpu, ranks=4)
+    for name in ("peak_allocated_bytes", "peak_reserved_bytes", "loaded_bytes"):
+        sizes_of = getattr(predicted, name), getattr(emulated, name)
+        assert sizes_of[0] == pytest.approx(sizes_of[1], rel=0.01), name
+
+
+def emulated_by_ranks(space, asked: Configuration, gpu, *, ranks: int = 2) -> Memory:
     options = emulating(gpu).options()
-    with EmulatedRunner(trial_job(space, gpu, None, None), options, gpus=2) as runner:
+    with EmulatedRunner(trial_job(space, gpu, None, None), options, gpus=ranks) as runner:
         outcome = runner.run(asked)
     assert outcome.emulation is not None, outcome.message
-    assert len(outcome.emulation.ranks) == 2
+    assert len(outcome.emulation.ranks) == ranks
     return outcome.emulation.memory
+
+
+@needs_emulator
+@pytest.mark.slow
+def test_two_machines_in_one_script_take_what_is_predicted_of_a_rank(
+    model: Path, tmp_path: Path
+) -> None:
+    case = Case("HSDP on two machines", group=2)
+    launch = [
+        *("torchrun", "--nnodes", "2", "--node-rank", "$machine", "--nproc-per-node", "2"),
+        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *(str(PROGRAM), str(model), f"'{json.dumps(case.for_program(4))}'"),
+    ]
+    script = tmp_path / "two_machines.sh"
+    script.write_text(
+        "for machine in 0 1; do\n"
+        "  CUDA_VISIBLE_DEVICES=$((2 * machine)),$((2 * machine + 1)) \\\n"
+        f"    {' '.join(launch)} &\n"
+        '  set -- "$@" $!\n'
+        "done\n"
+        'for launched; do wait "$launched" || exit 1; done\n'
+    )
+    gpu = get_gpu("h100_sxm")
+    with (tmp_path / "output").open("w+") as output:
+        options = EmulateOptions(gpus=4, steps=3)
+        found = emulate(["sh", str(script)], gpu, options, output=output)
+        output.seek(0)
+        assert found.error is None, output.read()
+    settings = {**case.settings(4), "machines": 2}
+    space, asked = one_configuration(None, str(model), settings)
+    predicted = predict(resolve_subject(space.workload, space.predicted_model()), asked, gpu).memory
+    assert len(found.devices) == 4
+    for device in found.devices:
+        assert device.peak_allocated_bytes == pytest.approx(
+            predicted.peak_allocated_bytes, rel=0.01
+        )
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def test_a_case_that_misses_or_fails_says_so_in_its_row() -> None:

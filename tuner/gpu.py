@@ -39,8 +39,9 @@ class Gpu:
     `context_bytes` is what a process holds on the device beyond what torch has reserved.
     `power_w` is the board's default power limit in watts, None where it is not known or differs
     between boards of the type. `link_bytes_per_s` is what one GPU sends to another of its machine,
-    in one direction; None where that is not known. `sources` says where the numbers come from, by
-    group (device, memory, tflops, bandwidth, link, power, context, price).
+    in one direction, and `network_bytes_per_s` what it has of its machine's network cards; None
+    where that is not known. `sources` says where the numbers come from, by group (device, memory,
+    tflops, bandwidth, link, network, power, context, price).
     """
 
     id: str
@@ -60,6 +61,7 @@ class Gpu:
     ecc_memory_bytes: int | None = None
     power_w: float | None = None
     link_bytes_per_s: float | None = None
+    network_bytes_per_s: float | None = None
 
     @property
     def architecture(self) -> str:

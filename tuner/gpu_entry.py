@@ -14,12 +14,16 @@ from tuner.gpu import NATIVE_PRECISIONS, Gpu
 from tuner.gpu_file import YamlFile
 from tuner.units import GIB, MIB
 
-_SOURCE_GROUPS = ("device", "memory", "tflops", "bandwidth", "link", "power", "context", "price")
+_SOURCE_GROUPS = (
+    *("device", "memory", "tflops", "bandwidth"),
+    *("link", "network", "power", "context", "price"),
+)
 
 _OPTIONAL_KEYS: dict[str, Any] = {
     "aliases": (),
     "ecc_memory": None,
     "link_gb_per_s": None,
+    "network_gb_per_s": None,
     "power_w": None,
     "unsupported": {},
     "price_usd_per_hour": None,
@@ -84,6 +88,7 @@ def _readers(file: YamlFile) -> dict[str, tuple[str, str, Callable[[Node, str], 
         "unsupported": ("unsupported", "tflops", reasons),
         "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", "bandwidth", bandwidth),
         "link_gb_per_s": ("link_bytes_per_s", "link", bandwidth),
+        "network_gb_per_s": ("network_bytes_per_s", "network", bandwidth),
         "power_w": ("power_w", "power", lambda n, w: file.number(n, w, 5, 5000)),
         "compute_capability": ("compute_capability", "device", capability),
         "sm_count": ("sm_count", "device", count),
@@ -163,6 +168,7 @@ def _check_figures(file: YamlFile, node: Node, gpu: Gpu) -> None:
         "price": gpu.price_usd_per_hour is None,
         "power": gpu.power_w is None,
         "link": gpu.link_bytes_per_s is None,
+        "network": gpu.network_bytes_per_s is None,
     }
     for group in _SOURCE_GROUPS:
         if not gpu.sources.get(group) and not absent.get(group, False):

@@ -2,7 +2,7 @@
 
 FOLDER has a hollow checkpoint; SETTINGS are those of a case of `benchmarks.several_gpus`, in JSON.
 PyTorch's fake process group stands for the other ranks: collectives return at once, and nothing is
-sent. Nothing of tuner is imported.
+sent. Under torchrun the ranks are real, and exchange over NCCL. Nothing of tuner is imported.
 """
 
 import json
@@ -19,9 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 folder, settings = sys.argv[1], SimpleNamespace(**json.loads(sys.argv[2]))
 dtype = getattr(torch, settings.dtype)
 
-torch.cuda.set_device(0)
-os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(settings.ranks)}
-dist.init_process_group("fake", rank=0, world_size=settings.ranks, store=FakeStore())
+torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+if "RANK" in os.environ:
+    dist.init_process_group("nccl")
+else:
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(settings.ranks)}
+    dist.init_process_group("fake", rank=0, world_size=settings.ranks, store=FakeStore())
 
 config = AutoConfig.from_pretrained(folder)
 if settings.nf4:
@@ -55,7 +58,10 @@ def by_hand(model):
     policy = MixedPrecisionPolicy()
     if settings.mixed:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    mesh = dist.init_device_mesh("cuda", (settings.ranks,))
+    copies = settings.ranks // settings.group
+    shape = (settings.ranks,) if copies == 1 else (copies, settings.group)
+    names = ("dp_replicate", "dp_shard")[-len(shape) :]
+    mesh = dist.init_device_mesh("cuda", shape, mesh_dim_names=names)
     decoder = model.get_base_model().model if settings.lora_rank else model.model
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.reshard)
@@ -67,8 +73,10 @@ def by_hand(model):
 
 def by_accelerate(model):
     """As Trainer does it: accelerate wraps, widens and reduces."""
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 
+    copies = settings.ranks // settings.group
+    sizes = {"dp_replicate_size": copies, "dp_shard_size": settings.group}
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
@@ -76,7 +84,9 @@ def by_accelerate(model):
         cpu_ram_efficient_loading=False,
     )
     accelerator = Accelerator(
-        mixed_precision="bf16" if settings.mixed else "no", fsdp_plugin=plugin
+        mixed_precision="bf16" if settings.mixed else "no",
+        fsdp_plugin=plugin,
+        parallelism_config=ParallelismConfig(**sizes) if copies > 1 else None,
     )
     if not settings.nf4:
         model.to_empty(device="cpu")

@@ -10,9 +10,14 @@ from documents import blocks
 from tuner.engine.support import supported_part
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
-from tuner.records import Configuration
+from tuner.records import Configuration, KnobValue
 from tuner.space import configure, load_space
-from tuner.space.distributed_knobs import gpus_per_trial, most_gpus_per_trial, strategy
+from tuner.space.distributed_knobs import (
+    Parallelism,
+    gpus_per_trial,
+    most_gpus_per_trial,
+    strategy,
+)
 
 SPACE = """
 name: pair
@@ -97,13 +102,13 @@ def test_a_setting_on_the_command_line_divides_the_accumulation() -> None:
         configure(space, {"micro_batch": "8", "gpus_per_trial": "2"}, strict=False)
 
 
-@pytest.mark.parametrize("value", [0, -1, 17, "two", 1.5, True])
+@pytest.mark.parametrize("value", [0, -1, 2049, "two", 1.5, True])
 def test_other_numbers_of_gpus_are_refused(tmp_path: Path, value: object) -> None:
     with pytest.raises(InputError):
         load_space(write(tmp_path, fixed=f"gpus_per_trial: {value}"))
 
 
-@pytest.mark.parametrize("word", ["tensor_parallel", "hsdp"])
+@pytest.mark.parametrize("word", ["tensor_parallel", "fsdp1"])
 def test_a_strategy_that_is_not_predicted_says_how_to_emulate_it(word: str) -> None:
     with pytest.raises(InputError) as caught:
         configure(load_space("tiny_cpu"), {"distributed": word}, strict=False)
@@ -115,6 +120,47 @@ def test_a_strategy_that_is_not_predicted_says_how_to_emulate_it(word: str) -> N
 def test_a_configuration_from_elsewhere_is_checked_too(value: object) -> None:
     with pytest.raises(InputError, match="gpus_per_trial"):
         gpus_per_trial(Configuration({"gpus_per_trial": value}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"gpus_per_trial": 17}, "set machines to at least 2"),
+        ({"gpus_per_trial": 9, "machines": 2}, "with as many in each"),
+        ({"gpus_per_trial": 4, "distributed": "hsdp"}, "set dp_shard_size to a divisor of 4"),
+        ({"gpus_per_trial": 6, "distributed": "hsdp", "dp_shard_size": 4}, "groups of 4"),
+        (
+            {"gpus_per_trial": 24, "machines": 4, "distributed": "hsdp", "dp_shard_size": 4},
+            "do not fit into each other",
+        ),
+    ],
+)
+def test_gpus_that_cannot_stand_so_are_refused(settings: dict[str, KnobValue], said: str) -> None:
+    (problem,) = Parallelism.of(settings).problems({"precision": "bf16", **settings})
+    assert said in problem.message
+
+
+def test_a_group_is_a_machine_where_there_are_several() -> None:
+    settings: dict[str, KnobValue] = {"gpus_per_trial": 16, "machines": 2, "distributed": "hsdp"}
+    found = Parallelism.of(settings)
+    assert (found.group, found.per_machine) == (8, 8)
+    assert not found.problems(settings)
+    assert Parallelism.of({**settings, "dp_shard_size": 4}).group == 4
+    assert Parallelism.of({**settings, "distributed": "fsdp2"}).group == 16
+
+
+def test_numbers_that_no_machine_has_are_left_out_of_a_space(tmp_path: Path) -> None:
+    knob = "gpus_per_trial: [8, 32]\n  machines: [1, 2]"
+    path = Path(write(tmp_path, knob=knob))
+    path.write_text(path.read_text().replace("effective_batch: 8", "effective_batch: 32"))
+    space = load_space(str(path))
+    part = supported_part(space, get_gpu("h100_sxm"), ())
+    found = {(c["gpus_per_trial"], c["machines"]) for c in part.supported}
+    assert found == {(8, 1), (8, 2), (32, 2)}
+    # Between machines with other GPUs nothing is known.
+    part = supported_part(space, get_gpu("a6000"), ())
+    assert {c["machines"] for c in part.supported} == {1}
+    assert any("add network_gb_per_s" in reason for reason in part.reasons)
 
 
 def test_the_example_of_the_documentation_is_a_space(tmp_path: Path) -> None:

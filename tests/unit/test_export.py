@@ -248,6 +248,38 @@ def test_accelerate_reads_its_file(changes, tmp_path):
     assert config.num_processes == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "kind", "sharded"),
+    [
+        ({"gpus_per_trial": 2}, "MULTI_GPU", {}),
+        ({"gpus_per_trial": 8, "distributed": "fsdp2"}, "FSDP", {}),
+        (
+            {"gpus_per_trial": 16, "machines": 2, "distributed": "hsdp"},
+            "FSDP",
+            {
+                "parallelism_config_dp_replicate_size": 2,
+                "parallelism_config_dp_shard_size": 8,
+            },
+        ),
+    ],
+)
+def test_accelerate_is_told_of_all_gpus(changes, kind, sharded, tmp_path):
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    path = tmp_path / "accelerate.yaml"
+    made = export("accelerate", subject(**changes))
+    path.write_text(made.text)
+    config = ClusterConfig.from_yaml_file(str(path))
+    assert config.distributed_type == kind
+    assert config.num_processes == changes["gpus_per_trial"]
+    assert config.num_machines == changes.get("machines", 1)
+    assert config.parallelism_config == sharded
+    assert config.fsdp_config.get("fsdp_version") == (2 if kind == "FSDP" else None)
+    said = ("machines", "distributed", "dp_shard_size")
+    assert not [line for line in made.left_out if line.startswith(said)]
+    assert any("the launcher" in line for line in export("trl", subject(**changes)).left_out)
+
+
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_trl_reads_its_file(changes, tmp_path):
     pytest.importorskip("trl", reason="trl is not installed: its own parser cannot be asked")

@@ -15,6 +15,7 @@ from tuner.engine.target import with_margin
 from tuner.gpus import get_gpu
 from tuner.records import MemoryBudget, RankMemory, Source, TrialRecord
 from tuner.results.best import best_yaml, recommend
+from tuner.results.by_gpus import trade_text
 from tuner.results.report import report_html
 from tuner.results.table import pareto_csv
 from tuner.results.view import build_view
@@ -114,3 +115,55 @@ def test_the_files_say_it() -> None:
     assert "USD per hour for each of 2 GPUs" in page
     assert view.best.source is Source.MEASURED
     assert f"{8 * GIB - 7 * GIB}" in pareto_csv(build_view([measured(7 * GIB, CPU)], SPACE, CPU))
+
+
+def on_gpus(count: int, size_bytes: int, rate: float, **settings: object) -> TrialRecord:
+    chosen = {**SPACE.baseline, "gpus_per_trial": count, **settings}
+    return make_record(rate, size_bytes, settings=chosen)
+
+
+def test_each_number_of_gpus_has_its_fastest_and_what_it_costs(capsys) -> None:
+    records = [
+        on_gpus(1, 40 * GIB, 100),
+        on_gpus(2, 41 * GIB, 190),
+        on_gpus(2, 42 * GIB, 195, micro_batch=4),
+        on_gpus(2, 90 * GIB, 300, micro_batch=8),  # does not fit
+        on_gpus(2, 30 * GIB, 201, distributed="fsdp2"),
+        on_gpus(4, 41 * GIB, 180),  # slower, and dearer
+        on_gpus(8, 41 * GIB, 780),
+    ]
+    best = recommend(records, SPACE, GPU)
+    found = {(row.gpus, row.way): row for row in best.by_gpus}
+    assert list(found) == [(1, ""), (2, "ddp"), (2, "fsdp2"), (4, "ddp"), (8, "ddp")]
+    assert found[2, "ddp"].record == records[2]
+    assert [key for key, row in found.items() if row.on_front] == [(2, "fsdp2"), (8, "ddp")]
+    price = GPU.price_usd_per_hour
+    for (gpus, _), row in found.items():
+        rate = row.record.outcome.evidence.speed.samples_per_s
+        assert row.epoch_s == pytest.approx(SPACE.examples / rate)
+        assert row.epoch_usd == pytest.approx(gpus * price * SPACE.examples / rate / 3600)
+    print_recommendation(best)
+    printed = capsys.readouterr().out
+    assert "on each number of GPUs (predicted)" in printed
+    assert "2 GPUs with fsdp2 is the cheapest, 8 GPUs with ddp 3.88 x as fast" in printed
+    assert "do not tell costs within 10% apart" in " ".join(printed.split())
+    assert "By number of GPUs" in report_html(build_view(records, SPACE, GPU))
+    rows = yaml.safe_load(best_yaml(best, SPACE, GPU, trials=7))["by_gpus"]
+    assert [row["gpus"] for row in rows] == [1, 2, 2, 4, 8]
+    assert {row["source"] for row in rows} == {"predicted"}
+
+
+def test_one_number_of_gpus_has_no_trade(capsys) -> None:
+    best = recommend([on_gpus(2, 40 * GIB, 100), on_gpus(2, 30 * GIB, 90)], SPACE, GPU)
+    assert best.by_gpus == ()
+    print_recommendation(best)
+    assert "number of GPUs" not in capsys.readouterr().out
+    assert "by_gpus" not in best.to_dict()
+
+
+def test_without_a_price_the_seconds_of_gpus_decide() -> None:
+    free = replace(GPU, price_usd_per_hour=None)
+    records = [on_gpus(1, 40 * GIB, 100), on_gpus(4, 40 * GIB, 500)]
+    best = recommend(records, replace(SPACE, examples=None), free)
+    assert [(row.on_front, row.epoch_usd) for row in best.by_gpus] == [(False, None), (True, None)]
+    assert trade_text(best.by_gpus) == "4 GPUs with ddp is both the fastest and the cheapest"

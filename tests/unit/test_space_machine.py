@@ -94,6 +94,9 @@ def test_what_predictions_ignore_is_named_where_it_is_set():
     }
 
 
+OF_PARALLELISM = {"gpus_per_trial", "distributed", "machines", "dp_shard_size"}
+
+
 def test_every_knob_that_the_workload_reads_is_in_the_vocabulary():
     """And the other way round: a name that nothing reads would be inert."""
     from dataclasses import fields
@@ -103,7 +106,7 @@ def test_every_knob_that_the_workload_reads_is_in_the_vocabulary():
 
     read = {f.name for cls in (CausalLMSettings, LoaderSettings) for f in fields(cls)} - {"loader"}
     read = {"padding" if name == "padded" else name for name in read} - {"parallelism"}
-    read |= {"gpus_per_trial", "distributed"}  # which it consists of
+    read |= OF_PARALLELISM  # which it consists of
     assert read ^ TERMS.keys() == {"effective_batch"}  # the runner's
 
 
@@ -124,7 +127,7 @@ def test_defaults_are_those_of_the_workload():
             if name == "padding":
                 assert settings.padded is (term.default == "max_length")
                 continue
-            if name in ("gpus_per_trial", "distributed"):
+            if name in OF_PARALLELISM:
                 assert settings.parallelism == Parallelism(), name
                 continue
             default = () if term.default == NO_NAMES else term.default

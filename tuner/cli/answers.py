@@ -15,6 +15,7 @@ from tuner.export import FORMATS
 from tuner.expressions import all_of, show
 from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import BestTrial, near_tie_text
+from tuner.results.by_gpus import COLUMNS, row_texts, trade_text
 from tuner.results.cost import RunCost, run_cost
 from tuner.results.front import room_bytes
 from tuner.results.levels import SHOWN_LEVELS, levels
@@ -23,6 +24,7 @@ from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
 from tuner.results.undecided import UNDECIDED
 from tuner.results.view import View
 from tuner.space import SearchSpace
+from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, MACHINES
 from tuner.terminal.render import count, echo, print_fields, settings_text, size_text
 from tuner.terminal.tables import console, print_rows, print_wider, table
 from tuner.units import format_duration, format_size, significant
@@ -181,9 +183,28 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = (), measure: s
     if measure:
         echo(f"  {'measure':<10}{measure}")
     print_stages(best.record, best.space)
+    _print_by_gpus(best)
     for number, line in enumerate(use):
         # A command is one line, however long: it is there to be copied.
         echo(f"  {'' if number else 'use':<10}{line}")
+
+
+def _print_by_gpus(best: BestTrial) -> None:
+    """What an epoch takes and costs on each number of GPUs; nothing where there is one number."""
+    if not best.by_gpus:
+        return
+    echo(f"\nThe fastest that fits on each number of GPUs ({best.source}); {OF_ONE}\n")
+    hidden = (GPUS_PER_TRIAL, DISTRIBUTED, MACHINES)
+    knobs = [name for name in best.space.knobs if name not in hidden]
+    of = [row.record.configuration for row in best.by_gpus]
+    differing = [name for name in knobs if len({c.get(name) for c in of}) > 1]
+    rows = table([*COLUMNS, "settings"], right=COLUMNS[2:])
+    for row in best.by_gpus:
+        rows.add_row(*row_texts(row), settings_text(row.record.configuration, differing))
+    console().print(rows)
+    echo("< no other number is both faster and cheaper")
+    print_fields([("trade", trade_text(best.by_gpus))])
+    echo()
 
 
 def measure_command(target: Target, best: BestTrial) -> str:

@@ -45,7 +45,7 @@ def command(
     use = use_commands(target, criteria)
     measure = measure_command(target, best)
     if as_json:
-        print_json({**best.to_dict(), "use": list(use), "measure": measure})
+        print_json({"by_gpus": [], **best.to_dict(), "use": list(use), "measure": measure})
         return
     echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject_of(best.configuration)}")
     if target.known != target.folder:

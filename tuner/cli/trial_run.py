@@ -17,7 +17,14 @@ from tuner.emulator.here import is_emulated
 from tuner.engine.custom_workload import require_lengths, trial_job
 from tuner.engine.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.engine.estimate import estimate_configuration, one_configuration
-from tuner.engine.measuring import Measuring, Mode, cpu_share, emulating, limit_of
+from tuner.engine.measuring import (
+    Measuring,
+    Mode,
+    cpu_share,
+    emulating,
+    limit_of,
+    require_one_machine,
+)
 from tuner.errors import (
     EXIT_BAD_INPUT,
     EXIT_FOUND,
@@ -45,7 +52,7 @@ from tuner.runner.isolated import IsolatedRunner
 from tuner.runner.staged import StagedRunner
 from tuner.space import SearchSpace, parse_settings
 from tuner.space.data import DataFacts
-from tuner.space.distributed_knobs import gpus_per_trial
+from tuner.space.distributed_knobs import gpus_per_trial, machines
 from tuner.terminal.render import echo, print_fields, settings_text
 from tuner.units import format_duration, format_size
 
@@ -205,6 +212,8 @@ def run_trial(
         whole_steps=question.whole_steps,
         lengths=question.lengths,
     )
+    if space.predictable:
+        require_one_machine(machines(configuration))
     trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))
     with _runner(job, options, trials_on) as runner:
         outcome = _in_stages(runner, space, configuration, prediction)

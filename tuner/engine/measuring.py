@@ -16,7 +16,7 @@ from tuner.gpus import LIMIT_OF_TYPE, Gpu
 from tuner.runner.base import MeasureOptions, RunnerFactory, TrialJob
 from tuner.runner.factories import EmulatedFactory, MeasuredFactory
 from tuner.space import SearchSpace
-from tuner.space.distributed_knobs import most_gpus_per_trial
+from tuner.space.distributed_knobs import most_gpus_per_trial, most_machines
 from tuner.tune.request import TrialDevice
 from tuner.tune.verified import VerifiedFactory
 from tuner.units import GIB, format_gib
@@ -116,10 +116,12 @@ def decide(
     address: str | None = None,
     workers: int | None = None,
     gpus_per_trial: int = 1,
+    machines: int = 1,
 ) -> Measuring | Predicting:
     """Whether to measure: a device of the asked type is here, or in the cluster at `address`.
 
-    With several `gpus_per_trial` a trial gets all of them on one machine.
+    With several `gpus_per_trial` a trial gets all of them on one machine; on several `machines`
+    no trial runs.
 
     Raises `UnavailableError` where measuring was asked for and nothing can be measured on,
     `InputError` for a memory limit that makes no sense.
@@ -131,6 +133,10 @@ def decide(
                 hint="--gpu-memory predicts for another amount of memory",
             )
         return Predicting("--mode predict")
+    if machines > 1:
+        if mode is Mode.AUTO:
+            return Predicting(f"no trial runs on several machines (machines {machines})")
+        require_one_machine(machines)
     if mode is Mode.EMULATE:
         return emulating(gpu, memory_limit, gpus=gpus_per_trial)
     found = _for_ranks(_found(gpu, memory_limit, address, workers), gpus_per_trial)
@@ -188,6 +194,21 @@ def gpus_of_trials(space: SearchSpace) -> int:
     Raises `InputError` where the name is taken for something else.
     """
     return most_gpus_per_trial(space.choices, space.fixed)
+
+
+def machines_of_trials(space: SearchSpace) -> int:
+    """The machines of the trial of a space that has the most."""
+    return most_machines(space.choices, space.fixed) if space.predictable else 1
+
+
+def require_one_machine(machines: int) -> None:
+    """Raise `UnavailableError` for a trial on several: its processes find each other on one."""
+    if machines > 1:
+        raise UnavailableError(
+            f"a trial runs on one machine, and this one has machines {machines}",
+            hint="`tuner estimate` or --mode predict predicts it; `tuner emulate -- COMMAND` runs "
+            "a script of one `torchrun --nnodes` a machine; for one machine, set machines=1",
+        )
 
 
 def _for_ranks(found: Measuring | Predicting, count: int) -> Measuring | Predicting:

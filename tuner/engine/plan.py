@@ -16,7 +16,14 @@ from tuner.engine.custom_workload import (
 )
 from tuner.engine.device import with_profile
 from tuner.engine.margin import parse_margin
-from tuner.engine.measuring import Measuring, Mode, Predicting, decide, gpus_of_trials
+from tuner.engine.measuring import (
+    Measuring,
+    Mode,
+    Predicting,
+    decide,
+    gpus_of_trials,
+    machines_of_trials,
+)
 from tuner.engine.notices import UNHEARD, Notices
 from tuner.engine.target import CannotRunError, Target, check_conditions
 from tuner.errors import InputError, NothingFitsError, TunerError, UnavailableError
@@ -225,6 +232,7 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
         address=options.address,
         workers=options.workers,
         gpus_per_trial=gpus_of_trials(space),
+        machines=machines_of_trials(space),
     )
     require_trials(space, trials_on)
     lengths = options.lengths if isinstance(trials_on, Measuring) else None

@@ -11,12 +11,13 @@ from typing import Any
 
 from tuner.engine.target import CannotRunError
 from tuner.errors import InputError, Problem
+from tuner.estimators.parallel import LINK, NETWORK, unknown_rate
 from tuner.estimators.predict import check_supported
 from tuner.gpu import Gpu
 from tuner.models.catalogue import architecture
 from tuner.records import Configuration, KnobValue
 from tuner.space import SearchSpace
-from tuner.space.distributed_knobs import gpus_per_trial
+from tuner.space.distributed_knobs import Parallelism
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,11 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
         )
     predicted = [c for c in supported if _link_known(c, gpu)] if space.predictable else supported
     if predicted and len(predicted) < len(supported):  # with none, its prediction says what to do
+        lacking = LINK if gpu.link_bytes_per_s is None else NETWORK
+        several = "GPUs" if lacking == LINK else "machines"
         reasons[
-            f"trials of several GPUs, whose time is unknown: no link rate is known for {gpu.name}; "
-            f"add link_gb_per_s to an entry `like: {gpu.id}` in your gpus.yaml"
+            f"trials of several {several}, whose time is unknown: no link rate is known for "
+            f"{gpu.name}; add {lacking} to an entry `like: {gpu.id}` in your gpus.yaml"
         ] = len(supported) - len(predicted)
         left_out += len(supported) - len(predicted)
         supported = predicted
@@ -91,7 +94,7 @@ def supported_part(space: SearchSpace, gpu: Gpu, where: tuple[str, ...]) -> Supp
 
 def _link_known(configuration: Configuration, gpu: Gpu) -> bool:
     """Whether the time of the configuration can be predicted, as to what its ranks exchange."""
-    return gpu.link_bytes_per_s is not None or gpus_per_trial(configuration) == 1
+    return unknown_rate(gpu, Parallelism.of(configuration)) is None
 
 
 def _problems(

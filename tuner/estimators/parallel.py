@@ -9,6 +9,7 @@ What NCCL itself keeps on a GPU is not known here: it grows with the channels th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -37,7 +38,8 @@ BROADCASTS_AT_ONCE = 2
 
 LINK_SHARE = 0.8
 """What NCCL gets of a link's rate: its protocol takes some 20 % (github.com/NVIDIA/nccl-tests/
-issues/212, an author of NCCL: 370 of 450 GB/s on an H100)."""
+issues/212, an author of NCCL: 370 of 450 GB/s on an H100). Of a network too: 600 of 800 Gb/s
+between two machines of eight A100 was "roughly matching our expectation" (nccl/issues/495)."""
 
 LARGE_BLOCK_BYTES = 10 * MIB
 SEGMENT_BYTES = 2 * MIB
@@ -48,6 +50,12 @@ LOADED_SHARE = 0.5
 """Of what a training on a processor makes resident beside its tensors, the part that is so when
 ranks broadcast: most of it are pages of kernels that the first step touches. Measured with two gloo
 ranks on models of 3 and 35 million parameters: 23 MB then and 49 and 61 MB in steps."""
+
+ALL_REDUCE = "c10d::allreduce_"
+"""The collective by which HSDP adds up the gradients of its copies, as a trace names it."""
+
+LINK, NETWORK = "link_gb_per_s", "network_gb_per_s"
+"""Fields of the GPU catalogue: between GPUs of a machine, and to other machines."""
 
 SHARDED_PAGES_BYTES = 7 * MIB
 """What FSDP2 makes resident on a processor beside its tensors, more than a training alone. Measured
@@ -232,27 +240,33 @@ def exchange_of(
     """What the ranks of a traced step send each other."""
     if Parallelism.of(configuration).is_replicated:
         return Exchange(tuple(buckets_of(gradient_bytes)), tensors=len(gradient_bytes))
-    return sharded_exchange(timeline, int(str(configuration.get("grad_accum", 1))))
+    micro_steps = int(str(configuration.get("grad_accum", 1)))
+    copies = Parallelism.of(configuration).strategy == "hsdp"
+    return sharded_exchange(timeline, micro_steps, copies=copies)
 
 
-def sharded_exchange(timeline: Timeline, micro_steps: int) -> Exchange:
+def sharded_exchange(timeline: Timeline, micro_steps: int, *, copies: bool = False) -> Exchange:
     """The collectives of the second step of a trace, which has two micro-steps at most.
 
     The first of them stands for all but the last, which may send what the others do not. A sum
-    that all ranks get (all-reduce) is sent twice: scattered, and gathered.
+    that all ranks get (all-reduce) is sent twice: scattered, and gathered; under hsdp, one of
+    gradients is between the copies of the model.
     """
-    gathered = scattered = 0
+    gathered = scattered = summed = 0
     for name, size_bytes, mark in timeline.collectives:
         step = timeline.marks[mark]
         if step.step != 1:
             continue
         in_first = step.micro_step == 0 and step.phase is not Phase.OPTIMIZER
         size = size_bytes * (micro_steps - 1 if in_first and micro_steps > 1 else 1)
+        if copies and name == ALL_REDUCE:
+            summed += size
+            continue
         if "reduce" in name:
             scattered += size
         if "reduce_scatter" not in name:
             gathered += size
-    return Exchange(gathered=gathered, scattered=scattered)
+    return Exchange(gathered=gathered, scattered=scattered, summed=summed)
 
 
 def pages_of(profile: DeviceProfile | None, configuration: Configuration) -> int | None:
@@ -284,13 +298,15 @@ class Exchange:
     `buckets` are gradients in the order in which backward fills them, once a step, from so many
     `tensors`.
     `gathered` are weights that each micro-step collects anew, and `scattered` gradients that
-    every rank keeps a share of, both under fsdp2 and ZeRO.
+    every rank keeps a share of, both under fsdp2, hsdp and ZeRO. `summed` are the shares of
+    gradients that the copies of a model add up under hsdp.
     """
 
     buckets: tuple[int, ...] = ()
     tensors: int = 0
     gathered: int = 0
     scattered: int = 0
+    summed: int = 0
 
 
 def link_of(gpu: Gpu, parallelism: Parallelism, memory: Memory) -> float:
@@ -298,20 +314,46 @@ def link_of(gpu: Gpu, parallelism: Parallelism, memory: Memory) -> float:
 
     The error says what is known all the same: whether the memory of a rank suffices.
     """
-    if gpu.link_bytes_per_s is not None:
+    lacking = unknown_rate(gpu, parallelism)
+    if lacking is None:
+        assert gpu.link_bytes_per_s is not None
         return gpu.link_bytes_per_s
     fits = memory.device_bytes <= memory_of_rank(gpu, parallelism)
     how = (
         "`tuner calibrate --device cpu` measures it"
         if gpu.compute_capability == PROCESSOR
-        else f"add link_gb_per_s to an entry `like: {gpu.id}` of your gpus.yaml"
+        else f"add {lacking} to an entry `like: {gpu.id}` of your gpus.yaml"
     )
+    where = "machines with them" if lacking == NETWORK else "them"
     raise UnavailableError(
         f"how fast {parallelism.ranks} x {gpu.name} train is unknown, because no link rate between "
-        f"them is known; a rank needs {format_gib(memory.device_bytes)} and "
+        f"{where} is known; a rank needs {format_gib(memory.device_bytes)} and "
         f"{'fits' if fits else 'does not fit'}",
         hint=how,
     )
+
+
+def unknown_rate(gpu: Gpu, parallelism: Parallelism) -> str | None:
+    """The field of the catalogue that is missing for the time of these ranks; None for nothing."""
+    if parallelism.ranks > 1 and gpu.link_bytes_per_s is None:
+        return LINK
+    if parallelism.machines > 1 and gpu.network_bytes_per_s is None:
+        return NETWORK
+    return None
+
+
+def rate_of_ring(
+    link: float, network: float | None, *, stride: int, members: int, per_machine: int
+) -> float:
+    """Bytes a second that a ring of ranks `stride` apart sends, in `link`'s unit.
+
+    NCCL makes a ring for each network card, so that all cards of the machine's members carry one
+    (nccl-tests, doc/PERFORMANCE.md: the bus bandwidth is that of the slowest link on the way).
+    """
+    local = max(1, min(members, per_machine // stride))
+    if local == members or network is None:
+        return link
+    return min(link, network * local) if local > 1 else network
 
 
 def with_exchange(
@@ -324,17 +366,20 @@ def with_exchange(
     """Step times of one rank alone as those of ranks that exchange gradients.
 
     A ring sends 2 (n - 1) / n of each bucket through every link, in the order in which backward
-    fills the buckets; what is still on its way when backward has ended is waited for. Ranks on one
+    fills the buckets; what is still on its way when backward has ended is waited for. A ring over
+    machines is as fast as the slower of the GPUs' link and their network (`rate_of_ring`). Ranks on
     processor share its cores: each is as many times slower as there are ranks, and nothing is
     hidden, because copying takes the same cores.
     """
     on_processor = gpu.compute_capability == PROCESSOR
-    rate = link_bytes_per_s * (1.0 if on_processor else LINK_SHARE)
+    share = 1.0 if on_processor else LINK_SHARE
+    rate = link_bytes_per_s * share
+    network = None if gpu.network_bytes_per_s is None else gpu.network_bytes_per_s * share
     ranks = np.array([p.ranks for p in parallelism], dtype=float)
     scale = ranks if on_processor else np.ones(len(ranks))
     waits = np.array(
         [
-            waited_s(e, p, rate, 0.0 if on_processor else float(backward_s))
+            waited_s(e, p, rate, 0.0 if on_processor else float(backward_s), network=network)
             for e, p, backward_s in zip(exchanges, parallelism, times.backward_s, strict=True)
         ]
     )
@@ -343,15 +388,32 @@ def with_exchange(
     return replace(times, step_s=times.step_s * scale + waits, breakdown_s=breakdown)
 
 
-def waited_s(exchange: Exchange, parallelism: Parallelism, rate: float, backward_s: float) -> float:
-    """Seconds for which a rank waits for others in one step; 0 on one GPU."""
-    share = (parallelism.ranks - 1) / parallelism.ranks
+def waited_s(
+    exchange: Exchange,
+    parallelism: Parallelism,
+    rate: float,
+    backward_s: float,
+    *,
+    network: float | None = None,
+) -> float:
+    """Seconds for which a rank waits for others in one step; 0 on one GPU.
+
+    `rate` is that between GPUs of a machine, `network` that of a GPU to another machine, both in
+    bytes a second.
+    """
+    p = parallelism
+    ring = functools.partial(rate_of_ring, rate, network, per_machine=p.per_machine)
+    copies = p.ranks // p.group
+    everywhere = ring(stride=1, members=p.ranks)
+    share = (p.ranks - 1) / p.ranks
     total = sum(exchange.buckets)
     sent, done_s = 0, 0.0
     for size in exchange.buckets:
         sent += size
-        done_s = max(done_s, backward_s * sent / total) + 2 * share * size / rate
-    gathered_s = share * (exchange.gathered + exchange.scattered) / rate
+        done_s = max(done_s, backward_s * sent / total) + 2 * share * size / everywhere
+    inside = (p.group - 1) / p.group / ring(stride=1, members=p.group)
+    between = 2 * (copies - 1) / copies / ring(stride=p.group, members=copies)
+    gathered_s = inside * (exchange.gathered + exchange.scattered) + between * exchange.summed
     return max(0.0, done_s - backward_s) + gathered_s
 
 

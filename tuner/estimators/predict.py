@@ -30,7 +30,7 @@ from tuner.gpu import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.models.positions import length_problem
 from tuner.records import Configuration, Memory, MemoryBudget, Prediction, Speed
-from tuner.space.distributed_knobs import GPUS_PER_TRIAL, Parallelism
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
 from tuner.space.schemas import unmodelled
 from tuner.workloads import get_workload, tokens_per_sample
 
@@ -180,7 +180,7 @@ def _alone(subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
     return trace_deep(
         subject.workload,
         subject.model_config,
-        Configuration({**configuration, GPUS_PER_TRIAL: 1}),
+        Configuration({**configuration, GPUS_PER_TRIAL: 1, MACHINES: 1}),
         compute_capability=gpu.compute_capability,
     )
 

@@ -308,8 +308,8 @@ def _check_traced_in_full(count: int) -> None:
     """Raise `InputError` for more configurations than anybody waits for, at seconds each."""
     if count > MOST_TRACED:
         raise InputError(
-            f"{count} configurations with distributed fsdp2 or zero, loss chunked or optimizer "
-            f"adafactor would each be traced in full, which takes seconds each; at most "
+            f"{count} configurations with distributed fsdp2, hsdp or zero, loss chunked or "
+            f"optimizer adafactor would each be traced in full, which takes seconds each; at most "
             f"{MOST_TRACED} are",
             hint="narrow the search with --where or --set; others need no traces",
         )

@@ -10,6 +10,7 @@ import yaml
 
 from tuner.expressions import show
 from tuner.records import Configuration, Measurement, Prediction, Source, TrialRecord
+from tuner.results.by_gpus import ByGpus, by_gpus
 from tuner.results.cost import RunCost, cost_dict, run_cost
 from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.front import (
@@ -69,6 +70,8 @@ class BestTrial:
     objective: Objective = THROUGHPUT
     rivals: tuple[TrialRecord, ...] = ()
     """Others that fit and may be as fast, as predictions cannot tell; the fastest first."""
+    by_gpus: tuple[ByGpus, ...] = ()
+    """The fastest that fits on each number of GPUs; empty where there is one number."""
 
     def __repr__(self) -> str:
         """In short: with the space and all evidence it would fill the screen."""
@@ -188,6 +191,7 @@ class BestTrial:
             "speed": self._speed_dict(),
             **stages_dict(self.record, self.space),
             "run": cost_dict(self.cost),
+            **self._by_gpus_dict(),
             "baseline": _gain_dict(self.gain),
             "trainable_params": self.evidence.trainable_params,
             "total_params": self.evidence.total_params,
@@ -210,6 +214,10 @@ class BestTrial:
                 "versions": dict(self.record.versions),
             },
         }
+
+    def _by_gpus_dict(self) -> dict[str, Any]:
+        names = self.space.knobs or tuple(self.configuration)
+        return {"by_gpus": [row.to_dict(names) for row in self.by_gpus]} if self.by_gpus else {}
 
     def _of_knobs(self, settings: dict[str, Any]) -> dict[str, Any]:
         return {n: v for n, v in settings.items() if n in self.space.knobs or not self.space.knobs}
@@ -314,6 +322,7 @@ def best_of(
         conditions=tuple(conditions),
         objective=objective,
         rivals=_rivals(best, fitting, space) if objective.name == THROUGHPUT.name else (),
+        by_gpus=by_gpus(fitting, space, gpu),
     )
 
 

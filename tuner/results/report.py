@@ -12,6 +12,7 @@ from markupsafe import Markup
 from tuner.expressions import all_of
 from tuner.records import MemoryCategory, TrialRecord
 from tuner.results.best import BestTrial, near_tie_text
+from tuner.results.by_gpus import COLUMNS, row_texts, trade_text
 from tuner.results.figures import front_figure, knob_figures, prediction_error_figure
 from tuner.results.front import room_bytes
 from tuner.results.gpus_figure import gpu_rows, gpus_figure, has_emulated, same_conditions
@@ -106,6 +107,9 @@ def report_html(
             subtitle=subtitle(view),
             undecided=UNDECIDED if view.undecided else "",
             near_tie=near_tie_text(view.best) if view.best else "",
+            gpu_columns=COLUMNS,
+            row_texts=row_texts,
+            trade_text=trade_text,
             memory_parts=_memory_parts(view.best) if view.best else [],
             time_parts=_time_parts(view.best) if view.best else [],
             operators=timeline.operators if timeline and view.best else (),

@@ -68,6 +68,10 @@ MEMORY_ORDERS: Mapping[str, MemoryOrder] = {
             "gradient_checkpointing": (True, False),
             # State on the host, in one byte, in four bytes.
             "optimizer": ("paged_adamw_8bit", "adamw_8bit", "adamw_torch"),
+            # Smaller shares under fsdp2 and hsdp, the same under ddp. Not 1, which gathers nothing
+            # and has no buckets; nor one way to share against another (docs/guided-search.md).
+            "gpus_per_trial": (8, 4, 2),
+            "reshard_after_forward": (True, False),
         },
         of_adapters=frozenset({"lora_rank", "optimizer"}),
         without_effect=frozenset({"lora_alpha", "effective_batch"}),

@@ -121,7 +121,7 @@ def distribute(
     if parallelism.zero_stage:
         return Ranks(model, parallelism, ZeroEngine(model, zero))
     if parallelism.is_sharded:
-        called = shard(model, device, sharding)
+        called = shard(model, device, sharding, group=parallelism.group)
         if any(parameter.is_meta for parameter in called.parameters()):
             environment.materialize(called)
         return Ranks(called, parallelism)

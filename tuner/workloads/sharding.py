@@ -6,7 +6,7 @@ runs here; loops of one's own follow PyTorch's documentation and torchtitan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -17,6 +17,7 @@ from torch import nn
 from tuner.workloads.offload import decoder_layers
 
 _MESH = "dp_shard"
+_COPIES = "dp_replicate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,11 @@ class Sharding:
     reshard_after_forward: bool = True
 
 
-def shard(model: nn.Module, device: str, sharding: Sharding) -> Any:
-    """The model with its parameters sharded between all ranks, where they are.
+def shard(model: nn.Module, device: str, sharding: Sharding, *, group: int) -> Any:
+    """The model with its parameters sharded between `group` ranks in a row, where they are.
 
+    With more ranks than that, each such group has a copy of the model (HSDP): the mesh has two
+    dimensions, as PyTorch's documentation, torchtitan and accelerate make it.
     On the meta device nothing is allocated. Weights on the host go to `device` layer by layer.
     """
     from torch.distributed.device_mesh import init_device_mesh
@@ -42,10 +45,9 @@ def shard(model: nn.Module, device: str, sharding: Sharding) -> Any:
     kind = torch.device(device).type
     if kind == "cuda":
         torch.cuda.set_device(device)  # fully_shard asks for no other
-    names = (_MESH,)
-    mesh = init_device_mesh(
-        "cpu" if kind == "meta" else kind, (dist.get_world_size(),), mesh_dim_names=names
-    )
+    copies = dist.get_world_size() // group
+    sizes, names = ((group,), (_MESH,)) if copies == 1 else ((copies, group), (_COPIES, _MESH))
+    mesh = init_device_mesh("cpu" if kind == "meta" else kind, sizes, mesh_dim_names=names)
     if sharding.by_trainer:
         return _as_accelerate(model, mesh, device, sharding)
     return _by_layer(model, mesh, sharding)
@@ -82,7 +84,7 @@ class _State:
 class _Dimensions:
     """`Accelerator.parallelism_config`."""
 
-    fsdp_dim_names: tuple[str, ...] = (_MESH,)
+    fsdp_dim_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class _Accelerator:
     torch_device_mesh: Any
     device: torch.device
     mixed_precision: str
-    parallelism_config: _Dimensions = field(default_factory=_Dimensions)
+    parallelism_config: _Dimensions
     is_main_process: bool = False
     """Otherwise it logs, which needs a real one."""
 
@@ -117,7 +119,8 @@ def _as_accelerate(model: nn.Module, mesh: Any, device: str, sharding: Sharding)
     if sharding.dtype is not None:
         precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}[sharding.dtype]
         plugin.set_mixed_precision(precision)
-    accelerator = _Accelerator(_State(plugin), mesh, torch.device(device), precision)
+    dimensions = _Dimensions(tuple(mesh.mesh_dim_names))
+    accelerator = _Accelerator(_State(plugin), mesh, torch.device(device), precision, dimensions)
     # Values that it would load afterwards, if only the first rank had them.
     with mock.patch.object(model, "state_dict", dict):
         return fsdp2_prepare_model(accelerator, model)

@@ -11,7 +11,7 @@ from tuner.export.settings_reader import SettingsReader
 
 
 def accelerate(chosen: SettingsReader, model: str | None) -> Settings:
-    """A file of `accelerate launch --config_file` for the GPUs of one machine (accelerate 1.15)."""
+    """A file of `accelerate launch --config_file`, for all its GPUs (accelerate 1.15)."""
     del model  # named by the script that is launched
     chosen.leave("grad_accum", "belongs to Accelerator(gradient_accumulation_steps=...)")
     ranks = chosen.get("gpus_per_trial") or 1
@@ -19,7 +19,7 @@ def accelerate(chosen: SettingsReader, model: str | None) -> Settings:
         "compute_environment": "LOCAL_MACHINE",
         **_distributed(chosen),
         "mixed_precision": chosen.text("mixed_precision") or "no",
-        "num_machines": 1,
+        "num_machines": chosen.get("machines") or 1,
         "num_processes": ranks,
         "machine_rank": 0,
         "use_cpu": False,
@@ -39,7 +39,14 @@ def _distributed(chosen: SettingsReader) -> Settings:
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_reshard_after_forward": chosen.get("reshard_after_forward") is not False,
         }
-        return {"distributed_type": "FSDP", "fsdp_config": sharding}
+        found: Settings = {"distributed_type": "FSDP", "fsdp_config": sharding}
+        chosen.get("dp_shard_size")
+        if parallelism.group < parallelism.ranks:
+            found["parallelism_config"] = {
+                "parallelism_config_dp_replicate_size": parallelism.ranks // parallelism.group,
+                "parallelism_config_dp_shard_size": parallelism.group,
+            }
+        return found
     if not parallelism.zero_stage:
         return {"distributed_type": "MULTI_GPU"}
     chosen.leave("reduce_bucket_size", "belongs to a file of DeepSpeed's: deepspeed_config_file")
