@@ -175,6 +175,8 @@ def _limit_text(found: Emulation) -> str:
 
 
 def _ranks_text(found: Emulation) -> str:
+    if found.stands_for > 1:
+        return f"rank 0, which stands for all {found.stands_for}; --all-ranks runs each"
     if len(found.devices) < 2:
         return ""
     sizes = [use.peak_allocated_bytes for use in found.devices]
