@@ -75,6 +75,7 @@ EMU_EXPORT const char *ncclGetErrorString(int result) {
       "no error", "unhandled cuda error", "unhandled system error", "internal error",
       "invalid argument", "invalid usage",
       "remote process exited or there was a network error", "NCCL operation in progress"};
+  if (result == INVALID_USAGE && last_message[0]) return last_message; /* some callers ask no more */
   return result >= 0 && result <= 7 ? texts[result] : "unknown result code";
 }
 

@@ -284,17 +284,25 @@ static void free_operations(struct operation *o) {
   }
 }
 
-/* Sends and receives of a process that stands for all ranks. A group that sends to everybody, its own
- * rank included (as all-to-all does), gets from each what it sends to itself. */
+/* A send that gives what a receive of the same group gets; NULL if there is none. */
+static struct operation *alike_send(struct operation *all, const struct operation *o, int to_self) {
+  for (struct operation *s = all; s; s = s->next)
+    if (s->comm == o->comm && s->kind == SEND && !s->posted && s->bytes == o->bytes &&
+        (s->root == o->comm->rank) == to_self)
+      return s;
+  return NULL;
+}
+
+/* Sends and receives of a process that stands for all ranks. In a group that sends to every rank
+ * (all-to-all) each sends to this one what it sends to itself; in a ring, what it sends to the next.
+ * A receive for which nothing is sent, as in a pipeline, is of a rank that is not alike. */
 static int exchange_alike(struct operation *all) {
   for (struct operation *o = all; o; o = o->next) {
     if (o->comm->region || !is_lane(o)) continue;
     o->finished = 1;
     if (o->kind == SEND) continue;
-    const struct operation *s = all;
-    while (s && (s->comm != o->comm || s->kind != SEND || s->root != o->comm->rank ||
-                 s->bytes != o->bytes))
-      s = s->next;
+    struct operation *s = alike_send(all, o, 1);
+    if (!s && (s = alike_send(all, o, 0))) s->posted = 1;
     if (!s) return fail(o->comm, INVALID_USAGE, NEEDS_ALL, (int)o->root);
     if (o->carried) copy_changed(o->receive, s->send, o->bytes);
   }
