@@ -6,8 +6,9 @@ Each row is one command as a user types it: `tuner emulate` of TRL's trainer und
 (`programs/fsdp_qlora.py`) on a hollow checkpoint. With CHECKOUT, a clone of AnswerDotAI/fsdp_qlora
 at 05ed9f2, its own `train.py` runs too, unchanged; it needs packages of its time, in FOLDER:
 
-    pip install --target FOLDER --no-deps transformers==4.44.2 tokenizers==0.19.1 \\
-      huggingface_hub==0.34.4 accelerate==0.34.2 peft==0.12.0 fastcore==1.7.29 datasets==2.21.0
+    pip install --target FOLDER --no-deps transformers==4.44.2 tokenizers==0.19.1
+    pip install --target FOLDER --no-deps huggingface_hub==0.34.4 accelerate==0.34.2 peft==0.12.0
+    pip install --target FOLDER --no-deps fastcore==1.7.29 datasets==2.21.0
 
 All memory is emulated, of one GPU, in GiB; "host" is the largest process on this machine.
 """
@@ -34,9 +35,14 @@ SCRIPT = Path(sys.executable).parent / "accelerate"
 ASKED_S, ASKED_HOST_GIB = 300.0, 20.0
 
 ANSWER_AI = (
-    "--precision=bf16 --train_type=qlora --use_gradient_checkpointing=true --dataset=dummy "
-    "--reentrant_checkpointing=true --dataset_samples=16 --log_to=stdout"
-).split()
+    "--precision=bf16",
+    "--train_type=qlora",
+    "--use_gradient_checkpointing=true",
+    "--dataset=dummy",
+    "--reentrant_checkpointing=true",
+    "--dataset_samples=16",
+    "--log_to=stdout",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ ROWS = (
     Row("TRL, FSDP1", NEW, "h100_sxm", 8, ("512", "1"), ("--fsdp_version", "1")),
     Row("TRL, loaded on the GPU", NEW, "rtx4090", 2, ("512", "1"), OFFLOAD),
     Row("TRL, offloaded", NEW, "rtx4090", 2, ("512", "1", "cpu"), OFFLOAD),
+    Row("TRL, offloaded", NEW, "a10g", 4, ("3072", "1", "cpu"), OFFLOAD),
     Row("TRL, offloaded", OLD, "rtx4090", 2, ("2048", "2", "cpu"), OFFLOAD, 14.92),
 )
 _7B = "llama-2-7b"
@@ -98,8 +105,8 @@ OWN = tuple(
     )
 )
 HEAD = (
-    "| program | model | GPUs | arguments | ended | load | training | reserved | published | | took "
-    "| host |",
+    "| program | model | GPUs | arguments | ended | load | training | reserved | published | "
+    "| took | host |",
     "|---|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
 )
 

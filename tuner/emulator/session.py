@@ -125,8 +125,8 @@ class Session:
     """`count` emulated devices of one type; a context manager.
 
     `memory_bytes` is each device's memory, by default the type's. `seed` is that of the values
-    that are made up. `one_rank`: one process stands for all ranks
-    of a training (inside/one_rank.py). `settings` are read by the emulated processes (`tuner.emulator.inside`).
+    that are made up. With `one_rank`, one process stands for all ranks of a training
+    (inside/one_rank.py). `settings` are read by the emulated processes (`tuner.emulator.inside`).
     Raises `UnavailableError` where nothing can be emulated, and `InputError` for a GPU type that
     cannot be.
     """
@@ -145,7 +145,12 @@ class Session:
             raise InputError(f"{count} GPUs cannot be emulated", hint=f"1 to {MOST_DEVICES} can be")
         self.gpu = gpu
         self.count = count
-        self._settings = {"seed": seed, "one_rank": one_rank, "rates": gpu_to_dict(gpu), **(settings or {})}
+        self._settings = {
+            "seed": seed,
+            "one_rank": one_rank,
+            "rates": gpu_to_dict(gpu),
+            **(settings or {}),
+        }
         self._libraries = build(torch or find_torch())
         config = _config(gpu, count, seed, one_rank)
         self._file = os.memfd_create("tuner-emulator")

@@ -36,17 +36,17 @@ def stand_for_all_ranks() -> None:
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     rendezvous.TCPStore = _store(rendezvous.TCPStore)
     c10d._store_based_barrier = lambda *_, **__: None
-    c10d._get_split_source = lambda _: None  # type: ignore[assignment,return-value]
+    c10d._get_split_source = lambda _: None  # type: ignore[assignment]
     if c10d.is_gloo_available():
         _replace(c10d.ProcessGroupGloo, _gloo())
 
 
 def _replace(original: Any, ours: Any) -> None:
     """In every module that has it by its name; `import torch` has loaded those that matter."""
+    own_name = original.__name__
     for name, module in list(sys.modules.items()):
-        if name.startswith("torch.distributed"):
-            if vars(module).get(original.__name__) is original:
-                setattr(module, original.__name__, ours)
+        if name.startswith("torch.distributed") and vars(module).get(own_name) is original:
+            setattr(module, own_name, ours)
 
 
 def _joining(c10d: Any) -> Any:
@@ -57,7 +57,7 @@ def _joining(c10d: Any) -> Any:
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs).arguments
         rank = given.get("rank", -1)
-        if int(os.environ.get("RANK", 0)) if rank is None or rank < 0 else rank:
+        if int(os.environ.get("RANK", "0")) if rank is None or rank < 0 else rank:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)
@@ -101,28 +101,27 @@ def _splitting(c10d: Any) -> Any:
         mine = next((ranks for ranks in groups if c10d.get_rank() in ranks), None)
         if mine is None:
             return None
-        return c10d.new_group(
-            mine, timeout=timeout, pg_options=pg_options, group_desc=group_desc
-        )
+        return c10d.new_group(mine, timeout=timeout, pg_options=pg_options, group_desc=group_desc)
 
     return split_group
 
 
 def _gloo() -> type:
-    from torch._C._distributed_c10d import FakeProcessGroup
+    from torch._C import _distributed_c10d
 
+    fake: Any = _distributed_c10d.FakeProcessGroup
     # PyTorch numbers the collectives of a gloo group, which the fake one refuses.
-    FakeProcessGroup._set_sequence_number_for_group = lambda _: None
+    fake._set_sequence_number_for_group = lambda _: None
 
     class _IsFake(type):
         def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, FakeProcessGroup)
+            return isinstance(instance, fake)
 
     class ProcessGroupGloo(metaclass=_IsFake):
         """PyTorch's fake group: gathers give what this rank has, and nobody is connected to."""
 
         def __new__(cls, store: Any, rank: int, size: int, *_: Any, **__: Any) -> Any:
             """A group of so many ranks."""
-            return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
+            return fake._create_internal(rank, size, fake.Options())
 
     return ProcessGroupGloo
