@@ -40,7 +40,7 @@ ANSWER_AI = (
     "--use_gradient_checkpointing=true",
     "--dataset=dummy",
     "--reentrant_checkpointing=true",
-    "--dataset_samples=16",
+    "--dataset_samples=64",
     "--log_to=stdout",
 )
 
@@ -155,7 +155,8 @@ def shown(row: Row, found: Found) -> str:
     if row.published_gib is not None:
         published = f"{row.published_gib:.2f}"
         difference = f"{reserved / row.published_gib - 1:+.1%}"
-    ended = {"steps": "3 steps", "oom": "out of memory"}.get(emulation["ended"], "failed")
+    how = emulation["ended"]
+    ended = f"{emulation['steps']} steps" if how in {"steps", "end"} else how
     arguments = " ".join(word.removeprefix("--") for word in row.arguments)
     return (
         f"| {row.name} | {row.model} | {row.gpus} x {row.gpu} | {arguments} | {ended} "
