@@ -16,7 +16,7 @@ from benchmarks.settings.cases import CASES
 from tests.emulating import needs_emulator
 from tuner.models.hollow import write_hollow
 
-HERE = ("sft_qlora", "dpo_lora", "trainer_qlora")
+HERE = ("sft_qlora", "dpo_lora", "trainer_qlora", "launched_ddp", "launched_fsdp2_nf4")
 """Of trainers that are in the tests' own environment."""
 
 OTHERS = {
@@ -33,7 +33,7 @@ ARRIVING = ("micro_batch", "grad_accum", "mixed_precision", "gradient_checkpoint
 @pytest.fixture
 def model(name: str, tmp_path: Path) -> Path:
     """A checkpoint in fp32, which not all trainers load as it is; in bf16 to be quantised."""
-    dtype = "bfloat16" if "qlora" in name else "float32"
+    dtype = "bfloat16" if "qlora" in name or "launched" in name else "float32"
     write_hollow("tiny-llama-3m", tmp_path / "tiny", dtype=dtype)
     return tmp_path / "tiny"
 

@@ -26,6 +26,7 @@ from tuner.engine.program_predictions import PredictedProgram, ProgramPrediction
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
 from tuner.models.hollow import is_hollow, write_hollow
+from tuner.program.launch import read_launch
 from tuner.program.program import read_program
 from tuner.units import GIB
 
@@ -101,7 +102,7 @@ def predicted(case: Case, model: Path) -> PredictedProgram:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepared(case, model, folder)
-        program = read_program(case.words, folder, is_run=False)
+        program = read_program((*case.launcher, *case.words), folder, is_run=False)
         return ProgramPredictions(program, get_gpu(case.gpu)).as_it_is()
 
 
@@ -140,17 +141,18 @@ def run(case: Case, model: Path, python: str, log: Path | None) -> dict[str, Any
     os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
     command = (
         [str(bin_folder / _COMMANDS[case.trainer][0]), *_COMMANDS[case.trainer][1:]]
-        if (case.trainer in _COMMANDS)
-        else [python]
+        if case.trainer in _COMMANDS
+        else [*case.launcher] or [python]
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepared(case, model, folder)
+        started = read_launch(read_program([*command, *case.words], folder)).processes or 1
         with (log or folder / "log").open("a", encoding="utf-8") as output:
             found = emulate(
                 [*command, *case.words],
                 get_gpu(case.gpu),
-                EmulateOptions(steps=STEPS, timeout_s=900),
+                EmulateOptions(steps=STEPS, timeout_s=900, gpus=started),
                 output=output,
                 cwd=folder,
             )

@@ -1,4 +1,4 @@
-"""Twenty trainings as people set them, each as the files that its trainer is started with.
+"""Trainings as people set and start them, each as the files that its trainer is started with.
 
 Every example is longer than the maximum length, so that each batch is full: what is compared is
 what the trainer does, not how long the data happens to be.
@@ -30,6 +30,8 @@ class Case:
     files: Mapping[str, str] = field(default_factory=dict)
     environment: str = ""
     """The packages that an environment needs beside PyTorch."""
+    launcher: tuple[str, ...] = ()
+    """What starts several ranks."""
 
 
 _HEAD = """\
@@ -90,6 +92,10 @@ _NF4 = (
 _LORA = 'LoraConfig(r={rank}, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")'
 
 
+_FSDP2 = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+_ACCELERATE = {"distributed_type": "FSDP", "num_machines": 1, "num_processes": 2}
+
+
 def _loaded(**options: str) -> str:
     given = "".join(f", {name}={value}" for name, value in options.items())
     return f'model = AutoModelForCausalLM.from_pretrained("model"{given})'
@@ -105,12 +111,18 @@ def _script(  # noqa: PLR0913 - one argument for each part of the text
     loaded: str = "",
     arguments: str = "",
     rest: str = "",
+    launcher: str = "",
+    fsdp: Mapping[str, Any] | None = None,
 ) -> Case:
     body = {"TRL SFT": _SFT, "TRL DPO": _DPO, "HF Trainer": _TRAINER}[trainer]
     text = _HEAD.format(before=loaded) + body.format(
         model="model" if loaded else '"model"', arguments=arguments, rest=rest
     )
-    return Case(name, trainer, settings, model, gpu, ("train.py",), {"train.py": text}, "trl")
+    files = {"train.py": text}
+    if fsdp is not None:
+        files["fsdp.yaml"] = yaml.safe_dump({**_ACCELERATE, "fsdp_config": {**_FSDP2, **fsdp}})
+    started = tuple(launcher.split())
+    return Case(name, trainer, settings, model, gpu, ("train.py",), files, "trl", started)
 
 
 def _adapter(rank: int) -> str:
@@ -318,4 +330,52 @@ _LLAMAFACTORY = (
     ),
 )
 
-CASES = (*_SCRIPTS, *_AXOLOTL, *_LLAMAFACTORY)
+_TORCHRUN = "torchrun --standalone --nproc-per-node 2"
+_BY_FILE = "accelerate launch --config_file fsdp.yaml"
+_PACKED = _NF4[:-1] + ", bnb_4bit_quant_storage=torch.bfloat16)"
+_BATCH = "per_device_train_batch_size=2, gradient_accumulation_steps=4, "
+
+
+def _launched(name: str, settings: str, launcher: str, **more: Any) -> Case:
+    more = {"loaded": _loaded(dtype="torch.bfloat16"), "gpu": "h100_sxm", **more}
+    more["arguments"] = _BATCH + more.get("arguments", "")
+    return _script(name, "TRL SFT", settings, launcher=launcher, **more)
+
+
+_LAUNCHED = (
+    _launched("launched_ddp", "2 ranks: DDP", _TORCHRUN),
+    _launched("launched_fsdp2", "2 ranks: FSDP2", _BY_FILE, fsdp={}),
+    _launched(
+        "launched_fsdp2_checkpointing",
+        "2 ranks: FSDP2 and its own checkpointing",
+        _BY_FILE,
+        fsdp={"fsdp_activation_checkpointing": True},
+        arguments="gradient_checkpointing=False",
+    ),
+    _launched(
+        "launched_fsdp2_kept",
+        "2 ranks: FSDP2, gathered weights kept, head not tied",
+        _TORCHRUN,
+        model="tinyllama-1.1b",
+        arguments='fsdp=True, fsdp_config={"reshard_after_forward": False}',
+    ),
+    _launched(
+        "launched_fsdp2_nf4",
+        "4 ranks: FSDP2, nf4, LoRA r 16",
+        f"{_BY_FILE} --num_processes 4",
+        fsdp={},
+        loaded=_loaded(quantization_config=_PACKED, dtype="torch.bfloat16"),
+        rest=_adapter(16),
+    ),
+    _launched(
+        "launched_fsdp2_nf4_8b",
+        "2 ranks: FSDP2, nf4, LoRA r 16; most while it loads",
+        _BY_FILE,
+        fsdp={},
+        model="llama-3.1-8b",
+        loaded=_loaded(quantization_config=_PACKED, dtype="torch.bfloat16"),
+        rest=_adapter(16),
+    ),
+)
+
+CASES = (*_SCRIPTS, *_AXOLOTL, *_LLAMAFACTORY, *_LAUNCHED)

@@ -273,3 +273,19 @@ def test_a_value_of_a_module_that_the_script_imports_is_read(tmp_path, monkeypat
     )
     plan = plan_program(read_program(["train.py"]))
     assert plan.configuration["micro_batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "rank"), [((), 4), (("16",), 16), (("16", "more"), 16)], ids=["none", "one", "two"]
+)
+def test_a_default_for_a_word_that_is_missing_is_followed(tmp_path, words, rank):
+    text = f"rank = int(sys.argv[1]) if len(sys.argv) > 1 else 4\n{SFT}"
+    plan = planned(tmp_path, text.format("", "peft_config=LoraConfig(r=rank)"), *words)
+    assert plan.configuration["lora_rank"] == rank
+
+
+def test_the_first_argument_of_a_call_has_the_name_of_the_call(tmp_path):
+    text = (
+        "model = AutoModelForCausalLM.from_pretrained('a' + NAME)\nSFTTrainer(model, SFTConfig())\n"
+    )
+    assert "train.py:7 AutoModelForCausalLM.from_pretrained(...)" in refusals(tmp_path, text)

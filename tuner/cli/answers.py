@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.apply.source import READERS
+from tuner.apply.source import PYTHON, READERS
 from tuner.cli.front_plot import print_plot
 from tuner.cli.stages import print_stages
 from tuner.engine.recommendation import ANY_THAT_FITS, Criteria
@@ -228,8 +228,10 @@ def use_commands(target: Target, criteria: Criteria = ANY_THAT_FITS) -> tuple[st
         return (*apply, target.command("export", *words, "--format", able))
     if not command.is_program:
         return (target.command("export", *words, "--format", "command"),)
-    files = [str(Path(command.cwd, word)) for word in command.argv if Path(word).suffix in READERS]
-    return tuple(target.command("apply", *words, "--to", file) for file in files[:1])
+    named = [Path(command.cwd, word) for word in command.argv if Path(word).suffix in READERS]
+    # A launcher's file may stand before the script.
+    named.sort(key=lambda path: path.suffix not in PYTHON)
+    return tuple(target.command("apply", *words, "--to", str(path)) for path in named[:1])
 
 
 def _file_of(space: SearchSpace) -> str | None:

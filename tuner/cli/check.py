@@ -29,11 +29,13 @@ from tuner.terminal.render import echo, print_json
         "tuner check --gpu rtx4090 -- train.py --batch-size 4",
         "tuner check axolotl.yml --gpu a6000",
         "tuner check train.py --gpu rtx4090 --predict --set max_length=2048",
-        "tuner check --gpu h100_sxm --gpus 2 -- torchrun --nproc-per-node 2 train.py",
+        "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
     ),
 )
 @emulated_gpu_options
-@click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
+@click.option(
+    "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
+)
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
 @click.option(
     "--no-changes",
@@ -60,7 +62,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     *,
     gpu_name: str,
     gpu_memory: int | None,
-    gpus: int,
+    gpus: int | None,
     margin: str | None,
     improve: bool,
     predict: bool,
@@ -92,11 +94,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.engine.program_runs import ProgramRuns
     from tuner.engine.quiet import quiet_libraries
 
-    if gpus < 1:
+    if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")
     predict = predict or model is not None or bool(settings)
-    if predict and gpus > 1:
-        raise InputError("a program on several GPUs is not predicted", hint="leave --predict out")
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     margin_fraction = parse_margin(margin, gpu)
     report = _nothing if quiet else _say
@@ -105,7 +105,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         read = read_program(program, is_run=False)
         given = parse_settings(settings)
         with quiet_libraries():
-            predictions = ProgramPredictions(read, gpu, margin_fraction, given, model)
+            predictions = ProgramPredictions(read, gpu, margin_fraction, given, model, gpus)
             return check_program(predictions, improve=improve, report=report)
 
     if predict:
@@ -115,8 +115,6 @@ def command(  # noqa: PLR0913 - one argument for each option
             with ProgramRuns(read_program(program), gpu, gpus, margin_fraction, seed) as runs:
                 checked = check_program(runs, improve=improve, report=report)
         except UnavailableError as error:
-            if gpus > 1:
-                raise
             _say(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")
             checked = predicted()
     if as_json:

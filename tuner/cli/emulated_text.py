@@ -157,7 +157,8 @@ def _speed_text(found: Emulation) -> str:
     low, high = time.interval_s
     mfu = f", MFU {time.mfu:.0%}" if time.mfu is not None else ""
     rate = found.sequences_per_s
-    each = f", {significant(rate)} sequences/s" if rate is not None else ""
+    where = " on each GPU" if len(found.devices) > 1 else ""
+    each = f", {significant(rate)} sequences/s{where}" if rate is not None else ""
     text = (
         f"{format_duration(time.step_s)} an optimizer step (90 %: {format_duration(low)} to"
         f" {format_duration(high)}){each}{mfu}"

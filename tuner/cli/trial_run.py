@@ -205,16 +205,11 @@ def run_trial(
         whole_steps=question.whole_steps,
         lengths=question.lengths,
     )
-    trials_on = dataclasses.replace(trials_on, gpus=_gpus(space, configuration))
+    trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))
     with _runner(job, options, trials_on) as runner:
         outcome = _in_stages(runner, space, configuration, prediction)
     record = _record(space, gpu, trials_on, configuration, (outcome, prediction), margin_fraction)
     return Trial(space, gpu, trials_on, record)
-
-
-def _gpus(space: SearchSpace, configuration: Configuration) -> int:
-    """How many GPUs the trial takes; code of the user's own has names of its own."""
-    return gpus_per_trial(configuration) if space.predictable else 1
 
 
 def _runner(job: TrialJob, options: MeasureOptions, trials_on: Measuring) -> IsolatedRunner:

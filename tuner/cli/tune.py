@@ -107,7 +107,7 @@ def command(  # noqa: PLR0913 - one argument for each option
             "a processor is not emulated", hint="--mode measure runs the trials on this one"
         )
     read = read_program(program)
-    path = space_path or Path(f"tune-{Path(program[0]).stem}.yaml")
+    path = space_path or Path(f"tune-{Path(read.main or program[0]).stem}.yaml")
     if path.suffix not in (".yaml", ".yml"):
         raise InputError(f"--space {str(path)!r} is not a .yaml file")
     settings = find_settings(read)

@@ -185,9 +185,9 @@ def emulating(gpu: Gpu, memory_limit: int | None = None, *, gpus: int = 1) -> Me
 def gpus_of_trials(space: SearchSpace) -> int:
     """The GPUs that each trial of a space is given room for: those of the largest one.
 
-    Code of the user's own has names of its own, which say nothing here.
+    Raises `InputError` where the name is taken for something else.
     """
-    return most_gpus_per_trial(space.choices, space.fixed) if space.predictable else 1
+    return most_gpus_per_trial(space.choices, space.fixed)
 
 
 def _for_ranks(found: Measuring | Predicting, count: int) -> Measuring | Predicting:

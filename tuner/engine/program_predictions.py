@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.errors import InputError
+from tuner.estimators.parallel import loaded_whole
 from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.gpu import Gpu
 from tuner.program.changes import change
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import Program
 from tuner.program.settings import Setting, find_settings
-from tuner.records import KnobValue, Prediction
+from tuner.records import Configuration, KnobValue, Prediction
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class ProgramPredictions:
     """Predictions of one program on one GPU type; `ProgramRuns` without a run.
 
     `given` are knobs that the user says, and `model` the model, where the program does not.
+    `gpus` are those of the machine, None for as many as the program's launcher starts ranks.
     """
 
     program: Program
@@ -89,6 +92,7 @@ class ProgramPredictions:
     margin_fraction: float | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
+    gpus: int | None = None
     count: int = 0
     log_tail: str = ""
     settings: Mapping[str, Setting] = dataclasses.field(init=False)
@@ -116,10 +120,15 @@ class ProgramPredictions:
 
     def _predicted(self, program: Program) -> PredictedProgram:
         self.count += 1
-        plan = plan_program(program, self.given, self.model)
+        plan = plan_program(program, self.given, self.model, gpus=self.gpus)
         if self._predictor is None:
             self._predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
-        (prediction,) = self._predictor.traced(
-            [plan.configuration], self.gpu, margin_fraction=self.margin_fraction
+        traced = [plan.configuration]
+        if plan.has_whole_model_first:
+            traced.append(Configuration({**plan.configuration, GPUS_PER_TRIAL: 1}))
+        prediction, *alone = self._predictor.traced(
+            traced, self.gpu, margin_fraction=self.margin_fraction
         )
+        if alone:
+            prediction = loaded_whole(prediction, alone[0])
         return PredictedProgram(tuple(program.command), self.gpu, plan, prediction)

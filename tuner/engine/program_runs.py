@@ -13,6 +13,7 @@ from tuner.engine.emulating import EmulateOptions, Emulation, emulate, emulate_r
 from tuner.errors import InputError
 from tuner.gpu import Gpu
 from tuner.program.changes import change
+from tuner.program.launch import read_launch
 from tuner.program.program import Program
 from tuner.program.running import runnable
 from tuner.program.settings import Setting, find_settings
@@ -27,12 +28,13 @@ AT_ONCE = 2
 class ProgramRuns:
     """Runs of one program on one GPU type; a context manager that ends what still runs.
 
-    `count` is how many there were, `log_tail` what the last one printed at its end.
+    `gpus` are those of the machine, None for one for each process that the program's launcher
+    starts. `count` is how many runs there were, `log_tail` what the last printed at its end.
     """
 
     program: Program
     gpu: Gpu
-    gpus: int = 1
+    gpus: int | None = None
     margin_fraction: float | None = None
     seed: int = 0
     count: int = 0
@@ -80,7 +82,10 @@ class ProgramRuns:
         """One run, judged beside the memory that the GPU really has."""
         self.count += 1
         options = EmulateOptions(
-            gpus=self.gpus, steps=STEPS, seed=self.seed, margin_fraction=self.margin_fraction
+            gpus=self.gpus or read_launch(program).processes or 1,
+            steps=STEPS,
+            seed=self.seed,
+            margin_fraction=self.margin_fraction,
         )
         run = emulate_roomy if roomy else emulate
         with tempfile.TemporaryFile() as log, runnable(program, self.program) as command:

@@ -44,6 +44,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "lora_rank": ("r", "lora_r", "lora_rank", "rank"),
     "gradient_checkpointing": (
         "gradient_checkpointing",
+        "activation_checkpointing",
         "use_gradient_checkpointing",
         "enable_activation_checkpointing",
         "grad_ckpt",

@@ -22,6 +22,7 @@ from tuner.program.parsed import (
     ParsedScript,
     Scope,
     arguments_of,
+    holds_for_words,
     last_name,
     unrolled,
 )
@@ -89,6 +90,8 @@ class Script(ParsedScript):
         self._budget = _MOST_LOOKS
         self.given: dict[str, str | int] = {}
         """By name: what the command line says of an option, in place of its default."""
+        self.words: int | None = None
+        """How many `sys.argv` has, where that is known."""
 
     def home_of(self, node: ast.AST) -> Script:
         """The script of the program that has `node`."""
@@ -127,6 +130,10 @@ class Script(ParsedScript):
             return self._call(node, keys, left)
         if isinstance(node, ast.Dict):
             return self._dict(node, keys, left)
+        if isinstance(node, ast.IfExp):
+            holds = holds_for_words(node.test, self.words)
+            if holds is not None:
+                return self._follow(node.body if holds else node.orelse, keys, left)
         if isinstance(node, ast.List | ast.Tuple) and keys:
             items = [e for n, e in enumerate(node.elts) if keys[0] in (n, ANY)]
             found = [end for item in items for end in self._follow(item, keys[1:], left)]

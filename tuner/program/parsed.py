@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import bisect
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.apply.notebook import notebook_python
@@ -319,3 +320,26 @@ def _option(call: ast.Call) -> Option | None:
         call,
         keywords.get("default"),
     )
+
+
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
+def holds_for_words(test: ast.expr, words: int | None) -> bool | None:
+    """Whether `len(sys.argv) > 1` holds with so many words; None for other tests."""
+    match test:
+        case ast.Compare(
+            left=ast.Call(func=ast.Name("len"), args=[ast.Name() | ast.Attribute() as counted]),
+            ops=[comparison],
+            comparators=[ast.Constant(int(number))],
+        ) if words is not None and last_name(counted) == "argv":
+            compare = _COMPARISONS.get(type(comparison))
+            return None if compare is None else compare(words, number)
+    return None

@@ -12,11 +12,13 @@ from typing import Any
 from tuner.errors import InputError, Problem
 from tuner.models.catalogue import resolve_config
 from tuner.program import trainers
+from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
 from tuner.program.settings import find_settings
-from tuner.program.trainers.behaviour import EMULATE, PEFT_DEFAULT, STORED, Behaviour
-from tuner.program.training import DTYPES, read_training
+from tuner.program.trainers.behaviour import PEFT_DEFAULT, STORED, Behaviour, Planned
+from tuner.program.training import DTYPES, EMULATE, Arguments, ProgramTraining, read_training
 from tuner.records import Configuration, KnobValue
+from tuner.space.distributed_knobs import DISTRIBUTED, Parallelism, gpus_per_trial
 from tuner.space.schemas import SCHEMAS
 
 WORKLOAD = "causal_lm"
@@ -48,6 +50,12 @@ class ProgramPlan:
         values["micro_batch"] = int(str(values["micro_batch"])) // self.sequences
         return values
 
+    @property
+    def has_whole_model_first(self) -> bool:
+        """Whether the first rank has all of a quantised model on its GPU before it is sharded."""
+        is_quantised = self.configuration["precision"] in ("nf4", "int8")
+        return is_quantised and Parallelism.of(self.configuration).is_sharded
+
 
 def behaviours() -> tuple[Behaviour, ...]:
     """All trainers whose behaviour is known."""
@@ -63,10 +71,12 @@ def plan_program(
     given: Mapping[str, Any] | None = None,
     model: str | None = None,
     *,
+    gpus: int | None = None,
     strict: bool = True,
 ) -> ProgramPlan:
     """What `program` trains; `given` knobs and `model` count more than what it says.
 
+    `gpus` are those of the machine, where its launcher does not say how many ranks there are.
     Raises one `InputError` with everything that cannot be read, or not be predicted; unless it is
     `strict`, that is left out of the plan instead.
     """
@@ -79,7 +89,7 @@ def plan_program(
     chosen = model or _beside(program, planned.model)
     if chosen is None:
         found.problems.append(Problem("is not known: name it with --model", "the model"))
-    knobs = {**planned.knobs, **(given or {})}
+    knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
     problems = [p for p in found.problems if not _is_given(p, given or {})]
     if "max_length" not in knobs:
         text = "is set nowhere: name it with --set max_length=1024"
@@ -102,6 +112,32 @@ def plan_program(
         tuple(notes),
         frozenset(knobs),
     )
+
+
+def _started(
+    program: Program, planned: Planned, training: ProgramTraining, gpus: int | None
+) -> dict[str, Any]:
+    """Knobs that the way in which the program is started decides."""
+    found = training.found
+    launch = read_launch(program)
+    knobs = ranks_and_knobs(launch, planned.knobs, gpus)
+    found.problems += launch.problems
+    if knobs.get(DISTRIBUTED) == "fsdp2" and planned.knobs.get("precision") == "nf4":
+        _require_packing(training["quantization"])
+    # TrainingArguments take the launcher's word where they have none of their own.
+    if launch.mixed_precision is not None and planned.knobs.get("mixed_precision") == "no":
+        knobs["mixed_precision"] = launch.mixed_precision
+        found.assumed[:] = [text for text in found.assumed if text != "mixed_precision=no"]
+    return knobs
+
+
+def _require_packing(quantization: Arguments) -> None:
+    """FSDP shards floating parameters: the codes of 4 bits have to be packed into such."""
+    name = "bnb_4bit_quant_storage"
+    storage = str(quantization.take(name, quietly=True)).removeprefix("torch.")
+    if storage not in DTYPES:
+        text = f"is {storage}: FSDP shards no integers; set it to the dtype of the weights"
+        quantization.refuse(name, text)
 
 
 def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
@@ -192,7 +228,7 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
     if problems:
         raise InputError("the program has values that cannot be predicted", problems=problems)
     size, rounds = int(str(values["micro_batch"])), int(str(values["grad_accum"]))
-    return Configuration({**values, "effective_batch": size * rounds})
+    return Configuration({**values, "effective_batch": size * rounds * gpus_per_trial(values)})
 
 
 def _versions(behaviour: Behaviour) -> list[str]:

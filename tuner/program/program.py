@@ -118,13 +118,20 @@ def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = 
         return _with_read(Program((sys.executable, *words), files, folder=folder))
     if first.suffix in SETTINGS_FILES:
         return _tool(folder, words, is_run=is_run)
-    if find_program(words[0]) is None:
-        raise InputError(
-            f"there is no program {words[0]!r}",
-            hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
-        )
+    if is_run and find_program(words[0]) is None:
+        raise _no_program(words[0])
     trainer = next((t.name for t in TRAINERS if _starts(words, t)), "")
-    return _with_read(Program(tuple(words), _files_in(folder, words[1:]), trainer, folder))
+    program = _with_read(Program(tuple(words), _files_in(folder, words[1:]), trainer, folder))
+    if not program.main and not trainer and find_program(words[0]) is None:
+        raise _no_program(words[0])
+    return program
+
+
+def _no_program(word: str) -> InputError:
+    return InputError(
+        f"there is no program {word!r}",
+        hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
+    )
 
 
 def _starts(words: Sequence[str], trainer: Trainer) -> bool:

@@ -150,6 +150,8 @@ class _Finder:
         self.first_word = min(words, default=0) + 1
         for script in self.scripts:
             script.given = dict(self._given(script))
+            if program.main in program.command and script.source is program.files[program.main]:
+                script.words = len(program.command) - program.command.index(program.main)
 
     def _given(self, script: Script) -> Iterator[tuple[str, str | int]]:
         """The options of a script that the command line sets, with the text that it gives them."""

@@ -10,9 +10,11 @@ import yaml
 from tuner.errors import InputError, Problem, unknown
 from tuner.program.changes import can_change
 from tuner.program.knob_names import NAMES, typed
+from tuner.program.launch import read_launch
 from tuner.program.program import Program
 from tuner.program.settings import Setting
 from tuner.records import KnobValue
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL
 
 SAME_RESULT = ("micro_batch", "gradient_checkpointing")
 """Knobs that change neither what is trained nor on how much of the data at once."""
@@ -121,15 +123,19 @@ def space_text(
     """
     space: dict[str, object] = {
         "name": name,
-        "description": f"settings of {Path(words[0]).name}",
+        "description": f"settings of {Path(program.main or words[0]).name}",
         "program": list(words),
         "knobs": {knob: _unique(values) for knob, values in knobs.items()},
     }
-    batch = _batch(program, settings, arrived)
+    batch, ranks = _batch(program, settings, arrived), read_launch(program).processes or 1
+    fixed = {} if ranks == 1 else {GPUS_PER_TRIAL: ranks}
     if "micro_batch" in knobs and "grad_accum" not in knobs and batch is not None:
-        space["fixed"] = {"effective_batch": batch}
-        space["derived"] = {"grad_accum": "effective_batch // micro_batch"}
-        space["constraints"] = ["effective_batch % micro_batch == 0"]
+        fixed["effective_batch"] = batch * ranks
+        step = "micro_batch" if ranks == 1 else f"(micro_batch * {GPUS_PER_TRIAL})"
+        space["derived"] = {"grad_accum": f"effective_batch // {step}"}
+        space["constraints"] = [f"effective_batch % {step} == 0"]
+    if fixed:
+        space["fixed"] = fixed
     own = {
         knob: arrived.get(knob, settings[knob].value if knob in settings else None)
         for knob in knobs

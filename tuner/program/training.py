@@ -30,6 +30,9 @@ DTYPES: Mapping[str, str] = {
 }
 """By the names that PyTorch has for them: tuner's."""
 
+EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
+"""What to do about a setting that is not predicted."""
+
 _MODEL_CLASSES = (
     "ForCausalLM",
     "ForConditionalGeneration",
@@ -84,7 +87,8 @@ class Arguments:
     def where(self, name: str) -> str:
         """For people: "train.py:12 max_length"."""
         argument = self.values.get(name)
-        return f"{argument.where} {name}" if argument is not None else f"{self.title} {name}"
+        shown = f"{self.title}(...)" if name.isdigit() else name
+        return f"{argument.where} {shown}" if argument is not None else f"{self.title} {name}"
 
     def refuse(self, name: str, why: str) -> None:
         """Note that the value of `name` cannot be predicted."""
@@ -139,6 +143,7 @@ _CALLS = {
     "prepare_model_for_kbit_training": "preparation",
     "get_peft_model": "adapted",
     "gradient_checkpointing_enable": "enabled",
+    "activation_checkpointing_enable": "enabled",
 }
 _OTHERS = ("FastLanguageModel", "FastModel", "Accelerator", "LightningModule", "deepspeed")
 """Names of libraries that train in ways of their own."""
@@ -291,7 +296,7 @@ def _word(program: Program, script: Script, number: int, where: str) -> Argument
     names = [word for word, source in program.files.items() if source is script.source]
     at = program.command.index(names[0]) + number if names else len(program.command)
     if at < len(program.command):
-        return Argument(program.command[at], "the command line")
+        return Argument(typed(program.command[at], ""), "the command line")
     return Argument(None, where, f"is word {number} behind the script, and there is none")
 
 

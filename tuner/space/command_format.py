@@ -9,6 +9,7 @@ from yaml.nodes import Node, SequenceNode
 
 from tuner.errors import InputError
 from tuner.space.command import COMMAND, PROGRAM, Command, check_placeholders, split
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL
 from tuner.space.document import Entry, Problems, mapping, scalar, sequence
 
 _BESIDE = ("cwd", "env", "samples_per_step", "progress")
@@ -49,7 +50,8 @@ def read_command(
 
 def _batch(names: frozenset[str]) -> str | None:
     """The samples of an optimizer step, by the names that they have in programs."""
-    return " * ".join(name for name in ("micro_batch", "grad_accum") if name in names) or None
+    factors = ("micro_batch", "grad_accum", GPUS_PER_TRIAL)
+    return " * ".join(name for name in factors if name in names) or None
 
 
 def _folder(base: Path, text: str) -> Path | None:

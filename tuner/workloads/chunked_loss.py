@@ -43,14 +43,20 @@ def use_chunked_loss(model: Any, *, real: bool) -> None:
         # As `hidden_states[mask]` of tokens that all count: a copy, and one of its gradient.
         rows = torch.arange(targets.numel(), device=hidden.device)
         chosen = torch.index_select(hidden.reshape(-1, hidden.shape[-1]), 0, rows)
-        found: torch.Tensor = log_probabilities(
-            chosen, head.weight, head.bias, targets.clamp(min=0)
-        )
+        weight, bias = _gathered(head.weight), _gathered(head.bias)
+        found: torch.Tensor = log_probabilities(chosen, weight, bias, targets.clamp(min=0))
         counted = targets != _IGNORED
         loss = -(found * counted).sum() / counted.sum().clamp(min=1)
         return CausalLMOutputWithPast(loss=loss)
 
     model.forward = types.MethodType(forward, model)
+
+
+def _gathered(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """What FSDP2 shares between ranks as a whole, for all tiles at once (TRL 1.16 does so)."""
+    from torch.distributed.tensor import DTensor
+
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 def _kernel_of_trl() -> Any:

@@ -85,7 +85,15 @@ def distribute(
     if isinstance(environment, Traced):
         # DDP reads annotations of a hook, and refuses those that are text.
         called.register_comm_hook(environment, lambda traced, bucket: traced.communicate(bucket))
+        called.logger = _NoStatistics()
     return Ranks(called, parallelism)
+
+
+class _NoStatistics:
+    """In place of DDP's logger, which warns of devices without timers, past Python's filters."""
+
+    def set_runtime_stats_and_log(self) -> None:
+        """There are no times."""
 
 
 def _replicate(model: nn.Module, device: str, *, may_have_idle: bool) -> Any:

@@ -52,6 +52,11 @@ class _Seen(NamedTuple):
     work: int | None
 
 
+_WRAPPING = ("wait_tensor", "_wrap_tensor_autograd")
+"""Functional collectives that give back the tensor that they get. Without data PyTorch has made a
+new one of some (`torch/distributed/_functional_collectives.py`, 2.13)."""
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that fills a `Timeline`. Use it as a context manager.
 
@@ -187,7 +192,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return not self._padded
         if func is _aten.add.Tensor and not kwargs and self._is_accumulation(*args):
             func = _aten.add_.Tensor
-        if func.namespace == "c10d":
+        if func.namespace in ("c10d", "_c10d_functional"):
             return self._communicate(func, args, kwargs)
         return self._run(func, args, kwargs)
 
@@ -206,11 +211,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _communicate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A collective: its buffers exist already, and its time is no kernel's."""
-        size = max((t.nbytes for t in tensors_in((args, kwargs))), default=0)
+        """A collective: its time is no kernel's.
+
+        Its buffers exist already; that of a functional one is a new tensor, which others wrap.
+        """
+        if func._opname in _WRAPPING:
+            return _aten.alias.default(args[0])
+        out = func(*args, **kwargs)
+        if func.namespace == "_c10d_functional":
+            self._note_outputs(out, func)
+        size = max((t.nbytes for t in tensors_in((args, kwargs, out))), default=0)
         mark = len(self.timeline.marks) - 1
         self.timeline.collectives.append((func._schema.name, size, mark))
-        return func(*args, **kwargs)
+        return out
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         signature = signature_of(func, args, kwargs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.program.trainers.behaviour import (
-    EMULATE,
     NOT_COMPARED,
     WITHOUT_MEMORY,
     Behaviour,
@@ -22,7 +21,7 @@ from tuner.program.trainers.behaviour import (
     packed_rows,
     unset,
 )
-from tuner.program.training import Arguments, ProgramTraining
+from tuner.program.training import EMULATE, Arguments, ProgramTraining
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.program.training import DTYPES, Arguments, ProgramTraining
+from tuner.program.launch import sharding
+from tuner.program.training import DTYPES, EMULATE, Arguments, ProgramTraining
 from tuner.records import KnobValue
 from tuner.space.optimizers import OPTIMIZERS
 from tuner.space.schemas import ALL_LINEAR
@@ -16,8 +17,6 @@ STORED = "stored"
 
 PEFT_DEFAULT = "peft's default"
 """In place of names of modules: those that peft has for the kind of model."""
-
-EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
 
 
 NOT_COMPARED = "this is not compared with the emulated program yet"
@@ -102,6 +101,9 @@ def mixed_precision(arguments: Arguments, default: str) -> str:
     return "no"
 
 
+_CHECKPOINTING_KWARGS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+
+
 def checkpointing(
     arguments: Arguments, *, default: bool, reentrant: bool = False
 ) -> dict[str, KnobValue]:
@@ -110,8 +112,13 @@ def checkpointing(
     transformers 5 enables it without reentrance unless the arguments say otherwise; `reentrant`
     is what a trainer says where they say nothing.
     """
-    on = arguments.take("gradient_checkpointing", default)
-    inner = "gradient_checkpointing_kwargs"
+    # transformers 5.23 calls it activation_checkpointing, and takes the older name as well.
+    word = "activation" if "activation_checkpointing" in arguments else "gradient"
+    on = arguments.take(f"{word}_checkpointing", default)
+    inner = next(
+        (n.partition(".")[0] for n in arguments.values if n.startswith(_CHECKPOINTING_KWARGS)),
+        _CHECKPOINTING_KWARGS[0],
+    )
     says_how = any(name.partition(".")[0] == inner for name in arguments.values)
     own = reentrant and not says_how
     reentrant = bool(arguments.take(f"{inner}.use_reentrant", own, quietly=True))
@@ -120,7 +127,7 @@ def checkpointing(
         if name.startswith(f"{inner}.") and name != f"{inner}.use_reentrant":
             arguments.refuse(name, f"is not predicted: {EMULATE}")
     if not isinstance(on, bool):
-        arguments.refuse("gradient_checkpointing", f"is {on!r}, and is predicted as true or false")
+        arguments.refuse(f"{word}_checkpointing", f"is {on!r}, and is predicted as true or false")
     return {"gradient_checkpointing": bool(on), "use_reentrant": reentrant}
 
 
@@ -128,9 +135,11 @@ def enabled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
     """What `model.gradient_checkpointing_enable()` says, where the arguments say nothing more."""
     if not training.has("enabled"):
         return {}
-    inner = "gradient_checkpointing_kwargs.use_reentrant"
-    reentrant = training["enabled"].take(inner, False, quietly=True)
-    return {"gradient_checkpointing": True, "use_reentrant": bool(reentrant)}
+    said = [
+        training["enabled"].take(f"{inner}.use_reentrant", False, quietly=True)
+        for inner in _CHECKPOINTING_KWARGS
+    ]
+    return {"gradient_checkpointing": True, "use_reentrant": any(said)}
 
 
 def optimizer(arguments: Arguments, name: str, default: str) -> str:
@@ -145,7 +154,6 @@ def optimizer(arguments: Arguments, name: str, default: str) -> str:
 _NOT_PREDICTED = {
     "use_liger_kernel": "what Liger's kernels take",
     "deepspeed": "training with DeepSpeed",
-    "fsdp": "training with FSDP",
     "torch_compile": "what compiled code takes",
     "activation_offloading": "offloading of activations",
     "label_smoothing_factor": "a loss with label smoothing",
@@ -182,7 +190,35 @@ def trainer_arguments(
         "optimizer": optimizer(arguments, "optim", "adamw_torch_fused"),
         "max_grad_norm": number(arguments, "max_grad_norm", 1.0),
         "training_loop": "trainer",
+        **sharded(arguments),
     }
+
+
+def sharded(arguments: Arguments) -> dict[str, KnobValue]:
+    """What `fsdp` and `fsdp_config` of TrainingArguments say (`_process_fsdp_args`)."""
+    said = arguments.take("fsdp", quietly=True)
+    inner = "fsdp_config"
+    if said in (None, False, "", "false"):
+        return {}
+    settings: dict[str, object] = {}
+    for name in arguments.values:
+        if name.startswith(f"{inner}."):
+            key = name.removeprefix(f"{inner}.").removeprefix("fsdp_")
+            settings[key] = arguments.take(name)
+    words = str(said).split() if isinstance(said, str) else []
+    for word in words:
+        if word == "offload":
+            settings.setdefault("cpu_offload", True)
+        elif word == "shard_grad_op":
+            settings.setdefault("reshard_after_forward", False)
+        elif word not in ("full_shard", "auto_wrap", "true"):
+            arguments.refuse("fsdp", f"is {said!r}, and {word} is not predicted: {EMULATE}")
+    file = str(arguments.take(inner))
+    if file.endswith(".json"):
+        arguments.refuse(inner, f"is {file}, a file of its own, which is not read: {EMULATE}")
+    knobs, problems = sharding(settings, arguments.where("fsdp"))
+    arguments.found.problems += problems
+    return knobs
 
 
 _LOADING = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.program.trainers.behaviour import (
-    EMULATE,
     WITHOUT_MEMORY,
     Behaviour,
     Planned,
@@ -21,7 +20,7 @@ from tuner.program.trainers.behaviour import (
     trainer_arguments,
     unset,
 )
-from tuner.program.training import Argument, Arguments, ProgramTraining
+from tuner.program.training import EMULATE, Argument, Arguments, ProgramTraining
 
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 

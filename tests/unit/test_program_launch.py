@@ -1,0 +1,209 @@
+"""How a program is started: the number of its ranks, and how they share the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.engine.measuring import gpus_of_trials
+from tuner.errors import InputError
+from tuner.program.launch import Launch, read_launch
+from tuner.program.planned import ProgramPlan, plan_program
+from tuner.program.program import read_program
+from tuner.program.settings import find_settings
+from tuner.program.space_text import knobs_of, space_text
+from tuner.space import load_space
+
+SFT = """\
+from trl import SFTConfig, SFTTrainer
+SFTTrainer(model='tiny-llama-3m', args=SFTConfig({}))
+"""
+FSDP = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+"""
+FSDP2 = ("--use_fsdp", "--fsdp_version=2", "--fsdp-auto-wrap-policy", "TRANSFORMER_BASED_WRAP")
+
+
+def launched(folder: Path, *words: str, arguments: str = "") -> Launch:
+    (folder / "train.py").write_text(SFT.format(arguments))
+    return read_launch(read_program((*words, "train.py"), folder, is_run=False))
+
+
+def planned(folder: Path, *words: str, arguments: str = "", gpus: int | None = None) -> ProgramPlan:
+    (folder / "train.py").write_text(SFT.format(arguments))
+    program = read_program((*words, "train.py"), folder, is_run=False)
+    return plan_program(program, gpus=gpus)
+
+
+def refusals(folder: Path, *words: str, **more) -> str:
+    with pytest.raises(InputError) as caught:
+        planned(folder, *words, **more)
+    return "; ".join(map(str, caught.value.problems))
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch) -> Path:
+    """accelerate's configuration file, and no other one."""
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(tmp_path / "none"))
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(FSDP)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        (("python",), 1),
+        (("torchrun", "--nproc-per-node", "8"), 8),
+        (("torchrun", "--standalone", "--nproc_per_node=2", "--max-restarts", "3"), 2),
+        (("torchrun",), 1),
+        (("torchrun", "--nproc-per-node", "gpu"), None),
+        (("python", "-m", "torch.distributed.run", "--nproc-per-node", "4"), 4),
+        (("uv", "run", "torchrun", "--nproc-per-node=2"), 2),
+        (("accelerate", "launch", "--num_processes", "4", "--multi_gpu"), 4),
+        (("accelerate", "launch"), None),
+        (("python", "-m", "accelerate.commands.launch", "--num-processes=2"), 2),
+        (("deepspeed", "--num_gpus", "8"), 8),
+        (("deepspeed", "--include", "localhost:0,1,2"), 3),
+        (("deepspeed",), None),
+    ],
+)
+def test_the_number_of_ranks_is_what_the_launcher_starts(tmp_path, config, words, ranks):
+    found = launched(tmp_path, *words)
+    assert (found.processes, found.problems) == (ranks, [])
+
+
+def test_ranks_under_torchrun_replicate_the_model(tmp_path):
+    plan = planned(tmp_path, "torchrun", "--nproc-per-node", "8")
+    assert (plan.configuration["gpus_per_trial"], plan.configuration["distributed"]) == (8, "ddp")
+    assert plan.configuration["effective_batch"] == 8 * 8
+
+
+def test_the_file_of_accelerate_says_how_ranks_share_the_model(tmp_path, config):
+    plan = planned(tmp_path, "accelerate", "launch", "--config_file", "fsdp.yaml")
+    assert (plan.configuration["gpus_per_trial"], plan.configuration["distributed"]) == (4, "fsdp2")
+    assert "reshard_after_forward" not in plan.configuration
+
+
+def test_without_a_name_it_is_the_file_that_accelerate_config_wrote(tmp_path, config, monkeypatch):
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(config))
+    assert planned(tmp_path, "accelerate", "launch").configuration["gpus_per_trial"] == 4
+
+
+def test_options_of_accelerate_count_more_than_its_file(tmp_path, config):
+    words = ("accelerate", "launch", "--config_file", "fsdp.yaml", "--num_processes", "2")
+    more = ("--fsdp_reshard_after_forward", "false")
+    plan = planned(tmp_path, *words, *more)
+    assert plan.configuration["gpus_per_trial"] == 2
+    assert plan.configuration["reshard_after_forward"] is False
+
+
+def test_trainer_takes_the_launchers_mixed_precision_where_it_has_none(tmp_path, config):
+    words = ("accelerate", "launch", *FSDP2, "--num_processes", "2", "--mixed_precision", "bf16")
+    text = "from transformers import Trainer, TrainingArguments\n"
+    text += "from transformers import AutoModelForCausalLM\n"
+    text += "model = AutoModelForCausalLM.from_pretrained('tiny-llama-3m')\n"
+    text += "Trainer(model, args=TrainingArguments('out'), train_dataset=None)\n"
+    (tmp_path / "own.py").write_text(text)
+    program = read_program((*words, "own.py"), tmp_path, is_run=False)
+    plan = plan_program(program, {"max_length": 64})
+    assert plan.configuration["mixed_precision"] == "bf16"
+    assert "mixed_precision=no" not in plan.assumed
+
+
+@pytest.mark.parametrize("config_file", [True, False])
+def test_fsdps_own_checkpointing_is_checkpointing(tmp_path, config, config_file):
+    if config_file:
+        config.write_text(FSDP + "  fsdp_activation_checkpointing: true\n")
+        words = ("accelerate", "launch", "--config_file", "fsdp.yaml")
+        plan = planned(tmp_path, *words, arguments="gradient_checkpointing=False")
+    else:
+        arguments = "gradient_checkpointing=False, fsdp=True, "
+        arguments += "fsdp_config={'activation_checkpointing': True}"
+        plan = planned(tmp_path, "torchrun", "--nproc-per-node=2", arguments=arguments)
+    assert plan.configuration["gradient_checkpointing"] is True
+    assert plan.configuration["distributed"] == "fsdp2"
+
+
+def test_both_ways_of_checkpointing_are_what_the_trainer_refuses(tmp_path, config):
+    config.write_text(FSDP + "  fsdp_activation_checkpointing: true\n")
+    text = refusals(tmp_path, "accelerate", "launch", "--config_file", "fsdp.yaml")
+    assert "both true" in text
+
+
+def test_fsdp_of_training_arguments_is_read(tmp_path):
+    words = ("torchrun", "--nproc-per-node=2")
+    plan = planned(tmp_path, *words, arguments="fsdp='shard_grad_op auto_wrap'")
+    assert plan.configuration["distributed"] == "fsdp2"
+    assert plan.configuration["reshard_after_forward"] is False
+    assert not plan.left_out
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments", "said"),
+    [
+        (("torchrun", "--nnodes", "2", "--nproc-per-node=8"), "", "one machine is predicted"),
+        (("torchrun", "--nproc-per-node=some"), "", "'some'"),
+        (("accelerate", "launch", "--use_fsdp", "--num_processes=2"), "", "FSDP1"),
+        (("accelerate", "launch", "--use_deepspeed", "--num_processes=2"), "", "DeepSpeed"),
+        (("accelerate", "launch", "--num_processes=2", "--dynamo_backend=inductor"), "", "compile"),
+        (("accelerate", "launch", "--config_file", "gone.yaml"), "", "gone.yaml: cannot be read"),
+        (("torchrun", "--nproc-per-node=2"), "fsdp='full_shard offload'", "offload of weights"),
+        (("torchrun", "--nproc-per-node=2"), "fsdp='hybrid_shard'", "hybrid_shard"),
+        (("torchrun", "--nproc-per-node=2"), "fsdp=True, fsdp_config='a.json'", "a.json"),
+        (("python",), "fsdp=True", "shards over one process"),
+    ],
+)
+def test_what_is_not_predicted_is_refused_with_its_name(tmp_path, config, words, arguments, said):
+    assert said in refusals(tmp_path, *words, arguments=arguments)
+
+
+def test_one_process_on_several_gpus_is_refused(tmp_path):
+    assert "DataParallel" in refusals(tmp_path, "python", gpus=2)
+
+
+def test_ranks_that_are_not_the_gpus_are_refused(tmp_path):
+    assert "--gpus is 2" in refusals(tmp_path, "torchrun", "--nproc-per-node=8", gpus=2)
+
+
+def test_the_file_of_a_tool_is_trained_on_all_gpus(tmp_path):
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: tiny-llama-3m\ndataset_name: d\n")
+    program = read_program(("sft.yaml",), tmp_path, is_run=False)
+    assert plan_program(program, gpus=4).configuration["gpus_per_trial"] == 4
+    assert "gpus_per_trial" not in plan_program(program).configuration
+
+
+def test_the_newer_word_for_checkpointing_is_read(tmp_path):
+    plan = planned(tmp_path, "python", arguments="activation_checkpointing=False")
+    assert plan.configuration["gradient_checkpointing"] is False
+    arguments = "activation_checkpointing=True, "
+    arguments += "activation_checkpointing_kwargs={'use_reentrant': True}"
+    plan = planned(tmp_path, "python", arguments=arguments)
+    assert plan.configuration["use_reentrant"] is True
+    assert not plan.left_out
+
+
+def test_the_space_of_a_program_keeps_the_batch_of_all_ranks(tmp_path, config):
+    arguments = "per_device_train_batch_size=4, gradient_accumulation_steps=2"
+    (tmp_path / "train.py").write_text(SFT.format(arguments))
+    words = ("accelerate", "launch", "--config_file", "fsdp.yaml", "train.py")
+    program = read_program(words, tmp_path, is_run=False)
+    settings = find_settings(program)
+    knobs = knobs_of(program, settings, {}, ["micro_batch=1,2,4"])
+    text = space_text("mine", program, words, settings, {}, knobs, fits=True)
+    (tmp_path / "mine.yaml").write_text(text)
+    space = load_space(str(tmp_path / "mine.yaml"))
+    assert "description: settings of train.py" in text
+    assert gpus_of_trials(space) == 4
+    found = list(space.configurations())
+    assert [(c["micro_batch"], c["grad_accum"]) for c in found] == [(1, 8), (2, 4), (4, 2)]
+    assert space.command is not None
+    assert [space.command.samples(c) for c in found] == [32, 32, 32]

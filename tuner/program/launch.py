@@ -1,0 +1,288 @@
+"""How a program is started: on how many GPUs, and what its launcher says of the training.
+
+Read from torch.distributed.run (PyTorch 2.13), accelerate 1.15 (commands/launch.py,
+utils/dataclasses.py), DeepSpeed 0.19 (launcher/runner.py) and transformers 5.23
+(`_process_fsdp_args`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import Problem
+from tuner.program.program import Program, file_in
+from tuner.program.reads import opened
+from tuner.program.training import EMULATE
+from tuner.records import KnobValue
+from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, RESHARD
+
+_START_RANKS = ("Axolotl", "LLaMA-Factory", "TRL")
+"""Tools whose command starts a process on each GPU that there is."""
+
+_ALL = ("gpu", "auto")
+"""In place of a number of processes: as many as there are GPUs."""
+
+
+@dataclass(slots=True)
+class Launch:
+    """How a program is started.
+
+    `processes` is None where that is as many as there are GPUs. `knobs` are what the launcher says
+    of sharding. `mixed_precision` is its word for it, None where it has none.
+    """
+
+    processes: int | None = 1
+    machines: int = 1
+    knobs: dict[str, KnobValue] = field(default_factory=dict)
+    mixed_precision: str | None = None
+    problems: list[Problem] = field(default_factory=list)
+    starts_ranks: bool = True
+    """Whether it can start more than one process."""
+
+    def on(self, gpus: int | None) -> int:
+        """The number of ranks on a machine that has `gpus`; problems are noted."""
+        ranks = self.processes or gpus or 1
+        if gpus is not None and not self.starts_ranks and gpus > 1:
+            text = (
+                f"starts one process on {gpus} GPUs, where a trainer uses DataParallel, which is "
+                f"not predicted: start it with torchrun --nproc-per-node {gpus}"
+            )
+            self.problems.append(Problem(text, "the command"))
+        elif gpus is not None and gpus != ranks:
+            text = f"starts {ranks} processes, and --gpus is {gpus}: both have to be the same"
+            self.problems.append(Problem(text, "the command"))
+        return ranks
+
+
+def read_launch(program: Program) -> Launch:
+    """How `program` is started; what cannot be read is among the problems."""
+    words = [Path(word).name for word in program.command]
+    end = words.index(Path(program.main).name) if Path(program.main).name in words else len(words)
+    for start, word in enumerate(words[:end]):
+        module = words[start + 1] if word == "-m" and start + 1 < end else ""
+        if word == "torchrun" or module in ("torch.distributed.run", "torch.distributed.launch"):
+            return _torchrun(program.command[start + 1 : end])
+        if words[start : start + 2] == ["accelerate", "launch"]:
+            return _accelerate(program, program.command[start + 2 : end])
+        if module == "accelerate.commands.launch":
+            return _accelerate(program, program.command[start + 2 : end])
+        if word == "deepspeed":
+            return _deepspeed(program.command[start + 1 : end])
+    if program.trainer in _START_RANKS:
+        return Launch(processes=None)
+    return Launch(starts_ranks=False)
+
+
+def _options(words: Sequence[str], *names: str) -> dict[str, str]:
+    """The options of a launcher that have these names, by name, with underscores for dashes."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        parser.add_argument(f"--{name}", nargs="?", const="true")
+    normal = []
+    for word in words:
+        head, equals, value = word.partition("=")
+        normal.append(head.replace("-", "_").replace("__", "--", 1) + equals + value
+                      if word.startswith("--") else word)  # fmt: skip
+    found, _ = parser.parse_known_args(normal)
+    return {name: value for name, value in vars(found).items() if value is not None}
+
+
+def _torchrun(words: Sequence[str]) -> Launch:
+    options = _options(words, "nproc_per_node", "nnodes")
+    launch = Launch()
+    per_machine = options.get("nproc_per_node", "1")
+    if per_machine in _ALL:
+        launch.processes = None
+    else:
+        launch.processes = _whole(launch, "torchrun --nproc-per-node", per_machine)
+    _machines(launch, "torchrun --nnodes", options.get("nnodes", "1").rpartition(":")[2])
+    return launch
+
+
+def _deepspeed(words: Sequence[str]) -> Launch:
+    options = _options(words, "num_gpus", "num_nodes", "include")
+    launch = Launch(processes=None)
+    if "num_gpus" in options:
+        launch.processes = _whole(launch, "deepspeed --num_gpus", options["num_gpus"])
+    elif "include" in options:
+        hosts = options["include"].split("@")
+        launch.processes = len([n for n in hosts[0].partition(":")[2].split(",") if n]) or None
+        _machines(launch, "deepspeed --include", str(len(hosts)))
+    _machines(launch, "deepspeed --num_nodes", options.get("num_nodes", "1"))
+    return launch
+
+
+_ACCELERATE = (
+    "config_file", "num_processes", "num_machines", "multi_gpu", "mixed_precision", "use_deepspeed",
+    "use_fsdp", "dynamo_backend", "cpu", "use_megatron_lm", "use_parallelism_config",
+    "fsdp_version", "fsdp_auto_wrap_policy", "fsdp_reshard_after_forward", "fsdp_offload_params",
+    "fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload",
+    "fsdp_ignored_modules",
+)  # fmt: skip
+
+_KINDS = {
+    "NO": "",
+    "MULTI_GPU": "multi_gpu",
+    "FSDP": "use_fsdp",
+    "DEEPSPEED": "use_deepspeed",
+    "MEGATRON_LM": "use_megatron_lm",
+}
+"""accelerate's `distributed_type`, and the option that says the same."""
+
+_NOT_PREDICTED = {
+    "use_deepspeed": "training with DeepSpeed",
+    "use_megatron_lm": "training with Megatron-LM",
+    "use_parallelism_config": "tensor or context parallelism",
+    "cpu": "training on a processor",
+}
+
+
+def _accelerate(program: Program, words: Sequence[str]) -> Launch:
+    """`accelerate launch`: what its options say counts more than its configuration file."""
+    options: dict[str, Any] = dict(_options(words, *_ACCELERATE))
+    own = {name for name in (*_KINDS.values(), "cpu") if name in options}
+    launch = Launch(processes=None)
+    for name, value in _configured(program, options.get("config_file"), launch).items():
+        if name == "distributed_type":
+            kind = _KINDS.get(str(value))
+            if kind is None:
+                text = f"is {value}, and is predicted as {', '.join(_KINDS)}: {EMULATE}"
+                launch.problems.append(Problem(text, "accelerate's distributed_type"))
+            elif kind and not own:
+                options[kind] = "true"
+            elif not kind and not own:
+                options["num_processes"] = options.get("num_processes", "1")
+        else:
+            options.setdefault(name, value)
+    if "num_processes" in options:
+        name = "accelerate's num_processes"
+        launch.processes = _whole(launch, name, str(options["num_processes"]))
+    _machines(launch, "accelerate's num_machines", str(options.get("num_machines", 1)))
+    if options.get("mixed_precision") not in (None, "no"):
+        launch.mixed_precision = str(options["mixed_precision"])
+    if str(options.get("dynamo_backend", "no")).lower() != "no":
+        text = f"compiles the model, which is not predicted: {EMULATE}"
+        launch.problems.append(Problem(text, "accelerate's dynamo_backend"))
+    for name, what in _NOT_PREDICTED.items():
+        if is_true(options.get(name)):
+            launch.problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{name}"))
+    if is_true(options.get("use_fsdp")):
+        settings = {
+            name.removeprefix("fsdp_"): value
+            for name, value in options.items()
+            if name.startswith("fsdp_")
+        }
+        defaults = {"version": 1, "auto_wrap_policy": "NO_WRAP", **settings}
+        launch.knobs, problems = sharding(defaults, "accelerate's fsdp")
+        launch.problems += problems
+    return launch
+
+
+def _configured(program: Program, named: str | None, launch: Launch) -> dict[str, Any]:
+    """The values of accelerate's configuration file by the options that they are defaults of.
+
+    Without a name it is the one that `accelerate config` has written, if there is one.
+    """
+    if named is None:
+        from accelerate.commands.config import default_config_file  # imports torch
+
+        path = Path(default_config_file)
+        if not path.is_file():
+            return {}
+    else:
+        path = program.folder / file_in(named)
+    source = opened(path)
+    if source is None:
+        text = "cannot be read: expected a YAML or JSON file of `accelerate config`"
+        launch.problems.append(Problem(text, str(path)))
+        return {}
+    values: dict[str, Any] = {}
+    for place in source.places:
+        match place.path if place.value is not None else ():
+            case (str(name),):
+                values[name] = place.value
+            case ("fsdp_config", str(name)):
+                values[f"fsdp_{name.removeprefix('fsdp_')}"] = place.value
+            case ("dynamo_config", str(name)):
+                values[f"dynamo_{name.removeprefix('dynamo_')}"] = place.value
+            case ("parallelism_config", _):
+                values["use_parallelism_config"] = "true"
+    return values
+
+
+_LEFT_ALONE = ("false", "none", "0", "")
+
+
+def is_true(value: object) -> bool:
+    """Whether a value of a command line or a YAML file is true."""
+    return value is not None and str(value).lower() not in _LEFT_ALONE
+
+
+def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobValue], list[Problem]]:
+    """Knobs of FSDP, from accelerate's settings without their "fsdp_"; and what they do not say.
+
+    The same settings are in `fsdp_config` of TrainingArguments, with other defaults.
+    """
+    problems = []
+    refused = {
+        "offload_params": "offload of weights",
+        "cpu_offload": "offload of weights",
+        "activation_checkpointing_offload": "offload of activations",
+        "ignored_modules": "sharding without some modules",
+        "xla": "training on XLA",
+    }
+    for name, what in refused.items():
+        if is_true(settings.get(name)):
+            problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{where} {name}"))
+    if str(settings.get("version", 2)) != "2":
+        text = f"is {settings['version']}, and FSDP1 is not predicted: set it to 2; or {EMULATE}"
+        problems.append(Problem(text, f"{where} version"))
+    policy = str(settings.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")).upper()
+    if policy != "TRANSFORMER_BASED_WRAP":
+        text = f"is {policy}, and is predicted as TRANSFORMER_BASED_WRAP: {EMULATE}"
+        problems.append(Problem(text, f"{where} auto_wrap_policy"))
+    knobs: dict[str, KnobValue] = {DISTRIBUTED: "fsdp2"}
+    if not is_true(settings.get("reshard_after_forward", True)):
+        knobs[RESHARD] = False
+    if is_true(settings.get("activation_checkpointing")):
+        # `checkpoint_wrapper` around each layer, without reentrance.
+        knobs |= {"gradient_checkpointing": True, "use_reentrant": False}
+    return knobs, problems
+
+
+def _whole(launch: Launch, where: str, text: str) -> int | None:
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    launch.problems.append(Problem(f"is {text!r}, and a number of processes is wanted", where))
+    return None
+
+
+def _machines(launch: Launch, where: str, text: str) -> None:
+    if text not in ("1", "-1"):
+        launch.machines = _whole(launch, where, text) or 1
+        launch.problems.append(
+            Problem(f"is {text}, and one machine is predicted: {EMULATE}", where)
+        )
+
+
+def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) -> dict[str, Any]:
+    """Knobs of the ranks: those of the launcher, and of the program's `own` where it says more.
+
+    Empty on one GPU. FSDP in one process shards nothing, and is a problem.
+    """
+    ranks = launch.on(gpus)
+    knobs = {**launch.knobs, **{name: own[name] for name in (DISTRIBUTED, RESHARD) if name in own}}
+    both = own.get("gradient_checkpointing") and knobs.get("gradient_checkpointing")
+    if both:
+        text = "and the trainer's own checkpointing are both true, which the trainer refuses"
+        launch.problems.append(Problem(text, "accelerate's fsdp activation_checkpointing"))
+    if ranks > 1:
+        return {**knobs, GPUS_PER_TRIAL: ranks, DISTRIBUTED: knobs.get(DISTRIBUTED, "ddp")}
+    if DISTRIBUTED in knobs:
+        text = "shards over one process: start it with torchrun or accelerate launch"
+        launch.problems.append(Problem(text, "FSDP"))
+    return {}
