@@ -40,7 +40,7 @@ ANSWER_AI = (
     "--use_gradient_checkpointing=true",
     "--dataset=dummy",
     "--reentrant_checkpointing=true",
-    "--dataset_samples=64",
+    "--dataset_samples=96",
     "--log_to=stdout",
 )
 
