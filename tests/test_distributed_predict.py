@@ -7,6 +7,7 @@ group; the real session has two gloo ranks on this machine's processor.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from device_fakes import profile_of
 from measure_samples import knobs, model_folder
 
 from tuner.errors import InputError, UnavailableError
+from tuner.estimators.compiling import in_forks
 from tuner.estimators.parallel import (
     Exchange,
     buckets_of,
@@ -269,3 +271,16 @@ def test_copies_of_gradients_cost_traffic_or_kernels() -> None:
     many = copying_s(Exchange(buckets=(1,), tensors=100), A6000)
     assert math.isclose(few, 400 * MIB / (A6000.bandwidth_bytes_per_s * 0.8))
     assert many == pytest.approx(200 * 3e-6)
+
+
+def _fails_in_forks(subject: Subject | None, item: int, known: int) -> int:
+    if os.getpid() != known:
+        raise RuntimeError(
+            "Unable to handle autograd's threading in combination with fork-based multiprocessing."
+        )
+    return item + 1
+
+
+def test_a_process_that_has_traced_does_the_rest_itself() -> None:
+    pairs = [(item, os.getpid()) for item in (1, 2, 3)]
+    assert dict(in_forks(_fails_in_forks, pairs, None, workers=2)) == {1: 2, 2: 3, 3: 4}

@@ -6,6 +6,7 @@ be a good part of their time. It has no processor's name, no container's limit a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -29,6 +30,12 @@ _CPU_TIMES = Path("/proc/stat")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, and nothing is put there
 
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of glibc's malloc.h."""
+_THRESHOLD_BYTES = 128 * 1024
+"""What glibc begins with for both."""
+
+
 class CpuTimes(NamedTuple):
     """Ticks since the machine started, of all its processors: not idle, and in all."""
 
@@ -46,6 +53,19 @@ def find_program(name: str, path: str | None = None) -> str | None:
     if found is None and os.sep not in name:
         found = shutil.which(str(Path(sys.executable).with_name(name)))
     return sys.executable if found is None and name == "python" else found
+
+
+def give_back_freed() -> None:
+    """Let malloc give back to the kernel what is freed from now on, as it begins to do.
+
+    glibc keeps ever larger blocks that a process frees and allocates again (mallopt(3),
+    M_MMAP_THRESHOLD, "dynamic"). Ranks that share weights or gradients do so all the time, and what
+    they take would grow from step to step. Another C library is left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            mallopt(parameter, _THRESHOLD_BYTES)
 
 
 def cpu_name() -> str:

@@ -103,7 +103,7 @@ def test_other_numbers_of_gpus_are_refused(tmp_path: Path, value: object) -> Non
         load_space(write(tmp_path, fixed=f"gpus_per_trial: {value}"))
 
 
-@pytest.mark.parametrize("word", ["zero3", "hsdp"])
+@pytest.mark.parametrize("word", ["tensor_parallel", "hsdp"])
 def test_a_strategy_that_is_not_predicted_says_how_to_emulate_it(word: str) -> None:
     with pytest.raises(InputError) as caught:
         configure(load_space("tiny_cpu"), {"distributed": word}, strict=False)

@@ -324,6 +324,47 @@ def test_lightning_and_deepspeed_know_every_key(changes):
     assert found["bf16"]["enabled"] == ({**QLORA, **changes}["mixed_precision"] == "bf16")
 
 
+def test_zero_is_said_by_every_tool_that_starts_deepspeed(tmp_path):
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    ranks = {"gpus_per_trial": 4, "distributed": "zero2", "reduce_bucket_size": 5_000_000}
+    zero = {"stage": 2, "reduce_bucket_size": 5_000_000}
+    found = settings("deepspeed", **ranks)
+    assert found["zero_optimization"] == zero
+    for own in (python_settings(**ranks)["TRAINING"], *map(_with(ranks), ("trl", "axolotl"))):
+        assert own["deepspeed"]["zero_optimization"] == zero
+        assert own["deepspeed"]["gradient_clipping"] == "auto"
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(export("accelerate", subject(**ranks)).text)
+    launch = ClusterConfig.from_yaml_file(yaml_file=str(path))
+    assert launch.num_processes == 4
+    assert launch.distributed_type == "DEEPSPEED"
+    assert launch.deepspeed_config["zero_stage"] == 2
+    for name in ("deepspeed", "trl", "axolotl", "llamafactory"):
+        left = export(name, subject(**ranks)).left_out
+        assert any(line.startswith("gpus_per_trial = 4: belongs to the launcher") for line in left)
+        assert not any(line.startswith("distributed") for line in left), name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero3", "DEEPSPEED")]
+)
+def test_accelerate_starts_ranks_as_they_were_predicted(strategy, kind):
+    found = settings("accelerate", gpus_per_trial=2, distributed=strategy)
+    assert (found["distributed_type"], found["num_processes"]) == (kind, 2)
+    # Neither was told of a strategy on one GPU.
+    assert settings("accelerate", distributed=strategy)["distributed_type"] == "NO"
+    stage = {"zero3": 3}.get(strategy, 0)
+    assert (
+        settings("deepspeed", gpus_per_trial=2, distributed=strategy)["zero_optimization"]["stage"]
+        == stage
+    )
+
+
+def _with(changes):
+    return lambda name: settings(name, **changes)
+
+
 # What must be in a format's text for the value of a name to be said there.
 WITNESSES = {
     "micro_batch": 37,

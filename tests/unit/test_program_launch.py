@@ -119,6 +119,18 @@ def test_trainer_takes_the_launchers_mixed_precision_where_it_has_none(tmp_path,
     assert "mixed_precision=no" not in plan.assumed
 
 
+def test_trl_hands_its_options_on_to_accelerate(tmp_path, config):
+    text = "model_name_or_path: tiny-llama-3m\ndataset_name: d\nnum_processes: 3\n"
+    (tmp_path / "sft.yaml").write_text(text)
+    words = ("trl", "sft", "--config", "sft.yaml")
+    plan = plan_program(read_program(words, tmp_path, is_run=False))
+    assert plan.configuration["gpus_per_trial"] == 3
+    words = (*words, "--accelerate_config", "fsdp2", "--num_processes", "2")
+    plan = plan_program(read_program(words, tmp_path, is_run=False))
+    assert (plan.configuration["gpus_per_trial"], plan.configuration["distributed"]) == (2, "fsdp2")
+    assert not plan.left_out
+
+
 @pytest.mark.parametrize("config_file", [True, False])
 def test_fsdps_own_checkpointing_is_checkpointing(tmp_path, config, config_file):
     if config_file:

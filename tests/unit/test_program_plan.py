@@ -289,3 +289,62 @@ def test_the_first_argument_of_a_call_has_the_name_of_the_call(tmp_path):
         "model = AutoModelForCausalLM.from_pretrained('a' + NAME)\nSFTTrainer(model, SFTConfig())\n"
     )
     assert "train.py:7 AutoModelForCausalLM.from_pretrained(...)" in refusals(tmp_path, text)
+
+
+PARSED = """\
+from dataclasses import dataclass, field
+from transformers import AutoTokenizer, HfArgumentParser
+from trl import TrlParser
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(default="tiny-llama-3m")
+    rank: int = 8
+
+@dataclass
+class MyArguments(TrainingArguments):
+    model_max_length: int = field(default=128)
+    optim: str = field(default="adamw_torch")
+
+model_args, training_args = {parser}.{parse}()
+model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path)
+AutoTokenizer.from_pretrained("t", model_max_length=training_args.model_max_length)
+lora = LoraConfig(r=model_args.rank)
+Trainer(model=get_peft_model(model, lora), args=training_args, train_dataset=None).train()
+"""
+BY_WORDS = PARSED.format(
+    parser="HfArgumentParser((ModelArguments, MyArguments))", parse="parse_args_into_dataclasses"
+)
+
+
+def test_arguments_of_a_parser_are_read_from_the_command_line(tmp_path):
+    words = ("--per_device_train_batch_size", "4", "--bf16", "--rank=32", "--output_dir", "out")
+    words += ("--gradient_checkpointing", "True")
+    words += ("--gradient_checkpointing_kwargs", '{"use_reentrant": true}')
+    plan = planned(tmp_path, BY_WORDS, *words)
+    assert plan.model == MODEL
+    assert knobs(plan, "micro_batch", "mixed_precision", "lora_rank") == (4, "bf16", 32)
+    assert knobs(plan, "gradient_checkpointing", "use_reentrant") == (True, True)
+    assert knobs(plan, "optimizer", "max_length") == ("adamw_torch", 128)
+    assert "rank" not in " ".join(plan.left_out)
+
+
+def test_arguments_of_a_parser_are_read_from_its_file(tmp_path):
+    (tmp_path / "run.yaml").write_text("per_device_train_batch_size: 2\nrank: 4\nbf16: true\n")
+    text = PARSED.format(
+        parser="TrlParser((ModelArguments, MyArguments))", parse="parse_args_and_config"
+    )
+    plan = planned(tmp_path, text, "--config", "run.yaml", "--rank", "16")
+    assert knobs(plan, "micro_batch", "lora_rank", "mixed_precision") == (2, 16, "bf16")
+
+
+def test_the_class_of_the_trainer_itself_may_be_what_is_parsed(tmp_path):
+    text = "(args,) = HfArgumentParser(SFTConfig).parse_args_into_dataclasses()\n"
+    text += "SFTTrainer('tiny-llama-3m', args=args)\n"
+    plan = planned(tmp_path, text, "--per_device_train_batch_size", "3")
+    assert knobs(plan, "micro_batch", "mixed_precision") == (3, "bf16")
+
+
+def test_arguments_that_nobody_sees_are_a_problem(tmp_path):
+    text = "args = made_elsewhere()\nSFTTrainer('tiny-llama-3m', args=args)\n"
+    assert "train.py:7 args" in refusals(tmp_path, text)

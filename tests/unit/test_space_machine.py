@@ -104,7 +104,7 @@ def test_every_knob_that_the_workload_reads_is_in_the_vocabulary():
     read = {f.name for cls in (CausalLMSettings, LoaderSettings) for f in fields(cls)} - {"loader"}
     read = {"padding" if name == "padded" else name for name in read} - {"parallelism"}
     read |= {"gpus_per_trial", "distributed"}  # which it consists of
-    assert read ^ TERMS.keys() == {"effective_batch", "grad_accum"}  # the runner's
+    assert read ^ TERMS.keys() == {"effective_batch"}  # the runner's
 
 
 def test_defaults_are_those_of_the_workload():

@@ -33,12 +33,18 @@ def quiet_libraries() -> Iterator[None]:
     """
     # Read by transformers when it sets up its logger; a value of the user's stands.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # accelerate imports it, it sets the level of its logger then, and it writes to stdout.
+    logging.getLogger("DeepSpeed").addFilter(_is_error)
     with _some_home(), warnings.catch_warnings(), log_level(logging.ERROR, _LOGGERS):
         for category in _DEPRECATIONS:
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
         warnings.filterwarnings("ignore", category=UserWarning, module=_ADVICE)
         warnings.filterwarnings("ignore", message=_UNUSED_PATTERN, module=_ADVICE)
         yield
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 @contextlib.contextmanager

@@ -93,6 +93,10 @@ def trace_all(
     return [found[place] for place in range(len(configurations))]
 
 
+_AFTER_AUTOGRAD = "autograd's threading in combination with fork"
+"""What PyTorch says in a fork of a process that has run a backward pass, where it is built for GPUs
+(torch/csrc/autograd/engine.cpp): a process that has traced something has to do the rest itself."""
+
 _Item = TypeVar("_Item")
 _Known = TypeVar("_Known")
 _Result = TypeVar("_Result")
@@ -120,13 +124,25 @@ def in_forks(
         initializer=_set_subject,
         initargs=(subject,),
     ) as pool:
-        futures = {pool.submit(_in_worker, function, item, known): item for item, known in items}
+        futures = {
+            pool.submit(_in_worker, function, item, known): (item, known) for item, known in items
+        }
+        left = []
         try:
             for future in concurrent.futures.as_completed(futures):
-                yield futures[future], future.result()
+                try:
+                    result = future.result()
+                except RuntimeError as error:
+                    if _AFTER_AUTOGRAD not in str(error):
+                        raise
+                    left.append(futures[future])
+                else:
+                    yield futures[future][0], result
         finally:
             # Whoever stops listening, Ctrl-C too, wants nothing more to be begun.
             pool.shutdown(wait=False, cancel_futures=True)
+    for item, known in left:
+        yield item, function(subject, item, known)
 
 
 def compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:

@@ -16,6 +16,7 @@ from tuner.estimators.parallel import (
     buckets_of,
     exchange_of,
     memory_of_rank,
+    pages_of,
     replicated,
     times_of_ranks,
 )
@@ -29,7 +30,7 @@ from tuner.gpu import Gpu
 from tuner.models.catalogue import resolve_config
 from tuner.models.positions import length_problem
 from tuner.records import Configuration, Memory, MemoryBudget, Prediction, Speed
-from tuner.space.distributed_knobs import GPUS_PER_TRIAL, Parallelism, gpus_per_trial
+from tuner.space.distributed_knobs import GPUS_PER_TRIAL, Parallelism
 from tuner.space.schemas import unmodelled
 from tuner.workloads import get_workload, tokens_per_sample
 
@@ -137,9 +138,7 @@ def predict(
         compute_capability=gpu.compute_capability,
     )
     # DDP issues its own copies from C++, which costs no host time as the model's operators do.
-    worked = (
-        traced if parallelism.strategy == "fsdp2" else _alone(traced, subject, configuration, gpu)
-    )
+    worked = _alone(subject, configuration, gpu) if parallelism.is_replicated else traced
     on_processor = gpu.compute_capability == PROCESSOR
     memory = peak_memory(
         (worked if on_processor else traced).timeline,
@@ -149,7 +148,7 @@ def predict(
     if on_processor and worked is not traced:
         # Not all that is resident in a step is so while DDP broadcasts.
         memory = replicated(memory, buckets_of(traced.gradient_bytes), gpu, profile)
-    memory = on_its_device(memory, gpu, profile)
+    memory = on_its_device(memory, gpu, profile, pages_bytes=pages_of(profile, configuration))
     times = step_times(
         step_work(worked),
         gpu,
@@ -174,12 +173,10 @@ def predict(
     )
 
 
-def _alone(traced: Trace, subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
-    """What a rank would do without the others: its own trace, where it has no others."""
+def _alone(subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
+    """What a rank would do without the others."""
     from tuner.estimators.compiler.deepening import trace_deep
 
-    if gpus_per_trial(configuration) == 1:
-        return traced
     return trace_deep(
         subject.workload,
         subject.model_config,

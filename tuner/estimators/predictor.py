@@ -56,7 +56,7 @@ COMPILED_TOLERANCE = 0.05
 4.1 % on the 40 configurations of qlora27b on an A6000 that were traced, 1.4 % in the median."""
 
 MOST_TRACED = 200
-"""Configurations under fsdp2 that are predicted at once: some minutes for a large model."""
+"""Configurations under fsdp2 or ZeRO that are predicted at once: some minutes for a large model."""
 
 OnProgress = Callable[[int, int], None]
 """Called with structures done and structures in all."""
@@ -297,19 +297,20 @@ def _is_traced_in_full(configuration: Configuration) -> bool:
     What is sharded is rounded, tiles have a largest, and some optimizers depend on shapes.
     """
     parallelism = Parallelism.of(configuration)
-    is_sharded = parallelism.ranks > 1 and parallelism.strategy == "fsdp2"
+    is_shared = parallelism.ranks > 1 and not parallelism.is_replicated
     optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
     needs_shapes = optimizer is not None and optimizer.needs_shapes
     has_images = bool(configuration.get("images", 0))
-    return is_sharded or needs_shapes or has_images or configuration.get("loss") == "chunked"
+    return is_shared or needs_shapes or has_images or configuration.get("loss") == "chunked"
 
 
 def _check_traced_in_full(count: int) -> None:
     """Raise `InputError` for more configurations than anybody waits for, at seconds each."""
     if count > MOST_TRACED:
         raise InputError(
-            f"{count} configurations with distributed fsdp2, loss chunked or optimizer adafactor "
-            f"would each be traced in full, which takes seconds each; at most {MOST_TRACED} are",
+            f"{count} configurations with distributed fsdp2 or zero, loss chunked or optimizer "
+            f"adafactor would each be traced in full, which takes seconds each; at most "
+            f"{MOST_TRACED} are",
             hint="narrow the search with --where or --set; others need no traces",
         )
 

@@ -4,12 +4,16 @@ Two pairs of numbers, each by least squares over the trainings, relative to what
 
     step      = launch_s * operators + step_factor * kernels
     resident  = context_bytes        + live_factor * live tensors
+
+And of those that give back what they free, by precision, the mean of what is resident beside live
+tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 
@@ -33,19 +37,25 @@ def calibrated_on_reference(profile: DeviceProfile, runs: Sequence[ReferenceRun]
     """The profile with what the trainings `runs` add to it."""
     config, workload, gpu = model_config(), get_workload(WORKLOAD), processor(profile)
     without_launches = replace(profile, launch_s=0.0)
+    plain = [run for run in runs if not run.gives_back]
     launch, kernels, live = [], [], []
+    beside: dict[str, list[int]] = {}
     for run in runs:
         traced = trace(workload, config, run.configuration, compute_capability=PROCESSOR)
+        live_bytes = peak_memory(
+            traced.timeline, context_bytes=0, caching=False
+        ).peak_allocated_bytes
+        if run.gives_back:
+            beside.setdefault(run.precision, []).append(run.resident_bytes - live_bytes)
+            continue
         work = step_work(traced)
         whole_s, kernels_s = (_step_s(work, gpu, alone) for alone in (profile, without_launches))
         launch.append(whole_s - kernels_s)
         kernels.append(kernels_s)
-        live.append(
-            peak_memory(traced.timeline, context_bytes=0, caching=False).peak_allocated_bytes
-        )
-    ones = [1.0] * len(runs)
-    launch_factor, step_factor = two_parts(launch, kernels, [run.step_s for run in runs])
-    context, live_factor = two_parts(ones, live, [run.resident_bytes for run in runs])
+        live.append(live_bytes)
+    ones = [1.0] * len(plain)
+    launch_factor, step_factor = two_parts(launch, kernels, [run.step_s for run in plain])
+    context, live_factor = two_parts(ones, live, [run.resident_bytes for run in plain])
     return replace(
         profile,
         # None of them can be nothing.
@@ -53,7 +63,8 @@ def calibrated_on_reference(profile: DeviceProfile, runs: Sequence[ReferenceRun]
         step_factor=max(step_factor, _LEAST_FACTOR),
         context_bytes=round(context),
         live_factor=max(live_factor, 1.0),
-        step_spread=max(run.spread for run in runs),
+        pages_bytes={name: max(0, round(fmean(sizes))) for name, sizes in beside.items()} or None,
+        step_spread=max(run.spread for run in plain),
     )
 
 

@@ -41,8 +41,26 @@ def trainer_arguments(chosen: SettingsReader, loss: str | None = "transformers")
         "fp16": mixed == "fp16",
         "tf32": True if chosen.text("precision") == "tf32" else None,
         "max_grad_norm": chosen.get("max_grad_norm"),
+        "deepspeed": _deepspeed(chosen),
     }
     return without_none(settings)
+
+
+def _deepspeed(chosen: SettingsReader) -> Settings | None:
+    """DeepSpeed's settings, which take the rest from the arguments; None without ZeRO."""
+    zero = chosen.zero
+    if zero is None:
+        return None
+    filled = dict.fromkeys(
+        (
+            "train_micro_batch_size_per_gpu",
+            "train_batch_size",
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+        ),
+        "auto",
+    )
+    return {**filled, "bf16": {"enabled": "auto"}, "zero_optimization": zero}
 
 
 def machine_arguments(chosen: SettingsReader) -> Settings:

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.records import Configuration, KnobValue
+from tuner.space.distributed_knobs import (
+    DISTRIBUTED,
+    GPUS_PER_TRIAL,
+    REDUCE_BUCKET,
+    REDUCE_BUCKET_ELEMENTS,
+    Parallelism,
+)
 
 DTYPES: Mapping[str, str] = {
     "fp32": "float32",
@@ -90,6 +97,28 @@ class SettingsReader:
             for name, value in values.items()
             if name in self._reasons or name not in self._expressed
         }
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """How ranks share the work; their number, and most strategies, are the launcher's."""
+        found = Parallelism.of(self._values)
+        if found.ranks > 1:
+            self.leave(GPUS_PER_TRIAL, "belongs to the launcher: one process a GPU")
+        else:
+            self.get(GPUS_PER_TRIAL)
+            self.get(DISTRIBUTED)
+        return found
+
+    @property
+    def zero(self) -> dict[str, KnobValue] | None:
+        """DeepSpeed's `zero_optimization`; None without ZeRO."""
+        stage = self.parallelism.zero_stage
+        if not stage:
+            return None
+        self.get(DISTRIBUTED)
+        bucket = self.get(REDUCE_BUCKET)
+        # What is predicted is this number, which the word "auto" would replace.
+        return {"stage": stage, REDUCE_BUCKET: bucket or REDUCE_BUCKET_ELEMENTS}
 
     @property
     def is_quantized(self) -> bool:

@@ -7,21 +7,24 @@ utils/dataclasses.py), DeepSpeed 0.19 (launcher/runner.py) and transformers 5.23
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import Problem
+from tuner.program.arguments import EMULATE, values_of_files, values_of_words
 from tuner.program.program import Program, file_in
 from tuner.program.reads import opened
-from tuner.program.training import EMULATE
 from tuner.records import KnobValue
 from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, RESHARD
 
-_START_RANKS = ("Axolotl", "LLaMA-Factory", "TRL")
+_START_RANKS = ("Axolotl", "LLaMA-Factory")
 """Tools whose command starts a process on each GPU that there is."""
+
+TRL_LAUNCHES = ("accelerate_config", "config_file", "num_processes", "num_machines")
+"""What `trl sft` hands on to `accelerate launch`, from its words and its file (trl/cli, 1.16)."""
 
 _ALL = ("gpu", "auto")
 """In place of a number of processes: as many as there are GPUs."""
@@ -66,63 +69,47 @@ def read_launch(program: Program) -> Launch:
         module = words[start + 1] if word == "-m" and start + 1 < end else ""
         if word == "torchrun" or module in ("torch.distributed.run", "torch.distributed.launch"):
             return _torchrun(program.command[start + 1 : end])
-        if words[start : start + 2] == ["accelerate", "launch"]:
-            return _accelerate(program, program.command[start + 2 : end])
-        if module == "accelerate.commands.launch":
-            return _accelerate(program, program.command[start + 2 : end])
+        is_accelerate = words[start : start + 2] == ["accelerate", "launch"]
+        if is_accelerate or module == "accelerate.commands.launch":
+            return _accelerate(program, _options(program.command[start + 2 : end]))
         if word == "deepspeed":
             return _deepspeed(program.command[start + 1 : end])
+    if program.trainer == "TRL":
+        return _trl(program)
     if program.trainer in _START_RANKS:
         return Launch(processes=None)
     return Launch(starts_ranks=False)
 
 
-def _options(words: Sequence[str], *names: str) -> dict[str, str]:
-    """The options of a launcher that have these names, by name, with underscores for dashes."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in names:
-        parser.add_argument(f"--{name}", nargs="?", const="true")
-    normal = []
-    for word in words:
-        head, equals, value = word.partition("=")
-        normal.append(head.replace("-", "_").replace("__", "--", 1) + equals + value
-                      if word.startswith("--") else word)  # fmt: skip
-    found, _ = parser.parse_known_args(normal)
-    return {name: value for name, value in vars(found).items() if value is not None}
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    """The options of a launcher by name, with underscores for dashes."""
+    return {name: argument.value for name, argument in values_of_words(words).items()}
 
 
 def _torchrun(words: Sequence[str]) -> Launch:
-    options = _options(words, "nproc_per_node", "nnodes")
+    options = _options(words)
     launch = Launch()
-    per_machine = options.get("nproc_per_node", "1")
+    per_machine = str(options.get("nproc_per_node", 1))
     if per_machine in _ALL:
         launch.processes = None
     else:
         launch.processes = _whole(launch, "torchrun --nproc-per-node", per_machine)
-    _machines(launch, "torchrun --nnodes", options.get("nnodes", "1").rpartition(":")[2])
+    _machines(launch, "torchrun --nnodes", str(options.get("nnodes", 1)).rpartition(":")[2])
     return launch
 
 
 def _deepspeed(words: Sequence[str]) -> Launch:
-    options = _options(words, "num_gpus", "num_nodes", "include")
+    options = _options(words)
     launch = Launch(processes=None)
     if "num_gpus" in options:
-        launch.processes = _whole(launch, "deepspeed --num_gpus", options["num_gpus"])
+        launch.processes = _whole(launch, "deepspeed --num_gpus", str(options["num_gpus"]))
     elif "include" in options:
-        hosts = options["include"].split("@")
+        hosts = str(options["include"]).split("@")
         launch.processes = len([n for n in hosts[0].partition(":")[2].split(",") if n]) or None
         _machines(launch, "deepspeed --include", str(len(hosts)))
-    _machines(launch, "deepspeed --num_nodes", options.get("num_nodes", "1"))
+    _machines(launch, "deepspeed --num_nodes", str(options.get("num_nodes", 1)))
     return launch
 
-
-_ACCELERATE = (
-    "config_file", "num_processes", "num_machines", "multi_gpu", "mixed_precision", "use_deepspeed",
-    "use_fsdp", "dynamo_backend", "cpu", "use_megatron_lm", "use_parallelism_config",
-    "fsdp_version", "fsdp_auto_wrap_policy", "fsdp_reshard_after_forward", "fsdp_offload_params",
-    "fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload",
-    "fsdp_ignored_modules",
-)  # fmt: skip
 
 _KINDS = {
     "NO": "",
@@ -141,9 +128,21 @@ _NOT_PREDICTED = {
 }
 
 
-def _accelerate(program: Program, words: Sequence[str]) -> Launch:
+def _trl(program: Program) -> Launch:
+    """`trl sft`, which runs `accelerate launch`; its configuration may be one that TRL has."""
+    said = {**values_of_files(program.sources), **values_of_words(program.command)}
+    options = {name: said[name].value for name in TRL_LAUNCHES if name in said}
+    named = options.pop("accelerate_config", None)
+    if named is not None:
+        spec = importlib.util.find_spec("trl")
+        folders = spec.submodule_search_locations if spec else None
+        shipped = Path(folders[0] if folders else "", "accelerate_configs", f"{named}.yaml")
+        options["config_file"] = str(shipped if shipped.is_file() else named)
+    return _accelerate(program, options)
+
+
+def _accelerate(program: Program, options: dict[str, Any]) -> Launch:
     """`accelerate launch`: what its options say counts more than its configuration file."""
-    options: dict[str, Any] = dict(_options(words, *_ACCELERATE))
     own = {name for name in (*_KINDS.values(), "cpu") if name in options}
     launch = Launch(processes=None)
     for name, value in _configured(program, options.get("config_file"), launch).items():
@@ -153,9 +152,9 @@ def _accelerate(program: Program, words: Sequence[str]) -> Launch:
                 text = f"is {value}, and is predicted as {', '.join(_KINDS)}: {EMULATE}"
                 launch.problems.append(Problem(text, "accelerate's distributed_type"))
             elif kind and not own:
-                options[kind] = "true"
+                options[kind] = True
             elif not kind and not own:
-                options["num_processes"] = options.get("num_processes", "1")
+                options.setdefault("num_processes", 1)
         else:
             options.setdefault(name, value)
     if "num_processes" in options:
@@ -210,7 +209,7 @@ def _configured(program: Program, named: str | None, launch: Launch) -> dict[str
             case ("dynamo_config", str(name)):
                 values[f"dynamo_{name.removeprefix('dynamo_')}"] = place.value
             case ("parallelism_config", _):
-                values["use_parallelism_config"] = "true"
+                values["use_parallelism_config"] = True
     return values
 
 

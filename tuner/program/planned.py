@@ -12,11 +12,12 @@ from typing import Any
 from tuner.errors import InputError, Problem
 from tuner.models.catalogue import resolve_config
 from tuner.program import trainers
+from tuner.program.arguments import EMULATE, Arguments
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
 from tuner.program.settings import find_settings
 from tuner.program.trainers.behaviour import PEFT_DEFAULT, STORED, Behaviour, Planned
-from tuner.program.training import DTYPES, EMULATE, Arguments, ProgramTraining, read_training
+from tuner.program.training import DTYPES, ProgramTraining, read_training
 from tuner.records import Configuration, KnobValue
 from tuner.space.distributed_knobs import DISTRIBUTED, Parallelism, gpus_per_trial
 from tuner.space.schemas import SCHEMAS

@@ -8,12 +8,26 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from tuner.apply.source import PYTHON, SourceFile
+from tuner.apply.source import PYTHON
 from tuner.errors import Problem
-from tuner.expressions import show
+from tuner.program.argument_classes import (
+    base_in,
+    class_of,
+    fields_of,
+    parsed_classes,
+    said_values,
+)
+from tuner.program.arguments import (
+    COMMAND_LINE,
+    Argument,
+    Arguments,
+    Found,
+    values_of_files,
+    values_of_words,
+)
 from tuner.program.knob_names import typed
 from tuner.program.names import Literal, OptionValue, OutsideKeys, Script
 from tuner.program.parsed import last_name
@@ -30,80 +44,12 @@ DTYPES: Mapping[str, str] = {
 }
 """By the names that PyTorch has for them: tuner's."""
 
-EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
-"""What to do about a setting that is not predicted."""
-
 _MODEL_CLASSES = (
     "ForCausalLM",
     "ForConditionalGeneration",
     "ForImageTextToText",
     "ForSequenceClassification",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument as it is written. `problem` says why its value is not known."""
-
-    value: Any
-    where: str
-    problem: str | None = None
-
-
-@dataclass(slots=True)
-class Found:
-    """What came of reading: what could not be, what nobody set, and what is not in the numbers."""
-
-    problems: list[Problem] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Arguments:
-    """The arguments of one call, or the values of one file; what is taken of them is noted."""
-
-    title: str
-    values: Mapping[str, Argument]
-    found: Found
-    taken: set[str] = field(default_factory=set)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
-    def take(self, name: str, default: Any = None, *, quietly: bool = False) -> Any:
-        """The value of `name`, else its default, which is noted unless it is None or `quietly`."""
-        self.taken.add(name)
-        argument = self.values.get(name)
-        if argument is None:
-            if default is not None and not quietly:
-                self.found.assumed.append(f"{name}={show(default)}")
-            return default
-        if argument.problem is not None:
-            self.found.problems.append(Problem(argument.problem, self.where(name)))
-            return default
-        return default if argument.value is None else argument.value
-
-    def where(self, name: str) -> str:
-        """For people: "train.py:12 max_length"."""
-        argument = self.values.get(name)
-        shown = f"{self.title}(...)" if name.isdigit() else name
-        return f"{argument.where} {shown}" if argument is not None else f"{self.title} {name}"
-
-    def refuse(self, name: str, why: str) -> None:
-        """Note that the value of `name` cannot be predicted."""
-        self.found.problems.append(Problem(why, self.where(name)))
-
-    def leave_out(self, prefixes: Sequence[str] = ()) -> None:
-        """Name what nobody took; `prefixes` are those of names that take no memory."""
-        for name, argument in self.values.items():
-            outer = {name[:end] for end, letter in enumerate(name) if letter == "."}
-            if {name, *outer} & self.taken or name.startswith(tuple(prefixes)):
-                continue
-            if name == "**" and argument.problem is not None:
-                self.found.problems.append(Problem(argument.problem, argument.where))
-            else:
-                self.found.left_out.append(self.where(name))
 
 
 @dataclass(slots=True)
@@ -145,6 +91,12 @@ _CALLS = {
     "gradient_checkpointing_enable": "enabled",
     "activation_checkpointing_enable": "enabled",
 }
+_ARGUMENTS = tuple(name for name, group in _CALLS.items() if group == "arguments")
+"""Classes of a trainer's arguments."""
+
+_LENGTHS = ("max_length", "model_max_length")
+"""What tokenisers are told of the length of examples."""
+
 _OTHERS = ("FastLanguageModel", "FastModel", "Accelerator", "LightningModule", "deepspeed")
 """Names of libraries that train in ways of their own."""
 
@@ -155,7 +107,9 @@ def read_training(program: Program) -> ProgramTraining:
     scripts = scripts_of(program)
     data = [source for source in program.sources if source.path.suffix not in PYTHON]
     if not scripts:
-        arguments = Arguments(program.trainer, _flat(program, data), found)
+        values = {**values_of_files(data), **values_of_words(program.command)}
+        values.pop("config", None)
+        arguments = Arguments(program.trainer, values, found)
         return ProgramTraining(program.trainer, {"arguments": arguments}, found)
     calls = [(script, call) for script in scripts for call in script.calls]
     groups: dict[str, Arguments] = {}
@@ -177,32 +131,67 @@ def read_training(program: Program) -> ProgramTraining:
         if group == "model":
             name = script.shown(call.func)
         groups[group] = Arguments(name, dict(_keywords(program, script, call)), found)
+    if "arguments" not in groups:
+        groups |= _parsed_arguments(program, scripts, found)
     lengths = tuple(
         argument
         for script, call in calls
         if last_name(call.func) not in _CALLS
-        for name, argument in _keywords(program, script, call, only=("max_length",))
+        for _, argument in _keywords(program, script, call, only=_LENGTHS)
     )
     for script in scripts:
         found.problems += _freezes(script)
     training = ProgramTraining("", groups, found, lengths=lengths)
     if trainers:
-        script, call = trainers[0]
-        training.trainer = last_name(call.func) or ""
-        model = next((k.value for k in call.keywords if k.arg == "model"), None)
-        model = model or (call.args[0] if call.args else None)
-        value = _argument(program, script, model).value if model is not None else None
-        training.model_by_name = value if isinstance(value, str) else None
-        made = {"args": "arguments", "peft_config": "lora"}
-        for name, group in (*made.items(), ("1", "arguments")):
-            given = training["trainer"].values.get(name)
-            if given is not None and given.value is not None and group not in groups:
-                text = f"is {given.value}, {_why_unseen(str(given.value))}"
-                found.problems.append(Problem(text, f"{given.where} {name}"))
+        _read_trainer(training, program, *trainers[0])
     if "adapted" in groups and "lora" not in groups:
         text = "gets a configuration that is not seen to be a LoraConfig"
         found.problems.append(Problem(text, "get_peft_model"))
     return training
+
+
+def _read_trainer(
+    training: ProgramTraining, program: Program, script: Script, call: ast.Call
+) -> None:
+    """What the call of a trainer says: its class, its model, and what it gets that nobody sees."""
+    training.trainer = last_name(call.func) or ""
+    model = next((k.value for k in call.keywords if k.arg == "model"), None)
+    model = model or (call.args[0] if call.args else None)
+    value = _argument(program, script, model).value if model is not None else None
+    training.model_by_name = value if isinstance(value, str) else None
+    for name, group in (("args", "arguments"), ("1", "arguments"), ("peft_config", "lora")):
+        given = training["trainer"].values.get(name)
+        if given is None or training.has(group):
+            continue
+        if given.problem is not None or given.value is not None:
+            text = given.problem or f"is {given.value}, {_why_unseen(str(given.value))}"
+            training.found.problems.append(Problem(text, f"{given.where} {name}"))
+
+
+def _parsed_arguments(
+    program: Program, scripts: Sequence[Script], found: Found
+) -> dict[str, Arguments]:
+    """The trainer's arguments, where a parser makes them of a dataclass and the command line."""
+    classes = list(parsed_classes(scripts))
+    own = {name: class_of(scripts, name) for name in classes}
+    bases = {name: base_in(_ARGUMENTS, scripts, name) for name in classes}
+    name = next((name for name in classes if bases[name] is not None), None)
+    if name is None:
+        return {}
+    values: dict[str, Argument] = {}
+    if (definition := own[name]) is not None:
+        script, node = definition
+        values = {
+            field: _argument(program, script, value) for field, value in fields_of(node) if value
+        }
+    others = {
+        field
+        for other, definition in own.items()
+        if other != name and definition is not None
+        for field, _ in fields_of(definition[1])
+    }
+    said = {n: a for n, a in said_values(program).items() if n not in others and n != "config"}
+    return {"arguments": Arguments(str(bases[name]), {**values, **said}, found)}
 
 
 def _why_unseen(made: str) -> str:
@@ -287,16 +276,31 @@ def _end(program: Program, script: Script, end: Any) -> Argument:
     keys = end.keys if isinstance(end, OutsideKeys) else ("",)
     if keys[0] == "argv" and isinstance(keys[-1], int):
         return _word(program, script, keys[-1], where)
-    if str(keys[-1]) in DTYPES or isinstance(end.node, ast.Call | ast.Dict):
+    said = _parsed_value(program, script, str(keys[0])) if len(keys) == 1 else None
+    if said is None and (str(keys[-1]) in DTYPES or isinstance(end.node, ast.Call | ast.Dict)):
         return Argument(str(keys[-1]) or script.shown(end.node), where)
-    return Argument(None, where, f"is {script.shown(end.node)}, which cannot be read")
+    return said or Argument(None, where, f"is {script.shown(end.node)}, which cannot be read")
+
+
+def _parsed_value(program: Program, script: Script, name: str) -> Argument | None:
+    """The value of a field of a dataclass that a parser fills; None for what is no such field."""
+    scripts = [script, *script.others.values()]
+    if next(parsed_classes(scripts), None) is None:
+        return None
+    said = said_values(program).get(name)
+    if said is not None:
+        return said
+    defaults = [(one, literal) for one in scripts for literal in one.class_values(name)]
+    found = {(one.source.path, literal.node): _end(program, one, literal)
+             for one, literal in defaults}  # fmt: skip
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _word(program: Program, script: Script, number: int, where: str) -> Argument:
     names = [word for word, source in program.files.items() if source is script.source]
     at = program.command.index(names[0]) + number if names else len(program.command)
     if at < len(program.command):
-        return Argument(typed(program.command[at], ""), "the command line")
+        return Argument(typed(program.command[at], ""), COMMAND_LINE)
     return Argument(None, where, f"is word {number} behind the script, and there is none")
 
 
@@ -306,33 +310,7 @@ def _option_value(program: Program, script: Script, end: OptionValue, where: str
         head, equals, text = word.partition("=")
         if head in option.names:
             text = text if equals else (command[number + 1] if number + 1 < len(command) else "")
-            return Argument(typed(text, option.dest), "the command line")
+            return Argument(typed(text, option.dest), COMMAND_LINE)
     if option.default is None or option.is_positional:
         return Argument(None, where, f"is the option {option.names[0]}, which has no default")
     return _argument(program, script, option.default)
-
-
-def _flat(program: Program, files: Sequence[SourceFile]) -> dict[str, Argument]:
-    """The values of a tool's files by key, those of nested keys with dots; words count more."""
-    values: dict[str, Argument] = {}
-    for source in files:
-        for place in source.places:
-            name = ".".join(map(str, place.path))
-            if not name:
-                continue  # the file itself
-            where, problem = f"{source.path}:{place.line}", place.problem
-            if place.is_list or (problem or "").startswith("is a mapping"):
-                # What stands in it has places of its own.
-                values[name] = Argument(place.value or True, where)
-            else:
-                values[name] = Argument(place.value, where, problem)
-    words = iter(program.command)
-    for word in words:
-        if not word.startswith("--"):
-            continue
-        name, equals, text = word.lstrip("-").partition("=")
-        if name == "config":
-            continue
-        text = text if equals else next(words, "")
-        values[name.replace("-", "_")] = Argument(typed(text, name), "the command line")
-    return values

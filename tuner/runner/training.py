@@ -8,11 +8,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tuner.host import give_back_freed
 from tuner.records import Configuration, Measurement
 from tuner.runner.base import MeasureOptions, TrialJob
 from tuner.runner.messages import Report
 from tuner.runner.ranks import run_ranks
-from tuner.space.distributed_knobs import gpus_per_trial
+from tuner.space.distributed_knobs import Parallelism, gpus_per_trial
 from tuner.space.schemas import SCHEMAS
 from tuner.workloads.libraries import ASK_DRIVER, without_context
 
@@ -67,8 +68,13 @@ def measure_rank(
 ) -> Measurement:
     """What one rank of several measures in this process, which it makes that rank."""
     from tuner.runner.measure import measure
+    from tuner.workloads.parallel import import_strategy
 
     rank.settle()
+    parallelism = Parallelism.of(configuration)
+    if options.device == "cpu" and not parallelism.is_replicated:
+        give_back_freed()
+    import_strategy(parallelism)
     limit_bytes = options.memory_limit_bytes
     if limit_bytes is not None and options.device == "cpu":
         limit_bytes //= rank.count  # the ranks share one machine

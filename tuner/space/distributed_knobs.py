@@ -16,6 +16,14 @@ from tuner.space.optimizers import OPTIMIZERS
 GPUS_PER_TRIAL = "gpus_per_trial"
 DISTRIBUTED = "distributed"
 RESHARD = "reshard_after_forward"
+REDUCE_BUCKET = "reduce_bucket_size"
+
+ZERO_STAGES: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
+"""Strategies that are stages of DeepSpeed's ZeRO."""
+
+REDUCE_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's default `reduce_bucket_size` (deepspeed/runtime/zero/config.py, 0.19), which
+accelerate leaves alone unless a file of settings says "auto": the square of the hidden size."""
 
 BUCKET_CAP_MIB = 25
 """DistributedDataParallel's default `bucket_cap_mb`, which transformers' Trainer leaves alone."""
@@ -24,16 +32,10 @@ MAX_GPUS = 16
 """GPUs of the largest single machines on offer (HGX-2, p2.16xlarge): a trial stays on one."""
 
 _EMULATE = "tuner emulate --gpu TYPE --gpus 2 --"
-_NOT_PREDICTED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("zero1", "zero2", "zero3"),
-        f"DeepSpeed itself runs on emulated GPUs: {_EMULATE} deepspeed PROGRAM",
-    ),
-    **dict.fromkeys(
-        ("hsdp", "fsdp1", "tensor_parallel", "context_parallel"),
-        f"the program itself runs on emulated GPUs: {_EMULATE} torchrun --nproc-per-node 2 PROGRAM",
-    ),
-}
+_NOT_PREDICTED: Mapping[str, str] = dict.fromkeys(
+    ("hsdp", "fsdp1", "tensor_parallel", "context_parallel"),
+    f"the program itself runs on emulated GPUs: {_EMULATE} torchrun --nproc-per-node 2 PROGRAM",
+)
 """Strategies that people use, with the way to learn what they take."""
 
 DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
@@ -50,9 +52,11 @@ DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
         DISTRIBUTED,
         "word",
         "with gpus_per_trial above 1: ddp keeps a whole model on each GPU and adds up gradients, "
-        "fsdp2 (fully_shard) keeps a share of weights, gradients and optimizer state on each",
+        "fsdp2 (fully_shard) keeps a share of weights, gradients and optimizer state on each; "
+        "zero1, zero2 and zero3 are DeepSpeed's, which share the optimizer state, the gradients "
+        "too, and the weights too",
         default="ddp",
-        allowed=("ddp", "fsdp2"),
+        allowed=("ddp", "fsdp2", *ZERO_STAGES),
         refused=_NOT_PREDICTED,
         optional=True,
     ),
@@ -62,6 +66,15 @@ DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
         "under fsdp2: false keeps the gathered weights of a layer until its backward pass has "
         "ended, which sends less and takes more memory (as ZeRO-2)",
         default=True,
+        optional=True,
+    ),
+    KnobSchema(
+        REDUCE_BUCKET,
+        "int",
+        "under zero1 to zero3: gradients that are exchanged at once, as numbers; a rank has room "
+        "for them beside its gradients, whatever the size of the model",
+        default=REDUCE_BUCKET_ELEMENTS,
+        minimum=1,
         optional=True,
     ),
 )
@@ -85,7 +98,7 @@ def gpus_per_trial(values: Mapping[str, KnobValue]) -> int:
 
 
 def strategy(values: Mapping[str, KnobValue]) -> str:
-    """How the GPUs of a configuration share the work: "ddp" or "fsdp2"."""
+    """How the GPUs of a configuration share the work: a word that `distributed` allows."""
     return str(values.get(DISTRIBUTED, "ddp"))
 
 
@@ -111,7 +124,7 @@ def rule_with_ranks(rule: str, mentioned: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """How many ranks train a configuration together, and how: "ddp" or "fsdp2"."""
+    """How many ranks train a configuration together, and how: a word of `distributed`."""
 
     ranks: int = 1
     strategy: str = "ddp"
@@ -122,15 +135,40 @@ class Parallelism:
         return cls(gpus_per_trial(configuration), strategy(configuration))
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether each of several ranks keeps all of everything."""
+        return self.ranks > 1 and self.strategy == "ddp"
+
+    @property
     def is_sharded(self) -> bool:
-        """Whether each rank keeps a share of the model only."""
+        """Whether FSDP2 leaves each rank a share of the model only."""
         return self.ranks > 1 and self.strategy == "fsdp2"
+
+    @property
+    def zero_stage(self) -> int:
+        """The stage of DeepSpeed's ZeRO; 0 without it."""
+        return ZERO_STAGES.get(self.strategy, 0) if self.ranks > 1 else 0
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether mixed precision is a matter of the weights that run, not of autocast."""
+        return self.is_sharded or self.zero_stage > 0
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether no device has to hold the whole model."""
+        return self.is_sharded or self.zero_stage == ZERO_STAGES["zero3"]
 
     def problems(self, configuration: Mapping[str, KnobValue]) -> list[Problem]:
         """What cannot be trained so, with the reason; empty on one GPU and where it works."""
-        if not self.is_sharded:
-            return []
-        return [Problem(text, where=DISTRIBUTED) for text in _against_sharding(configuration)]
+        reasons = (
+            _against_sharding(configuration)
+            if self.is_sharded
+            else _against_zero(configuration, self)
+            if self.zero_stage
+            else ()
+        )
+        return [Problem(text, where=DISTRIBUTED) for text in reasons]
 
     def require(self, configuration: Mapping[str, KnobValue]) -> None:
         """Raise `InputError` with every reason why this cannot be trained."""
@@ -167,3 +205,23 @@ def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
         )
     if configuration.get("torch_compile"):
         yield "torch_compile with fsdp2 is not predicted: emulate the program, or use ddp"
+
+
+def _against_zero(
+    configuration: Mapping[str, KnobValue], parallelism: Parallelism
+) -> Iterator[str]:
+    precision = str(configuration.get("precision"))
+    mixed = configuration.get("mixed_precision", "no")
+    emulate = f"a program can be emulated: {_EMULATE} deepspeed PROGRAM"
+    if mixed == "fp16":
+        yield f"fp16 under DeepSpeed is not predicted: use bf16; {emulate}"
+    elif mixed == "no" and precision not in ("fp32", "tf32"):
+        yield (
+            f'DeepSpeed refuses weights of {precision} without mixed precision ("fp32 is enabled '
+            'but the following parameters have dtype that is not fp32"): set mixed_precision bf16'
+        )
+    if precision in ("nf4", "int8") and parallelism.shares_weights:
+        yield f"{precision} under zero3 is not predicted: use zero2 or fsdp2; {emulate}"
+    for name in ("offload", "torch_compile"):
+        if configuration.get(name):
+            yield f"{name} with DeepSpeed is not predicted: leave it out; {emulate}"

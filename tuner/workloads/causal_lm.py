@@ -46,6 +46,7 @@ class CausalLMSession(ModelSession):
         super().__init__(model, settings, environment, embeddings=embeddings)
         self._settings: CausalLMSettings = settings
         self._ranks = ranks or Ranks.alone(model)
+        self._ranks.take(self.optimizer)
         self._images = images
         self._outputs: Any = None
         self._flops: StepFlops | None = None
@@ -90,11 +91,16 @@ class CausalLMSession(ModelSession):
     def _backward(self, loss: torch.Tensor) -> None:
         if self._batches is not None:
             self.loss = loss.detach()
-        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        self._ranks.backward(loss if self._scaler is None else self._scaler.scale(loss))
+
+    def _update(self) -> None:
+        if not self._ranks.update():
+            super()._update()
 
     @property
     def _vocab_size(self) -> int:
-        return int(self.model.get_input_embeddings().weight.shape[0])
+        weight = self.model.get_input_embeddings().weight
+        return int(getattr(weight, "ds_shape", weight.shape)[0])  # of DeepSpeed's, where shared
 
     def _next_batch(self) -> dict[str, torch.Tensor]:
         """What the model is called with. A trace has no data, only its shapes."""
@@ -200,6 +206,7 @@ class CausalLM:
             environment,
             may_have_idle=may_have_idle,
             sharding=settings.sharding,
+            zero=settings.zero,
         )
         session = CausalLMSession(model, settings, environment, ranks, images)
         if isinstance(environment, Machine):

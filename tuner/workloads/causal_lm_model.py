@@ -25,6 +25,7 @@ from tuner.workloads.losses import use_loss
 from tuner.workloads.offload import decoder_layers, keep_on_host, move_all_but
 from tuner.workloads.quantized import QUANTIZED, quantize_linears
 from tuner.workloads.remarks import unadaptable
+from tuner.workloads.zero import share_weights
 
 
 def build_model(model_config: Any, settings: CausalLMSettings, environment: Environment) -> Any:
@@ -37,8 +38,9 @@ def build_model(model_config: Any, settings: CausalLMSettings, environment: Envi
     """
     if not isinstance(environment, Machine):
         model = _skeleton(model_config, settings)
-        if not settings.parallelism.is_sharded:
+        if not settings.parallelism.shares_weights:
             environment.materialize(model)
+        _share_weights(model, settings, environment)
         model = _prepare(model, settings, environment, environment.device)
         model.train()
         return model
@@ -46,12 +48,19 @@ def build_model(model_config: Any, settings: CausalLMSettings, environment: Envi
     model, on_host = _with_weights(model_config, settings, environment)
     if settings.liger:
         apply_liger(model)
+    _share_weights(model, settings, environment)
     model = _prepare(model, settings, environment, _adapters_on(settings, environment))
     keep_on_host(on_host, environment.device)
     model.train()
     if settings.torch_compile:
         model.compile()
     return model
+
+
+def _share_weights(model: Any, settings: CausalLMSettings, environment: Environment) -> None:
+    """Under ZeRO's third stage, before there are adapters: as models are loaded for Trainer."""
+    if settings.parallelism.zero_stage and settings.parallelism.shares_weights:
+        share_weights(model, environment, settings.zero)
 
 
 def _adapters_on(settings: CausalLMSettings, machine: Machine) -> str:
@@ -72,14 +81,14 @@ def _with_weights(
     """The model with its weights, and those of its layers whose weights are on the host."""
     if machine.checkpoint is None:
         model = _skeleton(model_config, settings, real=True)
-        if settings.parallelism.is_sharded:
+        if settings.parallelism.shares_weights:
             return model, []
         on_host = _offloaded(model, settings)
         machine.materialize(model, on_host)
         return model, on_host
 
     # What stays on the host, or is sharded, must not pass through a device too small for it.
-    first = "cpu" if settings.offload or settings.parallelism.is_sharded else machine.device
+    first = "cpu" if settings.offload or settings.parallelism.shares_weights else machine.device
     try:
         model = load_checkpoint(machine.checkpoint, model_config, settings, device=first)
     except (ValueError, ImportError) as error:

@@ -10,10 +10,15 @@ import torch
 
 from tuner.errors import InputError, Problem
 from tuner.records import Configuration
-from tuner.space.distributed_knobs import Parallelism
+from tuner.space.distributed_knobs import (
+    REDUCE_BUCKET,
+    REDUCE_BUCKET_ELEMENTS,
+    Parallelism,
+)
 from tuner.space.schemas import NO_NAMES
 from tuner.workloads.sharding import Sharding
 from tuner.workloads.token_data import LoaderSettings
+from tuner.workloads.zero import ZeroSettings
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -61,6 +66,8 @@ class CausalLMSettings:
     allocator: str
     parallelism: Parallelism
     reshard_after_forward: bool
+    grad_accum: int
+    reduce_bucket_size: int
     loader: LoaderSettings
 
     @classmethod
@@ -103,6 +110,8 @@ class CausalLMSettings:
             allocator=str(values.get("allocator", "")),
             parallelism=Parallelism.of(values),
             reshard_after_forward=bool(values.get("reshard_after_forward", True)),
+            grad_accum=int(_number(values.get("grad_accum", 1))),
+            reduce_bucket_size=int(_number(values.get(REDUCE_BUCKET, REDUCE_BUCKET_ELEMENTS))),
             loader=_loader(values),
         )
 
@@ -113,8 +122,8 @@ class CausalLMSettings:
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """The dtype of autocast, or None without: FSDP2 casts weights itself."""
-        return None if self.parallelism.is_sharded else self._mixed_dtype
+        """The dtype of autocast, or None without: FSDP2 and DeepSpeed cast weights."""
+        return None if self.parallelism.casts_weights else self._mixed_dtype
 
     @property
     def _mixed_dtype(self) -> torch.dtype | None:
@@ -125,6 +134,18 @@ class CausalLMSettings:
         """How FSDP2 is asked to shard the model."""
         by_trainer = self.training_loop == "trainer"
         return Sharding(by_trainer, self._mixed_dtype, self.reshard_after_forward)
+
+    @property
+    def zero(self) -> ZeroSettings:
+        """How DeepSpeed is asked to train, where it does."""
+        return ZeroSettings(
+            stage=self.parallelism.zero_stage,
+            micro_batch=self.micro_batch,
+            grad_accum=self.grad_accum,
+            max_grad_norm=self.max_grad_norm,
+            mixed_precision=self.mixed_precision,
+            reduce_bucket_size=self.reduce_bucket_size,
+        )
 
     @property
     def quant_storage(self) -> torch.dtype | None:

@@ -1,4 +1,4 @@
-"""Training on several ranks: DistributedDataParallel, or FSDP2 (`tuner.workloads.sharding`).
+"""Training on several ranks: DistributedDataParallel, FSDP2 (`tuner.workloads.sharding`), or ZeRO.
 
 A trace and a real run wrap the model here with the same code. What differs is the process group,
 which whoever opens the session has set up: gloo or NCCL between real ranks, PyTorch's "fake" one
@@ -8,6 +8,7 @@ in a trace.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -20,6 +21,7 @@ from torch import nn
 from tuner.space.distributed_knobs import BUCKET_CAP_MIB, Parallelism
 from tuner.workloads.base import Environment
 from tuner.workloads.sharding import Sharding, shard
+from tuner.workloads.zero import ZeroEngine, ZeroSettings, require_deepspeed
 
 
 @runtime_checkable
@@ -36,19 +38,46 @@ class Ranks:
     The model keeps its parameters; under fsdp2 they have become shards. `number` is the rank's.
     """
 
-    def __init__(self, called: Any, parallelism: Parallelism) -> None:
+    def __init__(
+        self, called: Any, parallelism: Parallelism, engine: ZeroEngine | None = None
+    ) -> None:
         self.called = called
         self.number = dist.get_rank() if parallelism.ranks > 1 else 0
         self._parallelism = parallelism
+        self._engine = engine
+        self._is_last = True
 
     @classmethod
     def alone(cls, model: Any) -> Ranks:
         """One rank, which exchanges nothing."""
         return cls(model, Parallelism())
 
+    def take(self, optimizer: Any) -> None:
+        """The optimizer is there: from now on the ranks may share its state."""
+        if self._engine is not None:
+            self.called = self._engine.take(optimizer)
+
+    def backward(self, loss: Any) -> None:
+        """The backward pass of a micro-step."""
+        if self._engine is None:
+            torch.autograd.backward(loss)
+        else:
+            self._engine.backward(loss, is_last=self._is_last)
+
+    def update(self) -> bool:
+        """Whether the update was done here, clipping and all; otherwise it is the caller's."""
+        if self._engine is None:
+            return False
+        self._engine.step()
+        return True
+
     def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of a micro-step; gradients travel in the last one only."""
-        if self._parallelism.ranks == 1:
+        """Around forward and backward of a micro-step; gradients travel in the last one only.
+
+        ZeRO's second and third stage exchange them in each.
+        """
+        self._is_last = is_last
+        if self._parallelism.ranks == 1 or self._engine is not None:
             return contextlib.nullcontext()
         if self._parallelism.is_sharded:
             self.called.set_requires_gradient_sync(is_last)
@@ -59,6 +88,18 @@ class Ranks:
         return context
 
 
+def import_strategy(parallelism: Parallelism) -> None:
+    """Import the libraries that share a model between ranks, before memory is counted.
+
+    Raises `UnavailableError` where DeepSpeed is asked for and not installed.
+    """
+    if parallelism.zero_stage:
+        require_deepspeed()
+    elif parallelism.is_sharded:
+        for name in ("torch.distributed.fsdp", "accelerate.utils.fsdp_utils"):
+            importlib.import_module(name)
+
+
 def distribute(
     model: Any,
     parallelism: Parallelism,
@@ -66,15 +107,19 @@ def distribute(
     *,
     may_have_idle: bool,
     sharding: Sharding,
+    zero: ZeroSettings,
 ) -> Ranks:
     """Wrap `model` for the ranks of the process group that there is.
 
     `may_have_idle` says that a backward pass may leave parameters out, which costs a search.
     Under fsdp2 a model without weights, on the meta device, gets its shards on the environment's.
+    Under ZeRO that waits for the optimizer (`Ranks.take`).
     """
     if parallelism.ranks == 1:
         return Ranks.alone(model)
     device = environment.device
+    if parallelism.zero_stage:
+        return Ranks(model, parallelism, ZeroEngine(model, zero))
     if parallelism.is_sharded:
         called = shard(model, device, sharding)
         if any(parameter.is_meta for parameter in called.parameters()):

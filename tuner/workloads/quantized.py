@@ -146,13 +146,20 @@ def _states(model: nn.Module) -> dict[torch.Tensor, Any]:
 def total_numel(model: nn.Module) -> int:
     """Number of weights of a model, sharded or not; see `logical_numel`."""
     states = _states(model)
-    return sum(math.prod(states[p].shape) if p in states else p.numel() for p in model.parameters())
+    return sum(
+        math.prod(states[p].shape) if p in states else whole_numel(p) for p in model.parameters()
+    )
+
+
+def whole_numel(parameter: torch.Tensor) -> int:
+    """Number of elements of a parameter; DeepSpeed leaves none in one that ranks share."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def logical_numel(parameter: torch.Tensor) -> int:
     """Number of weights that a parameter stands for; packed 4-bit storage holds two a byte."""
     state = getattr(parameter, "quant_state", None)
-    return math.prod(state.shape) if state is not None else parameter.numel()
+    return math.prod(state.shape) if state is not None else whole_numel(parameter)
 
 
 def _fill_nf4(

@@ -18,7 +18,7 @@ from torch import nn
 from tuner.records import Phase
 from tuner.workloads.base import Counts, Environment, Machine
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
-from tuner.workloads.quantized import total_numel
+from tuner.workloads.quantized import total_numel, whole_numel
 from tuner.workloads.token_data import TokenBatches
 
 
@@ -57,7 +57,7 @@ class ModelSession(abc.ABC):
         self._settings = settings
         self._environment = environment
         self._trainable = [p for p in model.parameters() if p.requires_grad]
-        self.trainable_params = sum(p.numel() for p in self._trainable)
+        self.trainable_params = sum(map(whole_numel, self._trainable))
         self.total_params = total_numel(model)
         self.embeddings = embeddings
         self.optimizer = build_optimizer(settings.optimizer, self._trainable, embeddings)
@@ -91,6 +91,10 @@ class ModelSession(abc.ABC):
             with self._exchange(is_last=micro_step == micro_steps - 1):
                 self.micro_step(micro_step)
         self._environment.enter(Phase.OPTIMIZER, micro_steps)
+        self._update()
+
+    def _update(self) -> None:
+        """Clip, update, and forget the gradients."""
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
         elif self._settings.mixed_precision == "fp16":  # a trace

@@ -17,16 +17,23 @@ from tuner.gpu import Gpu
 from tuner.records import Memory, MemoryCategory
 
 
-def on_its_device(memory: Memory, gpu: Gpu, profile: DeviceProfile | None) -> Memory:
+def on_its_device(
+    memory: Memory, gpu: Gpu, profile: DeviceProfile | None, *, pages_bytes: int | None = None
+) -> Memory:
     """`memory` as it would be measured on `gpu`: of a processor, resident bytes throughout.
 
-    `memory` has what is live, and the context in `device_bytes`.
+    `memory` has what is live, and the context in `device_bytes`. `pages_bytes` are all that is
+    resident beside it where the process gives back what it frees.
     """
     if gpu.compute_capability != PROCESSOR:
         return memory
     factor = profile.live_factor if profile is not None and profile.live_factor else 1.0
-    resident = round(memory.peak_allocated_bytes * factor) + gpu.context_bytes
+    beside = gpu.context_bytes
+    if pages_bytes is not None:
+        factor, beside = 1.0, pages_bytes
+    resident = round(memory.peak_allocated_bytes * factor) + beside
     breakdown = dict(memory.breakdown)
+    breakdown[str(MemoryCategory.CONTEXT_AND_WORKSPACE)] += beside - gpu.context_bytes
     breakdown[str(MemoryCategory.ALLOCATOR_OVERHEAD)] += resident - sum(breakdown.values())
     return replace(
         memory,
@@ -34,8 +41,7 @@ def on_its_device(memory: Memory, gpu: Gpu, profile: DeviceProfile | None) -> Me
         peak_reserved_bytes=resident,
         device_bytes=resident,
         phase_peak_bytes={
-            phase: round(live * factor) + gpu.context_bytes
-            for phase, live in memory.phase_peak_bytes.items()
+            phase: round(live * factor) + beside for phase, live in memory.phase_peak_bytes.items()
         },
         breakdown=breakdown,
     )

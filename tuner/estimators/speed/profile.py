@@ -118,6 +118,9 @@ class DeviceProfile:
     live_factor: Positive | None = None
     """Resident memory of a training for each byte of live tensors, beside `context_bytes`; None
     for a GPU, whose allocator is replayed."""
+    pages_bytes: Mapping[str, Bytes] | None = None
+    """What a training on a processor, in "fp32" or "bf16", makes resident beside its tensors where
+    malloc gives back what was freed (`tuner.host.give_back_freed`); None where not measured."""
     link_bytes_per_s: Positive | None = None
     """What two processes of a processor's machine send each other a second, over gloo; None for a
     GPU, and where it was not measured."""

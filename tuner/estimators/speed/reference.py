@@ -18,11 +18,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from tuner.errors import UnavailableError
-from tuner.host import peak_resident_bytes, resident_bytes
+from tuner.host import give_back_freed, peak_resident_bytes, resident_bytes
 from tuner.records import Configuration, Phase
 from tuner.workloads import get_workload
 
@@ -40,7 +41,7 @@ POINTS = (("fp32", 2, 48), ("fp32", 8, 96), ("bf16", 2, 48), ("bf16", 8, 96))
 WORKLOAD = "causal_lm"
 
 _WARM_UP, _LEAST_STEPS, _TIME_S = 2, 5, 0.6
-_WITHIN_S = 120.0
+_WITHIN_S = 240.0
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _MARK = "reference "
 
@@ -50,7 +51,7 @@ class ReferenceRun:
     """One measured training: the median time of its steps, and how far half of them are apart.
 
     `resident_bytes` is by how much the process grew at most; `spread` the interquartile range of
-    the step times over their median.
+    the step times over their median. Where it `gives_back` what it frees, `resident_bytes` count.
     """
 
     precision: str
@@ -59,6 +60,7 @@ class ReferenceRun:
     step_s: float
     spread: float
     resident_bytes: int
+    gives_back: bool = False
 
     @property
     def configuration(self) -> Configuration:
@@ -92,7 +94,7 @@ def model_config() -> Any:
 
 
 def run_reference(points: Sequence[tuple[str, int, int]] = POINTS) -> list[ReferenceRun]:
-    """Train at each of these points, in processes of their own.
+    """Train at each of these points, in processes of their own, and again giving back memory.
 
     Raises `UnavailableError` where that fails.
     """
@@ -111,7 +113,7 @@ def run_reference(points: Sequence[tuple[str, int, int]] = POINTS) -> list[Refer
     except subprocess.TimeoutExpired:
         raise UnavailableError("small trainings for reference took too long") from None
     lines = [line for line in ended.stdout.splitlines() if line.startswith(_MARK)]
-    if ended.returncode != 0 or len(lines) != len(points):
+    if ended.returncode != 0 or len(lines) != 2 * len(points):
         last = (ended.stderr.strip().splitlines() or ["no reason was given"])[-1]
         raise UnavailableError(f"small trainings for reference failed: {last[:300]}")
     return [ReferenceRun(**json.loads(line.removeprefix(_MARK))) for line in lines]
@@ -125,12 +127,14 @@ def main() -> int:
 
     get_workload(WORKLOAD)
     model_config()
-    for precision, micro_batch, length in points:
+    for (precision, micro_batch, length), gives_back in product(points, (False, True)):
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                found = _measured(precision, micro_batch, length)
+                if gives_back:
+                    give_back_freed()
+                found = replace(_measured(precision, micro_batch, length), gives_back=gives_back)
                 print(_MARK + json.dumps(asdict(found)), flush=True)
                 code = 0
             finally:

@@ -12,6 +12,8 @@ from typing import Any
 from unittest import mock
 
 from tuner.errors import UnavailableError
+from tuner.estimators.tracing.fake_deepspeed import deepspeed_on_meta
+from tuner.space.distributed_knobs import Parallelism
 
 Enter = Callable[[int], None]
 """Told the number of the stream on which what follows is allocated; 0 is the default one."""
@@ -24,6 +26,16 @@ class _Event:
         """Itself, as `torch.cuda.Event.record` does not say but FSDP2 expects."""
         return self
 
+    def wait(self, stream: Any = None) -> None:
+        """Nothing is on its way."""
+
+    def synchronize(self) -> None:
+        """Nothing is on its way."""
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return True
+
 
 class _Stream:
     """A stream of which only the number counts."""
@@ -34,6 +46,9 @@ class _Stream:
     def record_event(self) -> _Event:
         """An event that has happened."""
         return _Event()
+
+    def synchronize(self) -> None:
+        """Nothing is on its way."""
 
     def wait_event(self, event: Any) -> None:
         """Nothing is on its way."""
@@ -61,6 +76,8 @@ class _Streams:
         """The stream on which operators run now."""
         return self._current
 
+    default_stream = current_stream
+
     @contextlib.contextmanager
     def stream(self, stream: _Stream) -> Iterator[None]:
         """Inside, operators run on `stream`."""
@@ -74,13 +91,14 @@ class _Streams:
 
 
 @contextlib.contextmanager
-def fake_ranks(ranks: int, enter: Enter) -> Iterator[None]:
-    """Inside, this process is rank 0 of `ranks`, and collectives return at once; nothing is sent.
+def fake_ranks(parallelism: Parallelism, enter: Enter) -> Iterator[None]:
+    """Inside, this process is rank 0 of several, and collectives return at once; nothing is sent.
 
-    `enter` is called with the number of each stream that FSDP2 turns to.
+    `enter` is called with the number of each stream that FSDP2 or DeepSpeed turns to.
     PyTorch's own stand-in for tests without a network (`FakeStore`, the backend "fake"). Raises
     `UnavailableError` where the process is a rank of something else.
     """
+    ranks = parallelism.ranks
     if ranks == 1:
         yield
         return
@@ -93,8 +111,10 @@ def fake_ranks(ranks: int, enter: Enter) -> Iterator[None]:
         )
     # Builds no socket, unlike every other store.
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    streams = _Streams(enter)
+    on_meta = deepspeed_on_meta if parallelism.zero_stage else _sharding_on_meta
     try:
-        with _sharding_on_meta(_Streams(enter)):
+        with on_meta(streams):
             yield
     finally:
         dist.destroy_process_group()
@@ -122,4 +142,8 @@ def _sharding_on_meta(streams: _Streams) -> Iterator[None]:
             stack.enter_context(patch)
         group = _fsdp_param_group.FSDPParamGroup
         stack.enter_context(mock.patch.object(group, "_validate_no_meta_params"))
+        # Asked for where a gathered layer was not used; it would look for a device.
+        stack.enter_context(
+            mock.patch.object(torch.accelerator, "current_stream", streams.current_stream)
+        )
         yield

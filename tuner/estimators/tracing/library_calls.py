@@ -42,13 +42,14 @@ def library_calls_on_meta(path: DevicePath) -> Iterator[None]:
 
     def is_autocast_enabled(*device_type: str) -> bool:
         # peft's quantised layers and Nemotron ask without a device, which means CUDA.
-        if device_type or not isinstance(path, CudaPath):
+        asks_for_path = isinstance(path, CudaPath) if not device_type else device_type == ("meta",)
+        if not asks_for_path:
             return real_is_autocast_enabled(*device_type)
         return path.autocast_dtype is not None
 
     def get_autocast_dtype(device_type: str) -> torch.dtype:
-        if device_type == "meta" and path.autocast_dtype is not None:
-            return path.autocast_dtype
+        if device_type == "meta":
+            return path.autocast_dtype or torch.float16  # which CUDA says without autocast
         return real_get_autocast_dtype(device_type)
 
     real_autocast, real_is_autocast_enabled = torch.autocast, torch.is_autocast_enabled

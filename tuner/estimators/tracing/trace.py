@@ -31,7 +31,7 @@ from tuner.estimators.tracing.timeline import Timeline
 from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
 from tuner.meanwhile import without_collection
 from tuner.records import Configuration, MemoryCategory, Phase
-from tuner.space.distributed_knobs import gpus_per_trial
+from tuner.space.distributed_knobs import Parallelism
 from tuner.workloads.base import Workload
 from tuner.workloads.known_values import KnownValues
 from tuner.workloads.optimizers import build_optimizer, unscale_without_data
@@ -45,7 +45,7 @@ class Trace:
 
     The first step has one micro-step and creates the optimizer state. The second has two
     where gradients accumulate: the second of them runs with all gradients in memory, as do
-    all further ones.
+    all further ones. Under DeepSpeed the first step has two as well.
     """
 
     timeline: Timeline
@@ -123,7 +123,7 @@ def trace(
     """
     recorder, path, environment = _setup(model_config, configuration, compute_capability)
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
-    ranks = gpus_per_trial(configuration)
+    parallelism = Parallelism.of(configuration)
     packages = _packages_on_meta(recorder, path)
     # Models of images and classifiers ask for values; those of text are traced faster without.
     asks = configuration.get("images", 0) or configuration.get("num_labels", 0)
@@ -131,7 +131,7 @@ def trace(
     with (
         without_collection(),
         model_faults(model_config),
-        fake_ranks(ranks, recorder.enter_stream),
+        fake_ranks(parallelism, recorder.enter_stream),
         packages,
         recorder,
         path,
@@ -140,7 +140,8 @@ def trace(
         session = workload.open(model_config, configuration, environment)
         _label_trainable(recorder, session)
         with named_modules(recorder, session.model):
-            session.optimizer_step(1)
+            # DeepSpeed keeps buffers from one micro-step to the next, which leave their gaps.
+            session.optimizer_step(2 if accumulates and parallelism.zero_stage else 1)
             _label_optimizer_state(recorder, session.optimizer)
             environment.optimizer_step = 1
             session.optimizer_step(2 if accumulates else 1)
@@ -275,8 +276,8 @@ def _label_trainable(recorder: Recorder, session: Any) -> None:
     category = MemoryCategory.WEIGHTS if is_full else MemoryCategory.ADAPTERS
 
     def label_gradient(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        recorder.label(parameter.grad, MemoryCategory.GRADIENTS, trainable[parameter])
+        if parameter.grad is not None:  # DeepSpeed has taken it already
+            recorder.label(parameter.grad, MemoryCategory.GRADIENTS, trainable[parameter])
 
     for parameter, name in trainable.items():
         recorder.label(parameter, category, name)

@@ -44,6 +44,7 @@ def axolotl(chosen: SettingsReader, model: str | None) -> Settings:
             "tf32": precision == "tf32",
             "attn_implementation": chosen.get("attention"),
             "max_grad_norm": chosen.get("max_grad_norm"),
+            "deepspeed": arguments.get("deepspeed"),
             "torch_compile": chosen.get("torch_compile"),
             "dataloader_num_workers": workers,
             "dataloader_pin_memory": chosen.get("pin_memory"),

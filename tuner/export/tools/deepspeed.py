@@ -11,7 +11,7 @@ from tuner.export.settings_reader import SettingsReader
 
 
 def deepspeed(chosen: SettingsReader, model: str | None) -> Settings:
-    """A DeepSpeed configuration (0.19) for one GPU without ZeRO."""
+    """A DeepSpeed configuration (0.19), with ZeRO where the configuration has it."""
     del model  # named by the script that is launched
     mixed = chosen.text("mixed_precision")
     return without_none(
@@ -22,7 +22,7 @@ def deepspeed(chosen: SettingsReader, model: str | None) -> Settings:
             "gradient_clipping": chosen.get("max_grad_norm"),
             "bf16": {"enabled": mixed == "bf16"},
             "fp16": {"enabled": mixed == "fp16"},
-            "zero_optimization": {"stage": 0},
+            "zero_optimization": chosen.zero or {"stage": 0},
         }
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.program.arguments import EMULATE, Arguments
 from tuner.program.trainers.behaviour import (
     NOT_COMPARED,
     WITHOUT_MEMORY,
@@ -21,7 +22,7 @@ from tuner.program.trainers.behaviour import (
     packed_rows,
     unset,
 )
-from tuner.program.training import EMULATE, Arguments, ProgramTraining
+from tuner.program.training import ProgramTraining
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 

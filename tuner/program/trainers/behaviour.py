@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.program.arguments import EMULATE, Arguments
 from tuner.program.launch import sharding
-from tuner.program.training import DTYPES, EMULATE, Arguments, ProgramTraining
+from tuner.program.training import DTYPES, ProgramTraining
 from tuner.records import KnobValue
 from tuner.space.optimizers import OPTIMIZERS
 from tuner.space.schemas import ALL_LINEAR

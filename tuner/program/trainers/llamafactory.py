@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.program.arguments import Arguments
 from tuner.program.trainers.behaviour import (
     NOT_COMPARED,
     STORED,
@@ -19,7 +20,7 @@ from tuner.program.trainers.behaviour import (
     trainer_arguments,
     unset,
 )
-from tuner.program.training import Arguments, ProgramTraining
+from tuner.program.training import ProgramTraining
 
 _VERSIONS = {"llamafactory": "0.9.5", "transformers": "5.6", "peft": "0.18"}
 

@@ -39,13 +39,14 @@ def _plan(training: ProgramTraining) -> Planned:
     if training.has("adapted") or training.has("lora"):
         knobs |= adapters(training["lora"], {})
         training["lora"].leave_out(("task_type", "bias", "use_rslora", "init_lora", "inference"))
-    lengths = {repr(length.value): length.value for length in training.lengths}
+    known = [length.value for length in training.lengths if length.problem is None]
+    lengths = dict(zip(map(repr, known), known, strict=True))
     if len(lengths) == 1:
         knobs["max_length"] = next(iter(lengths.values()))
     trainer = training["trainer"]
     unset(trainer, {"compute_loss_func": "a loss of one's own"})
     trainer.leave_out(("0", "1", "model", "args", "optimizers", *WITHOUT_MEMORY))
-    arguments.leave_out((*WITHOUT_MEMORY, "tf32"))
+    arguments.leave_out((*WITHOUT_MEMORY, "tf32", "model_max_length"))
     return Planned(model, knobs)
 
 

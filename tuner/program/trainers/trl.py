@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.program.arguments import EMULATE, Argument, Arguments
+from tuner.program.launch import TRL_LAUNCHES
 from tuner.program.trainers.behaviour import (
     WITHOUT_MEMORY,
     Behaviour,
@@ -20,7 +22,7 @@ from tuner.program.trainers.behaviour import (
     trainer_arguments,
     unset,
 )
-from tuner.program.training import EMULATE, Argument, Arguments, ProgramTraining
+from tuner.program.training import ProgramTraining
 
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
@@ -34,7 +36,7 @@ def _sft(training: ProgramTraining) -> Planned:
     loss = arguments.take("loss_type", "nll", quietly=True)
     if loss not in ("nll", "chunked_nll", "dft"):
         arguments.refuse("loss_type", f"is {loss}: expected nll or dft")
-    arguments.leave_out((*WITHOUT_MEMORY, "pad_", "truncation"))
+    arguments.leave_out((*WITHOUT_MEMORY, *TRL_LAUNCHES, "pad_", "truncation"))
     return Planned(model, knobs, notes=notes)
 
 

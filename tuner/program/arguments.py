@@ -1,0 +1,149 @@
+"""Arguments of a training by name, as a call, a file or a command line has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.apply.source import SourceFile
+from tuner.errors import Problem
+from tuner.expressions import show
+from tuner.program.knob_names import typed
+
+EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
+"""What to do about a setting that is not predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument as it is written. `problem` says why its value is not known."""
+
+    value: Any
+    where: str
+    problem: str | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of reading: what could not be, what nobody set, and what is not in the numbers."""
+
+    problems: list[Problem] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The arguments of one call, or the values of one file; what is taken of them is noted."""
+
+    title: str
+    values: Mapping[str, Argument]
+    found: Found
+    taken: set[str] = field(default_factory=set)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def take(self, name: str, default: Any = None, *, quietly: bool = False) -> Any:
+        """The value of `name`, else its default, which is noted unless it is None or `quietly`."""
+        self.taken.add(name)
+        argument = self.values.get(name)
+        if argument is None:
+            if default is not None and not quietly:
+                self.found.assumed.append(f"{name}={show(default)}")
+            return default
+        if argument.problem is not None:
+            self.found.problems.append(Problem(argument.problem, self.where(name)))
+            return default
+        return default if argument.value is None else argument.value
+
+    def where(self, name: str) -> str:
+        """For people: "train.py:12 max_length"."""
+        argument = self.values.get(name)
+        shown = f"{self.title}(...)" if name.isdigit() else name
+        return f"{argument.where} {shown}" if argument is not None else f"{self.title} {name}"
+
+    def refuse(self, name: str, why: str) -> None:
+        """Note that the value of `name` cannot be predicted."""
+        self.found.problems.append(Problem(why, self.where(name)))
+
+    def leave_out(self, prefixes: Sequence[str] = ()) -> None:
+        """Name what nobody took; `prefixes` are those of names that take no memory."""
+        for name, argument in self.values.items():
+            outer = {name[:end] for end, letter in enumerate(name) if letter == "."}
+            if {name, *outer} & self.taken or name.startswith(tuple(prefixes)):
+                continue
+            if name == "**" and argument.problem is not None:
+                self.found.problems.append(Problem(argument.problem, argument.where))
+            else:
+                self.found.left_out.append(self.where(name))
+
+
+COMMAND_LINE = "the command line"
+"""Where a word stands."""
+
+
+def values_of_files(files: Sequence[SourceFile]) -> dict[str, Argument]:
+    """The values of files by key, those of nested keys with dots between them."""
+    values: dict[str, Argument] = {}
+    for source in files:
+        for place in source.places:
+            name = ".".join(map(str, place.path))
+            if not name:
+                continue  # the file itself
+            where, problem = f"{source.path}:{place.line}", place.problem
+            if place.is_list or (problem or "").startswith("is a mapping"):
+                # What stands in it has places of its own.
+                values[name] = Argument(place.value or True, where)
+            else:
+                values[name] = Argument(place.value, where, problem)
+    return values
+
+
+def values_of_words(words: Sequence[str]) -> dict[str, Argument]:
+    """The values of options by name: of `--bf16` true, of `--modules q k` both words.
+
+    The items of a dictionary in JSON are there by their keys too, with a dot before them.
+    """
+    values: dict[str, Argument] = {}
+    for name, texts in _options(words):
+        if len(texts) == 1 and texts[0].startswith("{"):
+            values |= _items(name, texts[0])
+        elif not texts:
+            values[name] = Argument(True, COMMAND_LINE)
+        else:
+            read = tuple(_typed(text, name) for text in texts)
+            values[name] = Argument(read[0] if len(read) == 1 else read, COMMAND_LINE)
+    return values
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    name, texts = "", list[str]()
+    for word in words:
+        if word.startswith("--"):
+            if name:
+                yield name, texts
+            head, equals, text = word.lstrip("-").partition("=")
+            name, texts = head.replace("-", "_"), [text] if equals else []
+        else:
+            texts.append(word)
+    if name:
+        yield name, texts
+
+
+def _typed(text: str, name: str) -> Any:
+    lower = text.lower()
+    return lower == "true" if lower in ("true", "false") else typed(text, name)
+
+
+def _items(name: str, text: str) -> Iterator[tuple[str, Argument]]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        yield name, Argument(None, COMMAND_LINE, f"is {text}, which is no JSON")
+        return
+    yield name, Argument(text, COMMAND_LINE)
+    for key, value in found.items():
+        yield f"{name}.{key}", Argument(value, COMMAND_LINE)
