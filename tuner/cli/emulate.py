@@ -34,6 +34,11 @@ from tuner.terminal.render import print_json
 @emulated_gpu_options
 @click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
 @click.option(
+    "--all-ranks",
+    is_flag=True,
+    help="Run every rank. By default rank 0 stands for all of them.",
+)
+@click.option(
     "--steps",
     default=3,
     show_default=True,
@@ -58,6 +63,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     gpu_name: str,
     gpu_memory: int | None,
     gpus: int,
+    all_ranks: bool,
     steps: int,
     margin: str | None,
     timeout: float | None,
@@ -82,6 +88,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     options = EmulateOptions(
         gpus=gpus,
+        all_ranks=all_ranks,
         steps=steps,
         seed=seed,
         margin_fraction=parse_margin(margin, gpu),

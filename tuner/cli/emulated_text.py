@@ -157,7 +157,7 @@ def _speed_text(found: Emulation) -> str:
     low, high = time.interval_s
     mfu = f", MFU {time.mfu:.0%}" if time.mfu is not None else ""
     rate = found.sequences_per_s
-    where = " on each GPU" if len(found.devices) > 1 else ""
+    where = " on each GPU" if max(len(found.devices), found.stands_for) > 1 else ""
     each = f", {significant(rate)} sequences/s{where}" if rate is not None else ""
     text = (
         f"{format_duration(time.step_s)} an optimizer step (90 %: {format_duration(low)} to"
@@ -176,6 +176,8 @@ def _limit_text(found: Emulation) -> str:
 
 
 def _ranks_text(found: Emulation) -> str:
+    if found.stands_for > 1:
+        return f"rank 0, which stands for all {found.stands_for}; --all-ranks runs each"
     if len(found.devices) < 2:
         return ""
     sizes = [use.peak_allocated_bytes for use in found.devices]

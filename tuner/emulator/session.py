@@ -39,7 +39,7 @@ ASYNC_LOADING = "HF_DEACTIVATE_ASYNC_LOAD"
 
 MOST_DEVICES = 64
 _MAGIC = 0x3145554E52455554
-_VERSION = 1
+_VERSION = 2
 
 
 # The three structures of device/device.h, field by field.
@@ -67,6 +67,7 @@ class _Config(ctypes.Structure):
                 "power_limit_mw",
                 "owner_pid",
                 "seed",
+                "one_rank",
             )
         ),
         ("name", ctypes.c_char * 256),
@@ -124,7 +125,8 @@ class Session:
     """`count` emulated devices of one type; a context manager.
 
     `memory_bytes` is each device's memory, by default the type's. `seed` is that of the values
-    that are made up. `settings` are read by the emulated processes (`tuner.emulator.inside`).
+    that are made up. With `one_rank`, one process stands for all ranks of a training
+    (inside/one_rank.py). `settings` are read by the emulated processes (`tuner.emulator.inside`).
     Raises `UnavailableError` where nothing can be emulated, and `InputError` for a GPU type that
     cannot be.
     """
@@ -136,15 +138,21 @@ class Session:
         count: int = 1,
         torch: TorchBuild | None = None,
         seed: int = 0,
+        one_rank: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if not 1 <= count <= MOST_DEVICES:
             raise InputError(f"{count} GPUs cannot be emulated", hint=f"1 to {MOST_DEVICES} can be")
         self.gpu = gpu
         self.count = count
-        self._settings = {"seed": seed, "rates": gpu_to_dict(gpu), **(settings or {})}
+        self._settings = {
+            "seed": seed,
+            "one_rank": one_rank,
+            "rates": gpu_to_dict(gpu),
+            **(settings or {}),
+        }
         self._libraries = build(torch or find_torch())
-        config = _config(gpu, count, seed)
+        config = _config(gpu, count, seed, one_rank)
         self._file = os.memfd_create("tuner-emulator")
         os.ftruncate(self._file, ctypes.sizeof(_Shared))
         self._memory = mmap.mmap(self._file, ctypes.sizeof(_Shared))
@@ -218,7 +226,7 @@ class Session:
             yield json.loads(line)
 
 
-def _config(gpu: Gpu, count: int, seed: int) -> _Config:
+def _config(gpu: Gpu, count: int, seed: int, one_rank: bool) -> _Config:
     one = multiprocessor_of(gpu)
     shared, per_block = shared_kib_in_bytes(gpu)
     major, minor = gpu.compute_capability
@@ -242,5 +250,6 @@ def _config(gpu: Gpu, count: int, seed: int) -> _Config:
         power_limit_mw=round((gpu.power_w or 0) * 1000),
         owner_pid=os.getpid(),
         seed=seed,
+        one_rank=one_rank,
         name=(gpu.device_names[0] if gpu.device_names else gpu.name).encode()[:255],
     )

@@ -109,6 +109,8 @@ class Emulation:
     duration_s: float
     time: EmulatedStepTime | None
     """The time of an optimizer step; None where none ended, or nothing could be priced."""
+    stands_for: int
+    """Ranks of the training that the one process stands for; 1 where each rank was run."""
     settings: Mapping[str, Any]
     """The settings of the training as they reached the trainer and the model, by knob."""
     inputs: tuple[tuple[int, int], ...]
@@ -159,9 +161,13 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulateOptions:
-    """How a program is run: on how many GPUs, for how many optimizer steps, with which seed."""
+    """How a program is run: on how many GPUs, for how many optimizer steps, with which seed.
+
+    On several GPUs, one process stands for all ranks that the program starts, unless `all_ranks`.
+    """
 
     gpus: int = 1
+    all_ranks: bool = False
     steps: int = 3
     seed: int = 0
     margin_fraction: float | None = None
@@ -193,7 +199,12 @@ def emulate(
         settings["snapshot"] = str(options.snapshot.absolute())
     started = time.monotonic()
     with Session(
-        gpu, count=options.gpus, torch=torch, seed=options.seed, settings=settings
+        gpu,
+        count=options.gpus,
+        torch=torch,
+        seed=options.seed,
+        one_rank=options.gpus > 1 and not options.all_ranks,
+        settings=settings,
     ) as session:
         status = _run([program, *command[1:]], session, options, output, stopped, cwd)
         events = list(session.events())
@@ -219,6 +230,7 @@ def emulate(
         unknown_values=_sum(r["values_unknown"] for r in results),
         duration_s=time.monotonic() - started,
         time=time_of_step,
+        stands_for=max((r["stands_for"] for r in results), default=1),
         settings=results[0]["settings"] if results else {},
         inputs=_inputs(results, time_of_step),
     )

@@ -16,7 +16,7 @@
 /* -- what all processes of a session share; the layout is written by session.py -------------- */
 
 #define EMU_MAGIC 0x3145554e52455554ull
-#define EMU_VERSION 1
+#define EMU_VERSION 2
 #define EMU_DEVICES 64
 #define EMU_ACCOUNTS 512
 #define EMU_UNKNOWN 2048
@@ -43,6 +43,7 @@ struct emu_config {
   int32_t power_limit_mw;
   int32_t owner_pid; /* the process that made the session: when it is gone, the programs go */
   int32_t seed;
+  int32_t one_rank; /* one process stands for all ranks of a training */
   char name[256];
 };
 

@@ -10,6 +10,9 @@
  *   share), a gather and a broadcast leave what the receiver had. Integers that are not carried are
  *   counted as unknown, since a program might decide by them.
  *
+ * Where one process stands for all ranks (emu_config()->one_rank), the others are taken to post what
+ * this rank posts: perform_alike and exchange_alike.
+ *
  * A receive outside of a group waits for its sender, where the library would only queue it: two
  * ranks that both receive before they send, on purpose, would wait for each other here.
  *
@@ -72,6 +75,7 @@ EMU_EXPORT const char *ncclGetErrorString(int result) {
       "no error", "unhandled cuda error", "unhandled system error", "internal error",
       "invalid argument", "invalid usage",
       "remote process exited or there was a network error", "NCCL operation in progress"};
+  if (result == INVALID_USAGE && last_message[0]) return last_message; /* some callers ask no more */
   return result >= 0 && result <= 7 ? texts[result] : "unknown result code";
 }
 
@@ -99,14 +103,14 @@ EMU_EXPORT int ncclGetUniqueId(struct unique_id *id) {
 }
 
 static int initialize(struct communicator **out, int size, const struct unique_id *id, int rank,
-                      int device) {
+                      int device, int alone) {
   if (!out || size < 1 || size > MOST_RANKS || rank < 0 || rank >= size) return INVALID_ARGUMENT;
   if (emu_physical(device) < 0) return CUDA_ERROR;
   emu_touch(emu_physical(device));
   struct communicator *c = new_communicator((uint32_t)size, (uint32_t)rank, device);
   if (!c) return SYSTEM_ERROR;
   *out = NULL;
-  if (size == 1) return close_made(id ? id->nonce : 0), *out = c, SUCCESS;
+  if (size == 1 || alone) return close_made(id ? id->nonce : 0), *out = c, SUCCESS;
   struct file *f = open_id(id);
   if (!f || enter_region(c, f, 0, 0, 0)) {
     free_communicator(c);
@@ -121,19 +125,20 @@ static int initialize(struct communicator **out, int size, const struct unique_i
 
 EMU_EXPORT int ncclCommInitRank(struct communicator **out, int size, struct unique_id id,
                                 int rank) {
-  return initialize(out, size, &id, rank, emu_current());
+  return initialize(out, size, &id, rank, emu_current(), emu_config()->one_rank);
 }
 
 EMU_EXPORT int ncclCommInitRankConfig(struct communicator **out, int size, struct unique_id id,
                                       int rank, const void *config) {
   (void)config;
-  return initialize(out, size, &id, rank, emu_current());
+  return initialize(out, size, &id, rank, emu_current(), emu_config()->one_rank);
 }
 
 EMU_EXPORT int ncclCommInitRankScalable(struct communicator **out, int size, int rank, int ids,
                                         const struct unique_id *id, const void *config) {
   (void)config;
-  return ids < 1 || !id ? INVALID_ARGUMENT : initialize(out, size, id, rank, emu_current());
+  return ids < 1 || !id ? INVALID_ARGUMENT
+                         : initialize(out, size, id, rank, emu_current(), emu_config()->one_rank);
 }
 
 /* All ranks in this process, one for each device. */
@@ -142,7 +147,7 @@ EMU_EXPORT int ncclCommInitAll(struct communicator **out, int size, const int *d
   int status = make_id(&id) ? SYSTEM_ERROR : SUCCESS;
   group.depth++;
   for (int rank = 0; rank < size && status == SUCCESS; rank++)
-    status = initialize(&out[rank], size, &id, rank, devices ? devices[rank] : rank);
+    status = initialize(&out[rank], size, &id, rank, devices ? devices[rank] : rank, 0);
   int ended = group_end();
   return status ? status : ended;
 }
@@ -156,6 +161,7 @@ EMU_EXPORT int ncclCommSplit(struct communicator *c, int color, int key,
     if (color >= 0) *out = new_communicator(1, 0, c->device);
     return SUCCESS;
   }
+  if (!c->region) return fail(c, INVALID_USAGE, NEEDS_ALL, -1);
   group.depth++;
   struct operation *o = add(SPLIT, c);
   if (o && (o->choices = calloc(c->size, 2 * sizeof(int32_t)))) {
@@ -183,7 +189,7 @@ EMU_EXPORT int ncclCommShrink(struct communicator *c, const int *excluded, int c
   struct communicator *child = new_communicator(c->size - (uint32_t)count, rank, c->device);
   if (!child) return SYSTEM_ERROR;
   *out = NULL;
-  if (child->size == 1) return *out = child, SUCCESS;
+  if (child->size == 1 || !c->region) return *out = child, SUCCESS;
   __atomic_add_fetch(&c->file->references, 1, __ATOMIC_RELAXED);
   if (enter_region(child, c->file, c->offset, ++c->generation, INT32_MAX)) return SYSTEM_ERROR;
   group.depth++;
@@ -318,9 +324,30 @@ static int is_carried(const char *name, size_t bytes, int type) {
   return 0;
 }
 
-/* A single rank: what is sent is what is received. */
-static void copy_alone(enum kind kind, const char *from, char *to, size_t bytes) {
-  if (kind != SEND && kind != RECEIVE && from && to && from != to) copy_changed(to, from, bytes);
+/* A communicator without a region: one process, alone or in the place of all ranks. Every rank has
+ * what this one has. Integers that only another rank has are an error: a program may decide by
+ * them. */
+static int perform_alike(enum kind kind, const char *send, char *receive, size_t bytes, int type,
+                         int reduction, uint32_t root, struct communicator *c) {
+  const char *meant = send + c->rank * bytes; /* by each rank, for this one */
+  int joins = kind == ALL_REDUCE || kind == REDUCE || kind == REDUCE_SCATTER;
+  int rooted = kind == REDUCE || kind == GATHER || kind == BROADCAST || kind == SCATTER;
+  if (rooted && root != c->rank) {
+    if (!is_integer(type) || kind == REDUCE || kind == GATHER) return SUCCESS;
+    return fail(c, INVALID_USAGE, NEEDS_ALL, (int)root);
+  }
+  if (!send || !receive) return SUCCESS;
+  if (joins) {
+    int own = reduction >= OPERATIONS;
+    reduce(receive, kind == REDUCE_SCATTER ? meant : send, 0, c->size, bytes / type_bytes(type),
+           type, own ? SUM : reduction, own ? c->factors[reduction - OPERATIONS] : 1.0);
+  } else if (kind == BROADCAST || kind == SCATTER) {
+    copy_changed(receive, kind == SCATTER ? meant : send, bytes);
+  } else {
+    for (uint32_t rank = 0; rank < c->size; rank++)
+      copy_changed(receive + rank * bytes, kind == ALL_TO_ALL ? meant : send, bytes);
+  }
+  return SUCCESS;
 }
 
 static int perform(const char *name, const char *uncarried, enum kind kind, const void *send,
@@ -333,8 +360,10 @@ static int perform(const char *name, const char *uncarried, enum kind kind, cons
   if (!bytes) return SUCCESS;
   emu_note_launch(name, (unsigned)bytes, (unsigned)((uint64_t)bytes >> 32), c->size,
                   (unsigned)type, (unsigned)reduction, 0);
-  if (!is_carried(uncarried, bytes, type)) return SUCCESS;
-  if (c->size == 1) return copy_alone(kind, send, receive, bytes), SUCCESS;
+  int carried = is_carried(uncarried, bytes, type), lane = kind == SEND || kind == RECEIVE;
+  if (!carried && (c->region || !lane)) return SUCCESS;
+  if (!c->region && !lane)
+    return perform_alike(kind, send, receive, bytes, type, reduction, (uint32_t)root, c);
   group.depth++;
   struct operation *o = add(kind, c);
   if (o) {
@@ -344,6 +373,7 @@ static int perform(const char *name, const char *uncarried, enum kind kind, cons
     o->type = type;
     o->reduction = reduction;
     o->root = (uint32_t)root;
+    o->carried = carried;
   }
   return group_end();
 }

@@ -12,9 +12,13 @@ enum kind { ATTACH, SPLIT, ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCA
 
 enum { MOST_OWN_OPERATIONS = 64 };
 
+#define NEEDS_ALL                                                                       \
+  "rank %d is not there, since one process stands for all ranks: run each of them with " \
+  "tuner emulate --all-ranks"
+
 struct communicator {
-  struct file *file;     /* NULL for a single rank */
-  struct region *region; /* NULL for a single rank */
+  struct file *file;     /* NULL for a single rank, and for one that stands for all */
+  struct region *region; /* likewise */
   uint64_t offset;
   uint32_t rank, size;
   int device; /* as visible */
@@ -36,7 +40,7 @@ struct operation {
   int type, reduction;
   uint32_t root; /* or peer */
   size_t done;
-  int posted, finished;
+  int posted, finished, carried;
   /* for a communicator that comes of it */
   uint64_t nonce;
   int32_t color, key;
@@ -280,12 +284,38 @@ static void free_operations(struct operation *o) {
   }
 }
 
+/* A send that gives what a receive of the same group gets; NULL if there is none. */
+static struct operation *alike_send(struct operation *all, const struct operation *o, int to_self) {
+  for (struct operation *s = all; s; s = s->next)
+    if (s->comm == o->comm && s->kind == SEND && !s->posted && s->bytes == o->bytes &&
+        (s->root == o->comm->rank) == to_self)
+      return s;
+  return NULL;
+}
+
+/* Sends and receives of a process that stands for all ranks. In a group that sends to every rank
+ * (all-to-all) each sends to this one what it sends to itself; in a ring, what it sends to the next.
+ * A receive for which nothing is sent, as in a pipeline, is of a rank that is not alike. */
+static int exchange_alike(struct operation *all) {
+  for (struct operation *o = all; o; o = o->next) {
+    if (o->comm->region || !is_lane(o)) continue;
+    o->finished = 1;
+    if (o->kind == SEND) continue;
+    struct operation *s = alike_send(all, o, 1);
+    if (!s && (s = alike_send(all, o, 0))) s->posted = 1;
+    if (!s) return fail(o->comm, INVALID_USAGE, NEEDS_ALL, (int)o->root);
+    if (o->carried) copy_changed(o->receive, s->send, o->bytes);
+  }
+  return SUCCESS;
+}
+
 static int group_end(void) {
   if (group.depth == 0) return INVALID_USAGE;
   if (--group.depth) return SUCCESS;
   struct operation *all = group.first;
   group.first = NULL;
-  int status = all ? run(all) : SUCCESS;
+  int status = exchange_alike(all);
+  if (!status && all) status = run(all);
   free_operations(all);
   return status;
 }

@@ -17,6 +17,7 @@ def activate() -> None:
     from tuner.emulator.inside.guard import end_with_owner
     from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.mode import EmulatorMode
+    from tuner.emulator.inside.one_rank import stand_for_all_ranks
     from tuner.emulator.inside.priced import price_operators
     from tuner.emulator.inside.python_kernels import follow_python_kernels
     from tuner.emulator.inside.rejection import draw_once
@@ -25,6 +26,8 @@ def activate() -> None:
     settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
     if settings.get("plain"):
         return  # the stand-in libraries alone: what a host takes to launch is measured on them
+    if settings.get("one_rank"):
+        stand_for_all_ranks()
     mode = EmulatorMode(settings.get("seed", 0))
     mode.install()
     follow_python_kernels(mode)

@@ -21,6 +21,7 @@ from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.events import send
 from tuner.emulator.inside.lines import program_line
 from tuner.emulator.inside.memory import MemoryWatch
+from tuner.emulator.inside.one_rank import STANDS_FOR
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 
@@ -168,6 +169,7 @@ class Follower:
                 "reason": "error" if self._error else reason,
                 "steps": self._done,
                 "rank": int(os.environ.get("RANK", "0")),
+                "stands_for": STANDS_FOR.get("ranks", 1),
                 "torch": torch.__version__,
                 "cuda": torch.version.cuda,
                 "error": self._error,

@@ -5,6 +5,8 @@ cache then fills with zeros by its reading ahead, at megabytes a tensor. Files t
 are hollow (tuner/models/sparse.py) are not mapped here: their tensors lie in memory that nobody
 has written, which reads as zeros and takes no page. What only moves or converts such tensors on
 the host gives such a tensor again, so that 16 GB of bfloat16 become 32 GB of float32 at no cost.
+So does what quantises them there: zeros have a scale of zero, under which any code is zero. Large
+floats that come back from the device, where nobody wrote them, are such tensors too.
 
 All other files are opened by safetensors itself.
 """
@@ -17,12 +19,14 @@ from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from tuner.emulator.inside.aliases import FLOATS
 from tuner.emulator.inside.later import when_imported
+from tuner.emulator.inside.transfers import FRESH_BYTES
 from tuner.models.sparse import read_header, says_hollow
 
 if TYPE_CHECKING:
-    import torch
-
     from tuner.emulator.inside.values import Values
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -30,9 +34,18 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 LARGE_BYTES = 1 << 20
 """Results of fewer bytes are computed as ever; the device takes over what is not larger."""
 
-# The operators that read nothing but floats that they move or convert.
+# The operators that read nothing but floats that they move, convert or quantise.
 MOVING = frozenset(
-    {"aten::_to_copy", "aten::clone", "aten::cat", "aten::stack", "aten::contiguous"}
+    {
+        "aten::_to_copy",
+        "aten::clone",
+        "aten::cat",
+        "aten::stack",
+        "aten::contiguous",
+        "aten::_pin_memory",
+        "bitsandbytes::quantize_4bit",
+        "bitsandbytes::quantize_blockwise",
+    }
 )
 
 _NOTE = "tuner_hollow"  # attribute of a storage that nobody has written
@@ -184,7 +197,11 @@ class HollowSlice:
 
 def moving(func: Any, handler: Handler | None) -> Handler | None:
     """`handler` of an operator, or what to call in its place where it may read holes."""
-    if getattr(func, "_schema", None) is None or func._schema.name not in MOVING:
+    if getattr(func, "_schema", None) is None:
+        return handler
+    if func._schema.name == "aten::zeros_like":
+        return _zeros(handler)
+    if func._schema.name not in MOVING:
         return handler
 
     def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,30 +210,64 @@ def moving(func: Any, handler: Handler | None) -> Handler | None:
             out = _moved(func, args, kwargs, sources)
             if out is not None:
                 return out
+        out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+        if sources and sources[0].is_cuda and isinstance(out, torch.Tensor) and out.is_cpu:
+            _note_untouched(out)
+        return out
+
+    return call
+
+
+def _zeros(handler: Handler | None) -> Handler:
+    """Large zeros on the host, as FSDP keeps for gradients there, are fresh memory as it is."""
+
+    def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        device = kwargs.get("device") or args[0].device
+        if device.type == "cpu" and args[0].nbytes > FRESH_BYTES and not kwargs.get("pin_memory"):
+            out = torch.empty_like(*args, **kwargs)
+            if out.nbytes > FRESH_BYTES:
+                setattr(out.untyped_storage(), _NOTE, True)
+                return out
         return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
 
     return call
 
 
+def _note_untouched(out: torch.Tensor) -> None:
+    """Note that large floats that came to the host are memory that nobody has written."""
+    if out.dtype in FLOATS and out.nbytes > FRESH_BYTES:
+        setattr(out.untyped_storage(), _NOTE, True)
+
+
 def _moved(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sources: Sequence[torch.Tensor]
-) -> torch.Tensor | None:
-    """The result of an operator that reads holes only, as a hole; None for any other call."""
+) -> Any:
+    """The result of an operator that reads holes only, as holes; None for any other call."""
     device = kwargs.get("device")
     if not all(source.is_cpu and is_hole(source) for source in sources):
         return None
     if (device is not None and device.type != "cpu") or kwargs.get("pin_memory"):
         return None
-    import torch
-
+    if func._schema.name == "aten::_pin_memory":
+        return _pinned(sources[0])
     # The sizes, strides and type are those that the operator itself gives without memory.
     with torch._C._DisableTorchDispatch():
         like = func(
             *_on_meta(args), **{**_on_meta(kwargs), **({"device": "meta"} if device else {})}
         )
-    if like.nbytes < LARGE_BYTES or not like.is_contiguous():
+    outs = like if isinstance(like, tuple) else (like,)
+    if outs[0].nbytes < LARGE_BYTES or not all(out.is_contiguous() for out in outs):
         return None
-    return hole(like.shape, like.dtype)
+    holes = tuple(hole(out.shape, out.dtype) for out in outs)
+    return holes if isinstance(like, tuple) else holes[0]
+
+
+def _pinned(source: torch.Tensor) -> torch.Tensor | None:
+    if source.nbytes < LARGE_BYTES or not source.is_contiguous():
+        return None
+    out = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    setattr(out.untyped_storage(), _NOTE, True)
+    return out
 
 
 def _on_meta(value: Any) -> Any:
@@ -248,8 +299,6 @@ def _untouched(size_bytes: int) -> mmap.mmap:
 
 def _over(memory: mmap.mmap, start: int, shape: Any, kind: str | torch.dtype) -> torch.Tensor:
     """A tensor over a part of `memory`, which it keeps alive."""
-    import torch
-
     dtype = getattr(torch, _DTYPES[kind]) if isinstance(kind, str) else kind
     count = 1
     for size in shape:

@@ -8,6 +8,7 @@ import ctypes
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -66,6 +67,15 @@ def _load_libraries() -> None:
         ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
 
 
+def _is_stood_for() -> bool:
+    """Whether this is a rank that another process stands for (one_rank.py)."""
+    rank = os.environ.get("RANK", "0")
+    if not rank.isdigit() or int(rank) == 0 or os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
+    return bool(settings.get("one_rank"))
+
+
 def _next_sitecustomize() -> None:
     """The one that this file hides, of a distribution or of an environment, runs as well."""
     hidden = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
@@ -76,6 +86,8 @@ def _next_sitecustomize() -> None:
 
 
 if "TUNER_EMULATOR" in os.environ:
+    if _is_stood_for():
+        os._exit(0)
     try:
         _load_libraries()
     except OSError as error:  # Python would go on without this file

@@ -36,7 +36,7 @@ _CARRIED = frozenset({torch.int64, torch.bool})
 # Others are the bytes of weights.
 _COUNTED = frozenset({torch.int64, torch.int32, torch.bool})
 # New host memory of more than this comes from the system, as zeros.
-_FRESH_BYTES = 32 << 20
+FRESH_BYTES = 32 << 20
 
 
 class Transfers:
@@ -121,12 +121,12 @@ class Transfers:
             if out.dtype in FLOATS:
                 _make_finite(out)
         elif out.dtype in FLOATS:
-            if out.nbytes <= (_FRESH_BYTES if fresh else KEPT_BYTES):
+            if out.nbytes <= (FRESH_BYTES if fresh else KEPT_BYTES):
                 self._made_up.fill_host(out)
         else:
             if source.dtype in _COUNTED:
                 self._unknown["copy of unknown integers to the host"] += 1
-            if out.nbytes <= _FRESH_BYTES:
+            if out.nbytes <= FRESH_BYTES:
                 out.zero_()
 
     def _item(self, source: torch.Tensor, value: Any) -> Any:

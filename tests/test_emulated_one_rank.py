@@ -1,0 +1,146 @@
+"""One process that stands for all ranks takes what each of them takes, and says what it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from emulating import needs_emulator
+
+from benchmarks.several_gpus import MODEL
+from tuner.cli.main import cli
+from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.gpus import get_gpu
+from tuner.models.hollow import write_hollow
+
+pytestmark = needs_emulator
+
+PROGRAMS = Path(__file__).parents[1] / "benchmarks" / "programs"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", "bf16")
+
+ALIKE = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+
+def train(rank, ranks):
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl", init_method="tcp://127.0.0.1:29817", rank=rank, world_size=ranks,
+        device_id=torch.device("cuda", rank))
+    assert (dist.get_rank(), dist.get_world_size()) == (0, ranks)
+    found = [None] * ranks
+    dist.all_gather_object(found, {"rank": rank})
+    assert found == [{"rank": 0}] * ranks
+    one = torch.ones(1, dtype=torch.long, device="cuda")
+    dist.all_reduce(one)
+    assert one.item() == ranks
+    got = torch.empty(ranks, dtype=torch.long, device="cuda")
+    dist.all_to_all_single(got, torch.arange(ranks, device="cuda") + 5)
+    assert got.tolist() == [5] * ranks
+    on_host = dist.new_group(backend="gloo")
+    dist.barrier(on_host)
+    dist.all_gather_object(found, rank, group=on_host)
+    assert found == [0] * ranks
+    mesh = init_device_mesh("cuda", (ranks // 2, 2), mesh_dim_names=("a", "b"))
+    assert mesh["a"].size() == ranks // 2 and mesh["b"].get_local_rank() == 0
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda())
+    model(torch.randn(4, 512, device="cuda")).sum().backward()
+    torch.optim.AdamW(model.parameters()).step()
+    print("all alike", flush=True)
+    dist.recv(torch.empty(3, device="cuda"), src=1)
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(4,), nprocs=4)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config").mkdir()
+    (folder / "config" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    write_hollow(str(folder / "config"), folder / "hollow")
+    return folder / "hollow"
+
+
+def run(command: tuple[Any, ...], tmp_path: Path, *, gpus: int, all_ranks: bool) -> Emulation:
+    options = EmulateOptions(gpus=gpus, steps=2, all_ranks=all_ranks)
+    with (tmp_path / "output").open("w+") as output:
+        found = emulate(
+            [str(word) for word in command], get_gpu("h100_sxm"), options, output=output
+        )
+        output.seek(0)
+        assert found.ended == "steps", output.read()
+    return found
+
+
+def test_qlora_under_fsdp_takes_the_same_of_one_process_and_of_two(
+    tmp_path: Path, model: Path
+) -> None:
+    launch = (*ACCELERATE, "--use_fsdp", "--fsdp_version", "2", "--num_processes", "2")
+    wrap = ("--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+    command = (*launch, *wrap, PROGRAMS / "fsdp_qlora.py", model, "256")
+    one = run(command, tmp_path, gpus=2, all_ranks=False)
+    both = run(command, tmp_path, gpus=2, all_ranks=True)
+    assert (one.stands_for, both.stands_for) == (2, 1)
+    assert (len(one.devices), len(both.devices)) == (1, 2)
+    for name in ("loaded_bytes", "peak_allocated_bytes", "peak_reserved_bytes"):
+        sizes = getattr(one.devices[0], name), getattr(both.devices[0], name)
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.02), name
+    assert one.time is not None
+    assert both.time is not None
+    assert one.time.step_s == pytest.approx(both.time.step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_tensor_parallel_rank_loads_its_shard(tmp_path: Path, model: Path, ranks: int) -> None:
+    command = (*TORCHRUN, "--nproc-per-node", ranks, PROGRAMS / "tensor_parallel.py", model, "128")
+    found = run(command, tmp_path, gpus=ranks, all_ranks=False)
+    assert found.stands_for == ranks
+    wide, inner, words = MODEL["hidden_size"], MODEL["intermediate_size"], MODEL["vocab_size"]
+    keys = wide * MODEL["num_key_value_heads"] // MODEL["num_attention_heads"]
+    layer = (2 * wide * (wide + keys) + 3 * wide * inner) / ranks + 2 * wide  # norms are whole
+    expected = MODEL["num_hidden_layers"] * layer + wide + 2 * words * wide / ranks
+    (device,) = found.devices
+    assert device.loaded_bytes == pytest.approx(2 * expected, rel=0.01)
+
+
+def test_what_only_another_rank_knows_is_an_error_that_says_how_to_run_it(tmp_path: Path) -> None:
+    program = tmp_path / "alike.py"
+    program.write_text(ALIKE, encoding="utf-8")
+    options = EmulateOptions(gpus=4, steps=0)
+    with (tmp_path / "output").open("w+") as output:
+        found = emulate([sys.executable, str(program)], get_gpu("t4"), options, output=output)
+        output.seek(0)
+        text = output.read()
+    assert "all alike" in text, text
+    assert "rank 1 is not there" in text
+    assert "--all-ranks" in text
+    assert (found.stands_for, found.steps, found.exit_status) == (4, 1, 1)
+
+
+def test_the_command_says_for_whom_it_stands(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group()\n"
+        "print('I am', dist.get_rank(), 'of', dist.get_world_size(), flush=True)\n"
+        "weight = torch.ones(4, device='cuda', requires_grad=True)\n"
+        "weight.sum().backward()\n"
+        "torch.optim.SGD([weight]).step()\n",
+        encoding="utf-8",
+    )
+    launcher = tmp_path / "launch.sh"
+    words = " ".join(TORCHRUN)
+    launcher.write_text(f"#!/bin/sh\nexec {words} --nproc-per-node 2 {program}\n")
+    launcher.chmod(0o755)
+    asked = ["emulate", "--gpu", "t4", "--gpus", "2", "--steps", "1", "--", os.fspath(launcher)]
+    said = CliRunner().invoke(cli, asked)
+    assert said.exit_code == 0, said.output
+    assert "rank 0, which stands for all 2; --all-ranks runs each" in " ".join(said.output.split())
