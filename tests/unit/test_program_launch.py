@@ -96,6 +96,20 @@ def test_the_file_of_accelerate_says_how_ranks_share_the_model(tmp_path, config)
     assert "reshard_after_forward" not in plan.configuration
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("torchrun", "--nnodes", "2", "--nproc-per-node=8"),
+        ("accelerate", "launch", "--num_machines=2", "--num_processes=16", "--multi_gpu"),
+        ("deepspeed", "--num_nodes=2", "--num_gpus=8"),
+    ],
+)
+def test_ranks_of_several_machines_are_counted_together(tmp_path, config, words):
+    found = planned(tmp_path, *words).configuration
+    assert (found["gpus_per_trial"], found["machines"]) == (16, 2)
+    assert found["effective_batch"] == 16 * 8
+
+
 def test_without_a_name_it_is_the_file_that_accelerate_config_wrote(tmp_path, config, monkeypatch):
     monkeypatch.setattr("accelerate.commands.config.default_config_file", str(config))
     assert planned(tmp_path, "accelerate", "launch").configuration["gpus_per_trial"] == 4
@@ -165,7 +179,6 @@ def test_fsdp_of_training_arguments_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("words", "arguments", "said"),
     [
-        (("torchrun", "--nnodes", "2", "--nproc-per-node=8"), "", "one machine is predicted"),
         (("torchrun", "--nproc-per-node=some"), "", "'some'"),
         (("accelerate", "launch", "--use_fsdp", "--num_processes=2"), "", "FSDP1"),
         (("accelerate", "launch", "--use_megatron_lm", "--num_processes=2"), "", "Megatron"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ from tuner.cli.options import (
 from tuner.engine.margin import parse_margin
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
+from tuner.program.launch import read_launch
 from tuner.program.program import read_program
 from tuner.program.running import runnable
 from tuner.terminal.render import print_json
@@ -28,11 +30,13 @@ from tuner.terminal.render import print_json
     context_settings={"allow_interspersed_args": False},
     epilog=examples(
         "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
-        "tuner emulate --gpu h100_sxm --gpus 2 -- torchrun --nproc-per-node 2 a.py",
+        "tuner emulate --gpu h100_sxm -- torchrun --nproc-per-node 8 train.py",
     ),
 )
 @emulated_gpu_options
-@click.option("--gpus", default=1, show_default=True, metavar="N", help="Number of GPUs.")
+@click.option(
+    "--gpus", type=int, metavar="N", help="Number of GPUs. [default: what the launcher starts]"
+)
 @click.option(
     "--all-ranks",
     is_flag=True,
@@ -62,7 +66,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     *,
     gpu_name: str,
     gpu_memory: int | None,
-    gpus: int,
+    gpus: int | None,
     all_ranks: bool,
     steps: int,
     margin: str | None,
@@ -83,11 +87,11 @@ def command(  # noqa: PLR0913 - one argument for each option
     from tuner.cli.emulated_text import exit_code, print_emulation
     from tuner.engine.emulating import EmulateOptions, emulate
 
-    if steps < 0 or gpus < 1:
+    if steps < 0 or (gpus is not None and gpus < 1):
         raise InputError("--steps is 0 or more, and --gpus 1 or more")
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     options = EmulateOptions(
-        gpus=gpus,
+        gpus=gpus or _started(program),
         all_ranks=all_ranks,
         steps=steps,
         seed=seed,
@@ -107,3 +111,11 @@ def command(  # noqa: PLR0913 - one argument for each option
     else:
         print_emulation(found)
     raise click.exceptions.Exit(exit_code(found))
+
+
+def _started(words: Sequence[str]) -> int:
+    """How many processes the launcher of a program starts; 1 where it does not say."""
+    try:
+        return read_launch(read_program(words, is_run=False)).processes or 1
+    except InputError:  # whatever it is, it is started as it stands
+        return 1

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tuner.engine.emulating import EmulateOptions, Emulation, emulate, emulate_roomy, log_tail
-from tuner.errors import InputError
+from tuner.errors import InputError, UnavailableError
 from tuner.gpu import Gpu
 from tuner.program.changes import change
 from tuner.program.launch import read_launch
@@ -81,8 +81,14 @@ class ProgramRuns:
     def _emulate(self, program: Program, *, roomy: bool) -> Emulation:
         """One run, judged beside the memory that the GPU really has."""
         self.count += 1
+        launch = read_launch(program)
+        if launch.machines > 1:
+            raise UnavailableError(
+                f"it starts on {launch.machines} machines, which wait for each other",
+                hint="`tuner emulate` runs a script that starts one torchrun for each",
+            )
         options = EmulateOptions(
-            gpus=self.gpus or read_launch(program).processes or 1,
+            gpus=self.gpus or launch.processes or 1,
             steps=STEPS,
             seed=self.seed,
             margin_fraction=self.margin_fraction,

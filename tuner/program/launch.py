@@ -19,7 +19,13 @@ from tuner.program.program import Program, file_in
 from tuner.program.reads import opened
 from tuner.program.zero_file import zero_knobs, zero_of_file
 from tuner.records import KnobValue
-from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, REDUCE_BUCKET, RESHARD
+from tuner.space.distributed_knobs import (
+    DISTRIBUTED,
+    GPUS_PER_TRIAL,
+    MACHINES,
+    REDUCE_BUCKET,
+    RESHARD,
+)
 
 _START_RANKS = ("Axolotl", "LLaMA-Factory")
 """Tools whose command starts a process on each GPU that there is."""
@@ -35,8 +41,9 @@ _ALL = ("gpu", "auto")
 class Launch:
     """How a program is started.
 
-    `processes` is None where that is as many as there are GPUs. `knobs` are what the launcher says
-    of sharding. `mixed_precision` is its word for it, None where it has none.
+    `processes` are those on each of the `machines`, None for as many as there are GPUs. `knobs`
+    are what the launcher says of sharding. `mixed_precision` is its word for it, None where it has
+    none.
     """
 
     processes: int | None = 1
@@ -48,7 +55,7 @@ class Launch:
     """Whether it can start more than one process."""
 
     def on(self, gpus: int | None) -> int:
-        """The number of ranks on a machine that has `gpus`; problems are noted."""
+        """The number of ranks on machines that have `gpus` each; problems are noted."""
         ranks = self.processes or gpus or 1
         if gpus is not None and not self.starts_ranks and gpus > 1:
             text = (
@@ -59,7 +66,7 @@ class Launch:
         elif gpus is not None and gpus != ranks:
             text = f"starts {ranks} processes, and --gpus is {gpus}: both have to be the same"
             self.problems.append(Problem(text, "the command"))
-        return ranks
+        return ranks * self.machines
 
 
 def read_launch(program: Program) -> Launch:
@@ -149,6 +156,8 @@ def _accelerate(program: Program, options: dict[str, Any]) -> Launch:
         name = "accelerate's num_processes"
         launch.processes = _whole(launch, name, str(options["num_processes"]))
     _machines(launch, "accelerate's num_machines", str(options.get("num_machines", 1)))
+    if launch.processes is not None and launch.machines > 1:  # it counts those of all machines
+        launch.processes = max(1, launch.processes // launch.machines)
     if options.get("mixed_precision") not in (None, "no"):
         launch.mixed_precision = str(options["mixed_precision"])
     if str(options.get("dynamo_backend", "no")).lower() != "no":
@@ -285,9 +294,6 @@ def _whole(launch: Launch, where: str, text: str) -> int | None:
 def _machines(launch: Launch, where: str, text: str) -> None:
     if text not in ("1", "-1"):
         launch.machines = _whole(launch, where, text) or 1
-        launch.problems.append(
-            Problem(f"is {text}, and one machine is predicted: {EMULATE}", where)
-        )
 
 
 def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) -> dict[str, Any]:
@@ -303,7 +309,9 @@ def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) ->
         text = "and the trainer's own checkpointing are both true, which the trainer refuses"
         launch.problems.append(Problem(text, "accelerate's fsdp activation_checkpointing"))
     if ranks > 1:
-        return {**knobs, GPUS_PER_TRIAL: ranks, DISTRIBUTED: knobs.get(DISTRIBUTED, "ddp")}
+        several = {MACHINES: launch.machines} if launch.machines > 1 else {}
+        strategy = knobs.get(DISTRIBUTED, "ddp")
+        return {**knobs, **several, GPUS_PER_TRIAL: ranks, DISTRIBUTED: strategy}
     if DISTRIBUTED in knobs:
         text = "is of one process: start it with torchrun or accelerate launch"
         launch.problems.append(Problem(text, str(knobs[DISTRIBUTED])))
