@@ -55,18 +55,6 @@ class Cdf:
         f = np.concatenate(([self.at(start)], self.f[inside], [self._before(end)]))
         return float(end - start - np.sum(np.diff(x) * _mean_power(f[:-1], f[1:], draws)))
 
-    def quantiles_of_max(self, draws: int, probabilities: Floats) -> Floats:
-        """Lengths below which the maximum of `draws` stays with the given probabilities.
-
-        F(x)^draws = p where F(x) = p^(1/draws).
-        """
-        wanted = probabilities ** (1 / draws)
-        at = np.clip(np.searchsorted(self.f, wanted, side="left"), 1, len(self.f) - 1)
-        low, rise = self.f[at - 1], self.f[at] - self.f[at - 1]
-        part = np.divide(wanted - low, rise, out=np.ones_like(rise), where=rise > 0)
-        before = self.x[at - 1]
-        return np.asarray(before + (self.x[at] - before) * np.clip(part, 0, 1), dtype=np.float64)
-
     def _before(self, length: float) -> float:
         """The limit of F from the left."""
         i = int(np.searchsorted(self.x, length, side="left"))

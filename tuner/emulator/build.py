@@ -94,11 +94,6 @@ def build(torch: TorchBuild) -> Path:
     return folder
 
 
-def libraries_in(folder: Path) -> list[Path]:
-    """The libraries of a built folder in the order in which they must be loaded."""
-    return [folder / name for name in (folder / "order").read_text(encoding="utf-8").split()]
-
-
 def _folder(torch: TorchBuild, reals: Iterable[_Real]) -> Path:
     digest = hashlib.sha256(f"{torch.version} {torch.cuda}".encode())
     for source in sorted((*SOURCES.glob("*.[ch]"), Path(__file__))):

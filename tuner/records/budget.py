@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 DEFAULT_MARGIN_FRACTION = 0.03
 """Part of the GPU's memory to keep free: reserved memory differed by up to 11.7 % between two
@@ -30,7 +30,3 @@ class MemoryBudget:
     def fits(self, used_bytes: float) -> bool:
         """Whether so much memory leaves the margin free."""
         return used_bytes <= self.usable_bytes
-
-    def with_limit(self, limit_bytes: int) -> MemoryBudget:
-        """The same margin of another memory."""
-        return replace(self, limit_bytes=limit_bytes)
