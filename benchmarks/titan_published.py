@@ -23,7 +23,13 @@ from tuner.gpus import get_gpu
 from tuner.units import GIB
 
 PROGRAM = Path(__file__).parent / "programs" / "titan_8b.py"
-TOKENS = 4096
+RANKS, TOKENS = 8, 4096
+LAUNCHER = (
+    str(Path(sys.executable).with_name("torchrun")),
+    "--standalone",
+    "--nproc-per-node",
+    str(RANKS),
+)
 ASKED_OF_MEMORY, ASKED_OF_SPEED = 0.05, 0.25
 """Shares by which a run may miss."""
 
@@ -55,9 +61,10 @@ HEAD = (
 def run(checkout: Path) -> Iterator[tuple[Published, Emulation]]:
     """Each row, with what the emulator says of it."""
     for row in ROWS:
-        command = [sys.executable, "-W", "ignore", str(PROGRAM), str(checkout), row.recomputed]
+        command = [*LAUNCHER, str(PROGRAM), str(checkout), row.recomputed]
         with tempfile.TemporaryFile("w+") as output:
-            yield row, emulate(command, get_gpu("h100_sxm"), EmulateOptions(steps=3), output=output)
+            options = EmulateOptions(steps=3, gpus=RANKS)
+            yield row, emulate(command, get_gpu("h100_sxm"), options, output=output)
 
 
 def compare(row: Published, found: Emulation) -> tuple[str, bool]:
