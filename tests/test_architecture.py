@@ -24,7 +24,7 @@ TUNE = ROOT / "tuner" / "tune"
 LAYERS = (
     {"__init__", "errors", "extras"},
     {"kinds", "records", "files", "text", "units", "nvml", "host", "meanwhile"},
-    {"expressions", "space", "gpu", "gpus", "gpu_entry", "gpu_file", "models", "data"},
+    {"expressions", "space", "gpu", "gpus", "gpu_entry", "gpu_file", "nccl", "models", "data"},
     {"workloads"},
     {"estimators"},
     {"emulator"},

@@ -18,17 +18,10 @@ from measure_samples import knobs, model_folder
 
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.compiling import in_forks
-from tuner.estimators.parallel import (
-    Exchange,
-    buckets_of,
-    copying_s,
-    link_of,
-    replicated,
-    waited_s,
-    with_exchange,
-)
+from tuner.estimators.parallel import Exchange, copying_s, link_of, waited_s, with_exchange
 from tuner.estimators.predict import Subject, predict, resolve_subject
 from tuner.estimators.predictor import PredictionJob, Predictor
+from tuner.estimators.rank_memory import buckets_of, replicated
 from tuner.estimators.speed.processor import on_its_device
 from tuner.estimators.speed.roofline import StepTimes
 from tuner.estimators.tracing.workspace import PROCESSOR
@@ -119,7 +112,7 @@ def test_throughput_is_of_the_whole_and_memory_of_a_rank(predictor: Predictor) -
     samples = two.speed.samples_per_s * two.speed.step_s
     assert samples == pytest.approx(2 * alone.speed.samples_per_s * alone.speed.step_s)
     assert two.limit_bytes == alone.limit_bytes
-    assert "without what NCCL keeps" in two.method
+    assert "24.0 MiB of buffers of NCCL" in two.method
     assert "rank" not in alone.method
 
 

@@ -15,8 +15,11 @@ from emulating import needs_emulator
 from benchmarks.several_gpus import MODEL
 from tuner.cli.main import cli
 from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.engine.estimate import one_configuration
+from tuner.estimators.predict import predict, resolve_subject
 from tuner.gpus import get_gpu
 from tuner.models.hollow import write_hollow
+from tuner.nccl import nccl_bytes
 
 pytestmark = needs_emulator
 
@@ -96,6 +99,40 @@ def test_qlora_under_fsdp_takes_the_same_of_one_process_and_of_two(
     assert one.time is not None
     assert both.time is not None
     assert one.time.step_s == pytest.approx(both.time.step_s, rel=0.02)
+
+
+TRAINER = """
+import sys
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="bfloat16")
+rows = [list(range(256))] * 16
+data = Dataset.from_dict({"input_ids": rows, "labels": rows})
+settings = {"per_device_train_batch_size": 2, "max_steps": 3, "bf16": True, "save_strategy": "no"}
+arguments = TrainingArguments("out", report_to=[], **settings)
+Trainer(model, arguments, train_dataset=data).train()
+"""
+
+
+def test_trainer_under_ddp_takes_what_is_predicted(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer lets DDP look for unused parameters, which needs pinned memory of the host."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINER, encoding="utf-8")
+    command = (*TORCHRUN, "--nproc-per-node", "2", tmp_path / "train.py", model)
+    (device,) = run(command, tmp_path, gpus=2, all_ranks=False).devices
+    settings: dict[str, Any] = {"gpus_per_trial": 2, "lora_rank": 0, "precision": "bf16"}
+    settings |= {"mixed_precision": "bf16", "micro_batch": 2, "grad_accum": 1, "max_length": 256}
+    settings |= {"gradient_checkpointing": False, "optimizer": "adamw_torch_fused"}
+    space, asked = one_configuration(None, str(model), settings)
+    subject = resolve_subject(space.workload, space.predicted_model())
+    predicted = predict(subject, asked, get_gpu("h100_sxm")).memory
+    assert device.peak_allocated_bytes == pytest.approx(predicted.peak_allocated_bytes, rel=0.01)
+    assert device.device_bytes == pytest.approx(predicted.device_bytes, rel=0.02)
+    buffers = device.device_bytes - device.peak_reserved_bytes - get_gpu("h100_sxm").context_bytes
+    assert buffers == nccl_bytes(get_gpu("h100_sxm"), 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.emulating import needs_emulator
-from tuner.emulator.inside.core import Launch, readable
+from tuner.emulator.inside.core import KernelLaunch, readable
 from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.pricing import Pricer
 from tuner.emulator.inside.triton_launches import describe_kernel
@@ -37,19 +37,19 @@ class Device:
 
     def __init__(self) -> None:
         self.host_ns = self.device_ns = 0.0
-        self.made: list[Launch] = []
+        self.made: list[KernelLaunch] = []
 
     def work(self, host_ns: float, device_ns: float) -> None:
         self.host_ns += host_ns
         self.device_ns += device_ns
 
     def launch(self, name: str, grid=(1, 1, 1), block=(1, 1, 1)) -> None:
-        self.made.append(Launch(name, grid, block))
+        self.made.append(KernelLaunch(name, grid, block))
 
     def launch_count(self) -> int:
         return len(self.made)
 
-    def launches(self, first: int, most: int) -> list[Launch]:
+    def launches(self, first: int, most: int) -> list[KernelLaunch]:
         return self.made[first : first + most]
 
     def device_now_ns(self) -> float:

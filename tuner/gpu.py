@@ -40,8 +40,9 @@ class Gpu:
     `power_w` is the board's default power limit in watts, None where it is not known or differs
     between boards of the type. `link_bytes_per_s` is what one GPU sends to another of its machine,
     in one direction, and `network_bytes_per_s` what it has of its machine's network cards; None
-    where that is not known. `sources` says where the numbers come from, by group (device, memory,
-    tflops, bandwidth, link, network, power, context, price).
+    where that is not known. `nccl_channels` are those that NCCL opens over NVLink in the type's
+    usual machine. `sources` says where the numbers come from, by group (device, memory, tflops,
+    bandwidth, link, network, nccl, power, context, price).
     """
 
     id: str
@@ -62,6 +63,7 @@ class Gpu:
     power_w: float | None = None
     link_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
+    nccl_channels: int | None = None
 
     @property
     def architecture(self) -> str:

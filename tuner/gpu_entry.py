@@ -16,7 +16,7 @@ from tuner.units import GIB, MIB
 
 _SOURCE_GROUPS = (
     *("device", "memory", "tflops", "bandwidth"),
-    *("link", "network", "power", "context", "price"),
+    *("link", "network", "nccl", "power", "context", "price"),
 )
 
 _OPTIONAL_KEYS: dict[str, Any] = {
@@ -24,6 +24,7 @@ _OPTIONAL_KEYS: dict[str, Any] = {
     "ecc_memory": None,
     "link_gb_per_s": None,
     "network_gb_per_s": None,
+    "nccl_channels": None,
     "power_w": None,
     "unsupported": {},
     "price_usd_per_hour": None,
@@ -89,6 +90,7 @@ def _readers(file: YamlFile) -> dict[str, tuple[str, str, Callable[[Node, str], 
         "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", "bandwidth", bandwidth),
         "link_gb_per_s": ("link_bytes_per_s", "link", bandwidth),
         "network_gb_per_s": ("network_bytes_per_s", "network", bandwidth),
+        "nccl_channels": ("nccl_channels", "nccl", count),
         "power_w": ("power_w", "power", lambda n, w: file.number(n, w, 5, 5000)),
         "compute_capability": ("compute_capability", "device", capability),
         "sm_count": ("sm_count", "device", count),
@@ -169,6 +171,7 @@ def _check_figures(file: YamlFile, node: Node, gpu: Gpu) -> None:
         "power": gpu.power_w is None,
         "link": gpu.link_bytes_per_s is None,
         "network": gpu.network_bytes_per_s is None,
+        "nccl": gpu.nccl_channels is None,
     }
     for group in _SOURCE_GROUPS:
         if not gpu.sources.get(group) and not absent.get(group, False):

@@ -29,6 +29,7 @@ from tuner.emulator.rates import gpu_to_dict
 from tuner.emulator.toolchain import TorchBuild, find_torch
 from tuner.errors import InputError
 from tuner.gpu import Gpu
+from tuner.nccl import nccl_bytes
 
 INSIDE = Path(__file__).with_name("inside")
 
@@ -38,8 +39,9 @@ PACKAGE_VARIABLE = "TUNER_EMULATOR_PACKAGE"
 ASYNC_LOADING = "HF_DEACTIVATE_ASYNC_LOAD"
 
 MOST_DEVICES = 64
+_NCCL_RANKS = 8
 _MAGIC = 0x3145554E52455554
-_VERSION = 2
+_VERSION = 3
 
 
 # The three structures of device/device.h, field by field.
@@ -50,6 +52,7 @@ class _Config(ctypes.Structure):
         ("device_count", ctypes.c_uint32),
         ("memory_bytes", ctypes.c_uint64),
         ("context_bytes", ctypes.c_uint64),
+        ("nccl_bytes", ctypes.c_uint64 * (_NCCL_RANKS + 1)),
         *(
             (name, ctypes.c_int32)
             for name in (
@@ -236,6 +239,7 @@ def _config(gpu: Gpu, count: int, seed: int, one_rank: bool) -> _Config:
         device_count=count,
         memory_bytes=gpu.memory_bytes,
         context_bytes=gpu.context_bytes,
+        nccl_bytes=(0, *(nccl_bytes(gpu, ranks) or 0 for ranks in range(1, _NCCL_RANKS + 1))),
         capability_major=major,
         capability_minor=minor,
         multiprocessors=gpu.sm_count,

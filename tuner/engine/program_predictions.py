@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.errors import InputError
-from tuner.estimators.parallel import loaded_whole
 from tuner.estimators.predictor import PredictionJob, Predictor
+from tuner.estimators.rank_memory import loaded_whole
 from tuner.gpu import Gpu
 from tuner.program.changes import change
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program

@@ -11,14 +11,14 @@ import numpy as np
 from tuner.errors import InputError, Problem
 from tuner.estimators.calibration.calibrate import prior_intervals
 from tuner.estimators.compiler.work_arrays import WorkArrays, executions_of, optimizer_executions_of
-from tuner.estimators.parallel import (
-    NOT_KNOWN,
+from tuner.estimators.parallel import exchange_of, times_of_ranks
+from tuner.estimators.rank_memory import (
     buckets_of,
-    exchange_of,
     memory_of_rank,
+    nccl_text,
     pages_of,
     replicated,
-    times_of_ranks,
+    with_nccl,
 )
 from tuner.estimators.speed.kernel_times import on_measured_device
 from tuner.estimators.speed.processor import on_its_device
@@ -149,6 +149,7 @@ def predict(
         # Not all that is resident in a step is so while DDP broadcasts.
         memory = replicated(memory, buckets_of(traced.gradient_bytes), gpu, profile)
     memory = on_its_device(memory, gpu, profile, pages_bytes=pages_of(profile, configuration))
+    memory = with_nccl(memory, gpu, configuration)
     times = step_times(
         step_work(worked),
         gpu,
@@ -165,7 +166,7 @@ def predict(
         gpu,
         params=(traced.trainable_params, traced.total_params),
         method=method_text(
-            f"{METHOD}; {rates}", subject.workload.name, configuration, traced.remarks
+            f"{METHOD}; {rates}", subject.workload.name, configuration, gpu, traced.remarks
         ),
         margin_fraction=margin_fraction,
         parallelism=parallelism,
@@ -186,7 +187,11 @@ def _alone(subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
 
 
 def method_text(
-    how: str, workload: str, configuration: Configuration, remarks: Sequence[str] = ()
+    how: str,
+    workload: str,
+    configuration: Configuration,
+    gpu: Gpu,
+    remarks: Sequence[str] = (),
 ) -> str:
     """How a prediction came about, and which of the configuration's knobs it knows nothing of.
 
@@ -195,7 +200,8 @@ def method_text(
     left_out = unmodelled(workload, configuration)
     parallelism = Parallelism.of(configuration)
     if parallelism.ranks > 1:
-        how = f"{how}; one of {parallelism.ranks} ranks under {parallelism.strategy}, {NOT_KNOWN}"
+        ranks = f"one of {parallelism.ranks} ranks under {parallelism.strategy}"
+        how = f"{how}; {ranks}{nccl_text(gpu, configuration)}"
     how = "; ".join((how, *remarks))
     return f"{how}; {WITHOUT} {', '.join(left_out)}" if left_out else how
 

@@ -32,6 +32,7 @@ from tuner.estimators.predict import (
     resolve_subject,
     speed_of,
 )
+from tuner.estimators.rank_memory import with_nccl
 from tuner.estimators.speed.kernel_times import on_measured_device
 from tuner.estimators.speed.processor import on_its_device
 from tuner.estimators.speed.profile import DeviceProfile
@@ -272,6 +273,8 @@ class Predictor:
         if any(p.ranks > 1 for p in parallelism):
             sizes = [gradient_bytes(passes, configuration) for configuration in configurations]
             memory, times = replicas(memory, times, parallelism, sizes, gpu, profile)
+            pairs = zip(memory, configurations, strict=True)
+            memory = [with_nccl(one, gpu, configuration) for one, configuration in pairs]
         else:
             memory = [on_its_device(one, gpu, profile) for one in memory]
         return [
@@ -281,7 +284,7 @@ class Predictor:
                 gpu,
                 params=evaluation.params(index),
                 method=method_text(
-                    f"{METHOD}; {rates}", self._job.workload, configuration, passes.remarks
+                    f"{METHOD}; {rates}", self._job.workload, configuration, gpu, passes.remarks
                 ),
                 margin_fraction=margin_fraction,
                 parallelism=parallelism[index],

@@ -312,8 +312,7 @@ API int cudaPointerGetAttributes(struct pointer_attributes *a, const void *p) {
     a->type = 2;
     a->device = visible_ordinal(device);
     a->device_pointer = (void *)p;
-  } else if (emu_is_managed_pointer(p)) {
-    a->type = 3;
+  } else if ((a->type = emu_host_kind(p))) {
     a->device = emu_current();
     a->device_pointer = a->host_pointer = (void *)p;
   } else {

@@ -572,10 +572,10 @@ int emu_alloc_managed(int device, size_t size, void **address) {
   return 0;
 }
 
-int emu_is_managed_pointer(const void *p) {
+int emu_host_kind(const void *p) {
   pthread_mutex_lock(&host_lock);
   struct host_block *one = find_host(p);
-  int result = one && one->managed;
+  int result = !one ? 0 : one->managed ? 3 : 1;
   pthread_mutex_unlock(&host_lock);
   return result;
 }

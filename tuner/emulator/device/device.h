@@ -16,11 +16,12 @@
 /* -- what all processes of a session share; the layout is written by session.py -------------- */
 
 #define EMU_MAGIC 0x3145554e52455554ull
-#define EMU_VERSION 2
+#define EMU_VERSION 3
 #define EMU_DEVICES 64
 #define EMU_ACCOUNTS 512
 #define EMU_UNKNOWN 2048
 #define EMU_NAME 120
+#define EMU_NCCL_RANKS 8
 
 /* The GPU type; every device of a session is of one type. */
 struct emu_config {
@@ -29,6 +30,7 @@ struct emu_config {
   uint32_t device_count;
   uint64_t memory_bytes;  /* what get_device_properties().total_memory says */
   uint64_t context_bytes; /* device memory that the context of each process takes */
+  uint64_t nccl_bytes[EMU_NCCL_RANKS + 1]; /* of a communicator over so many ranks, on each */
   int32_t capability_major;
   int32_t capability_minor;
   int32_t multiprocessors;
@@ -93,7 +95,7 @@ EMU_EXPORT int emu_range(const void *p, void **base, size_t *size, int *device);
 EMU_EXPORT int emu_is_device_pointer(const void *p);
 /* Managed memory: host and device. */
 EMU_EXPORT int emu_alloc_managed(int device, size_t size, void **address);
-EMU_EXPORT int emu_is_managed_pointer(const void *p);
+EMU_EXPORT int emu_host_kind(const void *p); /* 0: neither; 1: pinned; 3: managed (cudaMemoryType) */
 /* Pinned host memory. */
 EMU_EXPORT void *emu_alloc_pinned(size_t size);
 EMU_EXPORT int emu_free_pinned(void *p); /* 0, or -1 for what is none */

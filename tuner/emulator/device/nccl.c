@@ -16,8 +16,8 @@
  * A receive outside of a group waits for its sender, where the library would only queue it: two
  * ranks that both receive before they send, on purpose, would wait for each other here.
  *
- * Device memory of the library (some hundred MiB a communicator) is not counted: its size is not
- * published.
+ * A communicator takes the device memory of its buffers (emu_config()->nccl_bytes, tuner/nccl.py)
+ * with its first collective, as the library does, which connects then (NCCL_RUNTIME_CONNECT).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -232,7 +232,7 @@ ASKED(ncclCommGetAsyncError, error)
 EMU_EXPORT int ncclCommMemStats(struct communicator *c, int what, uint64_t *value) {
   (void)what;
   if (!c || !value) return INVALID_ARGUMENT;
-  *value = 0; /* not counted, see above */
+  *value = c->buffer_bytes;
   return SUCCESS;
 }
 
@@ -350,6 +350,16 @@ static int perform_alike(enum kind kind, const char *send, char *receive, size_t
   return SUCCESS;
 }
 
+static int take_buffers(struct communicator *c) {
+  uint32_t size = c->size < EMU_NCCL_RANKS ? c->size : EMU_NCCL_RANKS;
+  uint64_t wanted = size > 1 ? emu_config()->nccl_bytes[size] : 0;
+  if (c->buffer_bytes == wanted) return SUCCESS;
+  if (emu_take(emu_physical(c->device), wanted))
+    return fail(c, CUDA_ERROR, "NCCL's buffers: CUDA failure 2 'out of memory'", 0);
+  c->buffer_bytes = wanted;
+  return SUCCESS;
+}
+
 static int perform(const char *name, const char *uncarried, enum kind kind, const void *send,
                    void *receive, size_t count, int type, int reduction, int root,
                    struct communicator *c) {
@@ -361,6 +371,7 @@ static int perform(const char *name, const char *uncarried, enum kind kind, cons
   emu_note_launch(name, (unsigned)bytes, (unsigned)((uint64_t)bytes >> 32), c->size,
                   (unsigned)type, (unsigned)reduction, 0);
   int carried = is_carried(uncarried, bytes, type), lane = kind == SEND || kind == RECEIVE;
+  if (!lane && take_buffers(c)) return c->error;
   if (!carried && (c->region || !lane)) return SUCCESS;
   if (!c->region && !lane)
     return perform_alike(kind, send, receive, bytes, type, reduction, (uint32_t)root, c);

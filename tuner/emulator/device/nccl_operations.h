@@ -22,6 +22,7 @@ struct communicator {
   uint64_t offset;
   uint32_t rank, size;
   int device; /* as visible */
+  uint64_t buffer_bytes; /* device memory that it holds */
   uint32_t round;      /* the last one that was finished */
   uint32_t generation; /* groups that were split off so far */
   int aborted;
@@ -171,6 +172,7 @@ static int enter_region(struct communicator *c, struct file *f, uint64_t parent,
 
 static void free_communicator(struct communicator *c) {
   if (c->region) leave_region(c->file, c->region, c->offset, c->rank);
+  if (c->buffer_bytes) emu_give(emu_physical(c->device), c->buffer_bytes);
   close_file(c->file);
   free(c);
 }

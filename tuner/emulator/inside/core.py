@@ -21,7 +21,7 @@ _DTYPES = {
 """Element types by their number in `cudaDataType` (library_types.h)."""
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """One launch of a kernel; of a product its m, n, k and (number, element type, arithmetic)."""
 
     name: str
@@ -45,7 +45,7 @@ class Core(Protocol):
     def launch_count(self) -> int:
         """Kernels that this process launched by now."""
 
-    def launches(self, first: int, most: int) -> list[Launch]:
+    def launches(self, first: int, most: int) -> list[KernelLaunch]:
         """The launches from number `first` on, at most `most` of those that are remembered."""
 
     def device_now_ns(self) -> float:
@@ -80,12 +80,12 @@ class DeviceCore:
         self.device_now_ns = loaded.emu_device_now_ns
         self._launches = loaded.emu_launches
 
-    def launches(self, first: int, most: int) -> list[Launch]:
+    def launches(self, first: int, most: int) -> list[KernelLaunch]:
         """See `Core.launches`."""
         buffer = (_Raw * min(most, MOST_KEPT))()
         count = self._launches(first, buffer, len(buffer))
         return [
-            Launch(raw.name.decode(errors="replace"), tuple(raw.grid), tuple(raw.block))
+            KernelLaunch(raw.name.decode(errors="replace"), tuple(raw.grid), tuple(raw.block))
             for raw in buffer[:count]
         ]
 

@@ -26,7 +26,7 @@ from tuner.emulator.inside.calls import (
     shapes_of,
     sides_of,
 )
-from tuner.emulator.inside.core import MOST_KEPT, Core, Launch, readable
+from tuner.emulator.inside.core import MOST_KEPT, Core, KernelLaunch, readable
 from tuner.emulator.inside.works import Describer, Prices, has_own_rules
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpu import Gpu
@@ -276,13 +276,13 @@ class Pricer:
                 found = self._known[key] = self._add(described)
             self._count(found)
 
-    def _new_launches(self, first: int) -> list[Launch]:
+    def _new_launches(self, first: int) -> list[KernelLaunch]:
         count = self._launch_count()
         oldest = max(first, count - MOST_KEPT)
         return self._core.launches(oldest, count - oldest) if count > oldest else []
 
 
-def product_work(launch: Launch) -> Work:
+def product_work(launch: KernelLaunch) -> Work:
     """The work of a product that was launched on cuBLAS directly."""
     assert launch.product is not None
     dtype, (batch, m, n, k) = launch.product

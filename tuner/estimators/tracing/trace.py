@@ -45,7 +45,7 @@ class Trace:
 
     The first step has one micro-step and creates the optimizer state. The second has two
     where gradients accumulate: the second of them runs with all gradients in memory, as do
-    all further ones. Under DeepSpeed the first step has two as well.
+    all further ones. Under DeepSpeed the first step has up to `ZERO_ROUNDS`.
     """
 
     timeline: Timeline
