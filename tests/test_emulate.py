@@ -100,6 +100,14 @@ def test_an_error_of_the_program_is_told_from_one_of_the_emulator(tmp_path: Path
 
 
 @needs_emulator
+def test_a_program_that_ends_before_it_trains_is_no_fault_of_the_emulator(tmp_path: Path) -> None:
+    found = run(tmp_path, "import sys, torch\nfolder = sys.argv[1]\n")
+
+    assert (found["ended"], found["exit"], found["fits"]) == ("error", 2, None)
+    assert "IndexError" in found["stderr"]
+
+
+@needs_emulator
 def test_a_function_that_is_not_emulated_is_named(tmp_path: Path) -> None:
     program = (
         "import torch\n"

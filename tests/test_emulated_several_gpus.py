@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,17 @@ def test_two_machines_in_one_script_take_what_is_predicted_of_a_rank(
 ) -> None:
     case = Case("HSDP on two machines", group=2)
     launch = [
-        *("torchrun", "--nnodes", "2", "--node-rank", "$machine", "--nproc-per-node", "2"),
+        *(
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            "2",
+            "--node-rank",
+            "$machine",
+            "--nproc-per-node",
+            "2",
+        ),
         *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
         *(str(PROGRAM), str(model), f"'{json.dumps(case.for_program(4))}'"),
     ]
@@ -107,7 +118,7 @@ def test_two_machines_in_one_script_take_what_is_predicted_of_a_rank(
     )
     gpu = get_gpu("h100_sxm")
     with (tmp_path / "output").open("w+") as output:
-        options = EmulateOptions(gpus=4, steps=3)
+        options = EmulateOptions(gpus=4, steps=3, all_ranks=True)
         found = emulate(["sh", str(script)], gpu, options, output=output)
         output.seek(0)
         assert found.error is None, output.read()

@@ -82,7 +82,7 @@ def run(program: Program, model: Path, *, python: str, tiny: bool, timeout_s: fl
 
 
 def _emulated(command: list[str], program: Program, output: Any, timeout_s: float) -> Emulation:
-    options = EmulateOptions(gpus=program.gpus, steps=STEPS, timeout_s=timeout_s)
+    options = EmulateOptions(gpus=program.gpus, all_ranks=True, steps=STEPS, timeout_s=timeout_s)
     return emulate(command, get_gpu(program.gpu), options, output=output)
 
 

@@ -83,14 +83,18 @@ def _steps_text(found: Emulation) -> str:
 
 def _ended_text(found: Emulation) -> str:
     if found.ended == "crash":
-        how = f"signal {-found.exit_status}" if found.exit_status < 0 else "no result"
-        return f"the program aborted ({how}): a fault of the emulator or of the program"
+        return (
+            f"the program aborted (signal {-found.exit_status}): a fault of the emulator or of "
+            "the program"
+        )
     if found.ended == "oom" and found.error is not None:
         where = f", at {found.error.line}" if found.error.line else ""
         return f"out of memory: {format_size(found.refused_bytes)} asked for{where}"
     if found.error is not None:
         where = f", at {found.error.line}" if found.error.line else ""
         return f"the program failed: {found.error.type}: {found.error.message}{where}"
+    if found.ended == "error":
+        return f"the program ended with exit status {found.exit_status} after {_steps_text(found)}"
     if found.steps == 0:
         return "no optimizer step ran: the memory below is of what did"
     return ""

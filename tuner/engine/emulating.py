@@ -300,8 +300,6 @@ def _run(
 def _ended(results: list[dict[str, Any]], error: ProgramError | None, status: int) -> str:
     if error is not None:
         return "oom" if is_out_of_memory(f"{error.type}: {error.message}") else "error"
-    if not results:
-        return "crash" if status else "end"
     if any(result["reason"] == "steps" for result in results):
         return "steps"
     return "crash" if status < 0 else "error" if status else "end"
