@@ -137,8 +137,8 @@ def test_memory_of_a_gpu_does_not_change_what_is_needed(subject, prediction):
 
 def test_a_prediction_names_the_knobs_whose_effect_it_leaves_out():
     plain = Configuration({"precision": "nf4", "num_workers": 0})
-    assert method_text("traced", "causal_lm", plain) == "traced"
+    assert method_text("traced", "causal_lm", plain, A6000) == "traced"
     compiled = plain.replace(torch_compile=True, num_workers=4)
-    text = method_text("traced", "causal_lm", compiled)
+    text = method_text("traced", "causal_lm", compiled, A6000)
     assert text.startswith("traced; without the effect of ")
     assert {"torch_compile", "num_workers"} <= set(text.replace(",", "").split())

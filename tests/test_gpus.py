@@ -116,6 +116,7 @@ def test_every_number_says_where_it_comes_from(gpu):
     groups |= {"price"} if priced else set()
     groups |= {"network"} if gpu.network_bytes_per_s is not None else set()
     groups |= {"power"} if gpu.power_w is not None else set()
+    groups |= {"nccl"} if gpu.nccl_channels is not None else set()
     assert set(gpu.sources) == groups
     assert all(len(text) > 10 for text in gpu.sources.values())
     assert (gpu.price_date is not None) == (gpu.price_source is not None) == priced
