@@ -90,6 +90,50 @@ def test_out_of_memory_is_the_programs_own_error_and_says_how_much_was_asked(
     assert found["devices"][0]["peak_allocated_bytes"] == 3 * (4 << 30)
 
 
+OUT_OF_MEMORY_IN_STEP_2 = """
+import torch, sys
+def train():
+    m = torch.nn.Linear(1024, 1024).cuda(); opt = torch.optim.AdamW(m.parameters())
+    for n in (8, 20_000_000):
+        m(torch.randn(n, 1024, device="cuda")).sum().backward(); opt.step(); opt.zero_grad()
+"""
+HIDDEN = {
+    "another hook shows it": "sys.excepthook = lambda *_: print('an error')\ntrain()\n",
+    "it becomes an exit status": "try: train()\nexcept Exception: sys.exit(1)\n",
+    "nothing shows it": "try: train()\nexcept Exception: pass\n",
+    "a child process has it": "import multiprocessing as m\n"
+    "p = m.Process(target=train); p.start(); p.join()\n",
+}
+
+
+@needs_emulator
+@pytest.mark.parametrize("way", HIDDEN)
+def test_memory_that_runs_out_in_the_second_step_is_seen_however_it_is_hidden(
+    tmp_path: Path, way: str
+) -> None:
+    found = run(tmp_path, OUT_OF_MEMORY_IN_STEP_2 + HIDDEN[way], gpu="rtx4090")
+
+    assert (found["ended"], found["exit"], found["fits"]) == ("oom", 1, False)
+    assert found["refused_bytes"] >= 4 * 1024 * 20_000_000
+    assert found["error"]["line"] == "program.py:6"
+
+
+@needs_emulator
+def test_a_batch_that_is_made_smaller_until_it_fits_fits(tmp_path: Path) -> None:
+    program = OUT_OF_MEMORY_IN_STEP_2 + (
+        "    for n in (8, 8): m(torch.randn(n, 1024).cuda()).sum().backward(); opt.step()\n"
+    )
+    program = program.replace(
+        "        m(torch.randn(n, 1024, dev", "        try: m(torch.randn(n, 1024, dev"
+    )
+    program = program.replace(
+        "opt.zero_grad()\n", "opt.zero_grad()\n        except RuntimeError: opt.zero_grad()\n"
+    )
+    found = run(tmp_path, program + "train()\n", gpu="rtx4090")
+
+    assert (found["ended"], found["steps"], found["fits"]) == ("steps", 3, True)
+
+
 @needs_emulator
 def test_an_error_of_the_program_is_told_from_one_of_the_emulator(tmp_path: Path) -> None:
     program = "import torch\ntorch.ones(2, 3).cuda() @ torch.ones(2, 3).cuda()\n"
@@ -100,11 +144,37 @@ def test_an_error_of_the_program_is_told_from_one_of_the_emulator(tmp_path: Path
 
 
 @needs_emulator
-def test_a_program_that_ends_before_it_trains_is_no_fault_of_the_emulator(tmp_path: Path) -> None:
-    found = run(tmp_path, "import sys, torch\nfolder = sys.argv[1]\n")
+def test_a_program_that_fails_after_a_step_failed(tmp_path: Path) -> None:
+    failing = TRAINING.replace("    print(", "    raise ValueError('bad data')\n    print(")
+    found = run(tmp_path, failing)
+
+    assert (found["ended"], found["steps"]) == ("error", 1)
+    assert (found["exit"], found["fits"]) == (2, None)
+    assert found["error"]["message"] == "bad data"
+
+
+@needs_emulator
+@pytest.mark.parametrize("launcher", [(), ("torch.distributed.run", "--nproc-per-node", "2")])
+def test_an_error_before_the_device_is_used_is_named_with_its_line(
+    tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
+    """In a rank too: its launcher raises an error of its own."""
+    python = (sys.executable, *(["-m"] if launcher else []), *launcher)
+    found = run(tmp_path, "import sys, torch\nimport no_such_module\n", python=python)
 
     assert (found["ended"], found["exit"], found["fits"]) == ("error", 2, None)
-    assert "IndexError" in found["stderr"]
+    assert found["error"] == {
+        "type": "builtins.ModuleNotFoundError",
+        "message": "No module named 'no_such_module'",
+        "line": "program.py:2",
+    }
+
+
+@needs_emulator
+def test_a_run_that_comes_to_no_step_is_unknown(tmp_path: Path) -> None:
+    found = run(tmp_path, "import torch, os\ntorch.zeros(9, device='cuda')\nos._exit(0)\n")
+
+    assert (found["ended"], found["exit"], found["fits"]) == ("end", 4, None)
 
 
 @needs_emulator
@@ -174,7 +244,7 @@ for function in (F.silu, F.mish, F.gelu):
     y.backward(gradient)
     print(function.__name__, torch.cuda.max_memory_allocated() - before, file=open("peaks", "a"))
 """
-    assert run(tmp_path, program)["exit"] == 0
+    assert run(tmp_path, program)["ended"] == "end"
     peaks = dict(line.split() for line in (tmp_path / "peaks").read_text().splitlines())
     assert peaks == dict.fromkeys(("silu", "mish", "gelu"), str(4 << 20))
 

@@ -1,4 +1,4 @@
-"""Exit codes, the same in every command: 0 found, 1 nothing fits, 2 bad input, 3, 130."""
+"""Exit codes, the same in every command: the table of `tuner.errors`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 import pytest
 from cli_samples import make_trial, write_samples
 
-from tuner.cli import searching
+from tuner.cli import main, searching
 from tuner.cli.main import COMMANDS, cli, run
 from tuner.engine.plan import SearchOptions
 from tuner.engine.search import SearchedGpu
-from tuner.errors import InputError, NothingFitsError, UnavailableError
+from tuner.errors import EXIT_CODES, InputError, NothingFitsError, UnavailableError
 from tuner.results.store import ResultsFolder
 
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
@@ -140,3 +140,20 @@ def test_a_search_that_broke_off_does_not_say_that_nothing_fits(monkeypatch, fai
     monkeypatch.setattr(searching, "print_answers", lambda *_, **__: None)
     done = searching.run_search([], SearchOptions(), as_json=False, quiet=True, dry=False)
     assert done == code
+
+
+def test_a_fault_of_our_own_is_not_the_code_of_what_does_not_fit(capsys, monkeypatch):
+    def fail(*_: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(main, "run", fail)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 3
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_the_documentation_has_the_table_of_codes():
+    page = (Path(__file__).parents[1] / "docs" / "for-programs.md").read_text()
+    for code, text in EXIT_CODES.items():
+        assert f"| {code} | {text} |" in page

@@ -14,7 +14,25 @@ EXIT_FOUND = 0
 EXIT_NOTHING_FITS = 1
 EXIT_BAD_INPUT = 2
 EXIT_UNAVAILABLE = 3
+EXIT_UNKNOWN = 4
 EXIT_INTERRUPTED = 130
+
+EXIT_CODES = {
+    EXIT_FOUND: "it fits, or the command found what it was asked for",
+    EXIT_NOTHING_FITS: "it does not fit, or nothing does",
+    EXIT_BAD_INPUT: "the input is wrong, or the program failed",
+    EXIT_UNAVAILABLE: "tuner cannot: something is missing, unsupported, or a fault of tuner's own",
+    EXIT_UNKNOWN: "unknown: too little ran to say whether it fits",
+    EXIT_INTERRUPTED: "interrupted; finished work is kept",
+}
+"""The exit codes of every command. No failure and nothing unknown ends with 0."""
+
+
+def verdict_code(fits: bool | None) -> int:
+    """The exit code of a verdict; None is unknown."""
+    if fits is None:
+        return EXIT_UNKNOWN
+    return EXIT_FOUND if fits else EXIT_NOTHING_FITS
 
 
 class TunerError(Exception):

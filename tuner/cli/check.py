@@ -15,7 +15,7 @@ from tuner.cli.options import (
     set_option,
 )
 from tuner.engine.margin import parse_margin
-from tuner.errors import EXIT_FOUND, EXIT_NOTHING_FITS, InputError, UnavailableError
+from tuner.errors import InputError, UnavailableError
 from tuner.gpus import get_gpu
 from tuner.program.program import read_program
 from tuner.space import parse_settings
@@ -83,13 +83,12 @@ def command(  # noqa: PLR0913 - one argument for each option
     Where nothing can be emulated, or with --predict, memory and speed are predicted from its
     settings and the trainer's defaults; --set and --model add what the program does not say.
 
-    Exit codes: 0 fits, 1 does not fit, 2 the program failed, 3 cannot be emulated or predicted.
+    Exit codes: 0 fits, 1 doesn't fit, 2 the program failed, 3 can't be emulated or predicted,
+    4 unknown.
     """
     # numpy, which no `--help` needs to wait for
     from tuner.cli.checked_text import checked_to_dict, print_checked
-    from tuner.cli.emulated_text import exit_code
     from tuner.engine.checking import CheckedProgram, check_program
-    from tuner.engine.emulating import Emulation
     from tuner.engine.program_predictions import ProgramPredictions
     from tuner.engine.program_runs import ProgramRuns
     from tuner.engine.quiet import quiet_libraries
@@ -121,9 +120,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         print_json(checked_to_dict(checked))
     else:
         print_checked(checked)
-    if isinstance(checked.found, Emulation):
-        raise click.exceptions.Exit(exit_code(checked.found))
-    raise click.exceptions.Exit(EXIT_FOUND if checked.found.fits else EXIT_NOTHING_FITS)
+    raise click.exceptions.Exit(checked.found.exit_code)
 
 
 def _say(text: str) -> None:

@@ -9,7 +9,7 @@ import click
 
 from tuner.cli.options import emulated_gpu_options, examples, json_option
 from tuner.engine.margin import parse_margin
-from tuner.errors import InputError
+from tuner.errors import EXIT_NOTHING_FITS, InputError
 from tuner.gpus import get_gpu
 from tuner.terminal.render import echo, print_fields, print_json
 from tuner.terminal.tables import print_rows
@@ -69,10 +69,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     and time that changed, and the lines of code that hold more. Each environment needs a CUDA
     build of PyTorch; nothing of tuner.
 
-    Exit codes: 0 it fits under the second, 1 it does not, 2 the program failed in one, 3 it needs
-    something that is not emulated.
+    Exit codes: 0 it fits under the second, 1 it doesn't, 2 the program failed in one, 3 something
+    isn't emulated, 4 unknown.
     """
-    from tuner.cli.emulated_text import exit_code
     from tuner.engine.emulating import EmulateOptions
     from tuner.engine.stacks import compare_stacks, this_stack
 
@@ -89,9 +88,9 @@ def command(  # noqa: PLR0913 - one argument for each option
         print_json(found.to_dict())
     else:
         _print(found)
-    codes = [exit_code(run.needed) for run in (found.before, found.after)]
-    failed = max(code for code in codes) > 1
-    raise click.exceptions.Exit(max(codes) if failed else exit_code(found.after.found))
+    codes = [run.needed.exit_code for run in (found.before, found.after)]
+    failed = [code for code in codes if code > EXIT_NOTHING_FITS]
+    raise click.exceptions.Exit(min(failed, default=found.after.found.exit_code))
 
 
 def _print(found: StackDifference) -> None:
@@ -136,7 +135,7 @@ def _print(found: StackDifference) -> None:
 
 
 def _fits(run: StackRun) -> str:
-    return {True: "yes", False: "no", None: "not known"}[run.found.fits]
+    return {True: "yes", False: "no", None: "unknown"}[run.found.fits]
 
 
 def _size(run: StackRun, name: str) -> int:

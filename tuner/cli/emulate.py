@@ -81,10 +81,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     Prints whether it fits, its peak memory with the lines of code that take it, and an estimated
     step time. Needs a CUDA build of PyTorch and a C compiler, but no GPU.
 
-    Exit codes: 0 fits, 1 does not fit, 2 the program failed, 3 it needs something that is not
-    emulated.
+    Exit codes: 0 fits, 1 doesn't fit, 2 the program failed, 3 something isn't emulated, 4 unknown.
     """
-    from tuner.cli.emulated_text import exit_code, print_emulation
+    from tuner.cli.emulated_text import print_emulation
     from tuner.engine.emulating import EmulateOptions, emulate
 
     if steps < 0 or (gpus is not None and gpus < 1):
@@ -110,7 +109,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         print_json(found.to_dict())
     else:
         print_emulation(found)
-    raise click.exceptions.Exit(exit_code(found))
+    raise click.exceptions.Exit(found.exit_code)
 
 
 def _started(words: Sequence[str]) -> int:

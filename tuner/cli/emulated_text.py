@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 
 from tuner.engine.emulating import EmulatedAllocation, EmulatedDeviceUse, Emulation
-from tuner.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_FOUND,
-    EXIT_NOTHING_FITS,
-    EXIT_UNAVAILABLE,
-)
 from tuner.expressions import show
+from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, ProgramError
+from tuner.runner.outcome import signal_name
 from tuner.terminal.render import count, echo, print_fields
 from tuner.terminal.tables import print_rows
 from tuner.units import format_duration, format_size, significant
@@ -22,17 +19,15 @@ _ROWS = 12
 
 _LOG_LINES = 15
 
+MORE_GPUS = "--gpus emulates several GPUs"
+
+# Lightning's MisconfigurationException, and CUDA error 101 in PyTorch's words.
+_TOO_FEW_GPUS = re.compile(
+    r"You requested gpu: .* But your machine only has|invalid device ordinal"
+)
+
 _LEAST = 0.005
 """Share of the memory from which on a line is shown."""
-
-
-def exit_code(found: Emulation) -> int:
-    """0 when it fits, 1 when not, 2 when the program failed, 3 for what cannot be emulated."""
-    if found.fits is not None:
-        return EXIT_FOUND if found.fits else EXIT_NOTHING_FITS
-    if found.ended == "crash" or (found.ended == "error" and found.unknown_calls):
-        return EXIT_UNAVAILABLE
-    return EXIT_BAD_INPUT if found.ended == "error" else EXIT_FOUND
 
 
 def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> None:
@@ -82,37 +77,59 @@ def _steps_text(found: Emulation) -> str:
 
 
 def _ended_text(found: Emulation) -> str:
-    if found.ended == "crash":
-        return (
-            f"the program aborted (signal {-found.exit_status}): a fault of the emulator or of "
-            "the program"
-        )
-    if found.ended == "oom" and found.error is not None:
-        where = f", at {found.error.line}" if found.error.line else ""
-        return f"out of memory: {format_size(found.refused_bytes)} asked for{where}"
-    if found.error is not None:
-        where = f", at {found.error.line}" if found.error.line else ""
-        return f"the program failed: {found.error.type}: {found.error.message}{where}"
-    if found.ended == "error":
-        return f"the program ended with exit status {found.exit_status} after {_steps_text(found)}"
-    if found.steps == 0:
-        return "no optimizer step ran: the memory below is of what did"
-    return ""
+    error = found.error
+    if found.ended is Ended.OOM:
+        size = f": {format_size(found.refused_bytes)} asked for" if found.refused_bytes else ""
+        if error is None or error.type == OUT_OF_MEMORY:
+            return f"out of memory{size}{_at(error)}"
+        return f"out of memory{size}; then {_error_text(error)}"
+    if error is not None:
+        more = f". {MORE_GPUS}" if _wants_more_gpus(error) else ""
+        return f"the program failed: {_error_text(error)}{more}"
+    texts = {
+        Ended.CRASH: f"{signal_name(-found.exit_status)} ended the program: a fault of the "
+        "emulator, of the program, or too little memory in this machine",
+        Ended.ERROR: f"the program ended with exit status {found.exit_status} after "
+        f"{_steps_text(found)}",
+        Ended.TIMEOUT: f"stopped by --timeout, after {_steps_text(found)}",
+    }
+    nothing = "" if found.steps else "no optimizer step ran: the memory below is of what did"
+    return texts.get(found.ended, nothing)
+
+
+def _error_text(error: ProgramError) -> str:
+    return f"{error.type.removeprefix('builtins.')}: {error.message}{_at(error)}"
+
+
+def _at(error: ProgramError | None) -> str:
+    return f", at {error.line}" if error is not None and error.line else ""
+
+
+def _wants_more_gpus(error: ProgramError) -> bool:
+    return _TOO_FEW_GPUS.search(error.message) is not None
 
 
 def _fits_text(found: Emulation) -> str:
     limit = found.gpu.memory_bytes
-    if found.ended == "oom":
+    if found.ended is Ended.OOM:
         return f"no: out of memory on {format_size(limit)}"
     use = found.limiting
     if found.fits is None or use is None:
-        return "not known"
+        return f"unknown: {_why_unknown(found)}"
     margin = f"margin {format_size(found.margin_bytes)}"
     needs = f"{format_size(use.device_bytes)} of {format_size(limit)}"
     if found.fits:
         return f"yes: {needs}, {format_size(limit - use.device_bytes)} free, {margin}"
     over = use.device_bytes + found.margin_bytes - limit
     return f"no: {needs}, {format_size(over)} too much; {margin}"
+
+
+def _why_unknown(found: Emulation) -> str:
+    if found.ended in (Ended.ERROR, Ended.CRASH):
+        return "the program failed"
+    if found.steps == 0 or found.limiting is None:
+        return "no optimizer step ran on the device"
+    return f"only {_steps_text(found)} ran, and the next one holds more"
 
 
 def _memory_text(use: EmulatedDeviceUse) -> str:

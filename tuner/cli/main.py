@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -24,7 +25,15 @@ from click.shell_completion import CompletionItem, add_completion_class
 from tuner import __version__
 from tuner.cli import completing
 from tuner.cli.options import examples, with_help_all
-from tuner.errors import EXIT_FOUND, EXIT_INTERRUPTED, TunerError, unknown
+from tuner.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_CODES,
+    EXIT_FOUND,
+    EXIT_INTERRUPTED,
+    EXIT_UNAVAILABLE,
+    TunerError,
+    unknown,
+)
 from tuner.extras import missing_extra
 from tuner.terminal.render import echo
 from tuner.text import printable
@@ -136,7 +145,9 @@ class LazyGroup(click.Group):
         "tuner search --space qlora27b --gpu a6000  # search, and recommend",
         "tuner best --space qlora27b --gpu a6000    # the recommendation again",
         "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
-    ),
+    )
+    + "\n\n\b\nExit codes:\n"
+    + "\n".join(f"  {code:<5}{text}" for code, text in EXIT_CODES.items()),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="tuner")
@@ -171,7 +182,7 @@ def run(arguments: Sequence[str]) -> int:
         return ended.exit_code
     except click.ClickException as error:
         _as_printable(error).show()
-        return error.exit_code
+        return EXIT_BAD_INPUT
     except (KeyboardInterrupt, click.Abort):
         echo("interrupted", err=True)
         return EXIT_INTERRUPTED
@@ -208,7 +219,11 @@ def main() -> None:
         add_completion_class(completing.Bash)
     if sys.argv[1:2] and sys.argv[1] in ANSWERS:
         gc.disable()
-    code = run(sys.argv[1:])
+    try:
+        code = run(sys.argv[1:])
+    except Exception:  # noqa: BLE001 - Python would end with 1, which says "does not fit"
+        traceback.print_exc()
+        code = EXIT_UNAVAILABLE
     if not gc.isenabled():
         gc.freeze()  # the interpreter looks for cycles once more when it ends
     if code == EXIT_BROKEN_PIPE:

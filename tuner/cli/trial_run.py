@@ -27,11 +27,12 @@ from tuner.engine.measuring import (
 )
 from tuner.errors import (
     EXIT_BAD_INPUT,
-    EXIT_FOUND,
     EXIT_INTERRUPTED,
-    EXIT_NOTHING_FITS,
+    EXIT_UNAVAILABLE,
+    EXIT_UNKNOWN,
     InputError,
     UnavailableError,
+    verdict_code,
 )
 from tuner.estimators.stages import hardest_first
 from tuner.gpu import Gpu
@@ -181,13 +182,18 @@ class Trial:
 
     @property
     def exit_code(self) -> int:
-        """0 when it fits, 1 when not or when it did not end well, 2 for what cannot be built."""
+        """The verdict's status where the trial ended in one, else that of its ending."""
         status = self.record.outcome.status
-        if status is Status.INTERRUPTED:
-            return EXIT_INTERRUPTED
-        if status is Status.INVALID:
-            return EXIT_BAD_INPUT
-        return EXIT_FOUND if self.record.fits else EXIT_NOTHING_FITS
+        own = self.space.command is None
+        codes = {
+            Status.INTERRUPTED: EXIT_INTERRUPTED,
+            Status.INVALID: EXIT_BAD_INPUT,
+            # The training is tuner's own, or the person's.
+            Status.CRASHED: EXIT_UNAVAILABLE if own else EXIT_BAD_INPUT,
+            Status.NON_FINITE: EXIT_BAD_INPUT,
+            Status.TIMEOUT: EXIT_UNKNOWN,
+        }
+        return codes.get(status, verdict_code(self.record.fits))
 
 
 def run_trial(

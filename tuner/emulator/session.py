@@ -31,7 +31,7 @@ from tuner.errors import InputError
 from tuner.gpu import Gpu
 from tuner.nccl import nccl_bytes
 
-INSIDE = Path(__file__).with_name("inside")
+ON_PATH = Path(__file__).parent / "inside" / "path"
 
 EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"
 SETTINGS_VARIABLE = "TUNER_EMULATOR_SETTINGS"
@@ -41,7 +41,7 @@ ASYNC_LOADING = "HF_DEACTIVATE_ASYNC_LOAD"
 MOST_DEVICES = 64
 _NCCL_RANKS = 8
 _MAGIC = 0x3145554E52455554
-_VERSION = 3
+_VERSION = 4
 
 
 # The three structures of device/device.h, field by field.
@@ -90,6 +90,7 @@ class _Account(ctypes.Structure):
                 "managed_peak_bytes",
                 "pinned_bytes",
                 "refused_bytes",
+                "refused_ns",
                 "launches",
                 "launches_unpriced",
             )
@@ -121,7 +122,9 @@ class Account:
     peak_bytes: int
     managed_peak_bytes: int
     refused_bytes: int
-    """The last request that did not fit; 0 where all did."""
+    """The last request that the device had no room for, and never met; 0 where it met all."""
+    refused_ns: int
+    """When it was refused, on the clock of `time.monotonic_ns`."""
 
 
 class Session:
@@ -184,7 +187,7 @@ class Session:
         """The environment of a program that runs on this machine: `base`, with what is needed."""
         before = dict(os.environ if base is None else base)
         me = f"/proc/{os.getpid()}/fd"
-        paths = [str(INSIDE), *filter(None, [before.get("PYTHONPATH")])]
+        paths = [str(ON_PATH), *filter(None, [before.get("PYTHONPATH")])]
         return {
             **before,
             "PYTHONPATH": os.pathsep.join(paths),
@@ -210,6 +213,7 @@ class Session:
                 one.peak_bytes,
                 one.managed_peak_bytes,
                 one.refused_bytes,
+                one.refused_ns,
             )
             for one in self._shared.accounts
             if one.pid

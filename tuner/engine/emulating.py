@@ -19,11 +19,11 @@ from tuner.emulator.here import DEVICE_VARIABLE
 from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
-from tuner.errors import InputError
+from tuner.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, InputError, verdict_code
 from tuner.gpu import Gpu
 from tuner.host import find_program
 from tuner.records import MemoryBudget
-from tuner.runner.outcome import is_out_of_memory
+from tuner.runner.emulated_ending import Ended, ProgramError, find_ending
 from tuner.runner.processes import end_marked
 
 END_WITHIN_S = 10.0
@@ -33,6 +33,7 @@ ROOM = 8
 """So many times the memory has the GPU on which the need of what does not fit is found out."""
 
 _POLL_S = 0.05
+_WITH_STATES = 2
 _LOG_BYTES = 4000
 
 
@@ -75,15 +76,6 @@ class EmulatedDeviceUse:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramError:
-    """What the program raised: the exception's type, its text, and the program's line."""
-
-    type: str
-    message: str
-    line: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Emulation:
     """What came of a program on emulated GPUs; every number in it is *emulated*."""
 
@@ -92,8 +84,7 @@ class Emulation:
     gpus: int
     torch: str
     cuda: str
-    ended: str
-    """How it ended: "steps" (enough of them), "end" (by itself), "error", "oom" or "crash"."""
+    ended: Ended
     steps: int
     margin_bytes: int
     exit_status: int
@@ -101,7 +92,7 @@ class Emulation:
     """Of each rank and device, in their order."""
     error: ProgramError | None
     refused_bytes: int
-    """The request that the device had no room for; 0 where it had for all."""
+    """The request that the program ran out of memory with; 0 where it did not."""
     unknown_calls: Mapping[str, int]
     """Functions of CUDA's libraries that the emulator does not know, with numbers of calls."""
     unknown_values: Mapping[str, int]
@@ -124,13 +115,25 @@ class Emulation:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits with the margin; None where the program did not come far enough."""
-        if self.ended == "oom":
+        """Whether it fits with the margin; None where it failed, or did not come far enough."""
+        if self.ended is Ended.OOM:
             return False
-        limiting = self.limiting
-        if limiting is None or self.steps == 0:
+        if self.ended in (Ended.ERROR, Ended.CRASH, Ended.FAULT) or self.limiting is None:
             return None
-        return MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
+        fits = MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
+        # The first step makes the optimizer's states, which the second finds. A program that
+        # ends by itself needs no second one.
+        enough = _WITH_STATES if self.ended is Ended.TIMEOUT else 1
+        return fits if self.steps >= enough or (self.steps and not fits) else None
+
+    @property
+    def exit_code(self) -> int:
+        """The status of `tuner.errors`: that of the verdict, else that of the ending."""
+        if self.ended in (Ended.CRASH, Ended.FAULT):
+            return EXIT_UNAVAILABLE
+        if self.ended is Ended.ERROR:
+            return EXIT_UNAVAILABLE if self.unknown_calls else EXIT_BAD_INPUT
+        return verdict_code(self.fits)
 
     @property
     def sequences_per_s(self) -> float | None:
@@ -212,20 +215,20 @@ def emulate(
         unknown = session.unknown_calls()
     results = [event for event in events if event["event"] == "result"]
     time_of_step = _slowest(results, gpu)
-    error = next((ProgramError(**r["error"]) for r in results if r["error"]), None)
+    ending = find_ending(events, accounts, status)
     return Emulation(
         command=tuple(command),
         gpu=gpu,
         gpus=options.gpus,
         torch=torch.version,
         cuda=".".join(map(str, torch.cuda)),
-        ended=_ended(results, error, status),
+        ended=ending.ended,
         steps=max((r["steps"] for r in results), default=0),
         margin_bytes=MemoryBudget.of(gpu.memory_bytes, options.margin_fraction).margin_bytes,
         exit_status=status,
         devices=tuple(_uses(results, accounts)),
-        error=error,
-        refused_bytes=max((a.refused_bytes for a in accounts), default=0),
+        error=ending.error,
+        refused_bytes=ending.refused_bytes,
         unknown_calls=unknown,
         unknown_values=_sum(r["values_unknown"] for r in results),
         duration_s=time.monotonic() - started,
@@ -295,14 +298,6 @@ def _run(
             process.wait()
         end_marked(f"{DEVICE_VARIABLE}={environment[DEVICE_VARIABLE]}", deadline_s=END_WITHIN_S)
     return process.returncode
-
-
-def _ended(results: list[dict[str, Any]], error: ProgramError | None, status: int) -> str:
-    if error is not None:
-        return "oom" if is_out_of_memory(f"{error.type}: {error.message}") else "error"
-    if any(result["reason"] == "steps" for result in results):
-        return "steps"
-    return "crash" if status < 0 else "error" if status else "end"
 
 
 def _slowest(results: list[dict[str, Any]], gpu: Gpu) -> EmulatedStepTime | None:

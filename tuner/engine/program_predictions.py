@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.errors import InputError
+from tuner.errors import InputError, verdict_code
 from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.estimators.rank_memory import loaded_whole
 from tuner.gpu import Gpu
@@ -42,6 +42,11 @@ class PredictedProgram:
     def fits(self) -> bool | None:
         """Whether it fits with the margin."""
         return self.prediction.fits
+
+    @property
+    def exit_code(self) -> int:
+        """The status of `tuner.errors` for the verdict."""
+        return verdict_code(self.fits)
 
     @property
     def used_bytes(self) -> int:

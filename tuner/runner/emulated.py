@@ -14,9 +14,10 @@ from tuner.emulator.rates import gpu_to_dict
 from tuner.emulator.session import Account, Session
 from tuner.estimators.calibration.calibrate import prior_intervals
 from tuner.estimators.calibration.correction import STEP
-from tuner.records import Configuration, Measurement, Memory, Outcome, Source, Status
+from tuner.records import Configuration, Exhausted, Measurement, Memory, Outcome, Source, Status
 from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.runner.emulated_command import STEPS
+from tuner.runner.emulated_ending import Ended, Ending, find_ending
 from tuner.runner.isolated import IsolatedRunner, Progress
 
 ESTIMATED = (STEP, "tokens_per_s")
@@ -76,8 +77,12 @@ class EmulatedRunner(IsolatedRunner):
         before = {account.pid for account in self._session.accounts()}
         outcome = super().run(configuration, instructions, on_progress=on_progress)
         unknown = self._unknown_calls()
+        own = [a for a in self._session.accounts() if a.pid not in before]
+        events = list(self._session.events())
         if outcome.emulation is not None:
-            own = [a for a in self._session.accounts() if a.pid not in before]
+            ending = find_ending(events, own, 0)
+            if ending.ended is Ended.OOM:  # a command that hides it, and ends well
+                return _out_of_memory(outcome, ending)
             memory = self._with_accounts(outcome.emulation.memory, own)
             found = replace(outcome.emulation, memory=memory)
             return outcome.with_ran(_with_estimates(found, unknown))
@@ -101,6 +106,17 @@ class EmulatedRunner(IsolatedRunner):
         now = Counter(self._session.unknown_calls())
         new, self._counted = now - self._counted, now
         return new
+
+
+def _out_of_memory(outcome: Outcome, ending: Ending) -> Outcome:
+    where = f" at {ending.error.line}" if ending.error and ending.error.line else ""
+    return Outcome(
+        Status.OOM,
+        requested_bytes=ending.refused_bytes or None,
+        message=f"out of memory{where}, and the command ended well",
+        duration_s=outcome.duration_s,
+        exhausted=Exhausted.DEVICE,
+    )
 
 
 def _is_free(options: MeasureOptions, within: object) -> bool:

@@ -175,8 +175,13 @@ int emu_take(int device, size_t size) {
   if (ok) {
     account->used_bytes += size;
     if (account->used_bytes > account->peak_bytes) account->peak_bytes = account->used_bytes;
+    /* An allocator that is refused gives back what it caches, and asks for the same once more. */
+    if (size >= account->refused_bytes) account->refused_bytes = account->refused_ns = 0;
   } else {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
     account->refused_bytes = size;
+    account->refused_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
   }
   unlock_shared();
   return ok ? 0 : -1;

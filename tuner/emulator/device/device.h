@@ -16,7 +16,7 @@
 /* -- what all processes of a session share; the layout is written by session.py -------------- */
 
 #define EMU_MAGIC 0x3145554e52455554ull
-#define EMU_VERSION 3
+#define EMU_VERSION 4
 #define EMU_DEVICES 64
 #define EMU_ACCOUNTS 512
 #define EMU_UNKNOWN 2048
@@ -58,7 +58,8 @@ struct emu_account {
   uint64_t managed_bytes; /* cudaMallocManaged: outside of torch's allocator, counted apart */
   uint64_t managed_peak_bytes;
   uint64_t pinned_bytes; /* host memory; of the process, on its first device */
-  uint64_t refused_bytes; /* the last request that did not fit */
+  uint64_t refused_bytes; /* the last request that did not fit and was not met later; else 0 */
+  uint64_t refused_ns;    /* when, on CLOCK_MONOTONIC; 0 where nothing is refused */
   uint64_t launches;
   uint64_t launches_unpriced;
 };

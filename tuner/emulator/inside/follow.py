@@ -7,13 +7,13 @@ step (one a layer, in the backward pass), a step is over when one of them update
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import itertools
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +50,6 @@ class Follower:
         self._phase = LOAD
         self._walls: list[float] = []
         self._started = time.perf_counter()
-        self._error: dict[str, Any] | None = None
         self._told = False
 
     def install(self) -> None:
@@ -69,7 +68,9 @@ class Follower:
         )
         self._memory.install()
         self._arrived.install(lambda: self._done)
-        sys.excepthook = self._around_hook(sys.excepthook)
+        with contextlib.suppress(RuntimeError):  # of cudaMallocAsync: the device's account tells
+            attach: Any = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
+            attach(_tell_out_of_memory)
         # Not where the program ends by itself in a forked helper: those have other ids.
         owner = os.getpid()
         atexit.register(lambda: self._tell("end") if os.getpid() == owner else None)
@@ -141,18 +142,6 @@ class Follower:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _around_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        def note_and_show(kind: Any, error: Any, trace: Any) -> None:
-            frames = traceback.extract_tb(trace)
-            self._error = {
-                "type": f"{kind.__module__}.{kind.__qualname__}",
-                "message": str(error)[:4000],
-                "line": program_line(trace.tb_frame, frames=frames),
-            }
-            hook(kind, error, trace)
-
-        return note_and_show
-
     def _tell(self, reason: str) -> None:
         """Send the result once, if this process used the device."""
         import torch
@@ -166,13 +155,12 @@ class Follower:
         send(
             {
                 "event": "result",
-                "reason": "error" if self._error else reason,
+                "reason": reason,
                 "steps": self._done,
                 "rank": int(os.environ.get("RANK", "0")),
                 "stands_for": STANDS_FOR.get("ranks", 1),
                 "torch": torch.__version__,
                 "cuda": torch.version.cuda,
-                "error": self._error,
                 "host_step_s": [b - a for a, b in itertools.pairwise(times)],
                 "devices": self._memory.result(list(self._optimizers.values())),
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
@@ -181,6 +169,15 @@ class Follower:
                 "inputs": self._arrived.inputs,
             }
         )
+
+
+def _tell_out_of_memory(device: int, size: int, allocated: int, free: int) -> None:
+    """Tell of a request that PyTorch's allocator could not meet, whatever the program makes of it.
+
+    In the backward pass it runs in a thread of autograd, which has no line of the program.
+    """
+    line = program_line(sys._getframe(1))
+    send({"event": "out_of_memory", "requested_bytes": size, "line": line})
 
 
 def _uses_cuda() -> bool:

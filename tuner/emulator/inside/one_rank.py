@@ -5,7 +5,7 @@ answers for them (device/nccl.c); here is what PyTorch would wait for besides: i
 communicators that are split off. What rank 0 cannot know by itself, as what another rank alone
 sends, is an error that names `--all-ranks`.
 
-Ranks that a launcher starts end at once (sitecustomize.py), others where they join their group.
+Ranks that a launcher starts end at once (path/sitecustomize.py), others where they join theirs.
 """
 
 from __future__ import annotations

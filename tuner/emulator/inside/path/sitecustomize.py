@@ -1,7 +1,8 @@
 """Runs at the start of every Python process of an emulated program, before the program itself.
 
-It stands first on PYTHONPATH, so Python imports it by this name (see the `site` module). It loads
-the stand-in libraries before anything can load NVIDIA's, and waits for PyTorch to be imported.
+Its folder stands first on PYTHONPATH, so Python imports it by this name (see the `site` module). It
+loads the stand-in libraries before anything can load NVIDIA's, watches how the process ends, and
+waits for PyTorch to be imported.
 """
 
 import ctypes
@@ -76,6 +77,16 @@ def _is_stood_for() -> bool:
     return bool(settings.get("one_rank"))
 
 
+def _follow_failures() -> None:
+    """By the file: the name `tuner` may be a module of the program."""
+    path = _HERE.parent / "failing.py"
+    spec = importlib.util.spec_from_file_location("_tuner_emulator_failing", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.follow_failures()
+
+
 def _next_sitecustomize() -> None:
     """The one that this file hides, of a distribution or of an environment, runs as well."""
     hidden = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
@@ -93,6 +104,7 @@ if "TUNER_EMULATOR" in os.environ:
     except OSError as error:  # Python would go on without this file
         sys.stderr.write(f"tuner's emulator: {error}\n")
         os._exit(3)
+    _follow_failures()
     sys.meta_path.append(_TunerFinder())  # after the program's own packages
     sys.meta_path.insert(0, _TorchWatch())
 _next_sitecustomize()

@@ -1,0 +1,168 @@
+"""How emulated programs end. No failure and nothing unknown is exit code 0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.emulator.session import Account
+from tuner.engine.emulating import EmulatedDeviceUse, Emulation
+from tuner.errors import EXIT_CODES
+from tuner.gpus import get_gpu
+from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, Ending, find_ending
+from tuner.units import GIB
+
+MAIN, OTHER = 7, 8
+SECOND = 1_000_000_000
+
+
+def event(kind: str, at_s: float, *, pid: int = MAIN, rank: int = 0, **more: Any) -> dict[str, Any]:
+    return {"event": kind, "pid": pid, "rank": rank, "at_ns": int(at_s * SECOND), **more}
+
+
+def step(at_s: float, **more: Any) -> dict[str, Any]:
+    return event("step", at_s, **more)
+
+
+def result(at_s: float, reason: str = "end", **more: Any) -> dict[str, Any]:
+    return event("result", at_s, reason=reason, **more)
+
+
+def error(at_s: float, text: str, *causes: str, how: str = "uncaught", **more: Any) -> Any:
+    kind, _, message = text.partition(": ")
+    told = {"type": kind, "message": message, "line": "train.py:9", "causes": list(causes)}
+    return event("error", at_s, how=how, **{"on_device": True, **told, **more})
+
+
+def refused(at_s: float, pid: int = MAIN) -> Account:
+    return Account(pid, 0, 0, GIB, 0, 5 * GIB, int(at_s * SECOND))
+
+
+def ended(*events: Any, accounts: tuple[Account, ...] = (), status: int = 0) -> Ending:
+    return find_ending(sorted(events, key=lambda e: e["at_ns"]), accounts, status)
+
+
+class TestOutOfMemory:
+    @pytest.mark.parametrize("status", [0, 1, 77])
+    def test_a_refusal_after_which_no_step_ends_is_one_whatever_the_program_says(self, status):
+        found = ended(step(1), accounts=(refused(2),), status=status)
+        assert (found.ended, found.refused_bytes) == (Ended.OOM, 5 * GIB)
+
+    def test_so_is_what_the_allocator_told_of_and_the_device_later_met(self):
+        told = event("out_of_memory", 2, line="train.py:3", requested_bytes=GIB)
+        found = ended(step(1), told)
+        assert (found.ended, found.refused_bytes) == (Ended.OOM, GIB)
+        assert found.error is not None
+        assert (found.error.type, found.error.line) == (OUT_OF_MEMORY, "train.py:3")
+
+    def test_a_smaller_batch_that_trains_afterwards_is_none(self):
+        found = ended(step(3), step(4), result(4, "steps"), accounts=(refused(2),))
+        assert found == Ending(Ended.STEPS)
+
+    def test_nor_is_one_of_a_process_whose_place_another_took(self):
+        steps = [step(at, pid=OTHER) for at in (3, 4)]
+        assert ended(*steps, accounts=(refused(2),)).ended is Ended.END
+
+    def test_another_rank_that_goes_on_takes_nothing_back(self):
+        told = event("out_of_memory", 2.5, rank=1, line=None, requested_bytes=GIB)
+        steps = [step(at, pid=OTHER, rank=0) for at in (1, 2, 3)]
+        assert ended(*steps, told, result(3, "steps", pid=OTHER)).ended is Ended.OOM
+
+    def test_an_error_that_hides_it_is_kept_beside_it(self):
+        hidden = error(3, "builtins.RuntimeError: No executable batch size found, reached zero.")
+        found = ended(hidden, accounts=(refused(2),), status=1)
+        assert found.ended is Ended.OOM
+        assert found.error is not None
+        assert found.error.type == "builtins.RuntimeError"
+
+    def test_its_own_text_is_enough(self):
+        assert ended(error(1, "torch.X: CUDA out of memory"), status=1).ended is Ended.OOM
+
+
+class TestError:
+    def test_the_rank_comes_before_its_launcher(self):
+        rank = error(2, "builtins.ValueError: bad data", pid=OTHER)
+        launcher = error(3, "x.ChildFailedError: ", on_device=False)
+        found = ended(launcher, rank, status=1)
+        assert (found.ended, found.error.type) == (Ended.ERROR, "builtins.ValueError")
+
+    def test_the_first_one_that_fails_comes_before_those_that_fail_of_it(self):
+        missing = error(1, "builtins.ModuleNotFoundError: no x", pid=OTHER, on_device=False)
+        launcher = error(3, "x.ChildFailedError: ", on_device=False)
+        assert ended(launcher, missing, status=1).error.message == "no x"
+
+    def test_what_was_only_printed_counts_where_the_program_failed_of_nothing_else(self):
+        printed = error(1, "builtins.ValueError: a warning", how="shown")
+        assert ended(printed, step(2), status=0).ended is Ended.END
+        assert ended(printed, status=1).error.message == "a warning"
+        assert ended(printed, error(2, "builtins.KeyError: 'a'"), status=1).error.message == "'a'"
+
+    def test_a_helper_that_fails_on_no_device_fails_nobody(self):
+        probe = error(1, "builtins.OSError: no git", pid=OTHER, on_device=False)
+        assert ended(probe, step(2), result(3)).ended is Ended.END
+
+    def test_what_follows_the_last_step_is_our_own_stopping(self):
+        lost = error(4, "builtins.RuntimeError: NCCL", pid=OTHER, rank=1)
+        assert ended(step(3), result(3, "steps"), lost, status=1).ended is Ended.STEPS
+
+
+@st.composite
+def emulations(draw: st.DrawFn) -> Emulation:
+    gpu = get_gpu("rtx4090")
+    used = draw(st.sampled_from((0, GIB, gpu.memory_bytes - 1, gpu.memory_bytes)))
+    use = EmulatedDeviceUse(
+        rank=0,
+        device=0,
+        peak_allocated_bytes=used,
+        peak_reserved_bytes=used,
+        device_bytes=used,
+        managed_bytes=0,
+        loaded_bytes=0,
+        phase_peak_bytes={},
+        peak_phase="load",
+        breakdown={},
+        allocations=(),
+        alloc_retries=0,
+        ooms=0,
+        trainable_params=0,
+    )
+    return Emulation(
+        command=("train.py",),
+        gpu=gpu,
+        gpus=1,
+        torch="2.13.0",
+        cuda="13.0",
+        ended=draw(st.sampled_from(Ended)),
+        steps=draw(st.integers(0, 3)),
+        margin_bytes=draw(st.sampled_from((0, GIB))),
+        exit_status=draw(st.sampled_from((0, 1, -9))),
+        devices=draw(st.sampled_from(((), (use,)))),
+        error=None,
+        refused_bytes=0,
+        unknown_calls=draw(st.sampled_from(({}, {"cusparseSpMM": 1}))),
+        unknown_values={},
+        duration_s=1.0,
+        time=None,
+        stands_for=1,
+        settings={},
+        inputs=(),
+    )
+
+
+@given(emulations())
+def test_0_is_for_what_trained_and_fits(found: Emulation) -> None:
+    assert found.exit_code in EXIT_CODES
+    failed = found.ended in (Ended.OOM, Ended.ERROR, Ended.CRASH, Ended.FAULT)
+    if found.exit_code == 0:
+        assert not failed
+        assert found.steps
+        assert found.used_bytes + found.margin_bytes <= found.gpu.memory_bytes
+    if found.fits is None:
+        assert found.exit_code > 1
+    assert (found.exit_code == 1) == (found.fits is False)
+    if found.exit_code == 1 and not failed:
+        assert replace(found, margin_bytes=0, steps=0).exit_code == 4
