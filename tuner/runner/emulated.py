@@ -79,10 +79,11 @@ class EmulatedRunner(IsolatedRunner):
         unknown = self._unknown_calls()
         own = [a for a in self._session.accounts() if a.pid not in before]
         events = list(self._session.events())
-        if outcome.emulation is not None:
-            ending = find_ending(events, own, 0)
-            if ending.ended is Ended.OOM:  # a command that hides it, and ends well
+        if self._is_command and outcome.status in (Status.OK, Status.CRASHED):
+            ending = find_ending(events, own, int(outcome.status is not Status.OK))
+            if ending.ended is Ended.OOM:  # a command that hides it
                 return _out_of_memory(outcome, ending)
+        if outcome.emulation is not None:
             memory = self._with_accounts(outcome.emulation.memory, own)
             found = replace(outcome.emulation, memory=memory)
             return outcome.with_ran(_with_estimates(found, unknown))
@@ -113,7 +114,7 @@ def _out_of_memory(outcome: Outcome, ending: Ending) -> Outcome:
     return Outcome(
         Status.OOM,
         requested_bytes=ending.refused_bytes or None,
-        message=f"out of memory{where}, and the command ended well",
+        message=f"out of memory{where}; the command does not show it",
         duration_s=outcome.duration_s,
         exhausted=Exhausted.DEVICE,
     )
