@@ -28,6 +28,13 @@ EXIT_CODES = {
 """The exit codes of every command. No failure and nothing unknown ends with 0."""
 
 
+EXIT_CODES_TEXT = (
+    "0 fits, 1 doesn't fit, 2 bad input or the program failed, 3 tuner can't, 4 unknown, "
+    "130 interrupted"
+)
+"""The same in a line, for `--help`."""
+
+
 def verdict_code(fits: bool | None) -> int:
     """The exit code of a verdict; None is unknown."""
     if fits is None:

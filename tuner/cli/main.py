@@ -27,7 +27,7 @@ from tuner.cli import completing
 from tuner.cli.options import examples, with_help_all
 from tuner.errors import (
     EXIT_BAD_INPUT,
-    EXIT_CODES,
+    EXIT_CODES_TEXT,
     EXIT_FOUND,
     EXIT_INTERRUPTED,
     EXIT_UNAVAILABLE,
@@ -141,13 +141,12 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
-    epilog=examples(
+    epilog=f"Exit codes: {EXIT_CODES_TEXT}.\n\n"
+    + examples(
         "tuner search --space qlora27b --gpu a6000  # search, and recommend",
         "tuner best --space qlora27b --gpu a6000    # the recommendation again",
         "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
-    )
-    + "\n\n\b\nExit codes:\n"
-    + "\n".join(f"  {code:<5}{text}" for code, text in EXIT_CODES.items()),
+    ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="tuner")
