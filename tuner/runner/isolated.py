@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +23,7 @@ from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Source, Status
 from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.runner.deadline import Deadline
+from tuner.runner.environment import joined, search_path
 from tuner.runner.messages import CannotRun, Ended, Ready, Reported, Run, Start, Stop
 from tuner.runner.outcome import Ending, classify, signal_name, unavailable
 from tuner.runner.preflight import require_answer, wait_for_device
@@ -217,7 +217,7 @@ class _Warm:
                 env={
                     **os.environ,
                     **environment,
-                    "PYTHONPATH": _joined(environment.get("PYTHONPATH"), _search_path()),
+                    "PYTHONPATH": joined(environment.get("PYTHONPATH"), search_path()),
                     name: value,
                     **threads,
                 },
@@ -339,16 +339,7 @@ class _Warm:
 def _path_of_trials(environment: Mapping[str, str]) -> str | None:
     """The value of PYTHONPATH that trials are to see."""
     parts = environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")
-    return _joined(*parts) if any(parts) else None
-
-
-def _joined(*parts: str | None) -> str:
-    return os.pathsep.join(filter(None, parts))
-
-
-def _search_path() -> str:
-    """The modules that are found here are to be found there."""
-    return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    return joined(*parts) if any(parts) else None
 
 
 def _ignore(facts: Mapping[str, Any]) -> None:
