@@ -28,6 +28,7 @@ from tuner.runner.messages import CannotRun, Ended, Ready, Reported, Run, Start,
 from tuner.runner.outcome import Ending, classify, signal_name, unavailable
 from tuner.runner.preflight import require_answer, wait_for_device
 from tuner.runner.processes import end_marked, oom_kills, oom_kills_since
+from tuner.secrets import masked, secret_values
 
 START_WITHIN_S = 300.0
 """Importing torch and transformers takes seconds, minutes from a cold network disk."""
@@ -160,6 +161,7 @@ class IsolatedRunner:
             raise
         if ending.starter_died:
             self._drop_warm()
+        ending = ending.masked(self._secrets(configuration))
         self.last_log = ending.log_tail
         problem = unavailable(ending)
         if problem is not None:
@@ -168,6 +170,12 @@ class IsolatedRunner:
         if outcome.status in (Status.CRASHED, Status.TIMEOUT):
             self._answers(self._options)
         return outcome
+
+    def _secrets(self, configuration: Configuration) -> frozenset[str]:
+        """What the trial may know and its record must not."""
+        command = self._job.command
+        own = {} if command is None else command.environment(configuration)
+        return secret_values({**os.environ, **self._environment, **own})
 
     def interrupt(self) -> None:
         """Give up the trial that runs, which then ends as `interrupted`."""
@@ -333,7 +341,7 @@ class _Warm:
     def _log_tail(self) -> str:
         size = os.fstat(self._log).st_size
         data = os.pread(self._log, _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
-        return data.decode(errors="replace").strip()
+        return masked(data.decode(errors="replace").strip(), secret_values(os.environ))
 
 
 def _path_of_trials(environment: Mapping[str, str]) -> str | None:
