@@ -371,8 +371,8 @@ def test_what_the_machine_lacks_is_raised(runner):
 
 def test_a_token_that_a_trial_prints_is_in_no_outcome(runner, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "planted-token")
-    outcome = runner.run(acting("raise_it", kind="ValueError", text="for planted-token: 401"))
-    assert outcome.message == "ValueError: for ***: 401"
+    outcome = runner.run(acting("raise_it", kind="RuntimeError", text="for planted-token: 401"))
+    assert outcome.message == "RuntimeError: for ***: 401"
 
 
 def test_a_busy_device_is_refused_before_anything_starts():
