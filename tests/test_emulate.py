@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+import pty
 import random
 import signal
 import subprocess
@@ -25,6 +27,7 @@ from tuner.engine.emulating import EmulateOptions, emulate, interpreter_of
 from tuner.errors import InputError, UnavailableError
 from tuner.gpus import get_gpu
 from tuner.runner.processes import marked
+from tuner.runner.supervised import TAIL_BYTES, Tail
 
 TUNER = (sys.executable, "-m", "tuner", "emulate")
 WEIGHTS = 4 * (1024 * 4096 * 2 + 4096 + 1024)
@@ -354,6 +357,113 @@ def test_a_stop_ends_the_program_and_what_it_started(tmp_path: Path, number: int
     assert process.wait(timeout=60) == 130
     child = int((tmp_path / "started").read_text())
     assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
+
+
+@needs_emulator
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_launcher_ends_with_tuner_however_that_ends(tmp_path: Path, number: int) -> None:
+    launcher = "sleep 600 & echo $$ $! > started; wait; true"
+    process = subprocess.Popen([*TUNER, "--gpu", "a6000", "--", "sh", "-c", launcher], cwd=tmp_path)
+    started = tmp_path / "started"
+    while not started.exists() or not started.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+
+    assert process.wait(timeout=60) == -number
+    pids = [int(word) for word in started.read_text().split()]
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() and not _is_zombie(pid) for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@needs_emulator
+def test_a_program_leaves_nothing_at_a_good_end(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, subprocess, tempfile\n"
+        "from multiprocessing import shared_memory\n"
+        "segment = shared_memory.SharedMemory(create=True, size=1 << 20)\n"
+        "other = subprocess.Popen(['sleep', '600'], env={}, start_new_session=True)\n"
+        "print(other.pid, segment.name, tempfile.mkdtemp(), flush=True)\n"
+        "os._exit(0)\n"
+    )
+    tail = Tail()
+    found = emulate([sys.executable, str(program)], get_gpu("a6000"), EmulateOptions(), output=tail)
+
+    assert (found.exit_status, found.ended) == (0, "end"), tail.text
+    pid, segment, folder = tail.text.splitlines()[0].split()
+    assert not Path(f"/proc/{pid}").exists()
+    assert not Path(f"/dev/shm/{segment}").exists()
+    assert folder.startswith(str(tmp_path))
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+ASKING = """
+import sys
+assert not sys.stdin.isatty()
+try:
+    open("/dev/tty")
+except OSError:
+    print("no terminal")
+input("Choose (1/2/3)? ")
+"""
+
+
+@needs_emulator
+def test_a_program_that_asks_at_a_terminal_gets_end_of_file(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(ASKING)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(sys.executable, [*TUNER, "--gpu", "a6000", "program.py"])
+    said = b""
+    with contextlib.suppress(OSError):  # Linux says so when the other side is closed
+        while data := os.read(terminal, 4096):
+            said += data
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    text = " ".join(said.decode().split())
+    assert "no terminal Choose (1/2/3)?" in text
+    assert "asked for input at program.py:8 and got end of file" in text
+
+
+@needs_emulator
+def test_a_program_whose_time_is_up_tells_its_steps(tmp_path: Path) -> None:
+    signal_itself = "import os, tuner.emulator.here as here; os.kill(os.getpid(), here.TELL_SIGNAL)"
+    program = TRAINING.replace("    print(", f"    if step == 1: {signal_itself}\n    print(")
+    found = run(tmp_path, program)
+
+    assert (found["ended"], found["steps"], found["exit"]) == ("timeout", 2, 0), found["stderr"]
+    assert found["devices"][0]["breakdown"]["optimizer_state"] > WEIGHTS
+
+
+@needs_emulator
+def test_check_stops_a_run_when_its_time_is_up_and_keeps_the_end_of_its_output(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "flood").write_text("yes 123456789 | head -c 1000000; echo; echo last; sleep 600")
+    options = ("--gpu", "a6000", "--timeout", "2s", "--json", "--no-changes")
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", "check", *options, "--", "sh", "flood"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    found = json.loads(ran.stdout)["program"]
+    assert (found["ended"], found["steps"], found["fits"]) == ("timeout", 0, None)
+    assert ran.returncode == 4
+
+    tail = Tail()
+    command = ["sh", "-c", (tmp_path / "flood").read_text().replace("600", "0")]
+    emulate(command, get_gpu("a6000"), EmulateOptions(), output=tail)
+    assert len(tail.data) == TAIL_BYTES
+    assert tail.text.endswith("\n123456789\n\nlast\n")
 
 
 def _is_zombie(pid: int) -> bool:

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from cli_samples import make_trial, write_samples
 
+from tuner import scratch
 from tuner.cli import main
 from tuner.errors import UnavailableError
 from tuner.results.journal import JournalWriter, read_journal
-from tuner.tune import scratch
 from tuner.tune.interrupts import Interrupts
 
 ROOT = Path(__file__).parents[1]

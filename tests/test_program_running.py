@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -216,24 +215,6 @@ def test_a_notebook_may_wait_outside_of_functions(folder):
     (folder / "n.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
     original, after = with_batch(["project/n.ipynb"], 9)
     assert run(after, original).stdout == "9\n"
-
-
-def test_copies_of_a_killed_process_are_gone_after_the_next_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
-                           capture_output=True, text=True, check=True)  # fmt: skip
-    left = tmp_path / f"tuner-program-{ended.stdout.strip()}-abc"
-    mine = tmp_path / f"tuner-program-{os.getpid()}-abc"
-    other = tmp_path / "tuner-program-somebody"
-    for folder in (left, mine, other):
-        folder.mkdir()
-    script = tmp_path / "train.py"
-    script.write_text("BATCH_SIZE = 4\n")
-    with runnable(read_program([str(script)])):
-        pass
-    assert not left.exists()
-    assert mine.exists()
-    assert other.exists()
 
 
 def test_a_changed_file_that_nothing_is_seen_to_read_is_named(folder):

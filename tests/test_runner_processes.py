@@ -184,6 +184,53 @@ def test_shared_memory_is_given_back(time_is_up, killed):
         assert not Path("/dev/shm", notes["segment"]).exists()
 
 
+def test_files_of_a_trial_go_with_it_and_those_of_others_stay(runner, tmp_path):
+    heard, notes = tmp_path / "heard", Notes()
+    neighbour = Path(f"/dev/shm/torch_{os.getpid()}_1_0")
+
+    def note(facts):
+        notes.update(facts)
+        if "made" in facts:
+            assert in_time(lambda: all(Path(path).exists() for path in facts["made"]))
+            neighbour.touch()
+            time.sleep(0.5)  # the entries were seen by then; a trial is never as short
+            heard.touch()
+
+    try:
+        runner.run(acting("leave_files", heard=str(heard)), on_progress=note)
+        assert len(notes["made"]) == 3
+        assert not any(Path(path).exists() for path in notes["made"])
+        assert neighbour.exists()
+    finally:
+        neighbour.unlink()
+
+
+def test_a_signal_is_told_to_descendants_that_have_a_handler_only():
+    code = "import signal, sys, time; signal.signal(50, lambda *_: sys.exit(7)) if {} else None; "
+    code += "print(flush=True); time.sleep(600)"
+    started = [
+        subprocess.Popen([sys.executable, "-c", code.format(has)], stdout=subprocess.PIPE)
+        for has in (True, False)
+    ]
+    try:
+        for process in started:
+            process.stdout.readline()
+        one, other = (process.pid for process in started)
+        assert {one, other} <= set(processes.descendants(os.getpid()))
+        assert processes.handles(one, 50)
+        assert not processes.tell(one, 50, below=other)
+        assert not processes.tell(other, 50, below=os.getpid())
+        assert processes.tell(one, 50, below=os.getpid())
+        assert not processes.has_ended(other)
+        os.waitid(os.P_PID, one, os.WEXITED | os.WNOWAIT)
+        assert not processes.handles(one, 50)  # not reaped yet
+        assert started[0].wait() == 7
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
 def test_a_trial_can_be_given_up_from_another_thread(runner):
     notes = Notes()
     heard = threading.Event()
@@ -320,6 +367,12 @@ def test_what_the_machine_lacks_is_raised(runner):
     configuration = acting("raise_it", kind="UnavailableError", text="no network")
     with pytest.raises(UnavailableError, match="no network"):
         runner.run(configuration)
+
+
+def test_a_token_that_a_trial_prints_is_in_no_outcome(runner, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "planted-token")
+    outcome = runner.run(acting("raise_it", kind="RuntimeError", text="for planted-token: 401"))
+    assert outcome.message == "RuntimeError: for ***: 401"
 
 
 def test_a_busy_device_is_refused_before_anything_starts():

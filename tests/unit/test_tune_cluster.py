@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tuner import scratch
 from tuner.errors import InputError, UnavailableError
-from tuner.tune import scratch
+from tuner.scratch import OWNER, scratch_folder
 from tuner.tune.cluster import connected, cpus_for, quiet
-from tuner.tune.scratch import OWNER, scratch_folder
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_scratch_folder_is_private_short_and_removed(tmp_path, monkeypatch):
 OWNER_OF_ONE = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from tuner.tune import scratch
+from tuner import scratch
 scratch.SOCKET_ROOM = 0
 with scratch.scratch_folder() as folder:
     print(folder, flush=True)

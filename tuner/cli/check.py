@@ -7,6 +7,7 @@ import sys
 import click
 
 from tuner.cli.options import (
+    DurationType,
     RareOption,
     emulated_gpu_options,
     examples,
@@ -38,6 +39,9 @@ from tuner.terminal.render import echo, print_json
 )
 @click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
 @click.option(
+    "--timeout", type=DurationType(), metavar="TIME", help="Stop each run after this time."
+)
+@click.option(
     "--no-changes",
     "improve",
     is_flag=True,
@@ -64,6 +68,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     gpu_memory: int | None,
     gpus: int | None,
     margin: str | None,
+    timeout: float | None,
     improve: bool,
     predict: bool,
     model: str | None,
@@ -111,7 +116,8 @@ def command(  # noqa: PLR0913 - one argument for each option
         checked = predicted()
     else:
         try:
-            with ProgramRuns(read_program(program), gpu, gpus, margin_fraction, seed) as runs:
+            read = read_program(program)
+            with ProgramRuns(read, gpu, gpus, margin_fraction, seed, timeout) as runs:
                 checked = check_program(runs, improve=improve, report=report)
         except UnavailableError as error:
             _say(f"it cannot be emulated: {error.message} ({error.hint}); its settings are read")

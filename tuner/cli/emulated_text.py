@@ -18,6 +18,7 @@ _ROWS = 12
 """Lines of code that are shown; `--json` has more."""
 
 _LOG_LINES = 15
+_LINE_CHARS = 300
 
 MORE_GPUS = "--gpus emulates several GPUs"
 
@@ -52,6 +53,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("limited by", _limit_text(found)),
             ("trainable", _trainable_text(use)),
             ("unknown", _unknown_text(found)),
+            ("input", _asked_text(found)),
             ("took", format_duration(found.duration_s)),
         ]
     )
@@ -64,7 +66,7 @@ def print_last_lines(log_tail: str, *, of: str = "the program") -> None:
     echo()
     echo(f"{of}'s last lines:")
     for line in log_tail.splitlines()[-_LOG_LINES:]:
-        echo(f"  {line}")
+        echo(f"  {line[:_LINE_CHARS]}{'...' * (len(line) > _LINE_CHARS)}")
 
 
 def _gpu_text(found: Emulation) -> str:
@@ -218,6 +220,13 @@ def _unknown_text(found: Emulation) -> str:
     shown = [*calls, *values]
     more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
     return f"not emulated: {', '.join(shown[:8])}{more}" if shown else ""
+
+
+def _asked_text(found: Emulation) -> str:
+    if found.asked is None:
+        return ""
+    where = f" at {found.asked}" if found.asked else ""
+    return f"the program asked for input{where} and got end of file: answer in its arguments"
 
 
 def _print_peak(found: Emulation, use: EmulatedDeviceUse) -> None:

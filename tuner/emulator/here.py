@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 DEVICE_VARIABLE = "TUNER_EMULATOR"
 LIBRARIES_VARIABLE = "TUNER_EMULATOR_LIBRARIES"
+
+TELL_SIGNAL = signal.SIGRTMAX - 5
+"""Has the processes of an emulated program tell their results, and end: their time is up."""
+
+TIMEOUT = "timeout"
+"""The reason of a result that a process tells on `TELL_SIGNAL`."""
 
 
 def is_emulated() -> bool:

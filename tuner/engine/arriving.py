@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,8 @@ from tuner.program.running import runnable, unread_files
 from tuner.program.settings import Setting, find_settings
 from tuner.program.taken import is_taken
 from tuner.records import KnobValue
+from tuner.runner.emulated_ending import Ended
+from tuner.runner.supervised import Tail
 
 LONGEST_RUN_S = 900.0
 """What the program gets for its first step; it then counts as one that could not be run."""
@@ -138,8 +139,8 @@ def _run(program: Program, after: Program, gpu: Gpu) -> tuple[Emulation | None, 
     if unread:
         return None, f"not run: the command does not show that it reads {', '.join(unread)}"
     options = EmulateOptions(steps=1, timeout_s=LONGEST_RUN_S)
-    with runnable(after, program) as command, tempfile.TemporaryFile() as log:
-        found = emulate(command, gpu, options, output=log, cwd=program.folder)
+    with runnable(after, program) as command:
+        found = emulate(command, gpu, options, output=Tail(), cwd=program.folder)
     if found.ended == "oom":
         return found, f"it runs out of memory on {gpu.name}: `tuner check` says what it needs"
     if found.steps > 0:
@@ -150,7 +151,7 @@ def _run(program: Program, after: Program, gpu: Gpu) -> tuple[Emulation | None, 
         message = found.error.message.splitlines()[:1]
         kind = found.error.type.removeprefix("builtins.")
         why = f"{kind}{line}: {' '.join(message)[:200]}"
-    elif found.duration_s >= LONGEST_RUN_S:
+    elif found.ended is Ended.TIMEOUT:
         why = f"its first step took more than {LONGEST_RUN_S:.0f} s"
     return found, f"the program could not be run to its first step: {why}"
 

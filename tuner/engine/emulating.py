@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tuner.emulator.here import DEVICE_VARIABLE
+from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
 from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
@@ -24,17 +22,17 @@ from tuner.gpu import Gpu
 from tuner.host import find_program
 from tuner.records import MemoryBudget
 from tuner.runner.emulated_ending import Ended, ProgramError, find_ending
-from tuner.runner.processes import end_marked
-
-END_WITHIN_S = 10.0
-"""What processes of a program get to disappear after they were killed."""
+from tuner.runner.supervised import (
+    ProgramEnd,
+    ProgramTask,
+    Tail,
+    run_supervised,
+)
 
 ROOM = 8
 """So many times the memory has the GPU on which the need of what does not fit is found out."""
 
-_POLL_S = 0.05
 _WITH_STATES = 2
-_LOG_BYTES = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +105,9 @@ class Emulation:
     inputs: tuple[tuple[int, int], ...]
     """Of the step that `time` is of, on one rank: (sequences, tokens of each), padding included,
     of each forward pass; empty where the model has no table of embeddings."""
+    asked: str | None = None
+    """The line of the program that read its standard input, which is empty; "" for an unknown one,
+    None where none did."""
 
     @property
     def limiting(self) -> EmulatedDeviceUse | None:
@@ -183,15 +184,16 @@ def emulate(
     gpu: Gpu,
     options: EmulateOptions,
     *,
-    output: IO[Any] | None = None,
+    output: IO[Any] | Tail | None = None,
     stopped: Callable[[], bool] = lambda: False,
     cwd: Path | None = None,
 ) -> Emulation:
     """Run `command` on emulated GPUs until it ends, or has taken enough optimizer steps.
 
     What the program prints goes to `output`, by default where this process prints; once `stopped`
-    says so, it is ended. Nothing of it is left when this returns or raises. Raises `InputError` for
-    a command that does not exist, `UnavailableError` where nothing can be emulated.
+    says so, it is ended. It can ask nobody: its standard input is empty. Nothing of it is left when
+    this returns or raises. Raises `InputError` for a command that does not exist,
+    `UnavailableError` where nothing can be emulated.
     """
     program = find_program(command[0])
     if program is None:
@@ -209,13 +211,13 @@ def emulate(
         one_rank=options.gpus > 1 and not options.all_ranks,
         settings=settings,
     ) as session:
-        status = _run([program, *command[1:]], session, options, output, stopped, cwd)
+        end = _run([program, *command[1:]], session, options, output, stopped, cwd)
         events = list(session.events())
         accounts = session.accounts()
         unknown = session.unknown_calls()
     results = [event for event in events if event["event"] == "result"]
     time_of_step = _slowest(results, gpu)
-    ending = find_ending(events, accounts, status)
+    ending = find_ending(events, accounts, end.exit_status, timed_out=end.stopped_by == "timeout")
     return Emulation(
         command=tuple(command),
         gpu=gpu,
@@ -225,7 +227,7 @@ def emulate(
         ended=ending.ended,
         steps=max((r["steps"] for r in results), default=0),
         margin_bytes=MemoryBudget.of(gpu.memory_bytes, options.margin_fraction).margin_bytes,
-        exit_status=status,
+        exit_status=end.exit_status,
         devices=tuple(_uses(results, accounts)),
         error=ending.error,
         refused_bytes=ending.refused_bytes,
@@ -236,6 +238,7 @@ def emulate(
         stands_for=max((r["stands_for"] for r in results), default=1),
         settings=results[0]["settings"] if results else {},
         inputs=_inputs(results, time_of_step),
+        asked=next((e["line"] or "" for e in events if e["event"] == "asked"), None),
     )
 
 
@@ -250,12 +253,6 @@ def emulate_roomy(
     margin_bytes = MemoryBudget.of(gpu.memory_bytes, options.margin_fraction).margin_bytes
     found = emulate(command, larger, options, **how)
     return dataclasses.replace(found, gpu=gpu, margin_bytes=margin_bytes)
-
-
-def log_tail(log: IO[bytes]) -> str:
-    """The end of what a program printed."""
-    log.seek(max(0, log.tell() - _LOG_BYTES))
-    return log.read().decode(errors="replace")
 
 
 def interpreter_of(program: str) -> str:
@@ -277,27 +274,26 @@ def _run(
     command: list[str],
     session: Session,
     options: EmulateOptions,
-    output: IO[Any] | None,
+    output: IO[Any] | Tail | None,
     stopped: Callable[[], bool],
     cwd: Path | None,
-) -> int:
-    """The exit status of the program, as in `subprocess`. Nothing that it started is left."""
+) -> ProgramEnd:
+    """How the program ended. Nothing that it started is left."""
     environment = session.environment(os.environ)
-    process = subprocess.Popen(  # noqa: S603 - the user's own program
-        command, env=environment, stdout=output, stderr=output, process_group=0, cwd=cwd
+    task = ProgramTask(
+        command=tuple(command),
+        environment=environment,
+        mark=f"{DEVICE_VARIABLE}={environment[DEVICE_VARIABLE]}",
+        cwd=None if cwd is None else str(cwd),
+        is_quiet=isinstance(output, Tail),
+        timeout_s=options.timeout_s,
+        tell_signal=TELL_SIGNAL,
     )
-    until = None if options.timeout_s is None else time.monotonic() + options.timeout_s
-    try:
-        while process.poll() is None:
-            if stopped() or (until is not None and time.monotonic() > until):
-                break
-            time.sleep(_POLL_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        end_marked(f"{DEVICE_VARIABLE}={environment[DEVICE_VARIABLE]}", deadline_s=END_WITHIN_S)
-    return process.returncode
+    if not isinstance(output, Tail):
+        return run_supervised(task, output=output, stopped=stopped)
+    end = run_supervised(task, stopped=stopped)
+    output.data = end.tail
+    return end
 
 
 def _slowest(results: list[dict[str, Any]], gpu: Gpu) -> EmulatedStepTime | None:

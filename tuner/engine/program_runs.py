@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tuner.engine.emulating import EmulateOptions, Emulation, emulate, emulate_roomy, log_tail
+from tuner.engine.emulating import EmulateOptions, Emulation, emulate, emulate_roomy
 from tuner.errors import InputError, UnavailableError
 from tuner.gpu import Gpu
 from tuner.program.changes import change
@@ -19,6 +18,7 @@ from tuner.program.running import runnable
 from tuner.program.settings import Setting, find_settings
 from tuner.records import KnobValue
 from tuner.runner.emulated_command import STEPS
+from tuner.runner.supervised import Tail
 
 AT_ONCE = 2
 """Programs that run side by side; each keeps about one processor busy."""
@@ -29,7 +29,8 @@ class ProgramRuns:
     """Runs of one program on one GPU type; a context manager that ends what still runs.
 
     `gpus` are those of the machine, None for one for each process that the program's launcher
-    starts. `count` is how many runs there were, `log_tail` what the last printed at its end.
+    starts. A run is stopped after `timeout_s`, if it is set. `count` is how many runs there were,
+    `log_tail` what the last printed at its end.
     """
 
     program: Program
@@ -37,6 +38,7 @@ class ProgramRuns:
     gpus: int | None = None
     margin_fraction: float | None = None
     seed: int = 0
+    timeout_s: float | None = None
     count: int = 0
     log_tail: str = ""
     settings: Mapping[str, Setting] = dataclasses.field(init=False)
@@ -92,16 +94,18 @@ class ProgramRuns:
             steps=STEPS,
             seed=self.seed,
             margin_fraction=self.margin_fraction,
+            timeout_s=self.timeout_s,
         )
         run = emulate_roomy if roomy else emulate
-        with tempfile.TemporaryFile() as log, runnable(program, self.program) as command:
+        tail = Tail()
+        with runnable(program, self.program) as command:
             found = run(
                 command,
                 self.gpu,
                 options,
-                output=log,
+                output=tail,
                 stopped=self._stop.is_set,
                 cwd=program.folder,
             )
-            self.log_tail = log_tail(log)
+        self.log_tail = tail.text
         return dataclasses.replace(found, command=tuple(program.command))

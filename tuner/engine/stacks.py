@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ from tuner.engine.emulating import (
     Emulation,
     emulate,
     emulate_roomy,
-    log_tail,
 )
 from tuner.errors import InputError
 from tuner.gpu import Gpu
 from tuner.meanwhile import environment
 from tuner.program.program import read_program
 from tuner.program.running import runnable
+from tuner.runner.supervised import Tail
 
 _PACKAGES = """
 import importlib.metadata, json
@@ -131,16 +130,12 @@ def _interpreter(stack: Path) -> Path:
 def _run(python: Path, program: Sequence[str], gpu: Gpu, options: EmulateOptions) -> StackRun:
     # As an activated environment: a launcher finds its own Python by PATH.
     activated = {"PATH": os.pathsep.join((str(python.parent), os.environ.get("PATH", os.defpath)))}
-    with (
-        _command(python, program) as command,
-        environment(activated),
-        tempfile.TemporaryFile() as log,
-    ):
-        found = needed = emulate(command, gpu, options, output=log)
+    tail = Tail()
+    with _command(python, program) as command, environment(activated):
+        found = needed = emulate(command, gpu, options, output=tail)
         if found.ended == "oom":
-            needed = emulate_roomy(command, gpu, options, output=log)
-        tail = log_tail(log)
-    return StackRun(str(python), _packages(python), found, needed, tail)
+            needed = emulate_roomy(command, gpu, options, output=tail)
+    return StackRun(str(python), _packages(python), found, needed, tail.text)
 
 
 @contextlib.contextmanager

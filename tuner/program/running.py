@@ -11,17 +11,14 @@ import ast
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import psutil
 
 from tuner.apply.notebook import code_cells
 from tuner.apply.source import PYTHON, SourceFile
 from tuner.program.program import Program, file_in
 from tuner.program.reads import NOTEBOOK
+from tuner.scratch import scratch_folder
 
 _START = """\
 import sys as _sys
@@ -77,9 +74,6 @@ if COPIES:
 _NOTEBOOK = "def get_ipython():\n    return None\ndisplay = print\n"
 """What Jupyter adds to the names of a notebook, as far as a program can do with it."""
 
-PREFIX = "tuner-program-"
-"""Of the folders with copies; the id of the process that made it follows."""
-
 
 @contextlib.contextmanager
 def runnable(program: Program, original: Program | None = None) -> Iterator[list[str]]:
@@ -87,9 +81,7 @@ def runnable(program: Program, original: Program | None = None) -> Iterator[list
 
     The copies are gone when the block ends.
     """
-    clear_left()
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         changed = _changed(program, original)
         inside = [word for word in changed if word != program.main and _is_read(program, word)]
         copied = {
@@ -150,14 +142,6 @@ def _with_copy(word: str, copied: Mapping[str, str]) -> str:
     if named not in copied:
         return word
     return word.removesuffix(named) + copied[named]
-
-
-def clear_left() -> None:
-    """Remove the copies of processes that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)  # somebody else's cannot be removed
 
 
 def _copy(source: SourceFile, folder: Path) -> str:

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +42,10 @@ _FAILED = 70
 
 @dataclass(frozen=True, slots=True)
 class ChildTask:
-    """What a child is to do, and the descriptors that it writes to and must not keep."""
+    """What a child is to do, and the descriptors that it writes to and must not keep.
+
+    `environment` has variables that it gets beside those of its parent.
+    """
 
     body: TrialBody
     job: TrialJob
@@ -51,6 +55,7 @@ class ChildTask:
     lines: int
     log: int
     foreign: tuple[int, ...]
+    environment: Mapping[str, str]
 
 
 def child_main(task: ChildTask) -> NoReturn:
@@ -75,6 +80,8 @@ def _settle(task: ChildTask) -> None:
         signal.signal(number, signal.SIG_DFL)
     for descriptor in task.foreign:
         os.close(descriptor)
+    os.environ.update(task.environment)
+    tempfile.tempdir = None  # as TMPDIR says
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, *targets in ((nothing, 0), (task.log, 1, 2)):
         for target in targets:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.emulator.here import TIMEOUT
 from tuner.emulator.session import Account
 from tuner.runner.outcome import is_out_of_memory
 
@@ -76,7 +77,7 @@ def find_ending(
     if error is not None:
         ended = Ended.OOM if _is_memory(error, causes=False) else Ended.ERROR
         return Ending(ended, _program_error(error))
-    if timed_out:
+    if timed_out or any(e["event"] == "result" and e["reason"] == TIMEOUT for e in events):
         return Ending(Ended.TIMEOUT)
     if steps.reached_ns is not None:
         return Ending(Ended.STEPS)

@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,10 +23,12 @@ from tuner.errors import UnavailableError
 from tuner.records import Configuration, Outcome, Source, Status
 from tuner.runner.base import PLAIN, Instructions, MeasureOptions, TrialJob
 from tuner.runner.deadline import Deadline
+from tuner.runner.environment import joined, search_path
 from tuner.runner.messages import CannotRun, Ended, Ready, Reported, Run, Start, Stop
 from tuner.runner.outcome import Ending, classify, signal_name, unavailable
 from tuner.runner.preflight import require_answer, wait_for_device
 from tuner.runner.processes import end_marked, oom_kills, oom_kills_since
+from tuner.secrets import masked, secret_values
 
 START_WITHIN_S = 300.0
 """Importing torch and transformers takes seconds, minutes from a cold network disk."""
@@ -160,6 +161,7 @@ class IsolatedRunner:
             raise
         if ending.starter_died:
             self._drop_warm()
+        ending = ending.masked(self._secrets(configuration))
         self.last_log = ending.log_tail
         problem = unavailable(ending)
         if problem is not None:
@@ -168,6 +170,12 @@ class IsolatedRunner:
         if outcome.status in (Status.CRASHED, Status.TIMEOUT):
             self._answers(self._options)
         return outcome
+
+    def _secrets(self, configuration: Configuration) -> frozenset[str]:
+        """What the trial may know and its record must not."""
+        command = self._job.command
+        own = {} if command is None else command.environment(configuration)
+        return secret_values({**os.environ, **self._environment, **own})
 
     def interrupt(self) -> None:
         """Give up the trial that runs, which then ends as `interrupted`."""
@@ -217,7 +225,7 @@ class _Warm:
                 env={
                     **os.environ,
                     **environment,
-                    "PYTHONPATH": _joined(environment.get("PYTHONPATH"), _search_path()),
+                    "PYTHONPATH": joined(environment.get("PYTHONPATH"), search_path()),
                     name: value,
                     **threads,
                 },
@@ -333,22 +341,13 @@ class _Warm:
     def _log_tail(self) -> str:
         size = os.fstat(self._log).st_size
         data = os.pread(self._log, _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
-        return data.decode(errors="replace").strip()
+        return masked(data.decode(errors="replace").strip(), secret_values(os.environ))
 
 
 def _path_of_trials(environment: Mapping[str, str]) -> str | None:
     """The value of PYTHONPATH that trials are to see."""
     parts = environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")
-    return _joined(*parts) if any(parts) else None
-
-
-def _joined(*parts: str | None) -> str:
-    return os.pathsep.join(filter(None, parts))
-
-
-def _search_path() -> str:
-    """The modules that are found here are to be found there."""
-    return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    return joined(*parts) if any(parts) else None
 
 
 def _ignore(facts: Mapping[str, Any]) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import enum
 import re
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.records import Exhausted, Measurement, Outcome, Phase, Source, Status
+from tuner.secrets import all_masked, masked
 from tuner.units import parse_bytes
 
 MESSAGE_CHARS = 600
@@ -152,6 +153,16 @@ class Ending:
     oom_kills: int | None = None
     left_processes: tuple[int, ...] = ()
     duration_s: float = 0.0
+
+    def masked(self, secrets: Collection[str]) -> Ending:
+        """The same, with these secrets and known tokens masked in all that the trial said."""
+        return replace(
+            self,
+            facts=all_masked(self.facts, secrets),
+            measurement=all_masked(self.measurement, secrets),
+            raised=tuple(replace(one, text=masked(one.text, secrets)) for one in self.raised),
+            log_tail=masked(self.log_tail, secrets),
+        )
 
     @property
     def phase(self) -> str | None:

@@ -7,12 +7,11 @@ the runner that started it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,6 +22,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 GRACE_S = 0.25
 """What helpers of a process that has ended get to clean up, before they are killed."""
+
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+"""Parts of the command lines of helpers that remove shared memory when all its users have ended:
+Python's and PyTorch's. The users may be helpers too, as workers of a data loader are."""
 
 _PAUSE_S = 0.002
 
@@ -54,10 +57,9 @@ def has_ended(child: int) -> bool:
 
 
 def end_child(child: int, *, deadline_s: float) -> int | None:
-    """End a child that leads a process group, and its group; returns its exit code.
+    """End a child and reap it; returns its exit code as in `subprocess`.
 
-    The code is as in `subprocess`. None when it did not end within `deadline_s`, as a process
-    that waits for a device driver may. Must be called by a subreaper with no other child.
+    None when it did not end within `deadline_s`, as a process that waits for a device driver may.
     """
     until = time.monotonic() + deadline_s
     if not has_ended(child):
@@ -66,14 +68,6 @@ def end_child(child: int, *, deadline_s: float) -> int | None:
         if time.monotonic() > until:
             return None
         time.sleep(_PAUSE_S)
-    # Helpers that clean up after their process, such as Python's tracker of shared memory,
-    # notice its end at once.
-    grace_until = min(until, time.monotonic() + GRACE_S)
-    while own_children() != [child] and time.monotonic() < grace_until:
-        time.sleep(_PAUSE_S)
-    # Unreaped, the child still holds the number of its group.
-    with contextlib.suppress(ProcessLookupError):  # it ended before it led one
-        os.killpg(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
 
@@ -81,17 +75,30 @@ def end_child(child: int, *, deadline_s: float) -> int | None:
 def end_children(*, deadline_s: float) -> tuple[int, ...]:
     """End and reap all children of this process, and those that it inherits meanwhile.
 
-    Returns the ids of those that did not end within `deadline_s`.
+    Must be called by a subreaper with one thread. Helpers get `GRACE_S` to end by themselves;
+    then those that remove shared memory of others (`_CLEANERS`) get as long again, after the
+    processes whose end they wait for. Returns the ids of those that did not end within
+    `deadline_s`.
     """
-    until = time.monotonic() + deadline_s
+    began = time.monotonic()
     while _reap():
         children = own_children()
-        if time.monotonic() > until:
+        waited_s = time.monotonic() - began
+        if waited_s > deadline_s:
             return tuple(children)
         for child in children:
-            os.kill(child, signal.SIGKILL)
+            if waited_s > 2 * GRACE_S or (waited_s > GRACE_S and not _is_cleaner(child)):
+                os.kill(child, signal.SIGKILL)
         time.sleep(_PAUSE_S)
     return ()
+
+
+def _is_cleaner(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False
+    return any(name in command for name in _CLEANERS)
 
 
 def _reap() -> bool:
@@ -107,13 +114,81 @@ def _reap() -> bool:
 
 def own_children() -> list[int]:
     """Children of this process, which has one thread."""
+    return _children(os.getpid(), [os.getpid()])
+
+
+def descendants(root: int) -> list[int]:
+    """Ids of all processes that descend from `root`, itself left out."""
+    found: list[int] = []
+    pending = [root]
+    while pending:
+        pid = pending.pop()
+        try:
+            threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+        except OSError:  # it has ended
+            continue
+        children = _children(pid, threads)
+        found += children
+        pending += children
+    return found
+
+
+def _children(pid: int, threads: Iterable[int]) -> list[int]:
+    """The children that these threads of a process have started or inherited."""
+    found: list[int] = []
+    for thread in threads:
+        try:
+            # Quicker than psutil, which reads every process, and not in every kernel (proc(5),
+            # CONFIG_PROC_CHILDREN).
+            listed = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+        except FileNotFoundError:
+            if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+                return _children_of(pid)
+        except ProcessLookupError:
+            continue
+        else:
+            found += map(int, listed.split())
+    return found
+
+
+def _children_of(pid: int) -> list[int]:
     try:
-        # Quicker than psutil, which reads every process, and not in every kernel (proc(5),
-        # CONFIG_PROC_CHILDREN).
-        listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    except FileNotFoundError:
-        return [child.pid for child in psutil.Process().children()]
-    return [int(pid) for pid in listed.split()]
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def tell(pid: int, number: int, *, below: int) -> bool:
+    """Send a signal to a descendant of process `below` that has a handler for it.
+
+    Returns whether it was sent.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # Looked at while it is held: see `_end_if_marked`.
+        if pid not in descendants(below) or not handles(pid, number):
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process that has not ended has a handler for a signal (proc(5))."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:  # it is reaped
+        return False
+    known = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+    if known["State"][0] in "ZX":
+        return False
+    return bool(int(known["SigCgt"][0], 16) >> (number - 1) & 1)
 
 
 def end_marked(mark: str, *, deadline_s: float) -> tuple[int, ...]:

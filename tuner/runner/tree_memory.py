@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tuner import nvml
+from tuner.runner.processes import descendants
 from tuner.units import KIB
 
 _EVERY_S = 0.1
@@ -60,14 +61,6 @@ class TreeMemory:
             return 0
         self.is_of_device = True
         return use.used_bytes - self._before_bytes
-
-
-def descendants(root: int) -> list[int]:
-    """Ids of all processes that descend from `root`, itself left out."""
-    try:
-        return [child.pid for child in psutil.Process(root).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _host_bytes(pids: Iterable[int]) -> int:

@@ -26,6 +26,7 @@ from tuner.records import Configuration
 from tuner.runner.base import Instructions, MeasureOptions
 from tuner.runner.child import ChildTask, child_main
 from tuner.runner.deadline import Deadline
+from tuner.runner.leftovers import Leftovers, leftovers
 from tuner.runner.messages import (
     CannotRun,
     Ended,
@@ -136,13 +137,15 @@ class WarmProcess:
         started_s = time.monotonic()
         options = replace(self._start.options, instructions=instructions)
         deadline = Deadline(options.timeout_s, started_s)
-        child, heard = self._fork(configuration, options)
-        try:
-            stopped = self._watch(child, heard, deadline)
-        finally:
-            exit_code = end_child(child, deadline_s=END_WITHIN_S)
-            left = end_children(deadline_s=END_WITHIN_S)
-            last_facts = heard.finish()
+        with leftovers(os.getpid()) as found:
+            child, heard = self._fork(configuration, options, found)
+            try:
+                stopped = self._watch(child, heard, deadline, found)
+            finally:
+                found.look(now=True)
+                exit_code = end_child(child, deadline_s=END_WITHIN_S)
+                left = end_children(deadline_s=END_WITHIN_S)
+                last_facts = heard.finish()
         if last_facts:
             self._connection.send(Reported(last_facts))
         timed_out = stopped is Stopped.TIME_IS_UP
@@ -161,9 +164,10 @@ class WarmProcess:
         )
 
     def _fork(
-        self, configuration: Configuration, options: MeasureOptions
+        self, configuration: Configuration, options: MeasureOptions, found: Leftovers
     ) -> tuple[int, ProgressParser]:
         """The new child, and what will be heard of it."""
+        ours = (self._connection.fileno(), self._woken, self._wake, *found.foreign)
         lines_read, lines_write = os.pipe()
         log_read, log_write = os.pipe()
         task = ChildTask(
@@ -174,7 +178,8 @@ class WarmProcess:
             parent=os.getpid(),
             lines=lines_write,
             log=log_write,
-            foreign=(self._connection.fileno(), self._woken, self._wake, lines_read, log_read),
+            foreign=(*ours, lines_read, log_read),
+            environment=found.environment,
         )
         child = os.fork()
         if child == 0:
@@ -183,20 +188,30 @@ class WarmProcess:
         os.close(log_write)
         return child, ProgressParser(lines_read, log_read)
 
-    def _watch(self, child: int, heard: ProgressParser, deadline: Deadline) -> Stopped | None:
+    def _watch(
+        self, child: int, heard: ProgressParser, deadline: Deadline, found: Leftovers
+    ) -> Stopped | None:
         """Listen until the child has ended (None) or is to be ended (why)."""
+        sources: list[int | Connection] = [heard.lines, heard.log, self._woken, self._connection]
+        if found.descriptor is not None:
+            sources.append(found.descriptor)
         with selectors.DefaultSelector() as selector:
-            for source in (heard.lines, heard.log, self._woken, self._connection):
+            for source in sources:
                 selector.register(source, selectors.EVENT_READ)
             while not has_ended(child):
                 left_s = deadline.left_s(time.monotonic())
                 if left_s <= 0:
                     return Stopped.TIME_IS_UP
-                for key, _ in selector.select(min(left_s, _LOOK_AGAIN_S)):
+                ready = selector.select(min(left_s, _LOOK_AGAIN_S, found.look_within_s))
+                found.look()
+                for key, _ in ready:
                     if key.fileobj is self._connection:
                         if isinstance(self._connection.recv(), Stop):
                             return Stopped.GIVEN_UP
-                    elif self._listen(heard, key.fd, deadline) is Read.END:
+                    elif (
+                        key.fd != found.descriptor
+                        and self._listen(heard, key.fd, deadline) is Read.END
+                    ):
                         selector.unregister(key.fd)
                 if os.getppid() != self._supervisor:
                     raise EOFError("the process that supervises this one has ended")

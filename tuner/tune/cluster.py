@@ -19,11 +19,11 @@ from ray.exceptions import AuthenticationError
 from tuner.errors import InputError, UnavailableError
 from tuner.meanwhile import environment, log_level
 from tuner.runner.environment import DEVICE_ORDER
+from tuner.scratch import RAY_FOLDER, scratch_folder
 from tuner.tune.growth import grows
 from tuner.tune.local_ray import started
 from tuner.tune.ray_private import in_own_groups, nodes_not_printed, on_localhost
 from tuner.tune.ray_token import keep_private
-from tuner.tune.scratch import RAY_FOLDER, scratch_folder
 from tuner.tune.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
 
 OBJECT_STORE_BYTES = 100_000_000

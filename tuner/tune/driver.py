@@ -16,6 +16,7 @@ from ray import tune
 
 from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, MemoryBudget, Prediction, TrialRecord
+from tuner.scratch import scratch_folder
 from tuner.tune import cluster
 from tuner.tune.budget import StoppedBy
 from tuner.tune.candidates import Candidates
@@ -31,7 +32,6 @@ from tuner.tune.ray_private import placement_groups_left
 from tuner.tune.request import SearchOutcome, SearchRequest
 from tuner.tune.reuse import RequestedResources
 from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
-from tuner.tune.scratch import scratch_folder
 from tuner.tune.searcher import (
     HaltStopper,
     NoTrialProgress,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from tuner.records import Outcome
+from tuner.secrets import masked, secret_values
 from tuner.tune.concurrent import ConcurrentSearches
 from tuner.tune.local_ray import LOOK_PERIOD_S, RayLostError, is_own, require_alive
 from tuner.tune.ray_private import use_actor_cache
@@ -228,6 +230,7 @@ def _error_text(trial: Trial) -> str:
 
 def _message(text: str) -> str:
     """The last line, which names the exception, or what became of the node."""
+    text = masked(text, secret_values(os.environ))
     lines = [line.strip() for line in text.strip().splitlines()]
     for line in lines:
         if NODE_DIED in line:

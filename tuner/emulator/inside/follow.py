@@ -22,6 +22,7 @@ from tuner.emulator.inside.events import send
 from tuner.emulator.inside.lines import program_line
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.one_rank import STANDS_FOR
+from tuner.emulator.inside.stopping import end_when_told
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 
@@ -73,7 +74,8 @@ class Follower:
             attach(_tell_out_of_memory)
         # Not where the program ends by itself in a forked helper: those have other ids.
         owner = os.getpid()
-        atexit.register(lambda: self._tell("end") if os.getpid() == owner else None)
+        end_when_told(self._tell)
+        atexit.register(lambda: os.getpid() == owner and self._tell("end"))
 
     # -- phases ---------------------------------------------------------------------------------
 
@@ -142,12 +144,12 @@ class Follower:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _tell(self, reason: str) -> None:
-        """Send the result once, if this process used the device."""
+    def _tell(self, reason: str) -> bool:
+        """Send the result once, if this process used the device; returns whether it did."""
         import torch
 
         if self._told or not _uses_cuda():
-            return
+            return False
         self._told = True
         if self._snapshot_file:
             self._memory.save(self._snapshot_file)
@@ -169,6 +171,7 @@ class Follower:
                 "inputs": self._arrived.inputs,
             }
         )
+        return True
 
 
 def _tell_out_of_memory(device: int, size: int, allocated: int, free: int) -> None:

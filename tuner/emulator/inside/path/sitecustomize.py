@@ -5,10 +5,12 @@ loads the stand-in libraries before anything can load NVIDIA's, watches how the 
 waits for PyTorch to be imported.
 """
 
+import contextlib
 import ctypes
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -87,6 +89,33 @@ def _follow_failures() -> None:
         module.follow_failures()
 
 
+class _Nothing(io.FileIO):
+    """The standard input of an emulated program, which is empty. It tells of who reads there."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        _tell_asked()
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        _tell_asked()
+        return super().readall()
+
+
+def _tell_asked() -> None:
+    with contextlib.suppress(Exception):  # nothing of this may be an error of the program
+        from tuner.emulator.inside.events import send
+        from tuner.emulator.inside.lines import program_line
+
+        send({"event": "asked", "line": program_line(sys._getframe(2))})
+
+
+def _follow_questions() -> None:
+    if sys.stdin is None or not Path("/dev/null").samefile("/proc/self/fd/0"):
+        return  # what the program itself gives to a process of its own
+    raw = io.BufferedReader(_Nothing(0, closefd=False))
+    sys.stdin = io.TextIOWrapper(raw, sys.stdin.encoding, sys.stdin.errors)
+
+
 def _next_sitecustomize() -> None:
     """The one that this file hides, of a distribution or of an environment, runs as well."""
     hidden = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
@@ -105,6 +134,7 @@ if "TUNER_EMULATOR" in os.environ:
         sys.stderr.write(f"tuner's emulator: {error}\n")
         os._exit(3)
     _follow_failures()
+    _follow_questions()
     sys.meta_path.append(_TunerFinder())  # after the program's own packages
     sys.meta_path.insert(0, _TorchWatch())
 _next_sitecustomize()

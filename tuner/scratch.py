@@ -1,4 +1,4 @@
-"""Temporary folders of a search, which the next search removes where a kill left them.
+"""Temporary folders of searches, trials and programs; the next one removes what a kill left.
 
 Each holds a locked file. The kernel releases the lock when its process ends, however that ends:
 a folder whose lock can be taken is nobody's any more. Process ids would not do, as they are used
@@ -31,31 +31,41 @@ SOCKET_ROOM = 60
 def scratch_folder() -> Iterator[Path]:
     """A temporary folder with a path short enough for Ray's sockets, removed on leaving.
 
-    Those of searches that were killed are removed first. Raises `UnavailableError` where none can
+    Those of processes that were killed are removed first. Raises `UnavailableError` where none can
     be made.
+    """
+    with owned_folder() as (folder, _):
+        yield folder
+
+
+@contextlib.contextmanager
+def owned_folder(*, for_ray: bool = True) -> Iterator[tuple[Path, int]]:
+    """The same, with the descriptor by which it is owned: a process that is forked closes it.
+
+    If it is not `for_ray`, it lies where TMPDIR says, however long its path is.
     """
     try:
         parent = Path(tempfile.gettempdir())
-        if len(f"{parent}/{PREFIX}12345678/{RAY_FOLDER}") + SOCKET_ROOM > 107:
+        if for_ray and len(f"{parent}/{PREFIX}12345678/{RAY_FOLDER}") + SOCKET_ROOM > 107:
             parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
         clear_left(parent)
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         owned = _own(folder)
     except OSError as error:
         raise UnavailableError(
-            f"a search needs a temporary folder: {error.strerror or error}",
+            f"no temporary folder can be made: {error.strerror or error}",
             hint="name one that can be written to with TMPDIR",
         ) from error
     try:
-        yield folder
+        yield folder, owned
     finally:
-        # Processes of Ray that are still ending may write a last log line meanwhile.
+        # Processes that are still ending may write a last log line meanwhile.
         shutil.rmtree(folder, ignore_errors=True)
         os.close(owned)
 
 
 def clear_left(parent: Path) -> None:
-    """Remove the folders in `parent` whose searches have ended without removing them.
+    """Remove the folders in `parent` whose processes have ended without removing them.
 
     Only folders of this user, and none that has no lock: it may be anything.
     """
