@@ -131,7 +131,7 @@ def _why_unknown(found: Emulation) -> str:
         return "the program failed"
     if found.steps == 0 or found.limiting is None:
         return "no optimizer step ran on the device"
-    return f"only {_steps_text(found)} ran, and the next one holds more"
+    return f"{_steps_text(found)} ran, and the peak shows from the second on"
 
 
 def _memory_text(use: EmulatedDeviceUse) -> str:
