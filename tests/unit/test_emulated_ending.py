@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuner.cli.emulated_text import print_emulation
 from tuner.emulator.session import Account
 from tuner.engine.emulating import EmulatedDeviceUse, Emulation
 from tuner.errors import EXIT_CODES
 from tuner.gpus import get_gpu
-from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, Ending, find_ending
+from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, Ending, ProgramError, find_ending
 from tuner.units import GIB
 
 MAIN, OTHER = 7, 8
@@ -110,6 +111,15 @@ class TestError:
         assert ended(step(3), result(3, "steps"), lost, status=1).ended is Ended.STEPS
 
 
+def emulation(**fields: Any) -> Emulation:
+    gpu = get_gpu("rtx4090")
+    known = {"command": ("train.py",), "gpu": gpu, "gpus": 1, "torch": "2.13.0", "cuda": "13.0"}
+    none = {"error": None, "refused_bytes": 0, "unknown_values": {}, "settings": {}, "inputs": ()}
+    ran = {"steps": 0, "margin_bytes": 0, "exit_status": 0, "devices": (), "unknown_calls": {}}
+    rest = {"duration_s": 1.0, "time": None, "stands_for": 1}
+    return Emulation(**{**known, **none, **ran, **rest, **fields})
+
+
 @st.composite
 def emulations(draw: st.DrawFn) -> Emulation:
     gpu = get_gpu("rtx4090")
@@ -130,26 +140,13 @@ def emulations(draw: st.DrawFn) -> Emulation:
         ooms=0,
         trainable_params=0,
     )
-    return Emulation(
-        command=("train.py",),
-        gpu=gpu,
-        gpus=1,
-        torch="2.13.0",
-        cuda="13.0",
+    return emulation(
         ended=draw(st.sampled_from(Ended)),
         steps=draw(st.integers(0, 3)),
         margin_bytes=draw(st.sampled_from((0, GIB))),
         exit_status=draw(st.sampled_from((0, 1, -9))),
         devices=draw(st.sampled_from(((), (use,)))),
-        error=None,
-        refused_bytes=0,
         unknown_calls=draw(st.sampled_from(({}, {"cusparseSpMM": 1}))),
-        unknown_values={},
-        duration_s=1.0,
-        time=None,
-        stands_for=1,
-        settings={},
-        inputs=(),
     )
 
 
@@ -166,3 +163,16 @@ def test_0_is_for_what_trained_and_fits(found: Emulation) -> None:
     assert (found.exit_code == 1) == (found.fits is False)
     if found.exit_code == 1 and not failed:
         assert replace(found, margin_bytes=0, steps=0).exit_code == 4
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "You requested gpu: [0, 1]\n But your machine only has: [0]",
+        "CUDA error: invalid device ordinal\nGPU device may be out of range",
+    ],
+)
+def test_a_program_that_wants_more_gpus_is_told_how(capsys, message: str) -> None:
+    error = ProgramError("x.MisconfigurationException", message, "train.py:3")
+    print_emulation(emulation(ended=Ended.ERROR, error=error, exit_status=1))
+    assert "More GPUs are emulated with --gpus N" in " ".join(capsys.readouterr().out.split())

@@ -20,11 +20,11 @@ _ROWS = 12
 _LOG_LINES = 15
 _LINE_CHARS = 300
 
-MORE_GPUS = "--gpus emulates several GPUs"
+_MORE_GPUS = "More GPUs are emulated with --gpus N"
 
 # Lightning's MisconfigurationException, and CUDA error 101 in PyTorch's words.
 _TOO_FEW_GPUS = re.compile(
-    r"You requested gpu: .* But your machine only has|invalid device ordinal"
+    r"You requested gpu: .*But your machine only has|invalid device ordinal", re.DOTALL
 )
 
 _LEAST = 0.005
@@ -86,7 +86,7 @@ def _ended_text(found: Emulation) -> str:
             return f"out of memory{size}{_at(error)}"
         return f"out of memory{size}; then {_error_text(error)}"
     if error is not None:
-        more = f". {MORE_GPUS}" if _wants_more_gpus(error) else ""
+        more = f". {_MORE_GPUS}" if _wants_more_gpus(error) else ""
         return f"the program failed: {_error_text(error)}{more}"
     texts = {
         Ended.CRASH: f"{signal_name(-found.exit_status)} ended the program: a fault of the "
