@@ -21,7 +21,7 @@ from tuner.runner.environment import search_path
 from tuner.runner.outcome import signal_name
 from tuner.runner.processes import end_marked
 
-END_WITHIN_S = 20.0
+END_WITHIN_S = 10.0
 """What processes of a program get to disappear after they were killed."""
 
 TELL_WITHIN_S = 15.0
@@ -102,6 +102,7 @@ class _Supervisor:
             self.process = subprocess.Popen(  # noqa: S603 - this program itself
                 [
                     sys.executable,
+                    "-P",  # the folder that this process is in may have files of any name
                     "-m",
                     "tuner.runner.supervisor",
                     str(os.getpid()),
@@ -118,10 +119,11 @@ class _Supervisor:
     def end(self) -> ProgramEnd | CannotStart | None:
         """Have the program ended, if it runs; None where the supervisor did not answer."""
         answer = None
-        with contextlib.suppress(EOFError, ConnectionError):
+        with contextlib.suppress(ConnectionError):  # it has answered meanwhile
             if not self.connection.poll():
                 self.connection.send(None)
-            if self.connection.poll(END_WITHIN_S + _ANSWER_WITHIN_S):
+        with contextlib.suppress(EOFError, ConnectionError):
+            if self.connection.poll(2 * END_WITHIN_S + _ANSWER_WITHIN_S):
                 answer = self.connection.recv()
         self.connection.close()
         try:
