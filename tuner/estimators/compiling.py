@@ -194,7 +194,7 @@ _worker_subject: Subject | None = None
 
 
 def _begin(subject: Subject | None) -> None:
-    """What a compiling process does first. Its parent hears Ctrl-C, and ends it."""
+    """Prepare a compiling process. Its parent hears Ctrl-C, and ends it."""
     global _worker_subject  # noqa: PLW0603  (one job per process of the pool)
     _worker_subject = subject
     signal.signal(signal.SIGINT, signal.SIG_IGN)

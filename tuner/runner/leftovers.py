@@ -1,4 +1,4 @@
-"""What the processes of a run leave on the machine beside themselves, and its removal.
+"""The files and the shared memory that the processes of a run leave, and their removal.
 
 Programs on a device are ended before their own end, so that what they would have removed stays:
 temporary files, and shared memory (/dev/shm). A run gets a folder for the former. Of the latter
@@ -41,7 +41,7 @@ _WITH_PID = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
 
 
 class Leftovers:
-    """Of the processes that descend from process `root`. Made by `leftovers`.
+    """The leftovers of the descendants of process `root`. Made by `leftovers`.
 
     `environment` has the variables by which they use their folder. `look` is to be called when
     `descriptor` can be read, and within `look_within_s`. A process that is forked closes `foreign`.
@@ -105,7 +105,7 @@ class Leftovers:
 
 @contextlib.contextmanager
 def leftovers(root: int) -> Iterator[Leftovers]:
-    """What the descendants of process `root` leave is removed when the block ends.
+    """The leftovers of the descendants of process `root`, which are removed when the block ends.
 
     By then they must have ended. Where no folder can be made, as on a full disk, they have none of
     their own.

@@ -22,10 +22,10 @@ from tuner.runner.outcome import signal_name
 from tuner.runner.processes import end_marked
 
 END_WITHIN_S = 10.0
-"""What processes of a program get to disappear after they were killed."""
+"""Processes of a program have this long to disappear after they were killed."""
 
 TELL_WITHIN_S = 15.0
-"""What processes of a program get to send their results when its time is up."""
+"""Processes of a program have this long to send their results when its time is up."""
 
 TAIL_BYTES = 64 * 1024
 
@@ -37,7 +37,7 @@ StoppedBy = Literal["timeout", "caller"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTask:
-    """What to run: the words of the command, all its environment, its folder (None: this one).
+    """A program to run: its command line, all its environment, its folder (None: this one).
 
     - `mark` ("NAME=value") is in the environment of all its processes, and of no other.
     - `is_quiet` keeps the end of its output instead of printing it.
@@ -83,7 +83,7 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """What is kept."""
+        """The bytes that are kept, as text."""
         return self.data.decode(errors="replace")
 
 
