@@ -225,6 +225,8 @@ def main() -> None:
         code = EXIT_UNAVAILABLE
     if not gc.isenabled():
         gc.freeze()  # the interpreter looks for cycles once more when it ends
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it is ending
     if code == EXIT_BROKEN_PIPE:
         # Whoever read the output has gone; the interpreter must not try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

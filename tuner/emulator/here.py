@@ -12,7 +12,7 @@ from pathlib import Path
 DEVICE_VARIABLE = "TUNER_EMULATOR"
 LIBRARIES_VARIABLE = "TUNER_EMULATOR_LIBRARIES"
 
-TELL_SIGNAL = signal.SIGRTMAX - 5
+TELL_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 5  # others than Linux emulate nothing
 """Has the processes of an emulated program tell their results, and end: their time is up."""
 
 TIMEOUT = "timeout"

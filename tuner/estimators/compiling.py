@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import gc
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -118,31 +121,50 @@ def in_forks(
     # Forked after the imports, so that only this process pays for them.
     if traces:
         _quieten_threads()
-    with concurrent.futures.ProcessPoolExecutor(
-        min(workers, len(items)),
-        mp_context=multiprocessing.get_context("fork"),
-        initializer=_set_subject,
-        initargs=(subject,),
-    ) as pool:
+    left = []
+    with _workers(min(workers, len(items)), subject) as pool:
         futures = {
             pool.submit(_in_worker, function, item, known): (item, known) for item, known in items
         }
-        left = []
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                try:
-                    result = future.result()
-                except RuntimeError as error:
-                    if _AFTER_AUTOGRAD not in str(error):
-                        raise
-                    left.append(futures[future])
-                else:
-                    yield futures[future][0], result
-        finally:
-            # Whoever stops listening, Ctrl-C too, wants nothing more to be begun.
-            pool.shutdown(wait=False, cancel_futures=True)
+        for future in concurrent.futures.as_completed(futures):
+            try:
+                result = future.result()
+            except RuntimeError as error:
+                if _AFTER_AUTOGRAD not in str(error):
+                    raise
+                left.append(futures[future])
+            else:
+                yield futures[future][0], result
     for item, known in left:
         yield item, function(subject, item, known)
+
+
+@contextlib.contextmanager
+def _workers(
+    count: int, subject: Subject | None
+) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    """Forks of this process, which end with it, and at once where the block is left early.
+
+    Whoever stops listening, Ctrl-C and SIGTERM too, wants nothing more: a structure takes minutes.
+    """
+    pool = concurrent.futures.ProcessPoolExecutor(
+        count,
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=_begin,
+        initargs=(subject,),
+    )
+    try:
+        yield pool
+    except BaseException:
+        # As `ProcessPoolExecutor.kill_workers` of Python 3.14.
+        processes = list((pool._processes or {}).values())
+        for process in processes:
+            process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.join()
+        raise
+    pool.shutdown()
 
 
 def compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:
@@ -171,9 +193,20 @@ _worker_subject: Subject | None = None
 """The subject of a compiling process; set once when the process starts."""
 
 
-def _set_subject(subject: Subject | None) -> None:
+def _begin(subject: Subject | None) -> None:
+    """Prepare a compiling process. Its parent hears Ctrl-C, and ends it."""
     global _worker_subject  # noqa: PLW0603  (one job per process of the pool)
     _worker_subject = subject
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _in_worker(

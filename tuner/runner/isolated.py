@@ -172,7 +172,7 @@ class IsolatedRunner:
         return outcome
 
     def _secrets(self, configuration: Configuration) -> frozenset[str]:
-        """What the trial may know and its record must not."""
+        """The tokens and passwords that the trial knows, and its record must not have."""
         command = self._job.command
         own = {} if command is None else command.environment(configuration)
         return secret_values({**os.environ, **self._environment, **own})

@@ -1,4 +1,4 @@
-"""What the processes of a run leave on the machine beside themselves, and its removal.
+"""The files and the shared memory that the processes of a run leave, and their removal.
 
 Programs on a device are ended before their own end, so that what they would have removed stays:
 temporary files, and shared memory (/dev/shm). A run gets a folder for the former. Of the latter
@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tuner.errors import UnavailableError
 from tuner.runner.processes import descendants
 from tuner.scratch import owned_folder
 
@@ -40,25 +41,21 @@ _WITH_PID = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
 
 
 class Leftovers:
-    """Of the processes that descend from process `root`. Made by `leftovers`.
+    """The leftovers of the descendants of process `root`. Made by `leftovers`.
 
     `environment` has the variables by which they use their folder. `look` is to be called when
     `descriptor` can be read, and within `look_within_s`. A process that is forked closes `foreign`.
     """
 
-    def __init__(self, folder: Path, root: int, owned: int) -> None:
-        self.environment: Mapping[str, str] = {
-            "TMPDIR": str(folder),
-            # What is compiled is kept for other runs, where PyTorch keeps it by itself.
-            _COMPILED: os.environ.get(_COMPILED) or _compiled_folder(),
-        }
+    def __init__(self, environment: Mapping[str, str], root: int, foreign: tuple[int, ...]) -> None:
+        self.environment = environment
         self._root = root
         self._pids: set[int] = set()
         self._own: set[str] = set()
         self._new: set[str] = set()
         self._looked_s = 0.0
         self.descriptor = _watched(SHARED_MEMORY)
-        self.foreign = (owned, *([] if self.descriptor is None else [self.descriptor]))
+        self.foreign = (*foreign, *([] if self.descriptor is None else [self.descriptor]))
 
     @property
     def look_within_s(self) -> float:
@@ -68,15 +65,15 @@ class Leftovers:
     def look(self, *, now: bool = False) -> None:
         """See what was made since the last call, and who made it."""
         self._read()
-        self._own.update(name for name in self._new if self._names_own(name))
-        self._new -= self._own
         if not now and time.monotonic() < self._looked_s + _LOOK_EVERY_S:
             return
         pids = descendants(self._root)
         self._pids.update(pids)
-        if self._new:
-            self._own |= self._new & _held(pids)
-            self._new.clear()
+        unnamed = {name for name in self._new if _WITH_PID.match(name) is None}
+        self._own.update(name for name in self._new - unnamed if self._names_own(name))
+        if unnamed:
+            self._own |= unnamed & _held(pids)
+        self._new.clear()
         self._looked_s = time.monotonic()
 
     def remove(self) -> None:
@@ -94,12 +91,7 @@ class Leftovers:
 
     def _names_own(self, name: str) -> bool:
         found = _WITH_PID.match(name)
-        if found is None:
-            return False
-        pid = int(found[1])
-        if pid not in self._pids and pid in descendants(self._root):
-            self._pids.add(pid)
-        return pid in self._pids
+        return found is not None and int(found[1]) in self._pids
 
     def _read(self) -> None:
         """Take note of names that have appeared, and of those that have gone."""
@@ -113,14 +105,23 @@ class Leftovers:
 
 @contextlib.contextmanager
 def leftovers(root: int) -> Iterator[Leftovers]:
-    """What the descendants of process `root` leave is removed when the block ends.
+    """The leftovers of the descendants of process `root`, which are removed when the block ends.
 
-    By then they must have ended. Raises `UnavailableError` where no folder can be made.
+    By then they must have ended. Where no folder can be made, as on a full disk, they have none of
+    their own.
     """
-    with owned_folder(for_ray=False) as (scratch, owned):
-        folder = scratch / _FOLDER
-        folder.mkdir()
-        found = Leftovers(folder, root, owned)
+    with contextlib.ExitStack() as stack:
+        environment: dict[str, str] = {}
+        foreign: tuple[int, ...] = ()
+        with contextlib.suppress(OSError, UnavailableError):
+            scratch, owned = stack.enter_context(owned_folder(for_ray=False))
+            foreign = (owned,)
+            folder = scratch / _FOLDER
+            folder.mkdir()
+            # What is compiled is kept for other runs, where PyTorch keeps it by itself.
+            compiled = os.environ.get(_COMPILED) or _compiled_folder()
+            environment = {"TMPDIR": str(folder), _COMPILED: compiled}
+        found = Leftovers(environment, root, foreign)
         try:
             yield found
         finally:

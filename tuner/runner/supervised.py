@@ -21,11 +21,11 @@ from tuner.runner.environment import search_path
 from tuner.runner.outcome import signal_name
 from tuner.runner.processes import end_marked
 
-END_WITHIN_S = 20.0
-"""What processes of a program get to disappear after they were killed."""
+END_WITHIN_S = 10.0
+"""Processes of a program have this long to disappear after they were killed."""
 
 TELL_WITHIN_S = 15.0
-"""What processes of a program get to send their results when its time is up."""
+"""Processes of a program have this long to send their results when its time is up."""
 
 TAIL_BYTES = 64 * 1024
 
@@ -37,7 +37,7 @@ StoppedBy = Literal["timeout", "caller"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTask:
-    """What to run: the words of the command, all its environment, its folder (None: this one).
+    """A program to run: its command line, all its environment, its folder (None: this one).
 
     - `mark` ("NAME=value") is in the environment of all its processes, and of no other.
     - `is_quiet` keeps the end of its output instead of printing it.
@@ -83,7 +83,7 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """What is kept."""
+        """The bytes that are kept, as text."""
         return self.data.decode(errors="replace")
 
 
@@ -102,6 +102,7 @@ class _Supervisor:
             self.process = subprocess.Popen(  # noqa: S603 - this program itself
                 [
                     sys.executable,
+                    "-P",  # the folder that this process is in may have files of any name
                     "-m",
                     "tuner.runner.supervisor",
                     str(os.getpid()),
@@ -118,10 +119,11 @@ class _Supervisor:
     def end(self) -> ProgramEnd | CannotStart | None:
         """Have the program ended, if it runs; None where the supervisor did not answer."""
         answer = None
-        with contextlib.suppress(EOFError, ConnectionError):
+        with contextlib.suppress(ConnectionError):  # it has answered meanwhile
             if not self.connection.poll():
                 self.connection.send(None)
-            if self.connection.poll(END_WITHIN_S + _ANSWER_WITHIN_S):
+        with contextlib.suppress(EOFError, ConnectionError):
+            if self.connection.poll(2 * END_WITHIN_S + _ANSWER_WITHIN_S):
                 answer = self.connection.recv()
         self.connection.close()
         try:

@@ -1,0 +1,93 @@
+"""Processes that compute predictions end at once when nobody wants the predictions any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import psutil
+import pytest
+
+from tuner.estimators.compiling import in_forks
+from tuner.estimators.predict import Subject
+
+LONG_S = 60.0
+FOREVER_S = 20.0
+
+
+def compute(subject: Subject | None, item: int, folder: Path) -> int:
+    """Begins, and takes too long."""
+    (folder / str(os.getpid())).touch()
+    time.sleep(FOREVER_S)
+    (folder / "done").touch()
+    return item
+
+
+def begun(folder: Path) -> list[int]:
+    """The two processes, once both compute."""
+    until = time.monotonic() + LONG_S
+    while len(pids := [int(path.name) for path in folder.iterdir()]) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return pids
+
+
+def test_an_interrupt_ends_the_processes_at_once(tmp_path: Path) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def interrupt_soon() -> None:
+        begun(tmp_path)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    thread = threading.Thread(target=interrupt_soon)
+    try:
+        computed = in_forks(compute, [(1, tmp_path), (2, tmp_path)], None, workers=2, traces=False)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            list(computed)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert not any(Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
+    assert not (tmp_path / "done").exists()
+
+
+def is_zombie(pid: int) -> bool:
+    """Where nobody reaps orphans, they stay as zombies."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+PARENT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_in_forks import compute
+from tuner.estimators.compiling import in_forks
+folder = Path(sys.argv[2])
+list(in_forks(compute, [(1, folder), (2, folder)], None, workers=2, traces=False))
+"""
+
+
+def test_they_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, here, str(tmp_path)])
+    try:
+        pids = begun(tmp_path)
+    finally:
+        parent.kill()
+        parent.wait()
+    until = time.monotonic() + LONG_S
+    while any(psutil.pid_exists(pid) and not is_zombie(pid) for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.01)
