@@ -131,9 +131,7 @@ def test_what_fails_at_full_depth_is_not_hidden(tmp_path, monkeypatch):
 
     monkeypatch.setattr(deepening, "trace", broken)
     with pytest.raises(RuntimeError, match="a fault of the trace"):
-        trace_deep(
-            subject.workload, subject.model_config, configuration, compute_capability=(8, 0)
-        )
+        trace_deep(subject.workload, subject.model_config, configuration, compute_capability=(8, 0))
 
 
 @pytest.mark.slow

@@ -59,4 +59,6 @@ def _in_model_code(trace: TracebackType | None) -> str | None:
 def _in_signature(error: Exception) -> str | None:
     """The forward method that was called without an argument that it needs."""
     method, found, _ = str(error).partition("() missing ")
-    return method if isinstance(error, TypeError) and found and method.endswith(".forward") else None
+    return (
+        method if isinstance(error, TypeError) and found and method.endswith(".forward") else None
+    )
