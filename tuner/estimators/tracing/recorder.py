@@ -52,7 +52,7 @@ class _Seen(NamedTuple):
     work: int | None
 
 
-_WRAPPING = ("wait_tensor", "_wrap_tensor_autograd")
+WRAPPING = ("wait_tensor", "_wrap_tensor_autograd")
 """Functional collectives that give back the tensor that they get. Without data PyTorch has made a
 new one of some (`torch/distributed/_functional_collectives.py`, 2.13)."""
 
@@ -215,7 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Its buffers exist already; that of a functional one is a new tensor, which others wrap.
         """
-        if func._opname in _WRAPPING:
+        if func._opname in WRAPPING:
             return _aten.alias.default(args[0])
         out = func(*args, **kwargs)
         if func.namespace == "_c10d_functional":
