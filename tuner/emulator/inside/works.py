@@ -14,8 +14,7 @@ from tuner.estimators.speed.roofline import Roofline
 from tuner.estimators.tracing.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES
 from tuner.estimators.tracing.bnb_kernels import bnb_kernels
 from tuner.estimators.tracing.leaf_kernels import Kernels
-from tuner.estimators.tracing.operators import launches_nothing, tensors_in, work_of
-from tuner.estimators.tracing.recorder import WRAPPING
+from tuner.estimators.tracing.operators import WRAPPING, launches_nothing, tensors_in, work_of
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpu import Gpu
 

@@ -19,6 +19,7 @@ from tuner.estimators.tracing.kernels import CUDA_KERNELS
 from tuner.estimators.tracing.leaf_kernels import Kernels
 from tuner.estimators.tracing.operators import (
     NO_KERNEL,
+    WRAPPING,
     from_layouts,
     layouts_of,
     makes_new_tensors,
@@ -50,11 +51,6 @@ class _Seen(NamedTuple):
     layouts: tuple[Any, ...] | None
     is_tuple: bool
     work: int | None
-
-
-WRAPPING = ("wait_tensor", "_wrap_tensor_autograd")
-"""Functional collectives that give back the tensor that they get. Without data PyTorch has made a
-new one of some (`torch/distributed/_functional_collectives.py`, 2.13)."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
