@@ -172,7 +172,7 @@ def ranks_of(value: Any) -> tuple[int, ...] | None:
         return None
     try:
         if isinstance(value, str):
-            group = distributed.distributed_c10d._resolve_process_group(value)  # type: ignore[attr-defined]
+            group = distributed.distributed_c10d._resolve_process_group(value)  # type: ignore[attr-defined,arg-type]
         else:
             group = distributed.ProcessGroup.unbox(value)
         return tuple(distributed.get_process_group_ranks(group))
