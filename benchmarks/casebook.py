@@ -201,6 +201,7 @@ def numbers_of(predicted: Predicted, space: SearchSpace) -> Mapping[str, Any]:
         "tower_adapters": _TOWER_LAYERS * 3 * rank * 2 * _TOWER_WIDTH,
         "tokens": tokens_per_sample(space.workload, predicted.hardest),
         "device": format_size(memory.device_bytes),
+        "allocated": format_size(memory.peak_allocated_bytes),
         "paged": format_size(memory.paged_bytes),
         "adapters": format_size(parts[MemoryCategory.ADAPTERS] + parts[MemoryCategory.GRADIENTS]),
         "logits": format_size(parts[MemoryCategory.LOGITS_AND_LOSS]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,9 @@ def test_a_launcher_of_two_machines_starts_one_and_what_ranks_send_crosses_the_n
     start = ("torchrun", "--nnodes", "2", "--node-rank", "0", "--master-addr", "first")
     words = [*start, "--nproc-per-node", "8", str(tmp_path / "train.py")]
     words[0] = str(Path(sys.executable).with_name("torchrun"))
-    said = CliRunner().invoke(cli, ["emulate", "--gpu", "h100_sxm", "--json", "--", *words])
+    asked = [sys.executable, "-m", "tuner", "emulate", "--gpu", "h100_sxm", "--json", "--", *words]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert said.stdout, said.stderr
     found = json.loads(said.stdout)
     gpu, ranks = get_gpu("h100_sxm"), Parallelism(16, machines=2)
     links = Links.of(gpu, gpu.link_bytes_per_s or 0.0, ranks)
