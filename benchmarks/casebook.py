@@ -3,9 +3,11 @@
     python -m benchmarks.casebook
     python -m benchmarks.casebook --only qwen7b_lora,cot8b_h100 --to part.md
 
-Every number comes from the tool. What was used is predicted from compiled timelines, with nothing
-calibrated. What is recommended is what the committed search under results/ recommends; where there
-is none, the whole space within its floors is predicted, which takes minutes with an empty cache.
+Every number comes from the tool. What was used is predicted from traces at full depth, as `tuner
+estimate` does it, with nothing calibrated; all of them take minutes. What is recommended is what
+the committed search under results/ recommends: after a search of a shipped space this page has to
+be written again, which `tests/test_casebook.py` notices. Where there is none, the whole space
+within its floors is predicted.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tuner.estimators.compiling import default_workers
 from tuner.estimators.predict import check_supported
 from tuner.gpus import get_gpu
 from tuner.models.catalogue import get_entry
-from tuner.records import Configuration, MemoryCategory
+from tuner.records import Configuration, MemoryCategory, Source
 from tuner.space import SearchSpace, configure, load_space
 from tuner.units import format_duration, format_size, significant
 from tuner.workloads import tokens_per_sample
@@ -139,7 +141,8 @@ def _recommended(predictor: SpacePredictor, *, searched: bool) -> tuple[Predicte
             stage = prediction.limiting_stage
             hardest = stages.get(stage or "", best.configuration)
             found = Predicted(best.configuration, prediction, hardest, stage)
-            return found, f"fastest of {best.trials:,} trials"
+            what = "predicted" if best.source == Source.PREDICTED else "trials"
+            return found, f"fastest of {best.trials:,} {what}"
     found_best, number = predicted_best(predictor, ())
     return found_best, f"fastest of {number:,} predicted"
 
@@ -156,7 +159,7 @@ def _predicted(predictor: SpacePredictor, used: Sequence[Used]) -> list[Predicte
     for one, configuration in zip(used, chosen, strict=True):
         if check_supported(configuration, predictor.gpu):
             raise InputError(f"{predictor.gpu.name} cannot run {one.label!r} of {space.name}")
-    return predictor.predict(chosen)
+    return predictor.trace(chosen)
 
 
 def _row(label: str, said: str, side: Side) -> str:
@@ -198,6 +201,7 @@ def numbers_of(predicted: Predicted, space: SearchSpace) -> Mapping[str, Any]:
         "tower_adapters": _TOWER_LAYERS * 3 * rank * 2 * _TOWER_WIDTH,
         "tokens": tokens_per_sample(space.workload, predicted.hardest),
         "device": format_size(memory.device_bytes),
+        "allocated": format_size(memory.peak_allocated_bytes),
         "paged": format_size(memory.paged_bytes),
         "adapters": format_size(parts[MemoryCategory.ADAPTERS] + parts[MemoryCategory.GRADIENTS]),
         "logits": format_size(parts[MemoryCategory.LOGITS_AND_LOSS]),

@@ -100,7 +100,13 @@ SYSTEMS = (
                 "With its defaults that is the reentrant kind, which this tool once did not know. "
                 "8-bit weights, rank 16 on q, k, v and o, micro-batch 1: 36.1 to 37.0 GB were "
                 "reported at 1024 tokens and 41.4 GB at 2048. It told 44.6 and 57.0 GiB; with "
-                "`use_reentrant: true` it predicts 36.48 and 40.78 GiB allocated."
+                "`use_reentrant: true` it predicts {allocated} allocated at 1024 tokens.",
+                {
+                    "precision": "int8",
+                    "lora_rank": 16,
+                    "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj"),
+                    "use_reentrant": True,
+                },
             ),
             Finding(
                 "Logits over 262,144 words and what the loss makes of them take {logits} of "
@@ -244,7 +250,8 @@ SYSTEMS = (
                 "weighted in fp32: 123 MiB a sample. This page once left that out, called 32 x 2 "
                 "at 512 tokens a fit at 12.93 GiB, and the program ran out of memory with it. "
                 "*Emulated*, it runs out in the backward pass: it needs 16.12 GiB allocated, where "
-                "16.13 GiB are predicted here."
+                "{allocated} are predicted here.",
+                {"micro_batch": 32, "max_length": 512},
             ),
         ),
     ),
@@ -283,7 +290,7 @@ SYSTEMS = (
             ),
             Finding(
                 "The program itself, *emulated* at 1 x 16 and 512 tokens in fp16, takes 20.51 GiB "
-                "allocated; 20.56 GiB are predicted here."
+                "allocated; {allocated} are predicted here."
             ),
         ),
     ),
@@ -313,7 +320,8 @@ SYSTEMS = (
             ),
             Finding(
                 "The program itself, *emulated* at 4 x 2 and 1536 tokens, takes 27.93 GiB "
-                "allocated, as predicted."
+                "allocated; {allocated} are predicted here.",
+                {"micro_batch": 4, "max_length": 1536},
             ),
         ),
     ),

@@ -235,11 +235,16 @@ def _begun(kinds: list[Any]) -> int:
     return max(names.index(kind) for kind in set(names)) + 1
 
 
-def rows_of(model_type: str, methods: Sequence[str] = tuple(METHODS)) -> list[Row]:
-    """What comes of a type with each of the methods, in this process."""
+def rows_of(
+    model_type: str, methods: Sequence[str] = tuple(METHODS), *, images: bool = False
+) -> list[Row]:
+    """What comes of a type with each of the methods, in this process.
+
+    With `images`, or a method that has some, the type is one of `AutoModelForImageTextToText`.
+    """
     began = time.monotonic()
     try:
-        config = buildable_config(model_type, images="image" in methods)
+        config = buildable_config(model_type, images=images or "image" in methods)
     except Exception as error:  # noqa: BLE001 - whatever a class of transformers raises
         seconds = time.monotonic() - began
         text = f"{type(error).__name__}: {error}"

@@ -6,7 +6,9 @@ import ast
 import json
 import math
 import os
+import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -14,10 +16,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tuner.apply.assign import Assignment
+from tuner.apply.notebook import _LEXEME as LEXEME
+from tuner.apply.notebook import notebook_python
 from tuner.apply.place import read_number
 from tuner.apply.plan import make_plan
 from tuner.apply.source import read_places
-from tuner.apply.write import replace_files
+from tuner.apply.write import MAX_BYTES, replace_files
 from tuner.errors import InputError
 from tuner.records import KnobValue
 from tuner.space.keypath import read_key
@@ -203,6 +207,18 @@ def test_any_text_is_changed_in_one_value_or_refused(folder, text, value):
         old, new = events(text), events(changed.decode())
         differing = [n for o, n in zip(old, new, strict=True) if o != n]
         assert [event[4] for event in differing] == [str(value)]
+
+
+def test_merges_beyond_what_people_write_are_refused(tmp_path):
+    """Each of a chain brings in the one before it; or a few thousand lines stand for gigabytes."""
+    chain = [f"m{n}: &m{n}\n  <<: [*m{n - 1}]\n" for n in range(1, 300)]
+    deep = "batch: 1\nm0: &m0 {z: 1}\n" + "".join(chain)
+    assert "more than 60 merge keys (<<) go through each other" in problem(
+        write(tmp_path, deep), "batch"
+    )
+    keys = "".join(f"  k{n}: 1\n" for n in range(1000))
+    wide = f"batch: 1\nm: &m\n{keys}" + "".join(f"u{n}: {{<<: *m}}\n" for n in range(101))
+    assert "bring in more than 100000 values" in problem(write(tmp_path, wide), "batch")
 
 
 @pytest.mark.parametrize(
@@ -586,3 +602,72 @@ def test_keys_are_shown_as_they_are_read(text):
 def test_a_number_of_more_digits_than_python_reads_is_no_number():
     assert math.isnan(read_number("9" * 5000))
     assert read_number("9" * 4000) == int("9" * 4000)
+
+
+# -- notebooks ----------------------------------------------------------------------------------
+
+
+def notebook(*sources: str, shown: str = "") -> str:
+    cells = [
+        {"cell_type": "code", "source": source, "outputs": [{"data": {"image/png": shown}}]}
+        for source in sources
+    ]
+    return json.dumps({"cells": cells, "nbformat": 4})
+
+
+MAGIC = """\
+text = '''
+!ls
+%not magic
+'''
+rest = (7
+% 4)
+more = 7 \\
+% 4  # it's a comment \\
+!echo "don't
+found = !ls 'x
+help?
+!pip install \\
+  one "two
+quoted = 'it\\'s' + "# no comment"
+%matplotlib inline
+if rest:
+    !ls
+batch = 4
+"""
+
+
+def test_lines_for_the_shell_are_no_python_and_lines_that_look_like_them_stay(tmp_path):
+    python, _ = notebook_python(notebook(MAGIC), "run.ipynb")
+    names: dict[str, object] = {}
+    exec(compile(python, "run.ipynb", "exec"), names)
+    assert names["text"] == "\n!ls\n%not magic\n"
+    assert (names["rest"], names["more"], names["quoted"]) == (3, 3, "it's# no comment")
+    path = write(tmp_path, notebook(MAGIC), "run.ipynb")
+    assert apply(path, "batch", 9) == notebook(MAGIC.replace("batch = 4", "batch = 9")).encode()
+
+
+def test_each_line_of_a_notebook_is_looked_at_once():
+    """Two thousand lines for the shell in one cell: as many steps as lines, not their square."""
+    number = 2000
+    cell = "!pip install 'a package\n" * number + "batch = 4\n"
+    searched = 0
+
+    class Counted:
+        def search(self, line: str, place: int) -> re.Match[str] | None:
+            nonlocal searched
+            searched += 1
+            return LEXEME.search(line, place)
+
+    with mock.patch("tuner.apply.notebook._LEXEME", Counted()):
+        python, _ = notebook_python(notebook(cell), "run.ipynb")
+    assert ast.parse(python).body[-1].lineno == number + 1
+    assert searched <= 2 * (number + 1)
+
+
+def test_what_cells_have_shown_does_not_count_as_code(tmp_path):
+    shown = "A" * (MAX_BYTES + 1)
+    path = write(tmp_path, notebook("batch = 4", shown=shown), "run.ipynb")
+    assert b"batch = 9" in apply(path, "batch", 9)
+    path.write_text(notebook("batch = 4", "# " + shown))
+    assert f"more than {MAX_BYTES} characters of code" in problem(path, "batch")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from compiled_samples import shallow_model
 
 from benchmarks.casebook import COLUMNS, numbers_of, page
@@ -16,7 +17,8 @@ from tuner.gpus import get_gpu
 from tuner.space import configure, load_space
 from tuner.units import format_duration, format_size, significant
 
-PAGE = Path(__file__).parents[1] / "docs" / "casebook.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "casebook.md"
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.space)
@@ -45,7 +47,7 @@ def test_the_numbers_of_the_page_are_those_of_the_predictor(tmp_path):
     assert len(rows) == 1 + len(system.used["h100_sxm"]) + 1  # a header, and the recommended one
     predictor = SpacePredictor(replace(space, model=model), gpu)
     settings = [one.settings for one in system.used["h100_sxm"]]
-    found = predictor.predict(
+    found = predictor.trace(
         [configure(space, {**space.baseline, **each}, strict=False) for each in settings]
     )
     for row, one, each in zip(rows[1:], system.used["h100_sxm"], found, strict=False):
@@ -59,6 +61,28 @@ def test_the_numbers_of_the_page_are_those_of_the_predictor(tmp_path):
         assert by_name["samples/s"] == significant(speed.samples_per_s)
         assert by_name["fits"] == "yes"
     assert numbers_of(found[0], space)["device"] in text.partition("missed")[2]
+
+
+def test_the_page_recommends_what_the_committed_results_recommend():
+    """After another search of a shipped space the page has to be written again."""
+    text = PAGE.read_text()
+    for system in SYSTEMS:
+        section = text.partition(f"Space [`{system.space}`]")[2].partition("\n## ")[0]
+        for gpu_name in system.used:
+            gpu = get_gpu(gpu_name)
+            table = section.partition(f"**{gpu.name}**")[2].partition("Recommended: ")[0]
+            (line,) = (row for row in table.splitlines() if row.startswith("| **recommended**"))
+            row = dict(zip(COLUMNS, (cell.strip() for cell in line.split("|")[1:]), strict=False))
+            path = ROOT / "results" / system.space / gpu.id / "best.yaml"
+            best = yaml.safe_load(path.read_text())
+            trials = best["chosen_from"]["trials"]
+            assert row["said"] == f"fastest of {trials:,} {best['source']}", (
+                system.space,
+                gpu_name,
+            )
+            device_bytes = best["memory"]["peak_device_bytes"]
+            assert row["device"].partition(" (")[0] == format_size(device_bytes)
+            assert row["samples/s"] == significant(best["speed"]["samples_per_s"])
 
 
 def test_the_committed_page_shows_every_system_or_says_that_it_does_not():

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from compiled_samples import configurations, gpu_for, shallow_model, structures
 
+from tuner.errors import InputError
 from tuner.estimators.compiler import deepening
 from tuner.estimators.compiler.deepening import trace_deep
 from tuner.estimators.compiler.free_rules import (
@@ -96,6 +97,41 @@ def test_a_model_of_equal_layers_is_traced_in_part(tmp_path, depths, configurati
     subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     require_same(subject, configuration, gpu)
     assert depths == REPEATED
+
+
+def test_the_text_of_a_model_of_images_is_traced_in_part(tmp_path, depths):
+    """Its class is another one than that of a model of text alone."""
+    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-vl-3b", LAYERS))
+    ((configuration, gpu),) = drawn(1)
+    require_same(subject, configuration, gpu)
+    assert depths == REPEATED
+
+
+def test_what_fails_in_a_model_of_few_layers_is_traced_as_a_whole(tmp_path, monkeypatch, caplog):
+    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    ((configuration, gpu),) = drawn(1)
+
+    def only_at_full_depth(workload, model, configuration, **options):
+        if model.get_text_config().num_hidden_layers != LAYERS:
+            raise InputError("this class has no fewer than 18 layers")
+        return trace(workload, model, configuration, **options)
+
+    monkeypatch.setattr(deepening, "trace", only_at_full_depth)
+    with caplog.at_level("INFO", logger="tuner"):
+        require_same(subject, configuration, gpu)
+    assert "no fewer than 18 layers" in caplog.text
+
+
+def test_what_fails_at_full_depth_is_not_hidden(tmp_path, monkeypatch):
+    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    ((configuration, _),) = drawn(1)
+
+    def broken(*_, **__):
+        raise RuntimeError("a fault of the trace")
+
+    monkeypatch.setattr(deepening, "trace", broken)
+    with pytest.raises(RuntimeError, match="a fault of the trace"):
+        trace_deep(subject.workload, subject.model_config, configuration, compute_capability=(8, 0))
 
 
 @pytest.mark.slow

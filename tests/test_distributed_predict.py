@@ -18,7 +18,7 @@ from measure_samples import knobs, model_folder
 
 from tuner.errors import InputError, UnavailableError
 from tuner.estimators.compiling import in_forks
-from tuner.estimators.parallel import Exchange, copying_s, link_of, waited_s, with_exchange
+from tuner.estimators.parallel import Exchange, Links, copying_s, link_of, waited_s, with_exchange
 from tuner.estimators.predict import Subject, predict, resolve_subject
 from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.estimators.rank_memory import buckets_of, replicated
@@ -164,12 +164,12 @@ def test_buckets_are_filled_in_the_order_of_backward() -> None:
 
 def test_what_backward_hides_is_not_waited_for() -> None:
     exchange = Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
-    rate = 51 * MIB  # all of it takes one second
-    assert waited_s(exchange, TWO, rate, 0.0) == pytest.approx(1.0)
+    links = Links(51 * MIB, None, per_machine=4)  # all of it takes one second
+    assert waited_s(exchange, TWO, links, 0.0) == pytest.approx(1.0)
     # Even then the last bucket is only sent when backward has ended.
-    assert waited_s(exchange, TWO, rate, 1e6) == pytest.approx(25 / 51)
-    assert waited_s(exchange, Parallelism(1), rate, 0.0) == 0.0
-    assert waited_s(exchange, Parallelism(4), rate, 0.0) == pytest.approx(1.5)
+    assert waited_s(exchange, TWO, links, 1e6) == pytest.approx(25 / 51)
+    assert waited_s(exchange, Parallelism(1), links, 0.0) == 0.0
+    assert waited_s(exchange, Parallelism(4), links, 0.0) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,8 @@ def test_a_ring_is_as_fast_as_its_slowest_link(settings: dict[str, Any], expecte
     summed = 1 if parallelism.strategy == "hsdp" else 0
     # A link of 10 bytes a second, a card of 1 byte for each GPU; half a byte where there are eight.
     network = 0.5 if settings["ranks"] == 16 and not summed else 1.0
-    waited = waited_s(Exchange(gathered=1, summed=summed), parallelism, 10.0, 0.0, network=network)
+    links = Links(10.0, network, parallelism.per_machine)
+    waited = waited_s(Exchange(gathered=1, summed=summed), parallelism, links, 0.0)
     assert waited == pytest.approx(expected_s)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from benchmarks.several_gpus import MODEL
 from tuner.cli.main import cli
 from tuner.engine.emulating import EmulateOptions, Emulation, emulate
 from tuner.engine.estimate import one_configuration
+from tuner.estimators.parallel import Exchange, Links, waited_s
 from tuner.estimators.predict import predict, resolve_subject
 from tuner.gpus import get_gpu
 from tuner.models.hollow import write_hollow
 from tuner.nccl import nccl_bytes
+from tuner.space.distributed_knobs import Parallelism
+from tuner.units import GIB
 
 pytestmark = needs_emulator
 
@@ -181,3 +185,37 @@ def test_the_command_says_for_whom_it_stands(tmp_path: Path) -> None:
     said = CliRunner().invoke(cli, asked)
     assert said.exit_code == 0, said.output
     assert "rank 0, which stands for all 2; --all-ranks runs each" in " ".join(said.output.split())
+
+
+SUMS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+model = torch.nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+assert os.environ["GROUP_WORLD_SIZE"] == "2"
+gradients = torch.empty(1 << 28, device="cuda")
+for _ in range(2):
+    model(torch.ones(8, 8, device="cuda")).sum().backward()
+    dist.all_reduce(gradients)
+    optimizer.step()
+"""
+
+
+def test_a_launcher_of_two_machines_starts_one_and_what_ranks_send_crosses_the_network(
+    tmp_path: Path,
+) -> None:
+    """`tuner emulate` reads how many machines there are; no other launcher is waited for."""
+    (tmp_path / "train.py").write_text(SUMS, encoding="utf-8")
+    start = ("torchrun", "--nnodes", "2", "--node-rank", "0", "--master-addr", "first")
+    words = [*start, "--nproc-per-node", "8", str(tmp_path / "train.py")]
+    words[0] = str(Path(sys.executable).with_name("torchrun"))
+    asked = [sys.executable, "-m", "tuner", "emulate", "--gpu", "h100_sxm", "--json", "--", *words]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert said.stdout, said.stderr
+    found = json.loads(said.stdout)
+    gpu, ranks = get_gpu("h100_sxm"), Parallelism(16, machines=2)
+    links = Links.of(gpu, gpu.link_bytes_per_s or 0.0, ranks)
+    assert (found["ended"], found["stands_for"]) == ("steps", 16)
+    assert found["time"]["breakdown_s"]["exchange"] == pytest.approx(
+        waited_s(Exchange(buckets=(GIB,)), ranks, links, 0.0)
+    )

@@ -9,6 +9,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,13 +21,16 @@ from tuner.emulator.inside.core import KernelLaunch, readable
 from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.pricing import Pricer
 from tuner.emulator.inside.triton_launches import describe_kernel
-from tuner.emulator.rates import gpu_from_dict, gpu_to_dict, pcie_bytes_per_s
+from tuner.emulator.rates import EXCHANGE, gpu_from_dict, gpu_to_dict, pcie_bytes_per_s
 from tuner.emulator.session import Session
 from tuner.emulator.step_time import step_time
 from tuner.estimators.compiler.work_arrays import WorkArrays
+from tuner.estimators.parallel import Exchange, Links, waited_s
 from tuner.estimators.speed.roofline import Efficiency, Roofline
 from tuner.estimators.tracing.recorder import Recorder
 from tuner.gpus import get_gpu
+from tuner.space.distributed_knobs import Parallelism
+from tuner.units import GIB, MIB
 
 A100 = get_gpu("a100-40gb")
 KERNEL_S, LAUNCH_S = Efficiency().kernel_s, Efficiency().launch_s
@@ -392,6 +396,85 @@ def test_small_kernels_wait_for_the_host():
     found = step_time(program.pricer.snapshot(), A100)
     assert found.phases_s["forward"] == pytest.approx(100 * LAUNCH_S)
     assert found.breakdown_s["launch"] == pytest.approx(100 * (LAUNCH_S - KERNEL_S))
+
+
+# -- what ranks send each other -------------------------------------------------------------------
+
+
+def reported(*collectives, ranks: int, machines: int) -> dict:
+    """A report of one step that launches these collectives in its backward pass."""
+    step = [[0, "backward", False, [(n, 1) for n in range(len(collectives))]]]
+    sends = [["send", "operator", [list(work)], 1] for work in collectives]
+    update = ["sgd", "operator", [["sgd", "elementwise", 0, [8], "float32", None, []]], 1]
+    step.append([0, "optimizer", False, [(len(sends), 1)]])
+    return {
+        "allow_tf32": False,
+        "ranks": ranks,
+        "machines": machines,
+        "described": [*sends, update],
+        "counts": step,
+    }
+
+
+def collective(name: str, size: int, ranks: int, stride: int = 1):
+    return [name, EXCHANGE, 0, [size], "uint8", [ranks, stride, 1, 1], []]
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_ranks_send_as_fast_as_in_a_prediction(machines):
+    """The sum of a gigabyte over ranks that stand in one machine, or in two."""
+    gpu, ranks = get_gpu("h100_sxm"), Parallelism(16, machines=machines)
+    report = reported(collective("c10d::allreduce_", GIB, 16), ranks=16, machines=machines)
+    found = step_time(report, gpu)
+    links = Links.of(gpu, gpu.link_bytes_per_s, ranks)
+    expected_s = waited_s(Exchange(buckets=(GIB,)), ranks, links, backward_s=0.0)
+    assert found.breakdown_s["exchange"] == pytest.approx(expected_s)
+    rate = {1: gpu.link_bytes_per_s, 2: min(gpu.link_bytes_per_s, 8 * gpu.network_bytes_per_s)}
+    assert expected_s == pytest.approx(2 * 15 / 16 * GIB / (0.8 * rate[machines]))
+
+
+def test_groups_of_ranks_send_by_the_links_between_them():
+    """Shards inside of a machine by its link, their sums by the network of both machines."""
+    gpu, ranks = get_gpu("h100_sxm"), Parallelism(16, "hsdp", machines=2)
+    gathered = collective("c10d::_allgather_base_", GIB, 8)
+    summed = collective("c10d::allreduce_", MIB, 2, stride=8)
+    found = step_time(reported(gathered, summed, ranks=16, machines=2), gpu)
+    links = Links.of(gpu, gpu.link_bytes_per_s, ranks)
+    exchange = Exchange(gathered=GIB, summed=MIB)
+    assert found.breakdown_s["exchange"] == pytest.approx(waited_s(exchange, ranks, links, 0.0))
+
+
+def test_machines_without_a_known_network_are_named():
+    gpu = replace(get_gpu("h100_sxm"), network_bytes_per_s=None)
+    report = reported(collective("c10d::allreduce_", GIB, 4), ranks=4, machines=2)
+    found = step_time(report, gpu)
+    assert found.breakdown_s.get("exchange", 0.0) == 0.0
+    assert any("without communication between machines" in note for note in found.notes)
+
+
+def test_a_rank_knows_its_group_and_its_machines(program, monkeypatch, tmp_path):
+    """Of a group that is not the whole world, from what a launcher tells each rank."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    init = {"rank": 0, "world_size": 8, "store": torch.distributed.HashStore()}
+    torch.distributed.init_process_group("fake", **init)
+    try:
+        every_other = torch.distributed.new_group([0, 4])
+
+        def body() -> None:
+            gradient = gpu_tensor(1 << 20)
+            for _ in range(2):
+                torch.distributed.all_reduce(gradient, group=every_other)
+            torch.distributed.all_reduce(gradient)
+
+        program.run(body, phase="backward")
+        program.pricer.begin("optimizer", 0)
+        snapshot = program.pricer.snapshot()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert (snapshot["ranks"], snapshot["machines"]) == (8, 4)
+    sent = {work.shape[:2]: work for work in program.works() if work.kind == EXCHANGE}
+    assert sent.keys() == {(2, 4), (8, 1)}
+    assert [count for _, count in snapshot["counts"][0][3]] == [2, 1]
 
 
 # -- parts ----------------------------------------------------------------------------------------

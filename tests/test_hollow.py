@@ -18,6 +18,7 @@ from tuner.errors import InputError, UnavailableError
 from tuner.models import hollow, sparse
 from tuner.models.catalogue import load_catalogue, resolve_config
 from tuner.models.hollow import is_hollow, write_hollow
+from tuner.models.hollow_tokenizer import make_tokenizer, special_tokens
 
 SMALL = {
     "hidden_size": 32,
@@ -246,7 +247,9 @@ def test_a_made_tokenizer_stays_in_the_vocabulary_and_knows_the_ids_of_the_confi
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     for kind in ("bos", "eos", "pad"):
         wanted = getattr(config, f"{kind}_token_id", None)
-        if wanted is not None and wanted < config.vocab_size:
+        if kind == "bos" and name.startswith("qwen"):  # its tokenizer begins no text with it
+            assert tokenizer.bos_token is None
+        elif wanted is not None and wanted < config.vocab_size:
             assert getattr(tokenizer, f"{kind}_token_id") == wanted
     assert "made: byte-level" in found.tokenizer
 
@@ -260,6 +263,36 @@ def test_a_made_tokenizer_without_padding_has_a_special_token_to_spare(tmp_path)
     ]
     tokenizer.pad_token = "<|reserved_special_token_0|>"
     assert tokenizer.pad_token_id == spare == len(tokenizer) - 1
+
+
+_UNPADDED = {"falcon", "gpt2", "gpt_bigcode", "llama", "mistral", "mixtral", "phi"}
+"""Families whose published tokenizer_config.json names no token for padding. Of the others it is
+the pad_token_id of the published config.json, or what the class of transformers pads with."""
+
+
+def test_every_family_of_the_catalogue_ends_and_pads_as_its_published_tokenizer():
+    found = {}
+    for name, entry in load_catalogue().items():
+        config = resolve_config(name)
+        special = special_tokens(config, config.get_text_config().vocab_size)
+        is_encoder = entry.config["model_type"] in ("bert", "roberta")
+        assert ("sep_token" if is_encoder else "eos_token") in special, name
+        ids = {id_: text for text, id_ in special.values()}
+        assert len(set(ids.values())) == len(ids), name
+        found.setdefault(entry.config["model_type"], set()).add("pad_token" in special)
+    assert {family for family, pads in found.items() if pads != {True}} == _UNPADDED
+    assert all(pads == {False} for family, pads in found.items() if family in _UNPADDED)
+
+
+@pytest.mark.parametrize(("model", "eos"), [("qwen2.5-0.5b", 151643), ("qwen3-0.6b", 151645)])
+def test_qwen_pads_with_the_token_of_its_published_tokenizer(model, eos):
+    """<|endoftext|>, with which no text begins; the end of a turn is a token of its own."""
+    tokenizer = make_tokenizer(resolve_config(model))
+    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<|endoftext|>", 151643)
+    assert (tokenizer.bos_token, tokenizer.eos_token_id) == (None, eos)
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") == 151645
+    batch = tokenizer(["a", "longer"], padding=True)["input_ids"]
+    assert batch[0] == [*tokenizer("a")["input_ids"], *[151643] * 5]
 
 
 def test_encoders_frame_their_texts(tmp_path):

@@ -15,10 +15,11 @@ from click.testing import CliRunner
 from estimate_samples import configuration, tiny_config, traced
 
 from benchmarks.accuracy.losses import register
-from benchmarks.models import IMAGE_ROWS, METHODS, ROWS, page, read_rows, rows_of
+from benchmarks.models import IMAGE_ROWS, METHODS, ROWS, model_types, page, read_rows, rows_of
 from tuner.cli.main import cli
 from tuner.engine.estimate import one_configuration
 from tuner.errors import InputError
+from tuner.estimators.compiler import deepening
 from tuner.estimators.compiler.compile import layer_types, with_layers
 from tuner.estimators.compiler.layouts import CompileError
 from tuner.estimators.predict import check_supported
@@ -40,6 +41,7 @@ DRAWN = (
     "afmoe", "apertus", "aria_text", "axk1", "bart", "bert", "biogpt", "bloom", "codegen", "ctrl",
     "ernie", "falcon", "gemma", "gemma2", "gpt2", "gpt_neo", "mamba", "mixtral", "opt", "phimoe",
 )  # fmt: skip
+TEXT_OF_IMAGES_DRAWN = {"qwen2_5_vl": "answered", "janus": "answered", "blip": "refused"}
 IMAGES_DRAWN = (
     "gemma3",
     "llava_next",
@@ -112,6 +114,21 @@ def test_a_type_of_images_is_still_what_its_row_says(model_type):
 def test_no_row_of_images_is_a_traceback():
     rows = read_rows(IMAGE_ROWS)
     assert {row.answer for row in rows if row.builds} == {"answered", "refused"}
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        name if name in TEXT_OF_IMAGES_DRAWN else pytest.param(name, marks=pytest.mark.slow)
+        for name in model_types(images=True)
+    ],
+)
+def test_text_alone_is_answered_or_refused_for_a_type_of_images(model_type, monkeypatch):
+    """With the shortcut of models of few layers tried for each, however few layers it has."""
+    monkeypatch.setattr(deepening, "LEAST_LAYERS", (2, 2))
+    (row,) = rows_of(model_type, ["bf16"], images=True)
+    assert row.answer == TEXT_OF_IMAGES_DRAWN.get(model_type, row.answer), row.text
+    assert row.answer in ("answered", "refused") or not row.builds, row.text
 
 
 # -- experts ---------------------------------------------------------------------------------

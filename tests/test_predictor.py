@@ -361,9 +361,10 @@ def test_compiled_arrays_come_back_as_they_were(folder, stored_base):
 # -- fallbacks and refusals -------------------------------------------------------------------
 
 
-def test_what_does_not_compile_is_traced_and_says_why(job, model, monkeypatch, folder):
+@pytest.mark.parametrize("kind", [CompileError, ValueError, InputError])
+def test_what_does_not_compile_is_traced_and_says_why(job, model, monkeypatch, folder, kind):
     def refuse(*_):
-        raise CompileError("a layer does something new")
+        raise kind("a layer does something new")
 
     monkeypatch.setattr("tuner.estimators.compiler.compile.compile_passes", refuse)
     (ours,) = Predictor(job).predict([BASE], AMPERE)

@@ -16,18 +16,25 @@ NATIVE_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 PRECISIONS = (*NATIVE_PRECISIONS, "nf4")
 """Values of the knob `precision`."""
 
-_ARCHITECTURES = {
-    (7, 0): "Volta",
+ARCHITECTURES = {
+    **dict.fromkeys([(5, 0), (5, 2), (5, 3)], "Maxwell"),
+    **dict.fromkeys([(6, 0), (6, 1), (6, 2)], "Pascal"),
+    **dict.fromkeys([(7, 0), (7, 2)], "Volta"),
     (7, 5): "Turing",
-    (8, 0): "Ampere",
-    (8, 6): "Ampere",
+    **dict.fromkeys([(8, 0), (8, 6), (8, 7), (8, 8)], "Ampere"),
     (8, 9): "Ada Lovelace",
     (9, 0): "Hopper",
-    (10, 0): "Blackwell",
-    (10, 3): "Blackwell",
-    (12, 0): "Blackwell",
-    (12, 1): "Blackwell",
+    **dict.fromkeys([(10, 0), (10, 1), (10, 3), (11, 0), (12, 0), (12, 1)], "Blackwell"),
 }
+"""The compute capabilities of NVIDIA's GPUs (CUDA C++ Programming Guide 12 and 13)."""
+
+VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
+"""Makers of GPUs by the word of a catalogue's entry. Only those of the first are supported."""
+
+
+def not_supported(vendor: str) -> str:
+    """What is said of a GPU of another vendor than NVIDIA."""
+    return f"no GPU of {vendor} is supported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ class Gpu:
     def architecture(self) -> str:
         """The generation's name ("Turing"), or the compute capability where it has none here."""
         major, minor = self.compute_capability
-        return _ARCHITECTURES.get((major, minor), f"compute capability {major}.{minor}")
+        return ARCHITECTURES.get((major, minor), f"compute capability {major}.{minor}")
 
     @property
     def price_source(self) -> str | None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from yaml import Node
+from yaml import Node, ScalarNode, SequenceNode
 
 from tuner.errors import unknown
-from tuner.gpu import NATIVE_PRECISIONS, Gpu
+from tuner.gpu import ARCHITECTURES, NATIVE_PRECISIONS, VENDORS, Gpu, not_supported
 from tuner.gpu_file import YamlFile
 from tuner.units import GIB, MIB
 
@@ -51,7 +51,12 @@ def _readers(file: YamlFile) -> dict[str, tuple[str, str, Callable[[Node, str], 
         if match is None:
             file.report(node, where, f"{text!r} is not a compute capability like 8.6")
             return None
-        return int(match[1]), int(match[2])
+        found = int(match[1]), int(match[2])
+        if found not in ARCHITECTURES:
+            known = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
+            file.report(node, where, f"no GPU of NVIDIA has {text}; known: {known}")
+            return None
+        return found
 
     def count(node: Node, where: str) -> int | None:
         number = file.number(node, where, 1, 10_000)
@@ -108,7 +113,8 @@ def read_entry(
     if not re.fullmatch(r"[a-z0-9][a-z0-9_]{0,63}", gpu_id):
         file.report(node, where, "an id has lower-case letters, digits and underscores only")
     readers = _readers(file)
-    keys = file.mapping(node, where, known=(*readers, "sources", "like"))
+    keys = file.mapping(node, where, known=(*readers, "vendor", "sources", "like"))
+    _check_vendor(file, keys, where)
     values = _taken_over(file, gpu_id, keys.get("like"), base)
     sources: dict[str, str] = dict(values.pop("sources", {}))
     for key, (name, group, read) in readers.items():
@@ -126,6 +132,25 @@ def read_entry(
         gpu = Gpu(id=gpu_id, sources=sources, **values)
         _check_figures(file, node, gpu)
     return gpu if len(file.problems) == before else None
+
+
+def _check_vendor(file: YamlFile, keys: Mapping[str, Node], where: str) -> None:
+    """Report a GPU of another vendor than NVIDIA: by `vendor`, or where its name begins with one.
+
+    Rooflines, kernels and the memory of a context are those of CUDA.
+    """
+    if "vendor" in keys:
+        text = file.text(keys["vendor"], f"{where}.vendor")
+        if text is not None and text.lower() != "nvidia":
+            vendor = VENDORS.get(text.lower(), text)
+            file.report(keys["vendor"], f"{where}.vendor", not_supported(vendor))
+    for key in ("name", "device_names"):
+        node = keys.get(key)
+        for each in node.value if isinstance(node, SequenceNode) else [node]:
+            word = str(each.value).partition(" ")[0] if isinstance(each, ScalarNode) else ""
+            vendor = VENDORS.get(word.lower(), "NVIDIA")
+            if vendor != "NVIDIA":
+                file.report(each, f"{where}.{key}", not_supported(vendor))
 
 
 def _taken_over(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import subprocess
 import sys
 
@@ -14,7 +16,7 @@ from tuner.records import Outcome, Status
 from tuner.results.best import best_yaml, find_baseline, recommend
 from tuner.results.cost import run_cost
 from tuner.results.facts import SpaceFacts
-from tuner.results.table import pareto_csv
+from tuner.results.table import cell, cell_value, pareto_csv
 from tuner.results.view import Kind, build_view
 from tuner.units import GIB
 
@@ -206,3 +208,15 @@ def test_reading_results_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+2", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "'=1", "plain", ""]
+)
+def test_a_text_is_no_formula_of_a_spreadsheet_and_comes_back(text):
+    record = make_record(settings=knobs(micro_batch=-4), trial_id=text)
+    (row,) = csv.DictReader(io.StringIO(pareto_csv(build_view([record], SPACE, GPU)), newline=""))
+    assert not row["trial_id"].startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert cell_value(row["trial_id"]) == text.replace("\r", " ")
+    assert row["micro_batch"] == "-4"
+    assert cell(("-q", "v")) == "'-q+v"

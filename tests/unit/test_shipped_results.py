@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from statistics import median
 
 import pytest
+import yaml
 
 from tuner.cli.main import run
+from tuner.results.store import ResultsFolder
+from tuner.space import load_space
 
 ROOT = Path(__file__).parents[2]
 BEST = ["best", "--space", "qlora27b", "--gpu", "a6000"]
@@ -48,3 +52,41 @@ def test_another_folder_and_a_space_of_ones_own_have_none(elsewhere, capsys, own
         shutil.copy(ROOT / "search_spaces" / "qlora27b.yaml", elsewhere / "search_spaces")
     assert run([*BEST, *own]) == 3
     assert "no results of 'qlora27b' on 'a6000'" in capsys.readouterr().err
+
+
+# -- numbers that pages repeat ----------------------------------------------------------------
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_says_of_a_processor_what_its_trials_say():
+    records = ResultsFolder(ROOT / "results", "tiny_cpu", "cpu").read().records
+    pairs = [(r.outcome.prediction, r.outcome.measurement) for r in records]
+    memory = median(abs(p.memory.device_bytes / m.memory.device_bytes - 1) for p, m in pairs)
+    step = median(abs(p.speed.step_s / m.speed.step_s - 1) for p, m in pairs)
+    text = " ".join(README.split())
+    assert f"Over the {len(records)} trials in [`results/tiny_cpu/cpu`]" in text
+    assert f"error is {memory:.1%} for device memory and {step:.0%} for step time" in text.replace(
+        " %", "%"
+    )
+
+
+def test_the_readme_says_of_published_runs_what_the_page_on_accuracy_says():
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    found = {(row[0], row[1]): row for row in rows if len(row) == 7}
+    reserved = found["peak reserved", "T4, RTX 4080"]
+    step = found["step time", "T4, RTX 4080, A100, grade A"]
+    text = " ".join(README.split())
+    assert f"off by {reserved[3]} (median of {reserved[2]} runs)" in text
+    assert f"step time by {step[4]} (mean of {step[2]} runs)" in text
+    allocated = found["peak allocated", "T4, RTX 4080, A100, grade A"]
+    assert f"on {allocated[2]} published runs" in text
+
+
+def test_the_readme_counts_the_space_as_its_search_does():
+    best = yaml.safe_load((ROOT / "results" / "qlora27b" / "a6000" / "best.yaml").read_text())
+    number, within = load_space("qlora27b").count(use_floors=False), best["chosen_from"]["trials"]
+    text = " ".join(README.split())
+    assert f"a space of {number:,} configurations, of which {within:,} have" in text

@@ -6,7 +6,6 @@ Python: a `pass` takes their place.
 
 from __future__ import annotations
 
-import ast
 import bisect
 import json
 import re
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tuner.apply.place import Location, is_writable
 from tuner.apply.python_file import read_python
+from tuner.apply.write import MAX_BYTES
 from tuner.errors import InputError
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
@@ -23,8 +23,13 @@ _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]",
     re.DOTALL,
 )
-_MAGIC = re.compile(r"\s*([\w., ]+=\s*)?[!%?]|\s*[\w.]+\?{1,2}\s*$")
+_MAGIC = re.compile(r"\s*([\w.][\w., ]*=\s*)?[!%?]|\s*[\w.]+\?{1,2}\s*$")
 _PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun|memit|py|python3?)\b")
+_LEXEME = re.compile(r"#.*|'''|\"\"\"|['\"()\[\]{}]")
+_TEXT_ENDS = {
+    mark: re.compile(rf"(?:\\.|(?!{mark})[^\\])*{mark}", re.DOTALL)
+    for mark in ("'", '"', "'''", '"""')
+}
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -73,8 +78,11 @@ def code_cells(text: str, file: str) -> Iterator[Cell]:
         cells = json.loads(text.removeprefix("\ufeff"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells]
         is_code = [cell.get("cell_type") == "code" for cell in cells]
+        code_length = sum(len(s) for s, code in zip(sources, is_code, strict=True) if code)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{file} is not a Jupyter notebook of version 4") from None
+    if code_length > MAX_BYTES:
+        raise InputError(f"{file}: its cells have more than {MAX_BYTES} characters of code")
     strings = _source_strings(text)
     for number, (code, source) in enumerate(zip(is_code, sources, strict=True), 1):
         if not code or not source:
@@ -129,28 +137,43 @@ def _without_magic(source: str) -> str:
         if not _PYTHON_CELL.match(lines[first]):
             return "".join(map(_blanked, lines))
         lines[first] = _blanked(lines[first])
-    # Where Python stops: a line inside of a text may look like magic, and stays.
-    while (broken := _broken_line("".join(lines))) is not None and broken < len(lines):
-        if not _MAGIC.match(lines[broken]):
-            break
-        _blank(lines, broken)
-    else:
-        return "".join(lines)
-    for number, line in enumerate(lines):
-        if _MAGIC.match(line):
+    for number in _first_lines(lines):
+        if _MAGIC.match(lines[number]):
             _blank(lines, number)
     return "".join(lines)
 
 
-def _broken_line(text: str) -> int | None:
-    """The number, from 0 on, of the line that is no Python; None where all of it is."""
-    try:
-        ast.parse(text)
-    except SyntaxError as error:
-        return (error.lineno or 1) - 1
-    except (ValueError, RecursionError, MemoryError):
-        return 0
-    return None
+def _first_lines(lines: list[str]) -> Iterator[int]:
+    """The numbers of lines that begin a statement, not inside a text, brackets or a line before.
+
+    Each line is looked at when the one before it has been dealt with: what a line for the shell
+    quotes is gone by then.
+    """
+    depth, open_text, goes_on = 0, "", False
+    for number in range(len(lines)):
+        if not (depth or open_text or goes_on):
+            yield number
+        place, line = 0, lines[number].rstrip("\n")
+        while place < len(line):
+            if open_text:
+                end = _TEXT_ENDS[open_text].match(line, place)
+                if end is None:
+                    break
+                place, open_text = end.end(), ""
+                continue
+            token = _LEXEME.search(line, place)
+            if token is None:
+                break
+            place, sign = token.end(), token[0]
+            if sign[0] == "#":
+                line = ""
+            elif sign[0] in "'\"":
+                open_text = sign
+            else:
+                depth = max(0, depth + (1 if sign in "([{" else -1))
+        goes_on = line.endswith("\\")
+        if len(open_text) == 1 and not goes_on:
+            open_text = ""  # a text that its line does not end: no Python
 
 
 def _blank(lines: list[str], number: int) -> None:

@@ -16,14 +16,19 @@ MAX_BYTES = 4 * 1024 * 1024
 """A file that people edit is far smaller; anything larger is the wrong one."""
 
 
+MAX_NOTEBOOK_BYTES = 256 * 1024 * 1024
+"""Pictures and tables that cells have shown stand in a notebook; `MAX_BYTES` is for its code."""
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a file that may be replaced. Raises `InputError` where it may not."""
+    most = MAX_NOTEBOOK_BYTES if path.suffix.lower() == ".ipynb" else MAX_BYTES
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{path}: not a file")
-        if status.st_size > MAX_BYTES:
-            raise InputError(f"{path}: larger than {MAX_BYTES} bytes, which no configuration is")
+        if status.st_size > most:
+            raise InputError(f"{path}: larger than {most} bytes, which no configuration is")
         if status.st_nlink > 1:
             raise InputError(f"{path}: has {status.st_nlink} hard links; replacing it parts them")
         if not status.st_mode & 0o222 or not os.access(path, os.W_OK):

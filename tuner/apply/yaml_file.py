@@ -25,6 +25,8 @@ _LINE_BREAK = re.compile("[\n\r\x85\u2028\u2029]")
 _INTERPOLATION = re.compile(r"\$\{|\{\{")
 _ANCHOR = re.compile(r"&\S+[ \t]+")
 _MAX_DEPTH = 60
+_MOST_MERGED = 100_000
+"""Values that merge keys of a document may bring in: few lines can stand for gigabytes of them."""
 
 
 def read_yaml(text: str, file: str) -> list[Location]:
@@ -46,8 +48,11 @@ def read_json(text: str, file: str) -> list[Location]:
 
 
 def _read(text: str, composable: str, file: str, language: Language) -> list[Location]:
+    places: list[Location] = []
     try:
-        roots = list(yaml.compose_all(composable, Loader=yaml.SafeLoader))
+        for number, root in enumerate(yaml.compose_all(composable, Loader=yaml.SafeLoader)):
+            # compose_all gives None for an empty document.
+            places += [] if root is None else _Document(text, language, number, root).places()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -56,11 +61,13 @@ def _read(text: str, composable: str, file: str, language: Language) -> list[Loc
         raise InputError(f"{file}: nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise InputError(f"{file}: broken YAML: {error}") from None
-    places: list[Location] = []
-    for number, root in enumerate(roots):
-        # compose_all gives None for an empty document.
-        places += _Document(text, language, number, root).places() if root is not None else []
+    except _TooManyMergedError as error:
+        raise InputError(f"{file}: {error}") from None
     return places
+
+
+class _TooManyMergedError(Exception):
+    """Merge keys (`<<`) bring in more than anybody writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ class _Document:
         self.root = root
         self.references = _references(root)
         self.seen: set[int] = set()
+        self.merged = 0
 
     def places(self) -> list[Location]:
         return list(self._walk(self.root, _Spot((), self.root.start_mark.line + 1)))
@@ -130,7 +138,11 @@ class _Document:
 
     def _merged(self, value: Node, spot: _Spot, line: int, own: set[str]) -> Iterator[Location]:
         """What a merge key (`<<`) brings in, less what stands in the mapping itself."""
-        for name in sorted(_merged_names(value, set()) - own):
+        names = sorted(_merged_names(value) - own)
+        self.merged += len(names)
+        if self.merged > _MOST_MERGED:
+            raise _TooManyMergedError(f"merge keys (<<) bring in more than {_MOST_MERGED} values")
+        for name in names:
             yield self._blocked(
                 value,
                 _Spot((*spot.path, name), line),
@@ -228,17 +240,24 @@ def _is_merge(key: Node) -> bool:
     return bool(key.tag == f"{_TAG}merge")
 
 
-def _merged_names(value: Node, seen: set[int]) -> set[str]:
-    if id(value) in seen:
-        return set()
-    seen.add(id(value))
-    if isinstance(value, SequenceNode):
-        return {name for item in value.value for name in _merged_names(item, seen)}
-    if not isinstance(value, MappingNode):
-        return set()
-    names = {_name(key) for key, _ in value.value if not _is_merge(key)}
-    below = [item for key, item in value.value if _is_merge(key)]
-    return names | {name for item in below for name in _merged_names(item, seen)}
+def _merged_names(value: Node) -> set[str]:
+    """The keys that a merge of `value` brings in, however deep they stand."""
+    names: set[str] = set()
+    seen: set[int] = set()
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        below: list[Node] = []
+        for node in level:
+            seen.add(id(node))
+            if isinstance(node, SequenceNode):
+                below += node.value
+            elif isinstance(node, MappingNode):
+                names |= {_name(key) for key, _ in node.value if not _is_merge(key)}
+                below += [item for key, item in node.value if _is_merge(key)]
+        level = list({id(node): node for node in below if id(node) not in seen}.values())
+        if not level:
+            return names
+    raise _TooManyMergedError(f"more than {_MAX_DEPTH} merge keys (<<) go through each other")
 
 
 def _scalar_value(node: ScalarNode, raw: str) -> tuple[Value, str | None]:

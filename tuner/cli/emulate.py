@@ -19,7 +19,7 @@ from tuner.cli.options import (
 from tuner.engine.margin import parse_margin
 from tuner.errors import InputError
 from tuner.gpus import get_gpu
-from tuner.program.launch import read_launch
+from tuner.program.launch import Launch, read_launch
 from tuner.program.program import read_program
 from tuner.program.running import runnable
 from tuner.terminal.render import print_json
@@ -89,8 +89,10 @@ def command(  # noqa: PLR0913 - one argument for each option
     if steps < 0 or (gpus is not None and gpus < 1):
         raise InputError("--steps is 0 or more, and --gpus 1 or more")
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
+    launch = _launch_of(program)
     options = EmulateOptions(
-        gpus=gpus or _started(program),
+        gpus=gpus or launch.processes or 1,
+        machines=launch.machines,
         all_ranks=all_ranks,
         steps=steps,
         seed=seed,
@@ -112,9 +114,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     raise click.exceptions.Exit(found.exit_code)
 
 
-def _started(words: Sequence[str]) -> int:
-    """How many processes the launcher of a program starts; 1 where it does not say."""
+def _launch_of(words: Sequence[str]) -> Launch:
+    """What the launcher of a program starts; one process where it does not say."""
     try:
-        return read_launch(read_program(words, is_run=False)).processes or 1
+        return read_launch(read_program(words, is_run=False))
     except InputError:  # whatever it is, it is started as it stands
-        return 1
+        return Launch()

@@ -7,6 +7,7 @@ library, a body that counts the call, so that nothing unknown passes silently.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -78,20 +79,51 @@ def build(torch: TorchBuild) -> Path:
     """
     reals = _real_libraries(torch)
     folder = _folder(torch, reals)
-    if (folder / "complete").is_file():
+    if _is_whole(folder):
         return folder
     compiler = find_compiler()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        _compile_all(compiler, torch, reals, draft)
-        (draft / "complete").touch()
-        # Whoever else built it meanwhile made the same.
-        if not folder.exists():
-            draft.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise UnavailableError(f"{str(folder.parent)!r} cannot be written: {error}") from error
+    try:
+        _compile_all(compiler, torch, reals, draft / "new")
+        _put_in_place(draft, folder)
+    except OSError as error:
+        raise UnavailableError(f"{str(folder)!r} cannot be written: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def _put_in_place(draft: Path, folder: Path) -> None:
+    """Let what was built in `draft` be `folder`, in place of a damaged one."""
+    new = draft / "new"
+    (new / _SUMS).write_text(_sums(new), encoding="utf-8")
+    if _is_whole(folder):
+        return  # whoever else built it meanwhile made the same
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(draft / "damaged")
+    with contextlib.suppress(FileExistsError):
+        new.rename(folder)
+
+
+_SUMS = "complete"
+"""The file with the checksum of every other file, written last."""
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether every file of a folder of libraries is there, as it was built."""
+    try:
+        return (folder / _SUMS).read_text(encoding="utf-8") == _sums(folder)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _sums(folder: Path) -> str:
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != _SUMS)
+    return "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in files)
 
 
 def _folder(torch: TorchBuild, reals: Iterable[_Real]) -> Path:
@@ -144,6 +176,7 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
     flags = ["-O2", "-fPIC", "-fvisibility=hidden", "-w", f"-I{SOURCES}"]
     flags += [f"-DCUDA_MAJOR={torch.cuda[0]}", *_version_flags(torch)]
     order = [CORE, "libcuda.so.1", "libnvidia-ml.so.1"]
+    folder.mkdir()
     make = _Compiler(compiler, flags, folder)
     make.library(CORE, *map(make.object, ("device.c", "answers.c", "modes.c")))
     make.library("libnvidia-ml.so.1", make.object("nvml.c"), core=True)

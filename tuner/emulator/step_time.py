@@ -16,7 +16,7 @@ from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
 from tuner.estimators.calibration.calibrate import step_factors
 from tuner.estimators.calibration.interval import Floats, in_quadrature
 from tuner.estimators.compiler.work_arrays import WorkArrays
-from tuner.estimators.parallel import LINK_SHARE
+from tuner.estimators.parallel import NETWORK, Links, unknown_rate
 from tuner.estimators.speed.kernel_times import on_measured_device
 from tuner.estimators.speed.operators import MOST_EXPENSIVE, OperatorTime
 from tuner.estimators.speed.product_rates import matmul_peak
@@ -24,6 +24,7 @@ from tuner.estimators.speed.profile import DeviceProfile
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpu import Gpu
 from tuner.records import Phase
+from tuner.space.distributed_knobs import Parallelism
 
 _PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
@@ -100,7 +101,12 @@ class _Program:
         self._gpu, self._times, _ = on_measured_device(gpu, profile)
         self._has_profile = profile is not None
         self._allow_tf32 = bool(report["allow_tf32"])
-        self._ranks = int(report["ranks"])
+        ranks = Parallelism(int(report["ranks"]), machines=int(report["machines"]))
+        self._lacking = unknown_rate(self._gpu, ranks)
+        self._ranks = ranks.ranks
+        self._links = None
+        if ranks.ranks > 1 and self._lacking is None:
+            self._links = Links.of(self._gpu, self._gpu.link_bytes_per_s or 0.0, ranks)
         described = report["described"]
         self._labels = [str(entry[0]) for entry in described]
         self._sources = [str(entry[1]) for entry in described]
@@ -221,18 +227,21 @@ class _Program:
 
     def _exchange_s(self, phase: Phase, calls: list[_Call], device_s: float) -> float:
         """What ranks wait for each other: reductions of gradients overlap with backward."""
-        rate = (self._gpu.link_bytes_per_s or 0.0) * LINK_SHARE
-        if self._ranks < 2 or not rate:
+        if self._links is None:
             return 0.0
-        part = (self._ranks - 1) / self._ranks
         reduced, others_s = [], 0.0
         for call in calls:
             if call.phase is phase and self._kinds[call.number] == EXCHANGE:
                 work = self._works[call.number][0]
-                if "allreduce" in work.name or "all_reduce" in work.name:
-                    reduced += [2 * part * work.bytes_moved / rate] * call.count
+                sums = "allreduce" in work.name or "all_reduce" in work.name
+                members, stride = (work.shape or (self._ranks, 1))[:2]
+                seconds = self._links.collective_s(
+                    work.bytes_moved, members=members, stride=stride, sums=sums
+                )
+                if sums:
+                    reduced += [seconds] * call.count
                 else:
-                    others_s += call.count * part * work.bytes_moved / rate
+                    others_s += call.count * seconds
         if not reduced:
             return others_s
         hidden_s = device_s * (1 - 1 / len(reduced)) if phase is Phase.BACKWARD else 0.0
@@ -280,8 +289,9 @@ class _Program:
 
     def _notes(self, calls: list[_Call]) -> Iterator[str]:
         kinds = {self._kinds[call.number] for call in calls}
-        if EXCHANGE in kinds and self._ranks > 1 and not self._gpu.link_bytes_per_s:
-            yield f"without communication between GPUs: no rate is known for {self._gpu.name}"
+        if EXCHANGE in kinds and self._lacking is not None:
+            between = "machines" if self._lacking == NETWORK else "GPUs"
+            yield f"without communication between {between}: no rate is known for {self._gpu.name}"
         if any(self._sources[call.number] == "product" for call in calls):
             yield "FLOPs of Triton kernels that multiply matrices are guessed from their tensors"
 

@@ -17,7 +17,13 @@ from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
 from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
-from tuner.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, InputError, verdict_code
+from tuner.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_UNAVAILABLE,
+    InputError,
+    UnavailableError,
+    verdict_code,
+)
 from tuner.gpu import Gpu
 from tuner.host import find_program
 from tuner.records import MemoryBudget
@@ -168,9 +174,11 @@ class EmulateOptions:
     """How a program is run: on how many GPUs, for how many optimizer steps, with which seed.
 
     On several GPUs, one process stands for all ranks that the program starts, unless `all_ranks`.
+    `gpus` are those of each of the `machines` that the program's launcher is told of.
     """
 
     gpus: int = 1
+    machines: int = 1
     all_ranks: bool = False
     steps: int = 3
     seed: int = 0
@@ -199,7 +207,12 @@ def emulate(
     if program is None:
         raise InputError(f"there is no program {command[0]!r}", hint="name one that is on PATH")
     torch = find_torch(interpreter_of(program))
-    settings: dict[str, Any] = {"steps": options.steps}
+    settings: dict[str, Any] = {"steps": options.steps, "machines": options.machines}
+    if options.machines > 1 and options.all_ranks:
+        raise UnavailableError(
+            f"the ranks of {options.machines} machines cannot all run on this one",
+            hint="leave --all-ranks out: rank 0 stands for all",
+        )
     if options.snapshot is not None:
         settings["snapshot"] = str(options.snapshot.absolute())
     started = time.monotonic()
@@ -208,7 +221,7 @@ def emulate(
         count=options.gpus,
         torch=torch,
         seed=options.seed,
-        one_rank=options.gpus > 1 and not options.all_ranks,
+        one_rank=options.gpus * options.machines > 1 and not options.all_ranks,
         settings=settings,
     ) as session:
         end = _run([program, *command[1:]], session, options, output, stopped, cwd)

@@ -86,8 +86,8 @@ class ProgramRuns:
         launch = read_launch(program)
         if launch.machines > 1:
             raise UnavailableError(
-                f"it starts on {launch.machines} machines, which wait for each other",
-                hint="`tuner emulate` runs a script that starts one torchrun for each",
+                f"it starts on {launch.machines} machines, and changes are tried on one",
+                hint="`tuner emulate` runs it as it is: rank 0 stands for all",
             )
         options = EmulateOptions(
             gpus=self.gpus or launch.processes or 1,

@@ -176,6 +176,8 @@ def compile_one(subject: Subject, structure: Structure) -> CompiledPasses | str:
         return compile_passes(subject.workload, subject.model_config, structure)
     except CompileError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001 - the full trace raises what is wrong with the model
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _answer(subject: Subject | None, request: Request, known: Mapping[Point, Replays]) -> Answer:

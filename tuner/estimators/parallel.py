@@ -7,7 +7,6 @@ PyTorch 2.13.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -188,6 +187,44 @@ def rate_of_ring(
     return min(link, network * local) if local > 1 else network
 
 
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Bytes a second that ranks send each other, of a training with `per_machine` in each machine.
+
+    `link` is between GPUs of a machine, `network` that of a GPU to another machine: None for
+    unknown, or where there is one machine.
+    """
+
+    link: float
+    network: float | None
+    per_machine: int
+
+    @classmethod
+    def of(cls, gpu: Gpu, link_bytes_per_s: float, parallelism: Parallelism) -> Links:
+        """What a protocol leaves of the rates of the catalogue, or of those measured on a host."""
+        share = 1.0 if gpu.compute_capability == PROCESSOR else LINK_SHARE
+        network = gpu.network_bytes_per_s
+        several = parallelism.machines > 1 and network is not None
+        return cls(
+            link_bytes_per_s * share,
+            network * share if several and network is not None else None,
+            parallelism.per_machine,
+        )
+
+    def collective_s(
+        self, size_bytes: float, *, members: int, stride: int = 1, sums: bool = False
+    ) -> float:
+        """Seconds of one collective among `members` ranks that are `stride` apart.
+
+        A ring sends (n - 1) / n of all bytes through every link. A sum that every rank gets is
+        sent twice: scattered, and gathered.
+        """
+        rate = rate_of_ring(
+            self.link, self.network, stride=stride, members=members, per_machine=self.per_machine
+        )
+        return (2 if sums else 1) * (members - 1) / members * size_bytes / rate
+
+
 def with_exchange(
     times: StepTimes,
     exchanges: Sequence[Exchange],
@@ -197,21 +234,18 @@ def with_exchange(
 ) -> StepTimes:
     """Step times of one rank alone as those of ranks that exchange gradients.
 
-    A ring sends 2 (n - 1) / n of each bucket through every link, in the order in which backward
-    fills the buckets; what is still on its way when backward has ended is waited for. A ring over
-    machines is as fast as the slower of the GPUs' link and their network (`rate_of_ring`). Ranks on
-    processor share its cores: each is as many times slower as there are ranks, and nothing is
-    hidden, because copying takes the same cores.
+    Buckets are sent in the order in which backward fills them; what is still on its way when
+    backward has ended is waited for. Ranks on a processor share its cores: each is as many times
+    slower as there are ranks, and nothing is hidden, because copying takes the same cores.
     """
     on_processor = gpu.compute_capability == PROCESSOR
-    share = 1.0 if on_processor else LINK_SHARE
-    rate = link_bytes_per_s * share
-    network = None if gpu.network_bytes_per_s is None else gpu.network_bytes_per_s * share
     ranks = np.array([p.ranks for p in parallelism], dtype=float)
     scale = ranks if on_processor else np.ones(len(ranks))
     waits = np.array(
         [
-            waited_s(e, p, rate, 0.0 if on_processor else float(backward_s), network=network)
+            waited_s(
+                e, p, Links.of(gpu, link_bytes_per_s, p), 0.0 if on_processor else float(backward_s)
+            )
             for e, p, backward_s in zip(exchanges, parallelism, times.backward_s, strict=True)
         ]
     )
@@ -221,32 +255,21 @@ def with_exchange(
 
 
 def waited_s(
-    exchange: Exchange,
-    parallelism: Parallelism,
-    rate: float,
-    backward_s: float,
-    *,
-    network: float | None = None,
+    exchange: Exchange, parallelism: Parallelism, links: Links, backward_s: float
 ) -> float:
-    """Seconds for which a rank waits for others in one step; 0 on one GPU.
-
-    `rate` is that between GPUs of a machine, `network` that of a GPU to another machine, both in
-    bytes a second.
-    """
+    """Seconds for which a rank waits for others in one step; 0 on one GPU."""
     p = parallelism
-    ring = functools.partial(rate_of_ring, rate, network, per_machine=p.per_machine)
-    copies = p.ranks // p.group
-    everywhere = ring(stride=1, members=p.ranks)
-    share = (p.ranks - 1) / p.ranks
     total = sum(exchange.buckets)
     sent, done_s = 0, 0.0
     for size in exchange.buckets:
         sent += size
-        done_s = max(done_s, backward_s * sent / total) + 2 * share * size / everywhere
-    inside = (p.group - 1) / p.group / ring(stride=1, members=p.group)
-    between = 2 * (copies - 1) / copies / ring(stride=p.group, members=copies)
-    gathered_s = inside * (exchange.gathered + exchange.scattered) + between * exchange.summed
-    return max(0.0, done_s - backward_s) + gathered_s
+        bucket_s = links.collective_s(size, members=p.ranks, sums=True)
+        done_s = max(done_s, backward_s * sent / total) + bucket_s
+    shared_s = links.collective_s(exchange.gathered + exchange.scattered, members=p.group)
+    summed_s = links.collective_s(
+        exchange.summed, members=p.ranks // p.group, stride=p.group, sums=True
+    )
+    return max(0.0, done_s - backward_s) + shared_s + summed_s
 
 
 def copying_s(exchange: Exchange, gpu: Gpu) -> float:

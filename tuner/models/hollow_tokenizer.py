@@ -7,6 +7,7 @@ those of the real tokenizer.
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,12 @@ _FILES = (
 # Most decoders that name no padding have special tokens without a use; some trainers pad with one,
 # and stop where there is none. The name is Llama 3's.
 _RESERVED = "<|reserved_special_token_0|>"
+
+_PUBLISHED = {
+    "Qwen2Tokenizer": {151643: "<|endoftext|>", 151644: "<|im_start|>", 151645: "<|im_end|>"}
+}
+"""Ids that configurations leave out, by the class of the tokenizer: added_tokens_decoder of
+tokenizer_config.json of Qwen/Qwen2.5-7B and Qwen/Qwen3-8B."""
 
 _WORDPIECE = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 
@@ -201,9 +208,10 @@ def make_tokenizer(config: PreTrainedConfig, own: Sequence[str] = ()) -> Any:
 
     rows = _rows(config)
     images = IMAGE_TOKENS.get(config.model_type)
-    special = _special_tokens(config, rows)
+    special = special_tokens(config, rows)
     more = {} if images is None else images.at(config)
-    at = {id_: name for name, id_ in (*special.values(), *more.values()) if id_ < rows}
+    at = {id_: name for id_, name in _published(config).items() if id_ < rows}
+    at |= {id_: name for name, id_ in (*special.values(), *more.values()) if id_ < rows}
     at |= dict(zip((id_ for id_ in range(rows) if id_ not in at), own, strict=False))
     if "pad_token" not in special and "unk_token" not in special and rows - 1 not in at:
         at[rows - 1] = _RESERVED
@@ -229,16 +237,28 @@ def make_tokenizer(config: PreTrainedConfig, own: Sequence[str] = ()) -> Any:
     return made
 
 
-def _special_tokens(config: PreTrainedConfig, rows: int) -> dict[str, tuple[str, int]]:
-    """Text and id by the name that transformers gives the token ("eos_token")."""
+def special_tokens(config: PreTrainedConfig, rows: int) -> dict[str, tuple[str, int]]:
+    """Text and id by the name that transformers gives the token ("eos_token").
+
+    The ids are those of the configuration. Where it has none for padding, texts are padded as the
+    tokenizer's class does by default; and none begins with a token that the class leaves out.
+    """
+    own = _of_class(config)
     wanted = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    by_id: dict[int, str] = {}
+    by_id = {id_: text for id_, text in _published(config).items() if id_ < rows}
     found: dict[str, tuple[str, int]] = {}
     for name in reversed(wanted):  # an end that is also beginning or padding keeps its name
         id_ = _first(config, f"{name}_id")
-        if id_ is not None and 0 <= id_ < rows:
-            found[name] = (by_id.setdefault(id_, wanted[name]), id_)
+        is_left_out = name == "bos_token" and own.get(name, "") is None
+        if id_ is not None and 0 <= id_ < rows and not is_left_out:
+            text = own.get(name) or wanted[name]
+            text = wanted[name] if text in by_id.values() else text
+            found[name] = (by_id.setdefault(id_, text), id_)
     free = (id_ for id_ in range(rows) if id_ not in by_id)
+    padding = own.get("pad_token")
+    if padding and "pad_token" not in found:
+        at = next((id_ for id_, text in by_id.items() if text == padding), None)
+        found["pad_token"] = (padding, next(free) if at is None else at)
     if _is_encoder(config):
         # Where nothing else is said, what begins and ends a text are the classes' tokens.
         ends = {"cls_token": found.get("bos_token"), "sep_token": found.get("eos_token")}
@@ -250,6 +270,34 @@ def _special_tokens(config: PreTrainedConfig, rows: int) -> dict[str, tuple[str,
     if rows < len(found) + 256:  # no room for every byte
         found["unk_token"] = ("<unk>", next(free))
     return found
+
+
+def _class_name(config: PreTrainedConfig) -> str:
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    found: Any = TOKENIZER_MAPPING_NAMES.get(config.model_type)
+    found = next(filter(None, found), None) if isinstance(found, tuple) else found  # in release 4
+    return str(found or "").removesuffix("Fast")
+
+
+def _published(config: PreTrainedConfig) -> Mapping[int, str]:
+    return _PUBLISHED.get(_class_name(config), {})
+
+
+def _of_class(config: PreTrainedConfig) -> dict[str, str | None]:
+    """Special tokens that a tokenizer of this type of model has by default; None for none."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    name = _class_name(config)
+    kind = tokenizer_class_from_name(name) if name else None
+    if kind is None:
+        return {}
+    return {
+        name: None if parameter.default is None else str(parameter.default)
+        for name, parameter in inspect.signature(kind.__init__).parameters.items()
+        if name in ("pad_token", "bos_token", "eos_token")
+        and parameter.default is not inspect.Parameter.empty
+    }
 
 
 def _is_encoder(config: PreTrainedConfig) -> bool:

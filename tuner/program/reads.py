@@ -196,7 +196,7 @@ def _composed(
     yield path, below if package is None or package[1] == "_group_" else _package(package[1])
     try:
         content = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError, ValueError, ArithmeticError, LookupError, TypeError):
         return  # it is told where the file is read
     for entry in (content.get("defaults") or ()) if isinstance(content, dict) else ():
         # "group@package: option", or in one word "group/option@package"

@@ -15,7 +15,7 @@ from typing import Any
 from tuner.gpu import Gpu
 from tuner.records import KnobValue, Prediction, Source
 from tuner.results.cost import RunCost
-from tuner.results.table import value_text
+from tuner.results.table import cell, value_text
 from tuner.units import GIB
 
 
@@ -181,23 +181,23 @@ def grid_csv(cells: Sequence[GridCell]) -> str:
     columns = ("model", "gpu", "method", "source", "fits", "smallest_gib", "longest", *settings)
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns, *numbers, "refused", "remarks"])
-    for cell in cells:
-        writer.writerow([*_csv_row(cell), cell.refused, cell.remarks])
+    for one in cells:
+        writer.writerow([*_csv_row(one), cell(one.refused), cell(one.remarks)])
     return text.getvalue()
 
 
-def _csv_row(cell: GridCell) -> list[object]:
-    run = cell.fastest
+def _csv_row(one: GridCell) -> list[object]:
+    run = one.fastest
     values = {**run.numbers(), "device_gib": run.device_gib} if run else {}
     shown = (values.get(name) for name in _NUMBERS)
     return [
-        cell.model,
-        cell.gpu,
-        cell.method,
+        cell(one.model),
+        one.gpu,
+        one.method,
         str(Source.PREDICTED),
-        value_text(cell.longest is not None),
-        f"{cell.smallest.device_gib:.2f}" if cell.smallest else "",
-        cell.longest.tokens if cell.longest else "",
+        value_text(one.longest is not None),
+        f"{one.smallest.device_gib:.2f}" if one.smallest else "",
+        one.longest.tokens if one.longest else "",
         run.micro_batch if run else "",
         value_text(run.recomputes) if run else "",
         *("" if number is None else f"{number:.5g}" for number in shown),

@@ -24,7 +24,7 @@ from tuner.records import TrialRecord
 from tuner.results.cost import run_cost
 from tuner.results.front import device_bytes, samples_per_s
 from tuner.results.store import ResultsFolder
-from tuner.results.table import value_text
+from tuner.results.table import cell_value, value_text
 from tuner.results.view import View
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -164,7 +164,7 @@ def _row_point(row: Mapping[str, str], knobs: Sequence[str]) -> FrontPoint:
         device_bytes=_size(int(row["device_bytes"])),
         samples_per_s=rate,
         source=row["source"],
-        settings={name: row[name] for name in knobs if name in row},
+        settings={name: cell_value(row[name]) for name in knobs if name in row},
         recommended=row["recommended"] == "true",
     )
 

@@ -43,11 +43,29 @@ def pareto_csv(view: View) -> str:
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for record in view.front:
-        values = {name: value_text(record.configuration.get(name)) for name in names}
+        values = {name: cell(record.configuration.get(name)) for name in names}
         others = {o.name: f"{o.value(record):.6g}" for o in more}
-        others |= dict.fromkeys(stage, record.outcome.limiting_stage or "")
+        others |= dict.fromkeys(stage, cell(record.outcome.limiting_stage))
         writer.writerow({**values, **_row(record, view), **others})
     return text.getvalue()
+
+
+_FORMULA = ("=", "+", "-", "@", "\t")
+"""What spreadsheets run as a formula (OWASP, "CSV Injection"): such texts begin with a quote."""
+
+_QUOTE = "'"
+
+
+def cell(value: KnobValue | None) -> str:
+    """A value as the cell of a table: a text is never a formula, and a number stays one."""
+    text = value_text(value).replace("\r", " ")  # which ends a row, and csv does not quote
+    is_text = isinstance(value, str | tuple)
+    return _QUOTE + text if is_text and text.strip(" ").startswith((*_FORMULA, _QUOTE)) else text
+
+
+def cell_value(text: str) -> str:
+    """The inverse of `cell`, as text."""
+    return text.removeprefix(_QUOTE)
 
 
 def value_text(value: KnobValue | None) -> str:
@@ -81,5 +99,5 @@ def _row(record: TrialRecord, view: View) -> dict[str, Any]:
         "mfu": "" if speed.mfu is None else f"{speed.mfu:.4f}",
         "epoch_s": "" if cost is None else f"{cost.epoch_s:.0f}",
         "epoch_usd": "" if cost is None or cost.epoch_usd is None else f"{cost.epoch_usd:.2f}",
-        "trial_id": record.trial_id,
+        "trial_id": cell(record.trial_id),
     }

@@ -17,6 +17,7 @@ def activate() -> None:
     from tuner.emulator.inside.guard import end_with_owner
     from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.mode import EmulatorMode
+    from tuner.emulator.inside.one_machine import launch_without_others
     from tuner.emulator.inside.one_rank import stand_for_all_ranks
     from tuner.emulator.inside.priced import price_operators
     from tuner.emulator.inside.python_kernels import follow_python_kernels
@@ -28,6 +29,8 @@ def activate() -> None:
         return  # the stand-in libraries alone: what a host takes to launch is measured on them
     if settings.get("one_rank"):
         stand_for_all_ranks()
+    if settings.get("machines", 1) > 1:
+        launch_without_others()
     mode = EmulatorMode(settings.get("seed", 0))
     mode.install()
     follow_python_kernels(mode)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tuner.emulator.inside.works import COPIES
+from tuner.emulator.inside.works import COPIES, ranks_of
 from tuner.estimators.tracing.operators import launches_nothing, tensors_in
 from tuner.estimators.tracing.timeline import Work
 
@@ -56,6 +56,8 @@ def key_of(value: Any, kind: Function) -> Any:
         return value if kind.integers_matter else None
     if its is float:
         return None
+    if its is torch.ScriptObject:  # boxed anew for each call
+        return ranks_of(value)
     return _layout(value) if isinstance(value, _Tensor) else value
 
 

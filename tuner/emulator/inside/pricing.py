@@ -10,6 +10,7 @@ and all others are counted by name.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ _NS = 1e9
 _UNSEEN: Any = object()
 
 OPTIMIZER, BACKWARD = "optimizer", "backward"
+
+_RANKS_OF_A_MACHINE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 Counts = dict[int, int]
 """How often each of the pricer's kinds of call ran, by its number."""
@@ -217,6 +220,7 @@ class Pricer:
         return {
             "allow_tf32": _allows_tf32(),
             "ranks": _ranks(),
+            "machines": _machines(),
             "described": [
                 [d.label, d.source, [list(work) for work in d.works], d.host_launches]
                 for d in self.described
@@ -312,3 +316,10 @@ def _ranks() -> int:
     if distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_world_size())
     return 1
+
+
+def _machines() -> int:
+    """Machines of the ranks: launchers tell each rank how many are on its own (torchrun, MPI)."""
+    here = next(filter(str.isdigit, map(os.environ.get, _RANKS_OF_A_MACHINE, ("", "", ""))), "")
+    ranks, own = _ranks(), int(here or 0)
+    return ranks // own if own and ranks % own == 0 else 1

@@ -14,7 +14,7 @@ from tuner.estimators.speed.roofline import Roofline
 from tuner.estimators.tracing.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES
 from tuner.estimators.tracing.bnb_kernels import bnb_kernels
 from tuner.estimators.tracing.leaf_kernels import Kernels
-from tuner.estimators.tracing.operators import launches_nothing, tensors_in, work_of
+from tuner.estimators.tracing.operators import WRAPPING, launches_nothing, tensors_in, work_of
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpu import Gpu
 
@@ -75,7 +75,7 @@ class Describer:
         if launches_nothing(func):
             return ()
         if func.namespace in {"c10d", "_c10d_functional"}:
-            return (_exchange(func, args, kwargs, out),)
+            return () if func._opname in WRAPPING else (_exchange(func, args, kwargs, out),)
         name = func._schema.name.partition("::")[2]
         moved = _transferred(args, kwargs, out) if name in COPIES else None
         if moved is not None:
@@ -152,10 +152,32 @@ def _transferred(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int
 
 
 def _exchange(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
-    """A collective: the bytes of its largest tensor, as a trace counts them."""
+    """A collective: the bytes of its largest tensor, as a trace counts them, and who takes part.
+
+    Its shape begins with the number of ranks, and how far apart they are.
+    """
     size = max((t.nbytes for t in tensors_in((args, tuple(kwargs.values())))), default=0)
     size = max([size, *(t.nbytes for t in tensors_in(out))]) if not _is_work(out) else size
-    return Work(func._schema.name, EXCHANGE, 0, (size,), "uint8", None, ())
+    ranks = next(filter(None, map(ranks_of, (*args, *kwargs.values()))), None)
+    shape = None
+    if ranks is not None:
+        shape = (len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1, 1, 1)
+    return Work(func._schema.name, EXCHANGE, 0, (size,), "uint8", shape, ())
+
+
+def ranks_of(value: Any) -> tuple[int, ...] | None:
+    """The ranks of a process group, which operators get boxed or by its name; None for others."""
+    distributed = torch.distributed
+    if not isinstance(value, str | torch.ScriptObject) or not distributed.is_initialized():
+        return None
+    try:
+        if isinstance(value, str):
+            group = distributed.distributed_c10d._resolve_process_group(value)  # type: ignore[attr-defined,arg-type]
+        else:
+            group = distributed.ProcessGroup.unbox(value)
+        return tuple(distributed.get_process_group_ranks(group))
+    except (RuntimeError, ValueError, KeyError):  # another word, or another object: a reduction
+        return None
 
 
 def _is_work(out: Any) -> bool:

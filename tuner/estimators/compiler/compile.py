@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from tuner.errors import TunerError
 from tuner.estimators.compiler.compiled import CATEGORIES, LOADING, CompiledPasses
 from tuner.estimators.compiler.layouts import (
     ALL_SEGMENTS,
@@ -87,7 +86,8 @@ def compile_passes(workload: Workload, model_config: Any, structure: Structure) 
     """Compile the forward and backward passes of one structure of one model.
 
     Raises `CompileError` when sizes are not polynomial, when a layer does not insert its
-    events in one place, or when the held-back trace contradicts the result.
+    events in one place, or when the held-back trace contradicts the result; and what a trace of
+    few layers raises, at depths and lengths that the model may not have.
     """
     plan = _plan(layer_types(model_config), structure)
     tracer = _Tracer(workload, model_config, structure)
@@ -140,23 +140,12 @@ class _Tracer:
     structure: Structure
 
     def trace(self, types: list[str], probe: Probe) -> PassTrace:
-        model_config = with_layers(self.model_config, types)
-        try:
-            return trace_passes(
-                self.workload,
-                model_config,
-                self.structure.configuration(probe),
-                compute_capability=self.structure.compute_capability,
-            )
-        except TunerError:
-            raise
-        except Exception as error:
-            # Depths and lengths of its own, which a model may not have. What fails at those that
-            # were asked for as well is raised by the full trace that takes the place of this.
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise CompileError(
-                f"a model of {len(types)} layers cannot be traced: {reason}"
-            ) from error
+        return trace_passes(
+            self.workload,
+            with_layers(self.model_config, types),
+            self.structure.configuration(probe),
+            compute_capability=self.structure.compute_capability,
+        )
 
 
 def _assemble(

@@ -6,25 +6,26 @@ a window), where each kind has its run. A model of a layer of each kind, two at 
 with one more of each tell which runs these are, and which block each event of a run frees, so that
 the events of all layers follow without tracing them; a model with two more must have just the
 events that follow for it.
-Whatever is not so (more kinds, blocks whose order changes with the depth) is None, and is traced
-at full depth.
+Every other model is traced at full depth: models with more kinds of layers, or whose blocks change
+their order with the depth, and those of which no model of few layers can be made.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from typing import Any
 
 import torch
 
-from tuner.errors import TunerError
 from tuner.estimators.compiler.compile import layer_types, with_layers
 from tuner.estimators.compiler.free_rules import Different
 from tuner.estimators.compiler.layouts import CompileError
 from tuner.estimators.compiler.repetition import Depth, Group, TracedEvents
 from tuner.estimators.tracing.trace import Trace, trace
+from tuner.models.trainable import trained_class
 from tuner.records import Configuration
 from tuner.space.distributed_knobs import gpus_per_trial
 from tuner.workloads.base import Workload
@@ -38,7 +39,10 @@ def trace_deep(
     *,
     compute_capability: tuple[int, int],
 ) -> Trace:
-    """What `trace` returns, from traces of a few layers where the others repeat them."""
+    """What `trace` returns, from traces of a few layers where the others repeat them.
+
+    Raises what `trace` raises at full depth. What fails only in a model of few layers is logged.
+    """
 
     def traced(model: Any) -> Trace:
         return trace(
@@ -69,45 +73,42 @@ as long as one or two of them."""
 
 
 def _deepened(model_config: Any, traced: Callable[[Any], Trace]) -> Trace | None:
-    """The trace of the whole model from models of few layers; None where it cannot be had so."""
+    """The trace of the whole model from models of few layers; None where there is none."""
     try:
-        types = layer_types(model_config)
-        kinds = list(dict.fromkeys(types))
-        if len(kinds) > KINDS or len(types) < LEAST_LAYERS[len(kinds) - 1]:
-            return None
-        if not _are_alike(model_config, types):
-            return None
-        base = [*islice(cycle(kinds), BASE)]
-        further = list(types)
-        for kind in base:
-            further.remove(kind)
-        numbers: dict[Group, int] = {}
-        parts = [
-            TracedEvents(_shallow(traced, with_layers(model_config, [*base, *more])), numbers)
-            for more in ([], *([kind] for kind in kinds), [kinds[0], kinds[-1]])
-        ]
-        depth = Depth(parts[0], tuple(parts[1:-1]), parts[-1])
-        return depth.with_layers([kinds.index(kind) for kind in further])
+        return _from_few_layers(model_config, traced)
     except (CompileError, Different):
+        return None
+    except Exception as error:  # noqa: BLE001 - the full trace raises what is wrong with the model
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        logging.getLogger("tuner").info("traced at full depth, not from few layers: %s", reason)
         return None
 
 
-def _shallow(traced: Callable[[Any], Trace], model: Any) -> Trace:
-    """The trace of a model of few layers, which cannot be made of some kinds: `Different`."""
-    try:
-        return traced(model)
-    except TunerError:
-        raise
-    except Exception as error:
-        raise Different from error
+def _from_few_layers(model_config: Any, traced: Callable[[Any], Trace]) -> Trace | None:
+    types = layer_types(model_config)
+    kinds = list(dict.fromkeys(types))
+    if len(kinds) > KINDS or len(types) < LEAST_LAYERS[len(kinds) - 1]:
+        return None
+    if not _are_alike(model_config, types):
+        return None
+    base = [*islice(cycle(kinds), BASE)]
+    further = list(types)
+    for kind in base:
+        further.remove(kind)
+    numbers: dict[Group, int] = {}
+    parts = [
+        TracedEvents(traced(with_layers(model_config, [*base, *more])), numbers)
+        for more in ([], *([kind] for kind in kinds), [kinds[0], kinds[-1]])
+    ]
+    depth = Depth(parts[0], tuple(parts[1:-1]), parts[-1])
+    return depth.with_layers([kinds.index(kind) for kind in further])
 
 
 def _are_alike(model_config: Any, types: Sequence[str]) -> bool:
     """Whether all layers have the same modules and parameters, and those of a kind its settings."""
-    from transformers import AutoModelForCausalLM
-
+    model_class = trained_class(model_config, images=False, num_labels=0)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(model_config))
+        model = model_class.from_config(copy.deepcopy(model_config))
     found = decoder_layers(model)
     if len(found) != len(types):
         return False

@@ -21,8 +21,9 @@ _MODEL_CODE = ("transformers", "models")
 def model_faults(model_config: Any) -> Iterator[None]:
     """Raise `InputError` for what fails inside of a model's forward or backward pass.
 
-    Some classes of transformers cannot be trained as they are, and some ask for values, which
-    tensors without data do not have. What fails anywhere else is a bug, and stays as it is.
+    Some classes of transformers cannot be trained as they are, some ask for values, which tensors
+    without data do not have, and some need images. What fails anywhere else is a bug, and stays as
+    it is.
     """
     try:
         yield
@@ -35,7 +36,7 @@ def model_faults(model_config: Any) -> Iterator[None]:
             hint="set gradient_checkpointing to false",
         ) from error
     except Exception as error:
-        place = _in_model_code(error.__traceback__)
+        place = _in_model_code(error.__traceback__) or _in_signature(error)
         if place is None:
             raise
         reason = " ".join(str(error).split())[:300]
@@ -53,3 +54,11 @@ def _in_model_code(trace: TracebackType | None) -> str | None:
         if path.parts[-4:-2] == _MODEL_CODE:
             return f"{path.name}:{frame.lineno}"
     return None
+
+
+def _in_signature(error: Exception) -> str | None:
+    """The forward method that was called without an argument that it needs."""
+    method, found, _ = str(error).partition("() missing ")
+    return (
+        method if isinstance(error, TypeError) and found and method.endswith(".forward") else None
+    )

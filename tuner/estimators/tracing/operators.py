@@ -74,6 +74,11 @@ _ASKS_OR_MAKES = frozenset(
 """Operators of a real device that ask something of a tensor, or make one without filling it."""
 
 
+WRAPPING = ("wait_tensor", "_wrap_tensor_autograd")
+"""Functional collectives that give back the tensor that they get. Without data PyTorch has made a
+new one of some (`torch/distributed/_functional_collectives.py`, 2.13)."""
+
+
 def launches_nothing(func: Any) -> bool:
     """Whether an operator on a device only makes, describes or shares memory."""
     name = func._schema.name.partition("::")[2]

@@ -19,6 +19,7 @@ from tuner.estimators.tracing.kernels import CUDA_KERNELS
 from tuner.estimators.tracing.leaf_kernels import Kernels
 from tuner.estimators.tracing.operators import (
     NO_KERNEL,
+    WRAPPING,
     from_layouts,
     layouts_of,
     makes_new_tensors,
@@ -50,11 +51,6 @@ class _Seen(NamedTuple):
     layouts: tuple[Any, ...] | None
     is_tuple: bool
     work: int | None
-
-
-_WRAPPING = ("wait_tensor", "_wrap_tensor_autograd")
-"""Functional collectives that give back the tensor that they get. Without data PyTorch has made a
-new one of some (`torch/distributed/_functional_collectives.py`, 2.13)."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -215,7 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Its buffers exist already; that of a functional one is a new tensor, which others wrap.
         """
-        if func._opname in _WRAPPING:
+        if func._opname in WRAPPING:
             return _aten.alias.default(args[0])
         out = func(*args, **kwargs)
         if func.namespace == "_c10d_functional":
