@@ -47,7 +47,7 @@ class Found:
         best, memory, speed = self.best, self.best["memory"], self.best["speed"]
         run = best.get("run") or {}
         gain = (best.get("baseline") or {}).get("speedup")
-        cost = run.get("cost_per_epoch_usd")
+        cost = _epoch_usd(run)
         source = f"{best['source']}, verified" if best["verified"] else best["source"]
         where = f"../results/{self.folder.parent.name}/{self.folder.name}"
         return (
@@ -99,6 +99,13 @@ def _section(name: str, searches: Sequence[Found]) -> Iterator[str]:
 def _text(value: Any) -> str:
     """A setting as `--set` takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _epoch_usd(run: Mapping[str, Any]) -> float | None:
+    """From time and price: the cost beside them is rounded, and would be rounded once more."""
+    if run.get("cost_per_epoch_usd") is None:
+        return None
+    return float(run["time_per_epoch_s"] * run["price_usd_per_hour"] * run["gpus"] / 3600)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

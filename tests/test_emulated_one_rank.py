@@ -194,7 +194,7 @@ model = torch.nn.Linear(8, 8, device="cuda")
 optimizer = torch.optim.SGD(model.parameters())
 assert os.environ["GROUP_WORLD_SIZE"] == "2"
 gradients = torch.empty(1 << 28, device="cuda")
-for _ in range(2):
+for _ in range(3):
     model(torch.ones(8, 8, device="cuda")).sum().backward()
     dist.all_reduce(gradients)
     optimizer.step()
