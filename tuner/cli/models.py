@@ -151,6 +151,7 @@ def _print_all(found: list[ModelEntry]) -> None:
             for entry in found
         ],
         right=numbers,
+        drop=("layers", "width"),
     )
 
 
