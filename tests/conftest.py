@@ -1,5 +1,5 @@
 """What holds for every test: the user's own cache and profiles are left alone, nothing is timed,
-and signals do what they do in a terminal."""
+signals do what they do in a terminal, and tables lose nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from distribution import LongestFirst, in_order
 from hypothesis import HealthCheck, settings
 from job_server import TOKEN
 from started import end_all
+from whole_tables import checked
+
+from tuner.terminal.tables import Sheet
 
 settings.register_profile(
     "tuner",
@@ -71,6 +74,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TUNER_PROFILES", str(shared / "profiles"))
         # Where there is a CUDA build of PyTorch, each search would train once more.
         patch.setenv("TUNER_VERIFY", "no")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _tables_are_whole() -> Iterator[None]:
+    """Every table that a test prints is looked at in a narrow, a usual and a wide terminal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sheet, "__rich_console__", checked)
         yield
 
 

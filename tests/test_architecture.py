@@ -22,7 +22,7 @@ TUNE = ROOT / "tuner" / "tune"
 
 # From the bottom up; a layer imports from itself and from what stands above it in this list.
 LAYERS = (
-    {"__init__", "errors", "extras"},
+    {"__init__", "aliases", "errors", "extras"},
     {
         "kinds",
         "records",

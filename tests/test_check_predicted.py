@@ -99,9 +99,11 @@ def test_what_is_said_in_words_names_what_was_assumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(PROGRAM.replace("BATCH_SIZE = 64", "BATCH_SIZE = 2"))
-    assert run(["check", "--gpu", "rtx4090", "--predict", "--no-changes", "train.py"]) == 0
+    Path("train.py").write_text(PROGRAM)
+    small = ["--gpu", "rtx4090", "--gpu-memory", "1GiB"]
+    assert run(["check", *small, "--predict", "--no-changes", "train.py"]) == 1
     text = " ".join(capsys.readouterr().out.split())
+    assert "change" not in text  # none was tried
     assert "trainer TRL SFTTrainer" in text
     assert "every sequence is of full length" in text
     assert "left out train.py:8 secret" in text

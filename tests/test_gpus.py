@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuner import gpus
-from tuner.errors import InputError
+from tuner.errors import InputError, UnavailableError
 from tuner.gpus import NATIVE_PRECISIONS, PRECISIONS, get_gpu, load_catalogue, match_device
 from tuner.units import GIB, MIB
 
@@ -236,10 +236,10 @@ def test_a_misspelled_gpu_gets_the_nearest_and_the_way_out():
 @given(st.text(max_size=30))
 @example("")
 @example("_-_")
-def test_any_text_is_a_gpu_or_an_input_error(text):
+def test_any_text_is_a_gpu_or_an_error_that_helps(text):
     try:
         answer = get_gpu(text).name
-    except InputError as error:
+    except (InputError, UnavailableError) as error:
         answer = error.hint
     assert answer
 

@@ -23,6 +23,13 @@ from tuner.units import GIB
 
 TRIALS = 5000
 
+SPAN_OF_TEXT = """cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  const { left, right } = range.getBoundingClientRect();
+  return [left, right];
+}"""
+
 pytestmark = needs_chromium
 
 
@@ -67,6 +74,22 @@ def test_everything_is_drawn_without_errors_network_or_overflow(browser, report,
     brightness = [sum(map(int, re.findall(r"\d+", text)[:3])) / 3 for text in (ink, paper)]
     assert (brightness[0] > brightness[1]) is (scheme == "dark")
     assert abs(brightness[0] - brightness[1]) > 150
+    opened.check()
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_memory_and_speed_of_all_configurations_are_on_the_screen(browser, report, width):
+    opened = Opened(browser, report, viewport={"width": width, "height": 900})
+    page = opened.page
+    section = page.locator("section[aria-labelledby=trials-title] .scroll").bounding_box()
+    names = page.locator("#trials thead th").all_text_contents()
+    cells = page.locator("#trials tbody tr").first.locator("td")
+    for name in ("device GiB", "samples/s", "verdict"):
+        left, right = cells.nth(names.index(name)).evaluate(SPAN_OF_TEXT)
+        assert left >= max(0, section["x"])
+        assert right <= min(width, section["x"] + section["width"])
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     opened.check()
     page.close()
 

@@ -18,6 +18,7 @@ from tuner.errors import UnavailableError
 from tuner.records import Outcome, Status
 from tuner.results import store
 from tuner.results.facts import SpaceFacts
+from tuner.results.figures import KnobFigure, knob_figures
 from tuner.results.plot import pareto_png
 from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder, safe_name, write_atomically
@@ -197,6 +198,43 @@ def test_every_trial_is_a_point_and_a_row():
     for trace in traces:
         for index, y in zip(trace.get("customdata", []), trace["y"], strict=False):
             assert rows[index][speed] == pytest.approx(y, rel=1e-4)
+
+
+def starred(knob: KnobFigure) -> tuple[str, float]:
+    """The value at which a figure has its star, and how high the star is."""
+    axis = knob.figure["layout"]["xaxis2"]
+    star = next(t for t in knob.figure["data"] if t.get("marker", {}).get("symbol") == "star")
+    return axis["ticktext"][axis["tickvals"].index(star["x"][0])], star["y"][0]
+
+
+@pytest.mark.parametrize("speeds", [(300, 300), (300, 299.9), (250, 300), (300, 250)])
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
+def test_the_caption_of_a_knob_names_the_value_of_its_star(speeds, objective):
+    values, sizes = ("adamw_8bit", "paged_adamw_8bit"), (40 * GIB, 30 * GIB)
+    records = [
+        make_record(speed, size, settings={"optimizer": value})
+        for value, speed, size in zip(values, speeds, sizes, strict=True)
+    ]
+    view = build_view(records, SPACE, GPU, objectives=[objective])
+    knob = next(knob for knob in knob_figures(view) if knob.name == "optimizer")
+    value, speed = starred(knob)
+    assert value == str(view.best.configuration["optimizer"])
+    words = re.split(r"[;,.] ", knob.summary.rstrip("."))
+    if words[0] != f"Fastest that fits: {significant(speed)} samples/s at {value}":
+        assert words[1] == f"recommended: {significant(speed)} at {value}"
+    assert len(set(words)) == len(words)
+
+
+def test_memory_speed_and_verdict_are_the_first_columns_of_all_configurations():
+    records = make_search(30)
+    view = build_view(records, SPACE, GPU)
+    table = render(records).data["trials"]
+    assert table["columns"][:3] == ["device GiB", "samples/s", "verdict"]
+    for row, kind in zip(table["rows"], table["kinds"], strict=True):
+        assert len(row) == len(table["columns"])
+        assert row[2] == table["labels"][kind]
+    best = table["rows"][table["kinds"].index("best")]
+    assert best[0] == pytest.approx(view.best.evidence.memory.device_bytes / GIB, abs=0.01)
 
 
 def test_the_report_answers_with_the_best_and_how_to_repeat_it():

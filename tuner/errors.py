@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tuner.aliases import meant
+
 EXIT_FOUND = 0
 EXIT_NOTHING_FITS = 1
 EXIT_BAD_INPUT = 2
@@ -109,23 +111,37 @@ class UnavailableError(TunerError):
 
 
 def nearest(value: str, allowed: Iterable[str]) -> str | None:
-    """The allowed word closest in spelling to `value`, or None when none is close."""
-    by_lower = {word.lower(): word for word in allowed}
-    close = difflib.get_close_matches(value.lower(), by_lower, n=1, cutoff=0.6)
+    """The allowed word that means what `value` says, else the closest in spelling, else None.
+
+    One letter of three may differ, and one of four: in short words more is another word.
+    """
+    by_lower = {word.lower(): word for word in reversed(list(allowed))}
+    if known := meant(value, by_lower.values()):
+        return known
+    cutoff = 0.66 if len(value) < 4 else 0.75 if len(value) < 8 else 0.72
+    close = difflib.get_close_matches(value.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None
 
 
-def unknown(kind: str, value: str, allowed: Iterable[str], *, list_command: str = "") -> InputError:
-    """An `InputError` for a word that is not in the catalogue, with the nearest spelling.
+def unknown(
+    kind: str,
+    value: str,
+    allowed: Iterable[str],
+    *,
+    list_command: str = "",
+    spellings: Iterable[str] = (),
+) -> InputError:
+    """An `InputError` for a word that is not in the catalogue, with the nearest one.
 
     `kind` is the field's noun ("GPU", "search space", "knob"); `list_command` is a command
-    that lists what is allowed, shown when the list is long.
+    that lists what is allowed, shown when the list is long; `spellings` are other names of what
+    is allowed.
     """
     words = sorted(allowed)
-    close = nearest(value, words)
+    close = nearest(value, [*words, *spellings])
     parts = [f"did you mean {close!r}?"] if close else []
-    if len(words) <= 12 or not list_command:
-        parts.append(f"allowed: {', '.join(words)}")
-    else:
+    if len(words) > 12 and list_command:
         parts.append(f"`{list_command}` lists all {len(words)}")
+    elif len(words) <= 12 or not close:
+        parts.append(f"allowed: {', '.join(words)}")
     return InputError(f"unknown {kind} {value!r}", hint="; ".join(parts))

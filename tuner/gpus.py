@@ -19,7 +19,7 @@ from typing import Any
 
 from yaml import Node
 
-from tuner.errors import InputError, unknown
+from tuner.errors import InputError, UnavailableError, unknown
 from tuner.gpu import NATIVE_PRECISIONS, PRECISIONS, Gpu
 from tuner.gpu_entry import read_entry
 from tuner.gpu_file import YamlFile
@@ -41,6 +41,16 @@ MEMORY_TOLERANCE = 0.05
 USER_FILE_VARIABLE = "TUNER_GPUS"
 
 _SHIPPED = Path(__file__).with_name("gpus.yaml")
+
+_VENDORS = {
+    "AMD": r"(amd|instinct|radeon|ryzen|rocm|gfx\d).*|mi\d{2,3}\w{0,2}|(rx\d|w[67][5-9]0)\d+\w*",
+    "Intel": r"(intel|gaudi|habana|arc|pontevecchio|hpu|xpu|max1[15]\d\d).*|a[357][1578]0|b5[78]0",
+    "Google": r"(google|tpu|trillium|ironwood|v[2-7](e|p|lite)).*",
+    "Apple": r"(apple|mps).*|m[1-9](pro|max|ultra)?",
+    "Amazon": r"(amazon|aws)?(trainium|inferentia|neuron|trn\d|inf\d).*",
+    "Huawei": r"(huawei|ascend).*|910[abc]?",
+}
+"""By vendor of other accelerators: names that people have for them, after `_normalise`."""
 
 LIMIT_OF_TYPE = -1
 """A memory limit of as much as the type asked for has (`--memory-limit auto`)."""
@@ -73,7 +83,8 @@ def get_gpu(
     """The GPU type that `text` names, with the user's own memory and price where given.
 
     Ids, aliases and exact device names are accepted; case, spaces, dashes and underscores do not
-    matter. Raises `InputError` for a name that is unknown or that several types answer to.
+    matter. Raises `InputError` for a name that is unknown or that several types answer to, and
+    `UnavailableError` for an accelerator of another vendor.
     """
     gpu = _find(text, _load(extra))
     return as_told(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
@@ -150,9 +161,21 @@ def _find(text: str, catalogue: _Catalogue) -> Gpu:
             f"{i} ({gpus[i].name}, {format_gib(gpus[i].memory_bytes)})" for i in ids
         )
         raise InputError(f"GPU {text!r} is ambiguous", hint=f"choose one of: {choices}")
+    if vendor := _vendor_of(text):
+        raise UnavailableError(
+            f"no GPU of {vendor} is supported: {text!r}",
+            hint="only GPUs of NVIDIA are: `tuner gpus` lists them",
+        )
     error = unknown("GPU", text, gpus, list_command="tuner gpus")
     own = "a GPU of your own can be described in ~/.config/tuner/gpus.yaml"
     raise InputError(error.message, hint=f"{error.hint}; {own}")
+
+
+def _vendor_of(text: str) -> str | None:
+    """The vendor of a GPU or accelerator that is not NVIDIA's; None for an unknown name."""
+    key = _normalise(text)
+    found = (vendor for vendor, names in _VENDORS.items() if re.match(f"({names})$", key))
+    return next(found, None)
 
 
 def _user_file(extra: Path | None) -> Path | None:

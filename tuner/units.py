@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from tuner.errors import InputError
 
@@ -49,6 +50,17 @@ def format_size(size_bytes: float) -> str:
     if abs(size_bytes) >= GIB or not size_bytes:
         return format_gib(size_bytes)
     return f"{size_bytes / MIB:.1f} MiB"
+
+
+def format_range(low: float, high: float, shown: Callable[[float], str]) -> str:
+    """Two numbers as `shown` writes them ("40.65 to 54.20 GiB", "812.3 MiB to 1.06 GiB").
+
+    A unit that both share stands once, at the end.
+    """
+    first, last = shown(low), shown(high)
+    number, _, unit = first.partition(" ")
+    has_one_unit = unit == last.partition(" ")[2] and not re.search(r"\d", unit)
+    return f"{number if has_one_unit else first} to {last}"
 
 
 def significant(value: float, digits: int = 3) -> str:

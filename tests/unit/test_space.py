@@ -183,7 +183,7 @@ def test_a_value_outside_the_list_is_for_estimates_only(qlora27b: SearchSpace) -
 def test_without_a_file_of_the_space_all_knobs_are_listed():
     """`tuner spaces default` would not be found."""
     with pytest.raises(InputError) as caught:
-        configure(default_space("tiny-llama-3m"), {"precison": "nf4"})
+        configure(default_space("tiny-llama-3m"), {"learning_rate": "1"})
     assert "tuner spaces" not in str(caught.value)
     assert "lora_rank, " in str(caught.value)
 

@@ -10,9 +10,6 @@ import base64
 import html
 from collections.abc import Sequence
 
-from rich.table import Column, Table
-from rich.text import Text
-
 from tuner.engine.gpus_compared import Answer
 from tuner.results.cost import run_cost
 from tuner.results.objective_plot import objective_png
@@ -20,6 +17,7 @@ from tuner.results.plot import pareto_png
 from tuner.results.ranks import times_text
 from tuner.results.table import value_text
 from tuner.results.view import View
+from tuner.terminal.tables import Sheet
 from tuner.units import format_duration, format_size, significant
 
 ROWS = 20
@@ -71,12 +69,12 @@ def comparison_rows(answers: Sequence[Answer]) -> tuple[list[str], list[list[str
     return ["GPU", "USD/epoch", "epoch", "samples/s", "memory", "settings"], rows
 
 
-def front_table(view: View) -> Table:
+def front_table(view: View) -> Sheet:
     """The front for rich."""
     return _table(*front_rows(view), title=_title(view))
 
 
-def comparison_table(answers: Sequence[Answer]) -> Table:
+def comparison_table(answers: Sequence[Answer]) -> Sheet:
     """A comparison of GPU types for rich."""
     return _table(*comparison_rows(answers), title="the cheapest epoch first")
 
@@ -120,9 +118,8 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Table:
-    heads = [Column(header=Text(name)) for name in columns]
-    table = Table(*heads, title=Text(title), title_justify="left")
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Sheet:
+    sheet = Sheet(columns, title=title)
     for row in rows:
-        table.add_row(*map(Text, row))  # brackets of names are no markup
-    return table
+        sheet.add_row(*row)
+    return sheet

@@ -26,7 +26,7 @@ from tuner.results.view import View
 from tuner.space import SearchSpace
 from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, MACHINES
 from tuner.terminal.render import count, echo, print_fields, settings_text, size_text
-from tuner.terminal.tables import console, print_rows, print_wider, table
+from tuner.terminal.tables import Sheet, print_rows, print_sheet, print_wider
 from tuner.units import format_duration, format_size, significant
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
@@ -58,8 +58,12 @@ def print_front(view: View, *, stale: frozenset[str] = frozenset()) -> None:
     # Those objectives that no column shows already.
     more = [o for o in view.objectives if o.name not in (*_SHOWN_OBJECTIVES, *differing)]
     labels = [o.name for o in more]
-    wide = table(["", *_NUMBERS, *labels, *differing], right=(*_NUMBERS, *labels))
-    narrow = table(["", *_MAIN_NUMBERS, *labels, "settings"], right=(*_MAIN_NUMBERS, *labels))
+    wide = Sheet(["", *_NUMBERS, *labels, *differing], right=(*_NUMBERS, *labels))
+    narrow = Sheet(
+        ["", *_MAIN_NUMBERS, *labels, "settings"],
+        right=(*_MAIN_NUMBERS, *labels),
+        drop=("epoch", *reversed(labels)),
+    )
     undecided = view.undecided
     for record in view.front:
         mark = "*" if view.best and view.best.configuration == record.configuration else ""
@@ -94,7 +98,9 @@ def print_levels(view: View) -> None:
     echo(f"Fronts by level of {' and '.join(names)} ({view.source}): in each level")
     echo(f"{_front_text(view)}; floors do not apply")
     echo()
-    rows = table([*names, *_MAIN_NUMBERS, "settings"], right=(*names, *_MAIN_NUMBERS))
+    rows = Sheet(
+        [*names, *_MAIN_NUMBERS, "settings"], right=(*names, *_MAIN_NUMBERS), drop=("epoch",)
+    )
     knobs = [name for name in view.space.knobs or view.knobs if name not in names]
     on_front = [record for _, front in shown for record in front]
     differing = [n for n in knobs if len({r.configuration.get(n) for r in on_front}) > 1]
@@ -106,7 +112,7 @@ def print_levels(view: View) -> None:
             numbers = _numbers(record, view)[: len(_MAIN_NUMBERS)]
             rows.add_row(*values, *numbers, settings_text(record.configuration, differing))
             values = [""] * len(names)
-    console().print(rows)
+    print_sheet(rows)
     if len(found) > SHOWN_LEVELS:
         echo(f"and {len(found) - SHOWN_LEVELS} more levels, which --json lists")
 
@@ -198,10 +204,10 @@ def _print_by_gpus(best: BestTrial) -> None:
     knobs = [name for name in best.space.knobs if name not in hidden]
     of = [row.record.configuration for row in best.by_gpus]
     differing = [name for name in knobs if len({c.get(name) for c in of}) > 1]
-    rows = table([*COLUMNS, "settings"], right=COLUMNS[2:])
+    rows = Sheet([*COLUMNS, "settings"], right=COLUMNS[2:], drop=("epoch",))
     for row in best.by_gpus:
         rows.add_row(*row_texts(row), settings_text(row.record.configuration, differing))
-    console().print(rows)
+    print_sheet(rows)
     echo("< no other number is both faster and cheaper")
     print_fields([("trade", trade_text(best.by_gpus))])
     echo()

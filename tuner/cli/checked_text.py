@@ -62,9 +62,9 @@ def _print_suggestion(checked: CheckedProgram, found: BetterChange) -> None:
 
 
 def _print_nothing_fits(checked: CheckedProgram) -> None:
-    echo("No change tried with the same effective batch, adapters and lengths fits.")
     if checked.least_bytes is None:
-        return
+        return  # no change was tried
+    echo("No change tried with the same effective batch, adapters and lengths fits.")
     margin = checked.found.margin_bytes / checked.found.gpu.memory_bytes
     larger = sorted(
         (

@@ -8,7 +8,7 @@ from typing import Any
 from tuner.records import Measurement, Prediction, Source
 from tuner.terminal.render import count
 from tuner.terminal.tables import print_rows
-from tuner.units import format_duration, format_size, significant
+from tuner.units import format_duration, format_range, format_size, significant
 
 Evidence = Prediction | Measurement
 
@@ -89,7 +89,7 @@ def more_text(ran: Measurement) -> str:
     interval = values.get("samples_per_s_interval")
     parts = [f"{ran.steps} step{'s' * (ran.steps != 1)} timed"]
     if around := ran.intervals.get("step_s"):
-        ends = " to ".join(map(format_duration, around))
+        ends = format_range(*around, format_duration)
         parts.append(f"90 %: {ends} an optimizer step")
     if interval:
         parts.append(f"95 %: {significant(interval[0])} to {significant(interval[1])} samples/s")

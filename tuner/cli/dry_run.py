@@ -15,7 +15,7 @@ from tuner.errors import EXIT_FOUND, InputError
 from tuner.records import TrialRecord
 from tuner.runner.deadline import LONGEST_S
 from tuner.terminal.render import echo, print_fields, print_json, settings_text
-from tuner.terminal.tables import console, table
+from tuner.terminal.tables import Sheet, print_sheet
 from tuner.units import format_duration, format_size, significant
 
 if TYPE_CHECKING:
@@ -88,9 +88,10 @@ def _print(plan: SearchPlan, found: Preview) -> None:
     echo(head if len(found.trials) > len(first) else head.rpartition(" (")[0])
     print_fields([("all with", settings_text(first[0].configuration, same))])
     echo()
-    rows = table(
+    rows = Sheet(
         ["", "memory", "fits", "samples/s", "time", "settings"],
         right=("", "memory", "fits", "samples/s", "time"),
+        drop=("time", "samples/s"),
     )
     for number, trial in enumerate(first, start=1):
         rows.add_row(
@@ -101,7 +102,7 @@ def _print(plan: SearchPlan, found: Preview) -> None:
             format_duration(trial.device_s),
             settings_text(trial.configuration, differing),
         )
-    console().print(rows)
+    print_sheet(rows)
     echo("fits: the probability of not running out of memory; all numbers are predicted")
     echo()
     print_fields(

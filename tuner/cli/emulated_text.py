@@ -12,7 +12,7 @@ from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, ProgramError
 from tuner.runner.outcome import signal_name
 from tuner.terminal.render import count, echo, print_fields
 from tuner.terminal.tables import print_rows
-from tuner.units import format_duration, format_size, significant
+from tuner.units import format_duration, format_range, format_size, significant
 
 _ROWS = 12
 """Lines of code that are shown; `--json` has more."""
@@ -183,8 +183,8 @@ def _speed_text(found: Emulation) -> str:
     where = " on each GPU" if max(len(found.devices), found.stands_for) > 1 else ""
     each = f", {significant(rate)} sequences/s{where}" if rate is not None else ""
     text = (
-        f"{format_duration(time.step_s)} an optimizer step (90 %: {format_duration(low)} to"
-        f" {format_duration(high)}){each}{mfu}"
+        f"{format_duration(time.step_s)} an optimizer step (90 %: "
+        f"{format_range(low, high, format_duration)}){each}{mfu}"
     )
     return "; ".join((text, *time.notes))
 
@@ -205,7 +205,7 @@ def _ranks_text(found: Emulation) -> str:
         return ""
     sizes = [use.peak_allocated_bytes for use in found.devices]
     return (
-        f"{len(sizes)}, {format_size(min(sizes))} to {format_size(max(sizes))} allocated; the "
+        f"{len(sizes)}, {format_range(min(sizes), max(sizes), format_size)} allocated; the "
         "largest is shown"
     )
 

@@ -8,7 +8,7 @@ from tuner.engine.gpus_compared import Answer, require_an_answer
 from tuner.records import Source
 from tuner.results.ranks import OF_ONE, times_text
 from tuner.terminal.render import echo, print_fields, print_json, settings_text
-from tuner.terminal.tables import print_wider, table
+from tuner.terminal.tables import Sheet, print_wider
 from tuner.units import GIB, format_duration, significant
 
 
@@ -49,8 +49,10 @@ def _print_table(found: Sequence[Answer]) -> None:
     echo()
     numbers = ("USD/epoch", "epoch", "samples/s", "GiB of")
     columns = ["GPU", *numbers, *(["source"] if len(sources) > 1 else [])]
-    wide = table([*columns, *differing], right=numbers)
-    narrow = table([*columns, *(["settings"] if differing else [])], right=numbers)
+    wide = Sheet([*columns, *differing], right=numbers)
+    narrow = Sheet(
+        [*columns, *(["settings"] if differing else [])], right=numbers, drop=("source", "epoch")
+    )
     for answer, best in zip(found, bests, strict=True):
         cost, usd = best.cost, answer.epoch_usd
         size = best.evidence.memory.device_bytes

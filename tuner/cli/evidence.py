@@ -8,7 +8,7 @@ from tuner.records import Measurement, Prediction
 from tuner.results.ranks import ranks_text
 from tuner.terminal.render import count, echo, print_fields
 from tuner.terminal.tables import print_rows
-from tuner.units import format_duration, format_size, significant
+from tuner.units import format_duration, format_range, format_size, significant
 
 
 def print_evidence(
@@ -83,7 +83,7 @@ def _memory_text(evidence: Prediction | Measurement) -> str:
     memory = evidence.memory
     text = (
         f"device memory {format_size(memory.device_bytes)}"
-        f"{_interval_text(evidence, 'device_bytes', _gib_number)}, "
+        f"{_interval_text(evidence, 'device_bytes', format_size)}, "
         f"peak of {format_size(memory.peak_allocated_bytes)} allocated and "
         f"{format_size(memory.peak_reserved_bytes)} reserved, in the {memory.peak_phase} phase"
     )
@@ -111,11 +111,7 @@ def _interval_text(
     if name not in evidence.intervals:
         return ""
     low, high = evidence.intervals[name]
-    return f" (90 %: {text(low)} to {text(high)})"
-
-
-def _gib_number(size_bytes: float) -> str:
-    return format_size(size_bytes).removesuffix(" GiB")  # the unit stands before it
+    return f" (90 %: {format_range(low, high, text)})"
 
 
 def _limit_text(breakdown_s: Mapping[str, float]) -> str:

@@ -159,6 +159,7 @@ def _print_allocations(explanation: Explanation) -> None:
             for a in explanation.allocations
         ],
         right=("each", "number"),
+        drop=("number", "for"),
     )
 
 
@@ -177,6 +178,7 @@ def _print_operators(explanation: Explanation) -> None:
             for each in explanation.operators
         ],
         right=("share", "recomputed"),
+        drop=("recomputed",),
     )
 
 
@@ -240,7 +242,7 @@ def _print_table(changes: Sequence[Suggestion]) -> None:
             )
         )
     numbers = ("memory", "free", "samples/s", "speed")
-    print_rows(["change", *numbers, ""], rows, right=numbers)
+    print_rows(["change", *numbers, "note"], rows, right=numbers, drop=("free", "speed"))
 
 
 def _remark(change: Suggestion) -> str:

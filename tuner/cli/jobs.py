@@ -43,4 +43,5 @@ def command(*, address: str | None, as_json: bool) -> None:
                 ended = format_duration(max(0.0, job.ended_s - job.started_s))
         texts = (job.id, state_text(job), job.space, job.gpu, job.submitted_by)
         rows.append((*map(plain, texts), started, ended))
-    print_rows(["id", "state", "space", "GPU", "by", "started", "took"], rows, right=("took",))
+    columns = ["id", "state", "space", "GPU", "by", "started", "took"]
+    print_rows(columns, rows, right=("took",), drop=("by", "started", "took"))

@@ -190,6 +190,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _as_printable(error: click.ClickException) -> click.ClickException:
     """The same complaint, with what was typed spelled out where a terminal would obey it."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error  # the help itself
     text = printable(error.format_message())
     if isinstance(error, click.UsageError):
         return click.UsageError(text, error.ctx)

@@ -11,8 +11,7 @@ import click
 from tuner.cli import completing
 from tuner.cli.options import examples, json_option
 from tuner.engine.quiet import quiet_libraries
-from tuner.errors import unknown
-from tuner.models.catalogue import ModelEntry, get_entry, load_catalogue
+from tuner.models.catalogue import ModelEntry, get_entry, load_catalogue, unknown_model
 from tuner.terminal.render import count, print_fields, print_json
 from tuner.terminal.tables import print_rows
 from tuner.units import format_gib
@@ -57,8 +56,7 @@ def command(ctx: click.Context, *, as_json: bool) -> None:
 def _show(model: str, as_json: bool) -> None:
     entry = get_entry(model)
     if entry is None:
-        names = {name for known in load_catalogue().values() for name in known.names}
-        raise unknown("model", model, names, list_command="tuner models")
+        raise unknown_model(model)
     print_json({**_to_dict(entry), "config": entry.config}) if as_json else _print_one(entry)
 
 
@@ -151,6 +149,7 @@ def _print_all(found: list[ModelEntry]) -> None:
             for entry in found
         ],
         right=numbers,
+        drop=("layers", "width"),
     )
 
 

@@ -17,7 +17,7 @@ from tuner.advice.watch import DeviceReading, HostReading, MachineReading, Watch
 from tuner.cli.options import DurationType, examples, json_option
 from tuner.engine.device import local_gpus, lost_gpus
 from tuner.terminal.render import echo
-from tuner.terminal.tables import console, table
+from tuner.terminal.tables import Sheet, console
 from tuner.units import format_gib
 
 REMEMBERED = 30
@@ -120,7 +120,7 @@ def drawn(known: Sequence[MachineReading]) -> RenderableType:
     reading = known[-1]
     parts: list[RenderableType] = []
     for device in reading.devices:
-        rows = table([f"GPU {device.index}", device.name])
+        rows = Sheet([f"GPU {device.index}", device.name])
         for text in device_text(device).split(", "):
             name, _, value = text.partition(" ")
             rows.add_row(name, value)

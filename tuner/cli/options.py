@@ -328,7 +328,7 @@ set_option = click.option(
 results_option = click.option(
     "--results",
     type=click.Path(path_type=Path),
-    default=Path("results"),
+    default="results",
     show_default=True,
     metavar="FOLDER",
     help="Folder of the result files.",

@@ -70,6 +70,7 @@ def _print_all(found: list[SpaceInfo]) -> None:
             for info in found
         ],
         right=("configurations",),
+        drop=("model",),
     )
     if not found:
         echo("no search space is found", err=True)

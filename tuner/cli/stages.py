@@ -9,7 +9,7 @@ from tuner.records import Configuration, TrialRecord
 from tuner.results.facts import SpaceFacts
 from tuner.results.stages import StageRow, rows_of, stage_rows
 from tuner.terminal.render import echo, print_fields
-from tuner.terminal.tables import console, table
+from tuner.terminal.tables import print_rows
 from tuner.units import format_duration, format_size, significant
 
 _NUMBERS = ("memory", "samples/s", "step", "time")
@@ -40,24 +40,22 @@ def print_rows_of_stages(rows: Sequence[StageRow], source: str) -> None:
     if not rows:
         return
     echo(f"\nStages ({source})")
-    columns, right = ["", "stage", *_NUMBERS], _NUMBERS
-    wide, narrow = table([*columns, "sets"], right=right), table(columns, right=right)
-    for row in rows:
-        numbers = row.numbers
-        cells = (
-            "!" if not row.fits else "*" if row.hardest else "",
-            row.label,
-            format_size(numbers.device_bytes),
-            significant(numbers.samples_per_s),
-            format_duration(numbers.step_s),
-            row.time_text,
-        )
-        wide.add_row(*cells, row.settings)
-        narrow.add_row(*cells)
-    out = console()
-    needed = out.measure(wide, options=out.options.update(width=10_000)).maximum
-    # The space says what a stage sets; its name and numbers are nowhere else.
-    out.print(wide if needed <= out.width else narrow)
+    print_rows(
+        ["", "stage", *_NUMBERS, "sets"],
+        [
+            (
+                "!" if not row.fits else "*" if row.hardest else "",
+                row.label,
+                format_size(row.numbers.device_bytes),
+                significant(row.numbers.samples_per_s),
+                format_duration(row.numbers.step_s),
+                row.time_text,
+                row.settings,
+            )
+            for row in rows
+        ],
+        right=_NUMBERS,
+    )
     echo("* needs the most memory and decides what fits")
     if not all(row.fits for row in rows):
         echo("! does not fit")

@@ -172,7 +172,7 @@ def resolve_config(name: str) -> PreTrainedConfig:
     if name.startswith(_PATH_STARTS):
         raise InputError(f"model folder {name!r} does not exist")
     if not _HUB_ID.fullmatch(name):
-        raise _unknown(name)
+        raise unknown_model(name)
     return _from_hub(name)
 
 
@@ -186,20 +186,20 @@ def _existing_path(name: str) -> Path | None:
         return None
 
 
-def _unknown(name: str) -> InputError:
-    """Build the error for a name that is nothing: what it may have been meant to be."""
+def unknown_model(name: str) -> InputError:
+    """The error for a name that is no model: what it may have been meant to be."""
     key = _canonical(name)
     begun = [known for known in load_catalogue() if _canonical(known).startswith(key)]
     # "mistral-7b" begins two names, and neither may be chosen for the user.
     if key and 0 < len(begun) <= FEW:
         return unknown("model", name, begun, list_command=LIST_COMMAND)
-    close = _nearest_name(name)
-    allowed = {*load_catalogue(), *([close] if close else [])}
-    return unknown("model", name, allowed, list_command=LIST_COMMAND)
+    return unknown(
+        "model", name, load_catalogue(), list_command=LIST_COMMAND, spellings=_all_names()
+    )
 
 
-def _nearest_name(name: str) -> str | None:
-    return nearest(name, (known for entry in load_catalogue().values() for known in entry.names))
+def _all_names() -> list[str]:
+    return [name for entry in load_catalogue().values() for name in entry.names]
 
 
 def _from_folder(path: Path) -> PreTrainedConfig:
@@ -296,7 +296,7 @@ def _require_hub(name: str) -> None:
 
 
 def _no_hub(name: str, reason: str) -> InputError:
-    close = _nearest_name(name)
+    close = nearest(name, _all_names())
     meant = f"did you mean {close!r}? " if close else ""
     return InputError(
         f"model {name!r} is not in the catalogue and needs the network: {reason}",
@@ -324,7 +324,7 @@ def _hub_error(name: str, error: _NotThereError) -> InputError:
             "config.json",
         )
     if any(isinstance(e, RepositoryNotFoundError) for e in chain):
-        return _unknown(name)
+        return unknown_model(name)
     if any(isinstance(e, EntryNotFoundError) for e in chain) and "config.json" in str(chain[1]):
         return InputError(f"model {name!r} has no config.json on the hub")
     return _no_hub(name, " ".join(str(chain[1]).split())[:300])

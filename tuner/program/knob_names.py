@@ -1,62 +1,16 @@
-"""What trainers and people call the knobs, and which of these names are about a training."""
+"""Which of the names that trainers and people have for the knobs are about a training."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from tuner.aliases import PROGRAM_NAMES
 from tuner.apply.place import Value
 from tuner.records import KnobValue
 
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "micro_batch": (
-        "per_device_train_batch_size",
-        "micro_batch_size",
-        "per_gpu_train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "micro_batch",
-        "train_batch_size",
-        "batch_size",
-        "batch",
-        "bs",
-    ),
-    "grad_accum": (
-        "gradient_accumulation_steps",
-        "accumulate_grad_batches",
-        "grad_accumulation_steps",
-        "accumulation_steps",
-        "grad_accum_steps",
-        "grad_accum",
-        "accum_steps",
-        "accumulation",
-        "accum",
-    ),
-    "max_length": (
-        "max_length",
-        "max_seq_length",
-        "sequence_len",
-        "cutoff_len",
-        "max_seq_len",
-        "seq_length",
-        "seq_len",
-        "block_size",
-    ),
-    "lora_rank": ("r", "lora_r", "lora_rank", "rank"),
-    "gradient_checkpointing": (
-        "gradient_checkpointing",
-        "activation_checkpointing",
-        "use_gradient_checkpointing",
-        "enable_activation_checkpointing",
-        "grad_ckpt",
-        "disable_gradient_checkpointing",
-    ),
-    "use_reentrant": ("use_reentrant",),
-    "optimizer": ("optim", "optimizer"),
-    "attention": ("attn_implementation",),
-    "packing": ("packing", "sample_packing"),
-    "fused_kernels": ("use_liger_kernel",),
-}
-"""By knob: what trainers and people call it, the most certain name first."""
+NAMES = PROGRAM_NAMES
+"""By knob: what a program's files and options call it, the most certain name first."""
 
 _TRAINERS_CALLS = re.compile(
     r"(Config|Arguments|Args)$|^(DataLoader|get_peft_model|from_pretrained"

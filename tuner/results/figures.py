@@ -40,6 +40,8 @@ _PLAIN_TICKS = {"exponentformat": "none", "separatethousands": True}
 """0.0005 and 12,000, where plotly.js would write 500μ and 12k."""
 MAX_TICKS = 8
 MAX_TICK_LENGTH = 20
+FLAT_CHARACTERS = 40
+"""Characters of tick labels that have room beside each other in a small figure."""
 
 _DRAW_ORDER = (
     Kind.TOO_LARGE,
@@ -211,15 +213,18 @@ def _knob_figure(common: _Common, name: str, column: Sequence[KnobValue | None])
     line = {"color": COLORS[Kind.TOO_LARGE], "width": 1.2, "dash": "dash"}
     figure.add_hline(y=limit, line=line, row=2, col=1)
     shown = _thinned(range(len(values)), MAX_TICKS)
-    ticks = {"tickvals": shown, "ticktext": [_as_text(values[i]) for i in shown]}
+    names = [_as_text(values[i]) for i in shown]
+    is_long = max(map(len, names)) * len(names) > FLAT_CHARACTERS
+    ticks = {"tickvals": shown, "ticktext": names, "tickangle": -35 if is_long else 0}
     figure.update_xaxes(range=[-0.6, len(values) - 0.4], zeroline=False, **ticks)
-    figure.update_xaxes(automargin=True, row=2, col=1)  # long names stand aslant
+    # Long names stand aslant and end at their tick; without this the last one would be left out.
+    figure.update_xaxes(automargin=True, ticklabeloverflow="allow", row=2, col=1)
     speeds = {"range": list(common.samples_per_s), **_PLAIN_TICKS}
     figure.update_yaxes(title="samples/s", row=1, col=1, **speeds)
     figure.update_yaxes(range=list(common.memory_gib), title="GiB", row=2, col=1)
     margin = {"l": 52, "r": 8, "t": 6, "b": 30}
     figure.update_layout(template="none", margin=margin, hovermode="closest")
-    return KnobFigure(name, _knob_summary(fastest, values), _as_data(figure))
+    return KnobFigure(name, _knob_summary(common, fastest, slots, values), _as_data(figure))
 
 
 def _add_knob_points(
@@ -270,19 +275,42 @@ def _add_fastest_line(figure: Figure, fastest: Mapping[int, float]) -> None:
     )
 
 
-def _knob_summary(fastest: Mapping[int, float], values: Sequence[KnobValue]) -> str:
+def _knob_summary(
+    common: _Common,
+    fastest: Mapping[int, float],
+    slots: Sequence[int | None],
+    values: Sequence[KnobValue],
+) -> str:
+    """What the figure shows, in words; of values that are as fast, the starred one is named."""
     if not fastest:
         return "Nothing fits at any value."
-    top = max(fastest, key=lambda i: fastest[i])
-    text = f"Fastest that fits: {significant(fastest[top])} samples/s at {value_text(values[top])}"
-    if len(fastest) > 1:
-        low = min(fastest, key=lambda i: fastest[i])
-        text += f"; {significant(fastest[low])} at {value_text(values[low])}"
+    speeds = {slot: significant(speed) for slot, speed in fastest.items()}
+    top = max(fastest, key=lambda slot: fastest[slot])
+    low = min(fastest, key=lambda slot: fastest[slot])
+    star = _star(common, slots)
+    if star is not None and star[1] == speeds[top]:
+        top = star[0]
+    text = f"Fastest that fits: {speeds[top]} samples/s at {value_text(values[top])}"
+    if star is not None and star != (top, speeds[top]):
+        text += f"; recommended: {star[1]} at {value_text(values[star[0]])}"
+    if speeds[low] != speeds[top]:
+        text += f"; {speeds[low]} at {value_text(values[low])}"
+    elif len(fastest) > 1:
+        text += ", and at every other value that fits"
     never = [value_text(v) for i, v in enumerate(values) if i not in fastest]
     if never:
         shown = ", ".join(never) if len(never) <= 4 else f"{len(never)} other values"
         text += f". Nothing fits at {shown}"
     return text + "."
+
+
+def _star(common: _Common, slots: Sequence[int | None]) -> tuple[int, str] | None:
+    """The value of the recommended configuration, by its position, and its throughput as shown."""
+    for place in common.places[Kind.BEST]:
+        slot, numbers = slots[place], common.view.numbers[place]
+        if slot is not None and numbers:
+            return slot, significant(numbers[1])
+    return None
 
 
 def _best_by_value(common: _Common, slots: Sequence[int | None]) -> dict[int, float]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.units import format_range
+
 PREDICTED_PERCENT = 90
 """Of runs that lie within the interval of a prediction (see docs/accuracy_coverage.md)."""
 MEASURED_PERCENT = 95
@@ -22,7 +24,7 @@ class ShownInterval:
 
     def text(self, shown: Callable[[float], str]) -> str:
         """For people: "90 %: 0.21 to 0.33"."""
-        return f"{self.percent} %: {shown(self.low)} to {shown(self.high)}"
+        return f"{self.percent} %: {format_range(self.low, self.high, shown)}"
 
     def to_dict(self) -> dict[str, float | int]:
         """JSON types."""

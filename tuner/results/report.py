@@ -216,38 +216,41 @@ def _words(name: str) -> str:
 
 
 def _trials(view: View) -> dict[str, Any]:
-    """The table of all trials: its columns, and each trial's values and way of drawing."""
-    numbers = ("device GiB", "samples/s", "tokens/s", "step s")
-    columns = [*view.knobs, *numbers, "outcome", "source", "trial"]
+    """The table of all trials: its columns, and each trial's values and way of drawing.
+
+    What people look for comes first: the screen of a telephone has room for three columns.
+    """
+    first, more = ["device GiB", "samples/s", "verdict"], ["tokens/s", "step s"]
+    columns = [*first, *view.knobs, *more, "outcome", "source", "trial"]
     columns += ["hardest stage"] if view.space.stages else []
+    named = labels(view)
     return {
         "columns": columns,
         "knobs": len(view.knobs),
-        "rates": [len(view.knobs) + i for i, name in enumerate(numbers) if name.endswith("/s")],
+        "rates": [columns.index(name) for name in ("samples/s", "tokens/s")],
         "kinds": [str(kind) for kind in view.kinds],
-        "labels": {str(kind): label for kind, label in labels(view).items()},
-        "rows": [_trial_row(view, record) for record in view.records],
+        "labels": {str(kind): label for kind, label in named.items()},
+        "rows": [
+            _trial_row(view, record, named[kind])
+            for record, kind in zip(view.records, view.kinds, strict=True)
+        ],
     }
 
 
-def _trial_row(view: View, record: TrialRecord) -> list[object]:
+def _trial_row(view: View, record: TrialRecord, verdict: str) -> list[object]:
     evidence, outcome = record.outcome.evidence, record.outcome
     settings = list(map(_cell, record.configuration.values_of(view.knobs)))
-    numbers: list[object] = [None, None, None, None]
+    first: list[object] = [None, None]
+    more: list[object] = [None, None]
     if evidence is not None:
-        numbers = [
-            round(
-                evidence.memory.device_bytes / GIB, 2 if evidence.memory.device_bytes > GIB else 4
-            ),
-            float(f"{evidence.speed.samples_per_s:.5g}"),
-            float(f"{evidence.speed.tokens_per_s:.5g}"),
-            float(f"{evidence.speed.step_s:.5g}"),
-        ]
+        size, speed = evidence.memory.device_bytes, evidence.speed
+        first = [round(size / GIB, 2 if size > GIB else 4), float(f"{speed.samples_per_s:.5g}")]
+        more = [float(f"{speed.tokens_per_s:.5g}"), float(f"{speed.step_s:.5g}")]
     ended = str(outcome.status) + (f" in {outcome.phase}" if outcome.phase else "")
     ended += f", {outcome.stage} alone" if outcome.stage else ""
     source = str(evidence.source) if evidence else ""
     stage = [outcome.limiting_stage or ""] if view.space.stages else []
-    return [*settings, *numbers, ended, source, record.trial_id, *stage]
+    return [*first, verdict, *settings, *more, ended, source, record.trial_id, *stage]
 
 
 def _cell(value: Any) -> object:

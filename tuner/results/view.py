@@ -127,7 +127,8 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         objective=chosen[0],
     )
     drawn = {r.configuration.key: Kind.FRONT for r in front}
-    drawn |= {best.configuration.key: Kind.BEST} if best and best.configuration.key in drawn else {}
+    # Of configurations that are as good in every objective, the front has one, perhaps another.
+    drawn |= {best.configuration.key: Kind.BEST} if best else {}
     kinds = tuple(
         Kind.UNTRIED if kind in (Kind.FITS, Kind.OUTSIDE) and r.source.rank < shown else kind
         for r, ok in zip(own, meets, strict=True)

@@ -9,16 +9,18 @@
   const number = (value, digits) => formats[digits].format(value);
   const rates3 = new Intl.NumberFormat("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
   const rate = (value) => rates3.format(value);
+  const size = (gib) => gib.toFixed(gib < 1 ? 3 : 2);
 
   // Plots ---------------------------------------------------------------------------------
   function hover(index) {
     const row = rows[index];
-    const [gib, samples, tokens, step, outcome, source, trial, stage] = row.slice(knobs);
-    const lines = columns.slice(0, knobs).map((name, i) => `${asText(name)} <b>${asText(row[i])}</b>`);
+    const [gib, samples, verdict, ...more] = row;
+    const [tokens, step, outcome, source, trial, stage] = more.slice(knobs);
+    const lines = more.slice(0, knobs).map((value, i) => `${asText(columns[3 + i])} <b>${asText(value)}</b>`);
     return [
-      `<b>${labels[kinds[index]]}</b> (${asText(source)})`,
+      `<b>${verdict}</b> (${asText(source)})`,
       `${rate(samples)} samples/s, ${rate(tokens)} tokens/s`,
-      `${number(gib, gib < 1 ? 3 : 2)} GiB${stage ? ` in ${asText(stage)}` : ""}, ${rate(step)} s per step`,
+      `${size(gib)} GiB${stage ? ` in ${asText(stage)}` : ""}, ${rate(step)} s per step`,
       ...lines,
       `${asText(outcome)}, trial ${asText(trial)}`,
     ].join("<br>");
@@ -93,7 +95,7 @@
   const perPage = 50;
   let texts = null; // of each row, made when something is looked for
   const textOf = (i) => {
-    texts ??= rows.map((row, k) => `${row.join(" ")} ${labels[kinds[k]]}`.toLowerCase());
+    texts ??= rows.map((row) => row.join(" ").toLowerCase());
     return texts[i];
   };
   const speedColumn = columns.indexOf("samples/s");
@@ -153,7 +155,8 @@
       const line = element("tr", undefined, body);
       line.className = kinds[index];
       rows[index].forEach((value, column) => {
-        const text = value === null ? "" : rates.includes(column) ? rate(value) : String(value);
+        const shown = column === 0 ? size : rates.includes(column) ? rate : String;
+        const text = value === null ? "" : shown(value);
         element("td", text, line).title = text.length > 40 ? text : "";
       });
     }

@@ -1,0 +1,186 @@
+"""What people write from other tools is answered with tuner's word for it, then with spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+
+from tuner.aliases import meant
+from tuner.cli.main import COMMANDS, cli, run
+from tuner.errors import InputError, UnavailableError, nearest, unknown
+from tuner.export import FORMATS
+from tuner.export.settings_reader import SettingsReader
+from tuner.gpus import get_gpu, load_catalogue
+from tuner.models.catalogue import load_catalogue as load_models
+from tuner.records import Configuration
+from tuner.space import configure, default_space
+from tuner.space.schemas import SCHEMAS
+
+KNOBS = list(SCHEMAS["causal_lm"].terms)
+
+
+@pytest.mark.parametrize(
+    ("word", "knob"),
+    [
+        ("batch_size", "micro_batch"),
+        ("per-device-train-batch-size", "micro_batch"),
+        ("micro_batch_size", "micro_batch"),
+        ("train_micro_batch_size_per_gpu", "micro_batch"),
+        ("train_batch_size", "effective_batch"),
+        ("gradient_accumulation_steps", "grad_accum"),
+        ("max_seq_length", "max_length"),
+        ("sequence_len", "max_length"),
+        ("cutoff_len", "max_length"),
+        ("max_seq_len", "max_length"),
+        ("r", "lora_rank"),
+        ("lora_r", "lora_rank"),
+        ("load_in_4bit", "precision=nf4"),
+        ("qlora", "precision=nf4"),
+        ("bf16", "mixed_precision=bf16"),
+        ("flash_attn", "attention"),
+        ("lora_rnak", "lora_rank"),
+        ("learning_rate", None),
+        ("warmup_steps", None),
+    ],
+)
+def test_a_knob_by_its_meaning_then_by_its_letters(word, knob):
+    assert nearest(word, KNOBS) == knob
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("precision=int4", "nf4"),
+        ("precision=4bit", "nf4"),
+        ("precision=qlora", "nf4"),
+        ("precision=8-bit", "int8"),
+        ("precision=bfloat16", "bf16"),
+        ("mixed_precision=false", "no"),
+        ("attention=fa2", "flash_attention_2"),
+        ("optimizer=adamw", "adamw_torch"),
+        ("optimizer=8bit", "adamw_8bit"),
+        ("optimizer=paged_adamw_8bits", "paged_adamw_8bit"),
+        ("distributed=fsdp", "fsdp2"),
+    ],
+)
+def test_a_value_by_its_meaning_then_by_its_letters(setting, value):
+    space = default_space("causal_lm", "tiny-llama-3m")
+    with pytest.raises(InputError, match="cannot be") as caught:
+        configure(space, dict([setting.split("=")]), strict=False)
+    assert caught.value.hint == f"did you mean {value!r}?"
+
+
+@pytest.mark.parametrize("word", ["tpux", "abcd", "mi300x", "batch_size", "int5000"])
+def test_short_words_that_share_some_letters_are_other_words(word):
+    assert nearest(word, ["gpu", "b300", "image_size", "int8"]) is None
+
+
+OTHER_VALUES: dict[str, Any] = {
+    "micro_batch": 4,
+    "grad_accum": 7,
+    "max_length": 640,
+    "lora_rank": 24,
+    "lora_alpha": 99,
+    "lora_dropout": 0.25,
+    "lora_targets": ("q_proj",),
+    "max_grad_norm": 0.75,
+    "optimizer": "paged_adamw_8bit",
+    "attention": "eager",
+    "double_quant": False,
+    "gradient_checkpointing": False,
+    "num_workers": 3,
+    "pin_memory": False,
+    "adapter": "dora",
+}
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"command"}))
+def test_every_name_that_an_export_writes_is_known(name):
+    """So that the table keeps up with the tools: what changes with a knob is a name of it."""
+    space = default_space("causal_lm", "tiny-llama-3m")
+    usual = {
+        **configure(space, {"precision": "nf4"}, strict=False),
+        "num_workers": 2,
+        "pin_memory": True,
+    }
+    before = dict(_leaves(FORMATS[name].build(SettingsReader(Configuration(usual)), "m")))
+    for knob, value in OTHER_VALUES.items():
+        changed = Configuration({**usual, knob: value})
+        after = dict(_leaves(FORMATS[name].build(SettingsReader(changed), "m")))
+        paths = {path for path in before | after if before.get(path) != after.get(path)}
+        known = [_names_of(path) for path in paths]
+        assert not paths or any(knob in names for names in known), (knob, paths)
+        assert all(known), (knob, paths)
+
+
+def _leaves(settings: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(settings, dict):
+        for key, value in settings.items():
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path, settings
+
+
+def _names_of(path: tuple[str, ...]) -> set[str]:
+    """The knobs that a key or one of those around it is a name of."""
+    found = [part if part in KNOBS else meant(part, KNOBS) for part in path]
+    return {name.partition("=")[0] for name in found if name}
+
+
+@pytest.mark.parametrize(
+    ("word", "vendor"),
+    [
+        ("mi300x", "AMD"),
+        ("gfx942", "AMD"),
+        ("AMD Instinct MI250X", "AMD"),
+        ("rx 7900 xtx", "AMD"),
+        ("gaudi", "Intel"),
+        ("arc-b580", "Intel"),
+        ("tpu-v5e", "Google"),
+        ("m3 max", "Apple"),
+        ("mps", "Apple"),
+        ("trn2", "Amazon"),
+    ],
+)
+def test_other_vendors_are_named_in_place_of_the_nearest_letters(word, vendor):
+    with pytest.raises(UnavailableError, match=f"no GPU of {vendor} is supported") as caught:
+        get_gpu(word)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_no_name_of_the_catalogue_is_another_vendors():
+    for gpu in load_catalogue().values():
+        for name in (gpu.id, gpu.name, *gpu.aliases, *gpu.device_names):
+            try:
+                get_gpu(f"{name}x")
+            except InputError:
+                continue  # unknown, but not foreign
+
+
+def test_the_number_of_models_is_that_of_the_list(capsys):
+    for arguments in (["models", "qwen9000"], ["estimate", "--model", "qwen9", "--gpu", "t4"]):
+        assert run(arguments) == 2
+        assert f"`tuner models` lists all {len(load_models())}" in capsys.readouterr().err
+
+
+def test_a_long_list_is_not_printed_beside_the_nearest():
+    error = unknown("knob", "batch_size", KNOBS)
+    assert error.hint == "did you mean 'micro_batch'?"
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    assert run([]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("Usage: tuner")
+    assert "Error" not in captured.out + captured.err
+
+
+def test_no_default_is_shown_as_python(capsys):
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        for parameter in command.params:
+            assert "Path(" not in repr(parameter.default), (name, parameter.name)

@@ -1,0 +1,238 @@
+"""What trainers and people call the knobs and their values: the only table of such names."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+
+PROGRAM_NAMES: Mapping[str, tuple[str, ...]] = {
+    "micro_batch": (
+        "per_device_train_batch_size",
+        "micro_batch_size",
+        "per_gpu_train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "micro_batch",
+        "train_batch_size",
+        "batch_size",
+        "batch",
+        "bs",
+    ),
+    "grad_accum": (
+        "gradient_accumulation_steps",
+        "accumulate_grad_batches",
+        "grad_accumulation_steps",
+        "accumulation_steps",
+        "grad_accum_steps",
+        "grad_accum",
+        "accum_steps",
+        "accumulation",
+        "accum",
+    ),
+    "max_length": (
+        "max_length",
+        "max_seq_length",
+        "sequence_len",
+        "cutoff_len",
+        "max_seq_len",
+        "seq_length",
+        "seq_len",
+        "block_size",
+    ),
+    "lora_rank": ("r", "lora_r", "lora_rank", "rank"),
+    "gradient_checkpointing": (
+        "gradient_checkpointing",
+        "activation_checkpointing",
+        "use_gradient_checkpointing",
+        "enable_activation_checkpointing",
+        "grad_ckpt",
+        "disable_gradient_checkpointing",
+    ),
+    "use_reentrant": ("use_reentrant",),
+    "optimizer": ("optim", "optimizer"),
+    "attention": ("attn_implementation",),
+    "packing": ("packing", "sample_packing"),
+    "fused_kernels": ("use_liger_kernel",),
+}
+"""By knob: what a program's files and options call it, the most certain name first."""
+
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "effective_batch": (
+        "train_batch_size",  # DeepSpeed's, of all GPUs and micro-steps
+        "effective_batch_size",
+        "global_batch_size",
+        "total_batch_size",
+        "total_train_batch_size",
+        "gbs",
+    ),
+    "micro_batch": (
+        "device_train_microbatch_size",
+        "local_batch_size",
+        "per_device_batch_size",
+        "batchsize",
+        "mbs",
+    ),
+    "grad_accum": ("gradient_accumulation", "grad_acc_steps", "grad_acc", "ga_steps"),
+    "max_length": (
+        "sequence_length",
+        "model_max_length",
+        "max_model_len",
+        "max_tokens",
+        "context_length",
+        "context_size",
+        "ctx_len",
+        "n_ctx",
+    ),
+    "lora_rank": ("lora_dim", "lora_attn_dim", "adapter_rank"),
+    "lora_alpha": ("alpha",),
+    "lora_dropout": ("dropout", "adapter_dropout"),
+    "lora_targets": (
+        "target_modules",
+        "lora_target_modules",
+        "lora_target",
+        "lora_target_linear",
+        "lora_attn_modules",
+        "apply_lora_to_mlp",
+        "targets",
+    ),
+    "modules_to_save": ("lora_modules_to_save", "additional_target"),
+    "adapter=dora": ("use_dora", "peft_use_dora"),
+    "adapter=rslora": ("use_rslora", "peft_use_rslora"),
+    "adapter": ("peft_type", "finetuning_type"),
+    "gradient_checkpointing": ("checkpointing", "recompute", "recompute_activations"),
+    "use_reentrant": ("use_reentrant_gc",),
+    "optimizer": ("optimizer_name", "optim_type", "optimizer_type"),
+    "attention=flash_attention_2": ("flash_attention", "use_flash_attention_2", "use_flash_attn"),
+    "attention=sdpa": ("sdp_attention", "sdpa_attention"),
+    "attention=eager": ("eager_attention",),
+    "attention": ("flash_attn", "attn_impl", "attention_implementation"),
+    "padding=max_length": ("pad_to_max_length", "pad_to_sequence_len"),
+    "precision=nf4": ("load_in_4bit", "quantize_base", "qlora", "use_qlora", "int4", "4bit", "nf4"),
+    "precision=int8": ("load_in_8bit", "int8", "8bit"),
+    "precision=tf32": ("tf32",),
+    "precision": (
+        "dtype",
+        "torch_dtype",
+        "model_dtype",
+        "quantization",
+        "quantization_bit",
+        "bits",
+        "bnb_4bit_quant_type",
+        "quantization_type",
+    ),
+    "mixed_precision=bf16": ("bf16",),
+    "mixed_precision=fp16": ("fp16",),
+    "mixed_precision": ("amp", "autocast", "amp_dtype"),
+    "compute_dtype": ("bnb_4bit_compute_dtype",),
+    "double_quant": (
+        "bnb_4bit_use_double_quant",
+        "use_bnb_nested_quant",
+        "double_quantization",
+        "use_nested_quant",
+    ),
+    "max_grad_norm": (
+        "gradient_clip_val",
+        "gradient_clipping",
+        "clip_grad_norm",
+        "grad_clip",
+        "clip_grad",
+        "max_norm",
+    ),
+    "loss": ("loss_type",),
+    "liger": ("use_liger_kernel", "enable_liger_kernel", "use_liger", "liger_kernel"),
+    "torch_compile": ("compile", "compile_model"),
+    "num_workers": ("dataloader_num_workers", "n_workers", "workers"),
+    "pin_memory": ("dataloader_pin_memory",),
+    "prefetch_factor": ("dataloader_prefetch_factor",),
+    "persistent_workers": ("dataloader_persistent_workers",),
+    "gpus_per_trial": (
+        "num_gpus",
+        "n_gpus",
+        "n_gpu",
+        "gpus",
+        "devices",
+        "nproc_per_node",
+        "num_processes",
+        "world_size",
+    ),
+    "machines": ("nnodes", "num_nodes", "num_machines", "nodes"),
+    "distributed=fsdp2": ("fsdp",),
+    "distributed=ddp": ("ddp",),
+    "distributed": ("distributed_type", "strategy", "deepspeed", "zero_stage"),
+    "reshard_after_forward": ("fsdp_reshard_after_forward",),
+    "dp_shard_size": (
+        "parallelism_config_dp_shard_size",
+        "data_parallel_shard_degree",
+        "dp_shard",
+    ),
+    "offload": ("cpu_offload",),
+    "images": ("num_images",),
+    "image_size": ("image_resolution", "resolution", "img_size"),
+    "num_labels": ("num_classes", "n_labels"),
+}
+"""More names of a knob, or of knob=value: those of TrainingArguments, TRL, peft, Axolotl,
+LLaMA-Factory, DeepSpeed, torchtune, Unsloth, Lightning and launchers."""
+
+_VALUES: Mapping[str, tuple[str, ...]] = {
+    "nf4": ("int4", "4bit", "4", "load_in_4bit", "bnb_4bit", "qlora", "fp4", "q4", "w4"),
+    "int8": ("8bit", "8", "load_in_8bit", "bnb_8bit", "llm_int8", "q8", "w8"),
+    "bf16": ("bfloat16", "torch.bfloat16", "bf16-mixed", "bf16-true", "bf"),
+    "fp16": ("float16", "torch.float16", "half", "f16", "16", "16-mixed", "16-true"),
+    "fp32": ("float32", "torch.float32", "float", "f32", "32", "32-true"),
+    "tf32": ("tfloat32",),
+    "no": ("none", "false", "off", "fp32", "float32", "32"),
+    "flash_attention_2": (
+        "flash",
+        "flash2",
+        "fa2",
+        "flash_attn",
+        "flash_attn_2",
+        "flash_attention",
+        "kernels-community/flash-attn2",
+    ),
+    "sdpa": ("sdp", "scaled_dot_product", "scaled_dot_product_attention", "torch_sdpa"),
+    "eager": ("disabled", "vanilla", "math"),
+    "adamw_torch": ("adamw", "adam", "adamw_hf", "torch.optim.AdamW"),
+    "adamw_torch_fused": ("fused", "adamw_fused", "fused_adamw"),
+    "adamw_8bit": ("adam8bit", "adam_8bit", "adamw8bit", "8bit", "8bit_adam", "adamw_bnb"),
+    "paged_adamw_8bit": ("pagedadamw8bit", "paged_adam_8bit", "paged_8bit"),
+    "paged_adamw_32bit": ("pagedadamw32bit", "paged_adam_32bit", "paged_adamw", "paged_adam"),
+    "lion_32bit": ("lion",),
+    "paged_lion_32bit": ("paged_lion",),
+    "lora": ("peft", "qlora"),
+    "fsdp2": ("fsdp", "fully_shard", "full_shard"),
+    "ddp": ("multi_gpu", "data_parallel", "distributed_data_parallel"),
+    "hsdp": ("hybrid_shard",),
+    "zero3": ("zero", "deepspeed", "deepspeed_stage_3", "stage3"),
+    "zero2": ("deepspeed_stage_2", "stage2"),
+    "zero1": ("deepspeed_stage_1", "stage1"),
+}
+"""By value of a knob: what else it is called."""
+
+
+def meant(word: str, allowed: Iterable[str]) -> str | None:
+    """What tuner calls `word`, if that is among `allowed`; None for a word that means nothing.
+
+    A name that stands for a value too is answered with both: "precision=nf4" for "load_in_4bit".
+    """
+    known = set(allowed)
+    for name in _meanings().get(_key(word), ()):
+        if name.partition("=")[0] in known:
+            return name
+    return None
+
+
+@functools.cache
+def _meanings() -> Mapping[str, tuple[str, ...]]:
+    """By what people write: names and values of tuner, the likeliest first."""
+    found: dict[str, list[str]] = {}
+    for table in (_NAMES, PROGRAM_NAMES, _VALUES):
+        for name, others in table.items():
+            for other in others:
+                found.setdefault(_key(other), []).append(name)
+    return {key: tuple(names) for key, names in found.items()}
+
+
+def _key(word: str) -> str:
+    """Case, dashes, dots and underscores do not matter."""
+    return re.sub(r"[^a-z0-9]+", "", word.lower())
