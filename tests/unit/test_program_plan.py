@@ -75,7 +75,8 @@ def test_an_adapter_of_a_quantised_model_is_bf16_with_sft(tmp_path):
     text = (
         f"model = AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config={NF4}, "
         "dtype=torch.bfloat16)\n"
-        "SFTTrainer(model, args=SFTConfig(per_device_train_batch_size=2, weights_in_the_sky=1), "
+        "SFTTrainer(model, "
+        "args=SFTConfig(per_device_train_batch_size=2, torch_empty_cache_steps=1), "
         "peft_config=LoraConfig(r=4, modules_to_save=['lm_head']))\n"
     )
     plan = planned(tmp_path, text, MODEL)
@@ -84,7 +85,7 @@ def test_an_adapter_of_a_quantised_model_is_bf16_with_sft(tmp_path):
     # peft's default modules for llama models.
     assert knobs(plan, "lora_rank", "lora_targets") == (4, ("q_proj", "v_proj"))
     assert plan.configuration["modules_to_save"] == ("lm_head",)
-    assert [text.partition(" ")[2] for text in plan.left_out] == ["weights_in_the_sky"]
+    assert [text.partition(" ")[2] for text in plan.left_out] == ["torch_empty_cache_steps"]
 
 
 def test_preference_training_has_two_sequences_and_a_reference(tmp_path):
@@ -182,7 +183,7 @@ def test_what_cannot_be_read_can_be_said(tmp_path):
 
 def test_a_loop_of_its_own_is_refused(tmp_path):
     text = "for batch in DataLoader(data, batch_size=3):\n    model(**batch).loss.backward()\n"
-    with pytest.raises(InputError, match="a loop of its own") as caught:
+    with pytest.raises(InputError, match="found: a training loop of its own") as caught:
         planned(tmp_path, text)
     assert "TRL SFTTrainer" in str(caught.value.hint)
     assert "`tuner estimate --model MODEL --gpu GPU --set micro_batch=3`" in str(caught.value.hint)

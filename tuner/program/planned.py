@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,11 +13,14 @@ from tuner.errors import InputError, Problem
 from tuner.models.catalogue import resolve_config
 from tuner.program import trainers
 from tuner.program.arguments import EMULATE, Arguments
+from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
 from tuner.program.settings import find_settings
+from tuner.program.signatures import held_versions
 from tuner.program.trainers.behaviour import PEFT_DEFAULT, STORED, Behaviour, Planned
-from tuner.program.training import DTYPES, ProgramTraining, read_training
+from tuner.program.training import ProgramTraining, read_training
+from tuner.program.unexpected import CannotStart, hold_loading
 from tuner.program.zero_file import AUTO, zero_of_file
 from tuner.records import Configuration, KnobValue
 from tuner.space.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, Parallelism, gpus_per_trial
@@ -85,17 +88,21 @@ def plan_program(
     training = read_training(program)
     behaviour = next((b for b in behaviours() if b.trainer == training.trainer), None)
     if behaviour is None:
-        raise _unknown(training.trainer, program)
+        raise _unsupported(training, program)
     planned = behaviour.plan(training)
     found = training.found
     chosen = model or _beside(program, planned.model)
     if chosen is None:
         found.problems.append(Problem("is not known: name it with --model", "the model"))
+    else:
+        found.problems += _misnamed_in_loading(training, chosen)
     knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
     problems = [p for p in found.problems if not _is_given(p, given or {})]
     if "max_length" not in knobs:
         text = "is set nowhere: name it with --set max_length=1024"
         problems.append(Problem(text, "the length of the examples"))
+    if strict:
+        _require_start(problems)
     if (problems and strict) or chosen is None:
         raise InputError(
             f"this program of {behaviour.name} cannot be predicted from its settings",
@@ -103,7 +110,7 @@ def plan_program(
             hint=_nearest(program, chosen),
         )
     configuration = _configuration(_settled(knobs, chosen))
-    notes = [*planned.notes, *_versions(behaviour)]
+    notes = [*planned.notes, *_versions(behaviour.read)]
     return ProgramPlan(
         behaviour.name,
         chosen,
@@ -153,12 +160,34 @@ def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
     return name in given
 
 
-def _unknown(trainer: str, program: Program) -> InputError:
+def _require_start(problems: Sequence[Problem]) -> None:
+    """Raise `InputError` where the program itself ends with one of the problems."""
+    if any(isinstance(problem, CannotStart) for problem in problems):
+        others = "; ".join(_versions(held_versions()))
+        raise InputError(
+            "the program cannot start: its libraries do not take all of its arguments",
+            problems=problems,
+            hint=f"{others}; {EMULATE}" if others else None,
+        )
+
+
+def _misnamed_in_loading(training: ProgramTraining, model: str) -> Iterator[Problem]:
+    """The arguments with which the model cannot be loaded."""
+    own = training.has("model")
+    group, prefix = ("model", "") if own else ("arguments", "model_init_kwargs.")
+    try:
+        yield from hold_loading(training[group], prefix, model)
+    except InputError as error:  # nobody knows which settings the model has
+        yield Problem(error.message, "the model")
+
+
+def _unsupported(training: ProgramTraining, program: Program) -> InputError:
     names = ", ".join(dict.fromkeys(b.name for b in behaviours()))
-    what = f"{trainer}, whose" if trainer else "a loop of its own or a trainer, whose"
+    starts = [p for p in training.found.problems if isinstance(p, CannotStart)]
+    _require_start(starts)
     return InputError(
-        f"the program trains with {what} behaviour is not known: nothing is predicted of it",
-        hint=f"known are {names}; {EMULATE}; {_nearest(program, None)}",
+        f"unsupported trainer (found: {training.trainer or 'a training loop of its own'})",
+        hint=f"supported: {names}; {EMULATE}; {_nearest(program, None)}",
     )
 
 
@@ -241,10 +270,10 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
     return Configuration({**values, "effective_batch": size * rounds * gpus_per_trial(values)})
 
 
-def _versions(behaviour: Behaviour) -> list[str]:
-    """A note for each package that is installed in another version than was read."""
+def _versions(held: Mapping[str, str]) -> list[str]:
+    """A note for each package that is installed in another version than is held to."""
     notes = []
-    for package, read in behaviour.read.items():
+    for package, read in held.items():
         try:
             installed = version(package)
         except PackageNotFoundError:
