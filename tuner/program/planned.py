@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tuner.errors import InputError, Problem
+from tuner.expressions import show
 from tuner.models.catalogue import resolve_config
+from tuner.models.trainable import model_defaults
 from tuner.program import trainers
 from tuner.program.arguments import EMULATE, Arguments
 from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
-from tuner.program.settings import find_settings
 from tuner.program.signatures import held_versions
 from tuner.program.trainers.behaviour import PEFT_DEFAULT, STORED, Behaviour, Planned
 from tuner.program.training import ProgramTraining, read_training
 from tuner.program.unexpected import CannotStart, hold_loading
 from tuner.program.zero_file import AUTO, zero_of_file
 from tuner.records import Configuration, KnobValue
+from tuner.space import configure, default_space
 from tuner.space.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, Parallelism, gpus_per_trial
 from tuner.space.schemas import SCHEMAS
 
@@ -78,17 +81,19 @@ def plan_program(
     *,
     gpus: int | None = None,
     strict: bool = True,
+    target: Sequence[str] = (),
 ) -> ProgramPlan:
     """What `program` trains; `given` knobs and `model` count more than what it says.
 
     `gpus` are those of the machine, where its launcher does not say how many ranks there are.
     Raises one `InputError` with everything that cannot be read, or not be predicted; unless it is
-    `strict`, that is left out of the plan instead.
+    `strict`, that is left out of the plan instead. `target` are the options of `tuner estimate`
+    that name the GPU, for a hint.
     """
     training = read_training(program)
     behaviour = next((b for b in behaviours() if b.trainer == training.trainer), None)
     if behaviour is None:
-        raise _unsupported(training, program)
+        raise _unsupported(training)
     planned = behaviour.plan(training)
     found = training.found
     chosen = model or _beside(program, planned.model)
@@ -107,7 +112,7 @@ def plan_program(
         raise InputError(
             f"this program of {behaviour.name} cannot be predicted from its settings",
             problems=problems,
-            hint=_nearest(program, chosen),
+            hint=_approximation(chosen, knobs, problems, target) if chosen and target else None,
         )
     configuration = _configuration(_settled(knobs, chosen))
     notes = [*planned.notes, *_versions(behaviour.read)]
@@ -181,27 +186,53 @@ def _misnamed_in_loading(training: ProgramTraining, model: str) -> Iterator[Prob
         yield Problem(error.message, "the model")
 
 
-def _unsupported(training: ProgramTraining, program: Program) -> InputError:
+_SAVING = (
+    "use_liger_kernel", "enable_liger_kernel", "liger_fused_linear_cross_entropy",
+    "cut_cross_entropy", "chunked_cross_entropy", "activation_offloading", "use_unsloth_gc",
+)  # fmt: skip
+"""Settings that are not predicted, and without which a training takes more memory, not less."""
+
+
+def _approximation(
+    model: str, knobs: Mapping[str, Any], problems: Sequence[Problem], target: Sequence[str]
+) -> str | None:
+    """The command that predicts the same training without its `_SAVING` settings.
+
+    None where anything else is in the way: it would predict another training.
+    """
+    names = [(problem.where or "").rpartition(" ")[2] for problem in problems]
+    if not set(names) <= set(_SAVING):
+        return None
+    said = _settings_of(model, _configuration(_settled(knobs, model)))
+    if said is None:
+        return None
+    options = [option for name, text in said.items() for option in ("--set", f"{name}={text}")]
+    command = shlex.join(["tuner", "estimate", "--model", model, *target, *options])
+    return f"For an approximation, without {' and '.join(dict.fromkeys(names))}: {command}"
+
+
+def _settings_of(model: str, wanted: Configuration) -> dict[str, str] | None:
+    """What `--set` makes of the defaults of a model; None where nothing makes this of them."""
+    said: dict[str, str] = {}
+    for _ in range(3):  # the default of one may follow from others that are set
+        settings = {**model_defaults(model), **said}
+        made = configure(default_space(model, settings), settings, strict=False)
+        other = {name: show(value) for name, value in wanted.items() if made.get(name) != value}
+        other.pop("effective_batch", None)  # follows from the others
+        if not other:
+            return said if made == wanted else None
+        said |= other
+    return None
+
+
+def _unsupported(training: ProgramTraining) -> InputError:
     names = ", ".join(dict.fromkeys(b.name for b in behaviours()))
     starts = [p for p in training.found.problems if isinstance(p, CannotStart)]
     _require_start(starts)
     return InputError(
         f"unsupported trainer (found: {training.trainer or 'a training loop of its own'})",
-        hint=f"supported: {names}; {EMULATE}; {_nearest(program, None)}",
+        hint=f"supported: {names}; {EMULATE}",
     )
-
-
-def _nearest(program: Program, model: str | None) -> str:
-    """The command that predicts another loop with what could be read of this one."""
-    known = SCHEMAS[WORKLOAD].terms
-    read = {name: setting.value for name, setting in find_settings(program).items()}
-    settings = [
-        f" --set {name}={value}"
-        for name, value in read.items()
-        if name in known and isinstance(value, int) and not isinstance(value, bool)
-    ]
-    command = f"tuner estimate --model {model or 'MODEL'} --gpu GPU{''.join(settings)}"
-    return f"the nearest prediction is `{command}`, of tuner's own loop"
 
 
 def _beside(program: Program, model: str | None) -> str | None:
