@@ -184,6 +184,8 @@ def print_recommendation(
     for number, line in enumerate(use):
         # A command is one line, however long: it is there to be copied.
         echo(f"  {'' if number else 'use':<10}{line}")
+    if best.space.model is not None and any(line.endswith(" --to train.py") for line in use):
+        echo(f"  {'':<10}(train.py is your file that trains {best.space.model})")
 
 
 def _print_by_gpus(best: BestTrial) -> None:

@@ -109,7 +109,7 @@ def read_training(program: Program) -> ProgramTraining:
     trainers: list[str] = []
     for script, call in calls:
         name = last_name(call.func) or ""
-        group = _CALLS.get(name) or ("model" if _loads_model(call) else None)
+        group = _CALLS.get(name) or ("model" if loads_model(call) else None)
         if _is_other(call):
             problem = f"trains with {script.shown(call.func)}, whose memory is not predicted"
             found.problems.append(Problem(problem, place_in(script, call)))
@@ -221,7 +221,8 @@ def _is_other(call: ast.Call) -> bool:
                if isinstance(node, ast.expr))  # fmt: skip
 
 
-def _loads_model(call: ast.Call) -> bool:
+def loads_model(call: ast.Call) -> bool:
+    """Whether a call loads a model that is trained: `AutoModelForCausalLM.from_pretrained`."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     name = last_name(owner) if owner is not None else None
     return last_name(call.func) == "from_pretrained" and (name or "").endswith(_MODEL_CLASSES)
