@@ -26,7 +26,9 @@ raise SystemExit("this was run")
 BATCH_SIZE = 64
 SFTTrainer(
     model="tiny-llama-3m",
-    args=SFTConfig(per_device_train_batch_size=BATCH_SIZE, max_length=512, secret=3),
+    args=SFTConfig(
+        per_device_train_batch_size=BATCH_SIZE, max_length=512, torch_empty_cache_steps=3
+    ),
     peft_config=LoraConfig(r=4, target_modules="all-linear"),
 )
 """
@@ -58,7 +60,7 @@ def test_what_does_not_fit_is_predicted_with_the_trainers_defaults(answer: Any) 
     assert program["source"] == "predicted"
     assert program["configuration"]["loss"] == "chunked"
     assert "mixed_precision=bf16" in program["assumed"]
-    assert program["left_out"] == ["train.py:8 secret"]
+    assert program["left_out"] == ["train.py:9 torch_empty_cache_steps"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_what_is_said_in_words_names_what_was_assumed(
     assert "change" not in text  # none was tried
     assert "trainer TRL SFTTrainer" in text
     assert "every sequence is of full length" in text
-    assert "left out train.py:8 secret" in text
+    assert "left out train.py:9 torch_empty_cache_steps" in text
     assert "predicted, in 1 prediction; nothing was written" in text
 
 
@@ -120,12 +122,14 @@ def test_what_was_predicted_before_is_read_from_the_disk(tmp_path: Path) -> None
 
 
 def test_a_program_that_cannot_be_predicted_is_refused_with_its_lines(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM.replace("secret=3", "packing=True, optim='x'"))
+    (tmp_path / "train.py").write_text(
+        PROGRAM.replace("torch_empty_cache_steps=3", "packing=True, optim='x'")
+    )
     found = ran(tmp_path, "--predict", "train.py")
     assert found.returncode == 2
     text = " ".join(found.stderr.split())
-    assert "train.py:8 packing" in text
-    assert "train.py:8 optim" in text
+    assert "train.py:9 packing" in text
+    assert "train.py:9 optim" in text
 
 
 @needs_emulator

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from cli_samples import CONFIG as MODEL_CONFIG
 from cli_samples import SPACE, make_trial, write_samples
 
 from tuner.apply.assign import assignments
 from tuner.cli.main import run
 from tuner.errors import InputError
+from tuner.models.same import same_architecture
 from tuner.results.store import ResultsFolder
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
@@ -284,3 +287,68 @@ def test_another_effective_batch_is_said(folder, capsys):
     (folder / "config.yaml").write_text(CONFIG.replace("accumulate: 4", "accumulate: 12"))
     assert run([*APPLY, "--to", "config.yaml", "--dry-run"]) == 0
     assert "the effective batch of a GPU changes from 12 to 4" in capsys.readouterr().err
+
+
+MODEL_SCRIPT = """\
+from transformers import AutoModelForCausalLM
+NAME = "{}"
+CONFIG = {{"batch": 1, "lora_r": 4}}
+model = AutoModelForCausalLM.from_pretrained(NAME)
+"""
+TO = [*APPLY, "--to", "train.py", "--yes", "--check", "read"]
+
+
+def write_model(folder: Path, **changed: object) -> str:
+    """A folder whose config.json is that of the space's model but for `changed`."""
+    (folder / "own").mkdir()
+    (folder / "own/config.json").write_text(json.dumps({**MODEL_CONFIG, **changed}))
+    return "own"
+
+
+@pytest.mark.parametrize("changed", [None, {"eos_token_id": 1, "max_position_embeddings": 256}])
+def test_the_model_may_be_another_of_the_same_architecture(folder, capsys, changed):
+    name = "./tiny-model" if changed is None else write_model(folder, **changed)
+    (folder / "train.py").write_text(MODEL_SCRIPT.format(name))
+    assert run(TO) == 0
+    assert "model was not compared" not in capsys.readouterr().err
+    assert '"batch": 2' in (folder / "train.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("meta-llama/Llama-3.2-1B", True),
+        ("unsloth/Llama-3.2-1B", True),
+        ("llama-3.2-3b", False),
+        ("qwen2.5-0.5b", False),
+        ("./nowhere", None),
+    ],
+)
+def test_models_are_compared_by_what_they_are(name, same):
+    assert same_architecture(name, "llama-3.2-1b") is same
+
+
+def test_files_that_train_another_model_are_refused(folder, capsys):
+    (folder / "train.py").write_text(MODEL_SCRIPT.format("Qwen/Qwen2.5-0.5B"))
+    before = contents(folder)
+    assert run(TO) == 2
+    assert contents(folder) == before
+    said = capsys.readouterr().err
+    assert "the recommendation is for ./tiny-model, and the files train another model" in said
+    assert "train.py:2: trains Qwen/Qwen2.5-0.5B" in said
+    assert "search with --model Qwen/Qwen2.5-0.5B" in said
+    assert run([*TO, "--force-model"]) == 0
+    assert '"batch": 2' in (folder / "train.py").read_text()
+
+
+def test_another_model_in_a_file_of_settings_is_refused(folder, capsys):
+    named = f"model: {{name: {write_model(folder, num_hidden_layers=3)}}}\n"
+    (folder / "config.yaml").write_text(named + CONFIG)
+    assert run([*APPLY, "--to", "config.yaml", "--yes", "--check", "none"]) == 2
+    assert "config.yaml:1 model.name: trains own" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_known_is_said(folder, capsys):
+    assert run(TO) == 0
+    said = capsys.readouterr().err
+    assert "the model was not compared with ./tiny-model: the files name none" in said

@@ -11,7 +11,7 @@ import pytest
 
 from tuner.cli.main import COMMANDS, cli, run
 
-LINES = {"search": 50, "": 51, "submit": 50, "trial": 42, "apply": 45}
+LINES = {"search": 50, "": 51, "submit": 50, "trial": 42, "apply": 46}
 """More than a screen of 40 lines only where there is most to say."""
 
 

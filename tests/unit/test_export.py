@@ -16,7 +16,7 @@ import yaml
 from tuner.cli.main import run
 from tuner.export import FORMATS, ExportInput, export
 from tuner.records import Configuration
-from tuner.space import configure, default_space, load_space
+from tuner.space import configure, default_space, load_space, parse_settings
 from tuner.space.apply import is_meant
 
 ROOT = Path(__file__).parents[2]
@@ -547,8 +547,13 @@ def test_the_command_of_the_space_is_printed_with_its_values(tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "search_spaces").glob("*.yaml")))
 def test_what_best_suggests_works(name, monkeypatch, capsys):
-    """Each line below `use` names a file of a mapping, and a tool that trains the space."""
-    from tuner.cli.answers import use_commands
+    """Each line below `use` names a file of a mapping, and a tool that trains the space.
+
+    The trial that verifies is one of the recommended configuration.
+    """
+    from tuner.cli.next_commands import use_commands, verify_command
+    from tuner.cli.trial import command
+    from tuner.engine.recommendation import recommended
     from tuner.engine.target import load_target
 
     monkeypatch.chdir(ROOT)
@@ -565,6 +570,13 @@ def test_what_best_suggests_works(name, monkeypatch, capsys):
             mappings = target.space.apply.values()
             assert any(is_meant(meant, m.files) for m in mappings)
     capsys.readouterr()
+    best = recommended(target)
+    words = shlex.split(verify_command(target, best))[2:]
+    if words:
+        values = command.make_context("trial", words).params
+        assert (values["mode"], values["gpu_name"]) == ("emulate", gpu)
+        space = load_space(values["space_name"])
+        assert configure(space, parse_settings(values["settings"])) == best.configuration
 
 
 @pytest.mark.parametrize(

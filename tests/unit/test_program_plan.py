@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tuner.cli.main import run
+from tuner.engine.program_predictions import ProgramPredictions
 from tuner.errors import InputError
+from tuner.gpus import get_gpu
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
+from tuner.units import GIB
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 MODEL = "tiny-llama-3m"
@@ -75,7 +81,8 @@ def test_an_adapter_of_a_quantised_model_is_bf16_with_sft(tmp_path):
     text = (
         f"model = AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config={NF4}, "
         "dtype=torch.bfloat16)\n"
-        "SFTTrainer(model, args=SFTConfig(per_device_train_batch_size=2, weights_in_the_sky=1), "
+        "SFTTrainer(model, "
+        "args=SFTConfig(per_device_train_batch_size=2, torch_empty_cache_steps=1), "
         "peft_config=LoraConfig(r=4, modules_to_save=['lm_head']))\n"
     )
     plan = planned(tmp_path, text, MODEL)
@@ -84,7 +91,7 @@ def test_an_adapter_of_a_quantised_model_is_bf16_with_sft(tmp_path):
     # peft's default modules for llama models.
     assert knobs(plan, "lora_rank", "lora_targets") == (4, ("q_proj", "v_proj"))
     assert plan.configuration["modules_to_save"] == ("lm_head",)
-    assert [text.partition(" ")[2] for text in plan.left_out] == ["weights_in_the_sky"]
+    assert [text.partition(" ")[2] for text in plan.left_out] == ["torch_empty_cache_steps"]
 
 
 def test_preference_training_has_two_sequences_and_a_reference(tmp_path):
@@ -180,12 +187,66 @@ def test_what_cannot_be_read_can_be_said(tmp_path):
     assert plan.configuration["max_length"] == 64
 
 
-def test_a_loop_of_its_own_is_refused(tmp_path):
-    text = "for batch in DataLoader(data, batch_size=3):\n    model(**batch).loss.backward()\n"
-    with pytest.raises(InputError, match="a loop of its own") as caught:
-        planned(tmp_path, text)
+def hint_of(folder: Path, text: str) -> str | None:
+    """The hint with which a program is refused on a GPU of 20 GiB."""
+    (folder / "train.py").write_text(SCRIPT + text)
+    program = read_program(("train.py",), folder, is_run=False)
+    gpu = get_gpu("rtx4090", memory_bytes=20 * GIB)
+    with pytest.raises(InputError) as caught:
+        ProgramPredictions(program, gpu, 0.05).as_it_is()
+    return caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for batch in DataLoader(data, batch_size=3):\n    model(**batch).loss.backward()\n",
+        "from trl import GRPOConfig, GRPOTrainer\n"
+        "GRPOTrainer(model='tiny-llama-3m', args=GRPOConfig())\n",
+        "DPOTrainer(model='tiny-llama-3m', args=DPOConfig(use_liger_kernel=True))",
+        SFT.format("packing=True, use_liger_kernel=True", ""),
+        SFT.format("use_liger_kernel=True, max_length=rows // 2", ""),
+    ],
+    ids=["a loop", "another trainer", "a second model", "a long row", "a length not known"],
+)
+def test_no_command_is_shown_that_predicts_another_training(tmp_path, text):
+    assert "tuner estimate" not in (hint_of(tmp_path, text) or "")
+
+
+def test_an_unsupported_trainer_is_named(tmp_path):
+    with pytest.raises(InputError, match="found: a training loop of its own") as caught:
+        planned(tmp_path, "for batch in data:\n    model(**batch).loss.backward()\n")
     assert "TRL SFTTrainer" in str(caught.value.hint)
-    assert "`tuner estimate --model MODEL --gpu GPU --set micro_batch=3`" in str(caught.value.hint)
+    text = "from trl import KTOTrainer\nKTOTrainer(model='m')\n"
+    with pytest.raises(InputError, match=r"unsupported trainer \(found: KTOTrainer\)"):
+        planned(tmp_path, text)
+
+
+NF4_MODEL = f"""\
+model = AutoModelForCausalLM.from_pretrained("tiny-llama-3m", quantization_config={NF4}, dtype="bfloat16")
+"""  # noqa: E501
+LORA = "peft_config=LoraConfig(r=4, target_modules=['q_proj', 'v_proj'], lora_dropout=0.1)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SFT.format("optim='adamw_bnb_8bit', per_device_train_batch_size=2, {}", LORA),
+        NF4_MODEL + f"SFTTrainer(model, args=SFTConfig(max_length=256, {{}}), {LORA})",
+        NF4_MODEL
+        + f"DPOTrainer(model, args=DPOConfig(gradient_accumulation_steps=4, {{}}), {LORA})",
+    ],
+    ids=["sft", "qlora", "dpo"],
+)
+def test_the_command_that_is_shown_predicts_the_same_training_and_runs(tmp_path, capsys, text):
+    hint = hint_of(tmp_path, text.format("use_liger_kernel=True"))
+    assert hint is not None
+    head, _, command = hint.partition(": ")
+    assert head == "For an approximation, without use_liger_kernel"
+    assert run([*shlex.split(command)[1:], "--json"]) == 0
+    estimate = json.loads(capsys.readouterr().out)
+    assert estimate["configuration"] == planned(tmp_path, text.format("")).configuration.to_dict()
+    assert estimate["limit_bytes"] == 20 * GIB
 
 
 AXOLOTL = """\

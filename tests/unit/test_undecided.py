@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from results_samples import GPU, SPACE, make_record
 
-from tuner.cli.answers import measure_command, print_front, print_recommendation
+from tuner.cli.answers import print_front, print_recommendation
+from tuner.cli.next_commands import measure_command
 from tuner.engine.target import load_target
 from tuner.records import Configuration
 from tuner.results.best import recommend

@@ -156,7 +156,7 @@ def _device_advice(
     if used is not None and used >= NEARLY_FULL:
         texts.append(
             f"{where}: {used:.0%} of the memory is in use; a longer batch may run out of it "
-            "(`tuner best --headroom 10%` recommends with more room)"
+            "(--headroom 10% of `tuner best` recommends with more room)"
         )
     # How busy it is says something of a training only, and not of a moment.
     shares = [r.utilization for r in series if r.utilization is not None]

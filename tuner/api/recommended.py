@@ -57,6 +57,7 @@ class Recommendation(results.BestTrial):
         dry_run: bool = False,
         program: str | Sequence[str] = (),
         check: str = "read",
+        force_model: bool = False,
     ) -> Applied:
         """Write the values into your own YAML, JSON, TOML or Python files: `tuner apply`.
 
@@ -69,8 +70,9 @@ class Recommendation(results.BestTrial):
         (anywhere) or "FILE:KEY"; None leaves a knob out. `mappings` picks mappings of the space, as
         `--as` does. Only the values change, and a dated copy of each file is kept beside it.
         `check` is how values are seen to reach the training, as in `--check`: "read", "emulate" or
-        "none"; `program` has the words that start it. If anything cannot be done safely or does not
-        arrive, raises one `InputError` with all of it, and writes nothing.
+        "none"; `program` has the words that start it. Files that train another model than the
+        recommendation is for are refused unless `force_model`. If anything cannot be done safely
+        or does not arrive, raises one `InputError` with all of it, and writes nothing.
         """
         from tuner.engine.arriving import look  # numpy, which takes a while
 
@@ -83,6 +85,7 @@ class Recommendation(results.BestTrial):
             targets=as_texts(mappings),
             maps=[f"{name}={key or ''}" for name, key in (keys or {}).items()],
             words=as_texts(program),
+            force_model=force_model,
         )
         require_way(check)
         look(found.user, found.plan.files, found.wanted, self.target.gpu, way=check).require()

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from tuner.apply.source import PYTHON, READERS
 from tuner.cli.front_plot import print_plot
 from tuner.cli.stages import print_stages
-from tuner.engine.recommendation import ANY_THAT_FITS, Criteria
-from tuner.engine.target import Target
-from tuner.export import FORMATS
 from tuner.expressions import all_of, show
 from tuner.records import KnobValue, Source, Status, TrialRecord
 from tuner.results.best import BestTrial, near_tie_text
@@ -23,9 +18,8 @@ from tuner.results.prediction_error import pairs, prediction_error_rows, verdict
 from tuner.results.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
 from tuner.results.undecided import UNDECIDED
 from tuner.results.view import View
-from tuner.space import SearchSpace
 from tuner.space.distributed_knobs import DISTRIBUTED, GPUS_PER_TRIAL, MACHINES
-from tuner.terminal.render import count, echo, print_fields, settings_text, size_text
+from tuner.terminal.render import count, echo, print_fields, settings_text
 from tuner.terminal.tables import Sheet, print_rows, print_sheet, print_wider
 from tuner.units import format_duration, format_size, significant
 
@@ -144,11 +138,13 @@ def _numbers(record: TrialRecord, view: View) -> list[str]:
     ]
 
 
-def print_recommendation(best: BestTrial, *, use: Sequence[str] = (), measure: str = "") -> None:
+def print_recommendation(
+    best: BestTrial, *, use: Sequence[str] = (), measure: str = "", verify: str = ""
+) -> None:
     """The recommended configuration with what it needs and what follows from it.
 
     `use` are commands that bring it to where training is configured, `measure` the one whose
-    trials decide between it and what may be as fast.
+    trials decide between it and what may be as fast, and `verify` the one that tries it.
     """
     speed, memory = best.evidence.speed, best.evidence.memory
     echo(f"Recommended ({best.source}): {best.title}")
@@ -177,7 +173,7 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = (), measure: s
                 f"{significant(speed.samples_per_s)} samples/s{_interval_text(best)}, {tokens}"
                 f"{format_duration(speed.step_s)} an optimizer step{mfu}",
             ),
-            ("verified", _verified_text(best)),
+            ("verified", best.verified_text),
             ("time", _time_text(best.cost)),
             ("cost", _cost_text(best.cost)),
             ("against", _gain_text(best)),
@@ -186,13 +182,16 @@ def print_recommendation(best: BestTrial, *, use: Sequence[str] = (), measure: s
         ],
         indent=2,
     )
-    if measure:
-        echo(f"  {'measure':<10}{measure}")
+    for name, line in (("verify", verify), ("measure", measure)):
+        if line:
+            echo(f"  {name:<10}{line}")
     print_stages(best.record, best.space)
     _print_by_gpus(best)
     for number, line in enumerate(use):
         # A command is one line, however long: it is there to be copied.
         echo(f"  {'' if number else 'use':<10}{line}")
+    if best.space.model is not None and any(line.endswith(" --to train.py") for line in use):
+        echo(f"  {'':<10}(train.py is your file that trains {best.space.model})")
 
 
 def _print_by_gpus(best: BestTrial) -> None:
@@ -211,65 +210,6 @@ def _print_by_gpus(best: BestTrial) -> None:
     echo("< no other number is both faster and cheaper")
     print_fields([("trade", trade_text(best.by_gpus))])
     echo()
-
-
-def measure_command(target: Target, best: BestTrial) -> str:
-    """The search whose trials decide between the recommendation and its rivals; empty without."""
-    chosen = best.to_measure
-    words: list[str] = []
-    for name, knob in target.space.knobs.items():
-        values = list(dict.fromkeys(c[name] for c in chosen if name in c))
-        if len(knob.values) == 1 or any(isinstance(value, tuple) for value in values[1:]):
-            continue  # nothing to choose, or lists, which no condition can name
-        if len(values) == 1 and values[0] != "":
-            words += ["--set", f"{name}={show(values[0])}"]
-        elif values:
-            # A word of an expression stands in quotes.
-            among = ", ".join(f'"{v}"' if isinstance(v, str) else show(v) for v in values)
-            is_one_of = f"in ({among})" if len(values) > 1 else f"== {among}"
-            words += ["--where", f"{name} {is_one_of}"]
-    return target.command("search", *words) if chosen else ""
-
-
-def _verified_text(best: BestTrial) -> str:
-    """What was done to make sure; where nothing was, what can be done without a GPU."""
-    text = best.verified_text
-    if best.source is Source.PREDICTED and best.record.verified_by is None:
-        return f"{text}; `tuner trial --mode emulate` tries it"
-    return text
-
-
-def use_commands(target: Target, criteria: Criteria = ANY_THAT_FITS) -> tuple[str, ...]:
-    """What brings the recommendation by `criteria` into one's own file, and to another tool."""
-    words = [word for text in criteria.where for word in ("--where", text)]
-    if criteria.max_memory is not None:
-        words += ["--max-memory", size_text(criteria.max_memory)]
-    words += ["--headroom", criteria.headroom] if criteria.headroom is not None else []
-    words += [word for name in criteria.objectives for word in ("--objective", name)]
-    command = target.space.command
-    if command is None:
-        file = _file_of(target.space)
-        apply = [target.command("apply", *words, "--to", file)] if file is not None else []
-        trained = FORMATS["trl"].workloads
-        able = "trl" if target.space.workload in trained else "accelerate"
-        return (*apply, target.command("export", *words, "--format", able))
-    if not command.is_program:
-        return (target.command("export", *words, "--format", "command"),)
-    named = [Path(command.cwd, word) for word in command.argv if Path(word).suffix in READERS]
-    # A launcher's file may stand before the script.
-    named.sort(key=lambda path: path.suffix not in PYTHON)
-    return tuple(target.command("apply", *words, "--to", str(path)) for path in named[:1])
-
-
-def _file_of(space: SearchSpace) -> str | None:
-    """A file that the mappings of a space are for; None where it has none."""
-    for mapping in space.apply.values():
-        if not mapping.files or "*.py" in mapping.files:
-            return "train.py"
-        plain = [name for name in mapping.files if "*" not in name]
-        if plain:
-            return plain[0]
-    return None
 
 
 def _others(best: BestTrial, names: Sequence[str]) -> list[str]:

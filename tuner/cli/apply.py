@@ -62,6 +62,7 @@ from tuner.units import format_size
     help="Check that values reach the training: emulate a step of the changed program, read its "
     "files, or none.  [default: emulate where possible, else read]",
 )
+@click.option("--force-model", is_flag=True, help="Write into files that train another model.")
 @click.option("--dry-run", is_flag=True, help="Show the diff and write nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
@@ -73,6 +74,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     maps: tuple[str, ...],
     targets: tuple[str, ...],
     way: str | None,
+    force_model: bool,
     dry_run: bool,
     yes: bool,
     program: tuple[str, ...],
@@ -80,9 +82,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     """Write the recommended values into your own configuration files.
 
     Only values change: comments, order, quotes and line ends stay, byte by byte. The diff is shown
-    first, and a dated copy of each file is kept beside it. If a value cannot be written safely, or
-    does not reach the training, nothing is written (exit code 2). PROGRAM is the script or command
-    that reads the files; by default the file itself.
+    first, and a dated copy of each file is kept beside it. If a value cannot be written safely or
+    does not reach the training, or if the files train another model, nothing is written (exit
+    code 2). PROGRAM is the script or command that reads the files; by default the file itself.
     """
     target = selected.target()
     best = recommended(target, criteria)
@@ -94,7 +96,15 @@ def command(  # noqa: PLR0913 - one argument for each option
         used_bytes = best.evidence.memory.device_bytes
         sizes = f"{format_size(used_bytes)} of {format_size(best.memory_bytes)}"
         echo(f"fits: {sizes} {best.limit_text}", err=True)
-    found = applying(target.space, best, files, targets=targets, maps=maps, words=program)
+    found = applying(
+        target.space,
+        best,
+        files,
+        targets=targets,
+        maps=maps,
+        words=program,
+        force_model=force_model,
+    )
     plan = found.plan
     _show(found)
     if way != "none":

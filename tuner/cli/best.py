@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from tuner.cli.answers import measure_command, print_recommendation, use_commands
+from tuner.cli.answers import print_recommendation
 from tuner.cli.every_gpu import print_answers
+from tuner.cli.next_commands import measure_command, use_commands, verify_command
 from tuner.cli.options import examples, json_option
 from tuner.cli.target_options import Selected, criteria_options, target_options
 from tuner.engine.gpus_compared import answers
@@ -50,4 +51,4 @@ def command(
     echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject_of(best.configuration)}")
     if target.known != target.folder:
         echo("from the results that come with tuner; nothing was searched here")
-    print_recommendation(best, use=use, measure=measure)
+    print_recommendation(best, use=use, measure=measure, verify=verify_command(target, best))

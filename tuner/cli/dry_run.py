@@ -53,7 +53,7 @@ def _dry_run(
     if not plan.part.space.predictable:
         raise InputError(
             "a dry run shows predictions, and there are none for your own code",
-            hint="tuner search --trials 1 tries one configuration",
+            hint="--trials 1 in place of --dry-run tries one configuration",
         )
     known: tuple[TrialRecord, ...] = ()
     if isinstance(plan.trials_on, Measuring) and not options.fresh:  # traces are no trials

@@ -66,7 +66,7 @@ def _print_all(found: list[Gpu]) -> None:
         right=numbers,
         drop=("name",),
     )
-    echo("\nfp16, bf16: dense TFLOP/s. `tuner gpus ID` shows the rest, with sources.")
+    echo(f"\nfp16, bf16: dense TFLOP/s. `tuner gpus {found[0].id}` shows the rest, with sources.")
     echo("Also: auto, this machine's GPU, and cpu, its processor.")
 
 

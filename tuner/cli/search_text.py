@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.cli.answers import (
     conditions_text,
-    measure_command,
     print_front,
     print_prediction_error,
     print_recommendation,
     record_dict,
     sources_text,
-    use_commands,
 )
 from tuner.cli.every_gpu import print_comparison_of
+from tuner.cli.next_commands import measure_command, use_commands, verify_command
 from tuner.engine.custom_workload import GUIDED, has_predictions
 from tuner.engine.gpus_compared import answers_found
 from tuner.engine.measuring import Predicting
@@ -173,7 +172,8 @@ def print_answer(found: SearchedGpu, *, as_json: bool) -> None:
         print_front(view)
         echo()
         measure = measure_command(plan.target, view.best)
-        print_recommendation(view.best, use=_use(plan), measure=measure)
+        verify = verify_command(plan.target, view.best)
+        print_recommendation(view.best, use=_use(plan), measure=measure, verify=verify)
     print_prediction_error(view.records)
     echo()
     for note in view.notes:

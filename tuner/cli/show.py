@@ -198,4 +198,4 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
             f"trial {trial_id!r} is ambiguous: {len(begun)} trials begin with it",
             hint=f"for example {begun[0]}",
         )
-    raise unknown("trial", trial_id, by_id, list_command="tuner show --json")
+    raise unknown("trial", trial_id, by_id, list_command="tuner show")

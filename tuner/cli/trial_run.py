@@ -163,7 +163,7 @@ class TrialOptions:
         if not (self.gpu_name is None or _names(self.gpu_name, CPU)):
             raise InputError(
                 f"a processor cannot stand in for GPU {self.gpu_name!r}",
-                hint=f"`tuner estimate --gpu {self.gpu_name}` predicts for it",
+                hint="`tuner estimate` predicts for it",
             )
         gpu = find_gpu(CPU, memory_bytes=self.gpu_memory)
         limit = limit_of(gpu, self.memory_limit, host.usable_memory_bytes())

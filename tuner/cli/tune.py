@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -122,7 +123,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     elif not quiet:
         echo("settings are read from its files: nothing was run to see which arrive", err=True)
     found = knobs_of(read, settings, arrived, knobs)
-    _write(path, space_text(path.stem, read, program, settings, arrived, found, fits=fits))
+    text = space_text(path.stem, read, program, settings, arrived, found, fits=fits)
+    _write(path, text, gpu_name)
     targets = load_targets(str(path), [gpu_name], results=results, gpu_memory=gpu_memory)
     options = SearchOptions(mode=Mode(mode), trials=trials, margin=margin)
     return run_search(targets, options, as_json=as_json, quiet=quiet, dry=False)
@@ -143,11 +145,12 @@ def _as_it_is(program: Program, gpu: Gpu, margin_fraction: float | None) -> Emul
     return base
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, gpu_name: str) -> None:
     """The space at `path`. Raises `InputError` where another one is there."""
     if path.exists() and path.read_text(encoding="utf-8") != text:
+        search = ("tuner", "search", "--space", str(path), "--gpu", gpu_name)
         raise InputError(
             f"{path} exists with other content",
-            hint=f"search it with `tuner search --space {path}`, or name another with --space",
+            hint=f"search it with `{shlex.join(search)}`, or name another with --space",
         )
     path.write_text(text, encoding="utf-8")

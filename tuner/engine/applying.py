@@ -15,10 +15,12 @@ from tuner.apply.plan import EditPlan, FileEdit, Following, make_plan
 from tuner.apply.source import Edit, SourceFile, open_source
 from tuner.apply.write import replace_files
 from tuner.engine.user_program import UserProgram, user_program
-from tuner.errors import InputError
+from tuner.errors import InputError, Problem
 from tuner.expressions import show
+from tuner.models.same import same_architecture
 from tuner.program.changes import change
 from tuner.program.knob_names import NAMES
+from tuner.program.model_named import named_models
 from tuner.program.names import Script, set_at
 from tuner.program.program import read_program
 from tuner.program.settings import Setting, find_settings, scripts_of
@@ -64,24 +66,53 @@ def applying(
     targets: Sequence[str] = (),
     maps: Sequence[str] = (),
     words: Sequence[str] = (),
+    force_model: bool = False,
 ) -> Applying:
     """How the recommended values are written into `files`; nothing is written here.
 
     `targets` and `maps` say where values belong, as `--as` and `--map` do; `words` start the
     program that the files are of. Raises one `InputError` with everything that cannot be done
-    safely.
+    safely; one of them is a program that trains another model, unless `force_model`.
     """
     if space.command is not None and space.command.is_program and not targets and not maps:
         return _into_program(space.command, best.configuration, files)
     wanted = assignments(space, best.configuration, targets=targets, maps=maps)
-    user = user_program(_readable(files), words)
+    sources = _readable(files)
+    user = user_program(sources, words)
+    compared = [] if force_model else _compare_models(space, user, sources)
     plan = make_plan(files, wanted, following(user))
     rest = [_missing_text(assignment) for assignment in plan.missing]
     for name in unmapped(space, wanted, maps):
         rest.append(f"{name} = {show(best.configuration[name])}")
     values = _by_knob(space, plan.reached, best.configuration)
-    notes = (*_batch_notes(plan.before, best.configuration), *plan.notes)
+    notes = (*compared, *_batch_notes(plan.before, best.configuration), *plan.notes)
     return Applying(dataclasses.replace(plan, notes=notes), tuple(rest), values, user)
+
+
+def _compare_models(
+    space: SearchSpace, user: UserProgram, sources: Sequence[SourceFile]
+) -> list[str]:
+    """A note where the model of the files could not be compared with the recommendation's.
+
+    Raises `InputError` where the files train another one.
+    """
+    if space.model is None:
+        return []
+    named = named_models(user.program, sources)
+    same = {one: same_architecture(one.name, space.model) for one in named}
+    if True in same.values():
+        return []
+    others = [one for one, is_same in same.items() if is_same is False]
+    if others and len(others) == len(named):
+        problems = [Problem(f"trains {one.name}", one.where) for one in others]
+        raise InputError(
+            f"the recommendation is for {space.model}, and the files train another model",
+            problems=problems,
+            hint=f"search with --model {others[0].name}, or write it all the same: --force-model",
+        )
+    which = ", ".join(f"{one.where} names {one.name}" for one in named)
+    why = f"{which}, which could not be looked up" if named else "the files name none"
+    return [f"the model was not compared with {space.model}: {why}"]
 
 
 def _readable(files: Sequence[Path]) -> list[SourceFile]:

@@ -206,7 +206,7 @@ def require_one_machine(machines: int) -> None:
     if machines > 1:
         raise UnavailableError(
             f"a trial runs on one machine, and this one has machines {machines}",
-            hint="`tuner estimate` or --mode predict predicts it; `tuner emulate -- COMMAND` runs "
+            hint="`tuner estimate` or --mode predict predicts it; `tuner emulate` runs "
             "a script of one `torchrun --nnodes` a machine; for one machine, set machines=1",
         )
 

@@ -11,12 +11,14 @@ from tuner.errors import InputError, verdict_code
 from tuner.estimators.predictor import PredictionJob, Predictor
 from tuner.estimators.rank_memory import loaded_whole
 from tuner.gpu import Gpu
+from tuner.gpus import get_gpu
 from tuner.program.changes import change
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import Program
 from tuner.program.settings import Setting, find_settings
 from tuner.records import Configuration, KnobValue, Prediction
 from tuner.space.distributed_knobs import GPUS_PER_TRIAL
+from tuner.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,18 @@ class ProgramPredictions:
                 found.append(error)
         return found
 
+    def _options(self) -> list[str]:
+        """The options of `tuner estimate` for the same GPU and margin."""
+        options = ["--gpu", self.gpu.id]
+        if self.gpu.memory_bytes != get_gpu(self.gpu.id).memory_bytes:
+            options += ["--gpu-memory", f"{self.gpu.memory_bytes / MIB:.0f}MiB"]
+        if self.margin_fraction is not None:
+            options += ["--margin", f"{self.margin_fraction:.4%}"]
+        return options
+
     def _predicted(self, program: Program) -> PredictedProgram:
         self.count += 1
-        plan = plan_program(program, self.given, self.model, gpus=self.gpus)
+        plan = plan_program(program, self.given, self.model, gpus=self.gpus, target=self._options())
         if self._predictor is None:
             self._predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
         traced = [plan.configuration]

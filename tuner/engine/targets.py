@@ -119,7 +119,6 @@ def named_targets(
 def searched_targets(space: str | SearchSpace, model: str | None, results: Path) -> list[Target]:
     """The GPU types on which the space was searched. Raises `UnavailableError` for none."""
     read = load_space(space) if isinstance(space, str) else space
-    given = space if isinstance(space, str) else str(space.path or space.name)
     settled = with_model(read, model)
     found = [
         load_target(space, gpu, model=model, results=results)
@@ -128,7 +127,7 @@ def searched_targets(space: str | SearchSpace, model: str | None, results: Path)
     ]
     if not found:
         raise UnavailableError(
-            f"no results of {given!r} in {str(results)!r} yet",
-            hint=f"run `tuner search --space {given} --gpu GPU` for each GPU type to compare",
+            f"no results of {settled.name!r} in {str(results)!r} yet",
+            hint="search it with `tuner search` on each GPU type to compare",
         )
     return found

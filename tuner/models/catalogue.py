@@ -40,7 +40,7 @@ HUB_TIMEOUT_S = 5.0
 # As many begun names as an error still lists one by one (see `errors.unknown`).
 FEW = 12
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PATH_STARTS = (".", "/", "~")
 
 # Organisations that upload others' models again, under the same names.
@@ -171,7 +171,7 @@ def resolve_config(name: str) -> PreTrainedConfig:
         return _from_folder(path)
     if name.startswith(_PATH_STARTS):
         raise InputError(f"model folder {name!r} does not exist")
-    if not _HUB_ID.fullmatch(name):
+    if not HUB_ID.fullmatch(name):
         raise unknown_model(name)
     return _from_hub(name)
 

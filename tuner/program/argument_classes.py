@@ -11,14 +11,14 @@ from tuner.program.names import Script
 from tuner.program.parsed import last_name
 from tuner.program.program import Program, file_in
 
-_PARSERS = ("HfArgumentParser", "TrlParser")
+PARSERS = ("HfArgumentParser", "TrlParser")
 """What makes objects of dataclasses from a command line, or from a file that it names."""
 
 
 def parsed_classes(scripts: Sequence[Script]) -> Iterator[str]:
     """The names of the classes that parsers get."""
     for call in (call for script in scripts for call in script.calls):
-        if last_name(call.func) not in _PARSERS:
+        if last_name(call.func) not in PARSERS:
             continue
         for node in (*call.args, *(k.value for k in call.keywords)):
             for one in getattr(node, "elts", (node,)):

@@ -18,11 +18,15 @@ EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument as it is written. `problem` says why its value is not known."""
+    """One argument as it is written. `problem` says why its value is not known.
+
+    `is_made` is whether the value is the text of a call that makes an object.
+    """
 
     value: Any
     where: str
     problem: str | None = None
+    is_made: bool = False
 
 
 @dataclass(slots=True)

@@ -66,6 +66,15 @@ class OptionValue:
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    """The value of an environment variable; `default` is the value where it is not set."""
+
+    name: str
+    default: ast.expr | None
+    node: ast.AST
+
+
+@dataclass(frozen=True, slots=True)
 class Unclear:
     """Nothing that can be followed. `why` is the end of a sentence: "is computed"."""
 
@@ -73,7 +82,7 @@ class Unclear:
     why: str
 
 
-End = Literal | OutsideKeys | OptionValue | Unclear
+End = Literal | OutsideKeys | OptionValue | Environment | Unclear
 
 
 class Script(ParsedScript):
@@ -114,6 +123,11 @@ class Script(ParsedScript):
                 if _default(arguments, argument) is node:
                     return self._parameter(argument, self.bodies[function], node, (), _MOST_STEPS)
         return self._follow(node, (), _MOST_STEPS)
+
+    def ends_at(self, node: ast.expr, key: str) -> list[End]:
+        """Where the value of an item of the dictionary `node` may be set."""
+        self._budget = _MOST_LOOKS
+        return self._follow(node, (key,), _MOST_STEPS)
 
     def _follow(self, node: ast.AST, keys: Keys, left: int) -> list[End]:  # noqa: PLR0911
         self._budget -= 1
@@ -172,6 +186,10 @@ class Script(ParsedScript):
 
     def _call(self, node: ast.Call, keys: Keys, left: int) -> list[End]:  # noqa: PLR0911, PLR0912
         name = last_name(node.func)
+        if _reads_environment(node) and not keys:
+            named = self._key(node.args[0], left)
+            others = [*node.args[1:], *(k.value for k in node.keywords if k.arg == "default")]
+            return [Environment(str(named), next(iter(others), None), node)]
         if name == "get" and node.args and isinstance(node.func, ast.Attribute):
             return self._follow(node.func.value, (self._key(node.args[0], left), *keys), left)
         if name in ("getenv", "getattr"):
@@ -220,6 +238,8 @@ class Script(ParsedScript):
     def _outside(self, node: ast.expr, keys: Keys) -> list[End]:
         if any(key is ANY for key in keys):
             return [Unclear(node, "is chosen while the program runs")]
+        if "environ" in keys:
+            return [Environment(str(keys[-1]), None, node)]
         return [OutsideKeys(tuple(key for key in keys if key is not None), node)]
 
     def _definition(self, call: ast.Call) -> tuple[Script, ast.AST | None]:
@@ -295,8 +315,9 @@ class Script(ParsedScript):
             if base == node.id and _is_set_by(path, keys) and where.find(base) == found
             for end in self._follow_own(value, node, left)
         ]
+        had = bool(ends)
         for binding in bindings:
-            ends += self._binding(binding, scope, node, keys, left, had=bool(ends))
+            ends += self._binding(binding, scope, node, keys, left, had=had)
         return ends
 
     def _follow_own(self, value: ast.AST, node: ast.expr, left: int) -> list[End]:
@@ -484,6 +505,14 @@ def _is_literal(node: ast.AST) -> bool:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         node = node.operand
     return isinstance(node, ast.Constant)
+
+
+def _reads_environment(call: ast.Call) -> bool:
+    """Whether this is `os.getenv(...)` or `os.environ.get(...)`."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    name = last_name(call.func)
+    is_get = name == "get" and owner is not None and last_name(owner) == "environ"
+    return bool(call.args) and (name == "getenv" or is_get)
 
 
 def _mentions(node: ast.AST, name: ast.expr) -> bool:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tuner.errors import InputError, Problem
+from tuner.expressions import show
 from tuner.models.catalogue import resolve_config
+from tuner.models.trainable import model_defaults
 from tuner.program import trainers
 from tuner.program.arguments import EMULATE, Arguments
+from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
-from tuner.program.settings import find_settings
+from tuner.program.signatures import held_versions
 from tuner.program.trainers.behaviour import PEFT_DEFAULT, STORED, Behaviour, Planned
-from tuner.program.training import DTYPES, ProgramTraining, read_training
+from tuner.program.training import ProgramTraining, read_training
+from tuner.program.unexpected import CannotStart, hold_loading
 from tuner.program.zero_file import AUTO, zero_of_file
 from tuner.records import Configuration, KnobValue
+from tuner.space import configure, default_space
 from tuner.space.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, Parallelism, gpus_per_trial
 from tuner.space.schemas import SCHEMAS
 
@@ -75,35 +81,41 @@ def plan_program(
     *,
     gpus: int | None = None,
     strict: bool = True,
+    target: Sequence[str] = (),
 ) -> ProgramPlan:
     """What `program` trains; `given` knobs and `model` count more than what it says.
 
     `gpus` are those of the machine, where its launcher does not say how many ranks there are.
     Raises one `InputError` with everything that cannot be read, or not be predicted; unless it is
-    `strict`, that is left out of the plan instead.
+    `strict`, that is left out of the plan instead. `target` are the options of `tuner estimate`
+    that name the GPU, for a hint.
     """
     training = read_training(program)
     behaviour = next((b for b in behaviours() if b.trainer == training.trainer), None)
     if behaviour is None:
-        raise _unknown(training.trainer, program)
+        raise _unsupported(training)
     planned = behaviour.plan(training)
     found = training.found
     chosen = model or _beside(program, planned.model)
     if chosen is None:
         found.problems.append(Problem("is not known: name it with --model", "the model"))
+    else:
+        found.problems += _misnamed_in_loading(training, chosen)
     knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
     problems = [p for p in found.problems if not _is_given(p, given or {})]
     if "max_length" not in knobs:
         text = "is set nowhere: name it with --set max_length=1024"
         problems.append(Problem(text, "the length of the examples"))
+    if strict:
+        _require_start(problems)
     if (problems and strict) or chosen is None:
         raise InputError(
             f"this program of {behaviour.name} cannot be predicted from its settings",
             problems=problems,
-            hint=_nearest(program, chosen),
+            hint=_approximation(chosen, knobs, problems, target) if chosen and target else None,
         )
     configuration = _configuration(_settled(knobs, chosen))
-    notes = [*planned.notes, *_versions(behaviour)]
+    notes = [*planned.notes, *_versions(behaviour.read)]
     return ProgramPlan(
         behaviour.name,
         chosen,
@@ -153,26 +165,74 @@ def _is_given(problem: Problem, given: Mapping[str, Any]) -> bool:
     return name in given
 
 
-def _unknown(trainer: str, program: Program) -> InputError:
+def _require_start(problems: Sequence[Problem]) -> None:
+    """Raise `InputError` where the program itself ends with one of the problems."""
+    if any(isinstance(problem, CannotStart) for problem in problems):
+        others = "; ".join(_versions(held_versions()))
+        raise InputError(
+            "the program cannot start: its libraries do not take all of its arguments",
+            problems=problems,
+            hint=f"{others}; {EMULATE}" if others else None,
+        )
+
+
+def _misnamed_in_loading(training: ProgramTraining, model: str) -> Iterator[Problem]:
+    """The arguments with which the model cannot be loaded."""
+    own = training.has("model")
+    group, prefix = ("model", "") if own else ("arguments", "model_init_kwargs.")
+    try:
+        yield from hold_loading(training[group], prefix, model)
+    except InputError as error:  # nobody knows which settings the model has
+        yield Problem(error.message, "the model")
+
+
+_SAVING = (
+    "use_liger_kernel", "enable_liger_kernel", "liger_fused_linear_cross_entropy",
+    "cut_cross_entropy", "chunked_cross_entropy", "activation_offloading", "use_unsloth_gc",
+)  # fmt: skip
+"""Settings that are not predicted, and without which a training takes more memory, not less."""
+
+
+def _approximation(
+    model: str, knobs: Mapping[str, Any], problems: Sequence[Problem], target: Sequence[str]
+) -> str | None:
+    """The command that predicts the same training without its `_SAVING` settings.
+
+    None where anything else is in the way: it would predict another training.
+    """
+    names = [(problem.where or "").rpartition(" ")[2] for problem in problems]
+    if not set(names) <= set(_SAVING):
+        return None
+    said = _settings_of(model, _configuration(_settled(knobs, model)))
+    if said is None:
+        return None
+    options = [option for name, text in said.items() for option in ("--set", f"{name}={text}")]
+    command = shlex.join(["tuner", "estimate", "--model", model, *target, *options])
+    return f"For an approximation, without {' and '.join(dict.fromkeys(names))}: {command}"
+
+
+def _settings_of(model: str, wanted: Configuration) -> dict[str, str] | None:
+    """What `--set` makes of the defaults of a model; None where nothing makes this of them."""
+    said: dict[str, str] = {}
+    for _ in range(3):  # the default of one may follow from others that are set
+        settings = {**model_defaults(model), **said}
+        made = configure(default_space(model, settings), settings, strict=False)
+        other = {name: show(value) for name, value in wanted.items() if made.get(name) != value}
+        other.pop("effective_batch", None)  # follows from the others
+        if not other:
+            return said if made == wanted else None
+        said |= other
+    return None
+
+
+def _unsupported(training: ProgramTraining) -> InputError:
     names = ", ".join(dict.fromkeys(b.name for b in behaviours()))
-    what = f"{trainer}, whose" if trainer else "a loop of its own or a trainer, whose"
+    starts = [p for p in training.found.problems if isinstance(p, CannotStart)]
+    _require_start(starts)
     return InputError(
-        f"the program trains with {what} behaviour is not known: nothing is predicted of it",
-        hint=f"known are {names}; {EMULATE}; {_nearest(program, None)}",
+        f"unsupported trainer (found: {training.trainer or 'a training loop of its own'})",
+        hint=f"supported: {names}; {EMULATE}",
     )
-
-
-def _nearest(program: Program, model: str | None) -> str:
-    """The command that predicts another loop with what could be read of this one."""
-    known = SCHEMAS[WORKLOAD].terms
-    read = {name: setting.value for name, setting in find_settings(program).items()}
-    settings = [
-        f" --set {name}={value}"
-        for name, value in read.items()
-        if name in known and isinstance(value, int) and not isinstance(value, bool)
-    ]
-    command = f"tuner estimate --model {model or 'MODEL'} --gpu GPU{''.join(settings)}"
-    return f"the nearest prediction is `{command}`, of tuner's own loop"
 
 
 def _beside(program: Program, model: str | None) -> str | None:
@@ -241,10 +301,10 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
     return Configuration({**values, "effective_batch": size * rounds * gpus_per_trial(values)})
 
 
-def _versions(behaviour: Behaviour) -> list[str]:
-    """A note for each package that is installed in another version than was read."""
+def _versions(held: Mapping[str, str]) -> list[str]:
+    """A note for each package that is installed in another version than is held to."""
     notes = []
-    for package, read in behaviour.read.items():
+    for package, read in held.items():
         try:
             installed = version(package)
         except PackageNotFoundError:

@@ -212,8 +212,8 @@ def trainers_program(
         names = ", ".join(trainer.name for trainer in TRAINERS)
         raise InputError(
             f"{source.path} is not known as the file of a trainer ({names})",
-            hint="name the command that reads it: tuner check --gpu GPU -- python train.py "
-            f"{source.path}",
+            hint="name the command that reads it after --, such as "
+            f"-- python train.py {source.path}",
         )
     command = [part.replace(_PLACEHOLDER, name) for part in trainer.command]
     return Program((*command, *others), {name: source}, trainer.name, folder)

@@ -28,6 +28,7 @@ from tuner.program.knob_names import (
 )
 from tuner.program.names import (
     End,
+    Environment,
     Literal,
     OptionValue,
     OutsideKeys,
@@ -299,10 +300,9 @@ class _Finder:
             found = self._outside(knob, at, end)
             if found is not None:
                 return found
-            why = "is set in none of the files that are named"
-            if "environ" in end.keys:
-                why = "comes from the environment"
-            problem = f"is {shown}, which {why}"
+            problem = f"is {shown}, which is set in none of the files that are named"
+        elif isinstance(end, Environment):
+            problem = f"is {shown}, which comes from the environment"
         elif end.node is at.node:
             problem = f"{end.why}: {shown}"
         else:
@@ -310,13 +310,9 @@ class _Finder:
             problem = f"is {shown}, which {end.why} (line {line})"
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
-    def _outside(  # noqa: PLR0911 - one for each kind of place
-        self, knob: str, at: _Candidate, end: OutsideKeys
-    ) -> Setting | None:
+    def _outside(self, knob: str, at: _Candidate, end: OutsideKeys) -> Setting | None:
         """What the keys of some object are set to: by a word, in a file, or by an option."""
         keys = end.keys
-        if "environ" in keys:
-            return None
         if (word := self._word(keys, knob, at.name)) is not None:
             return word
         places = [(d.source, p) for d in self.data for p in d.places if not _is_collection(p)]

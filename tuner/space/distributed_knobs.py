@@ -36,10 +36,9 @@ MAX_GPUS = 16
 MAX_MACHINES = 128
 """2,048 GPUs: a trace stands in for all of them, and nothing larger was compared with anything."""
 
-_EMULATE = "tuner emulate --gpu TYPE --gpus 2 --"
 _NOT_PREDICTED: Mapping[str, str] = dict.fromkeys(
     ("fsdp1", "tensor_parallel", "context_parallel"),
-    f"the program itself runs on emulated GPUs: {_EMULATE} torchrun --nproc-per-node 2 PROGRAM",
+    "the program itself runs on emulated GPUs, started by torchrun behind `tuner emulate`",
 )
 """Strategies that people use, with the way to learn what they take."""
 
@@ -308,7 +307,7 @@ def _against_zero(
 ) -> Iterator[str]:
     precision = str(configuration.get("precision"))
     mixed = configuration.get("mixed_precision", "no")
-    emulate = f"a program can be emulated: {_EMULATE} deepspeed PROGRAM"
+    emulate = "a program of yours can be emulated, with `tuner emulate`"
     if mixed == "fp16":
         yield f"fp16 under DeepSpeed is not predicted: use bf16; {emulate}"
     elif mixed == "no" and precision not in ("fp32", "tf32"):

@@ -215,7 +215,7 @@ def check_objectives(names: Sequence[str], searcher: str) -> None:
         raise InputError(
             f"searcher {searcher!r} searches for throughput and memory only",
             hint=f"{DEFAULT_SEARCHER!r} with predictions searches for others; "
-            "`tuner show --objective` draws other fronts of any trials",
+            "--objective of `tuner show` draws other fronts of any trials",
         )
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.program.arguments import EMULATE, Arguments
+from tuner.program.keywords import DTYPES
 from tuner.program.launch import sharding
-from tuner.program.training import DTYPES, ProgramTraining
+from tuner.program.training import ProgramTraining
 from tuner.records import KnobValue
 from tuner.space.optimizers import OPTIMIZERS
 from tuner.space.schemas import ALL_LINEAR
