@@ -57,6 +57,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("limited by", _limit_text(found)),
             ("trainable", _trainable_text(use)),
             ("unknown", _unknown_text(found)),
+            ("sizes", _sizes_text(found)),
             ("took", format_duration(found.duration_s)),
         ]
     )
@@ -196,11 +197,27 @@ def _trainable_text(use: EmulatedDeviceUse | None) -> str:
 
 
 def _unknown_text(found: Emulation) -> str:
-    calls = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
-    values = [f"values of {name} ({number})" for name, number in found.unknown_values.items()]
-    shown = [*calls, *values]
+    shown = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
     more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
     return f"not emulated: {', '.join(shown[:8])}{more}" if shown else ""
+
+
+_UNKNOWN_KINDS = {
+    "at most": "at most that large",
+    "assumed": "assumed: choices spread evenly, floats finite",
+}
+
+
+def _sizes_text(found: Emulation) -> str:
+    """Which sizes nobody knows, and what was taken instead."""
+    texts = []
+    deciding = [one for one in found.unknown_values if one.decides_shape]
+    for text in dict.fromkeys(_UNKNOWN_KINDS.get(one.kind, "unknown") for one in deciding):
+        rows = [one for one in deciding if _UNKNOWN_KINDS.get(one.kind, "unknown") == text]
+        shown = [f"{one.operator}{f' at {one.line}' if one.line else ''}" for one in rows]
+        more = f" and {len(shown) - 4} more (--json has all)" if len(shown) > 4 else ""
+        texts.append(f"{text}: {', '.join(shown[:4])}{more}")
+    return "; ".join(texts)
 
 
 def _print_peak(found: Emulation, use: EmulatedDeviceUse) -> None:

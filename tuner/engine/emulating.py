@@ -75,6 +75,22 @@ class EmulatedDeviceUse:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownValues:
+    """Values that the emulator could not compute, and how often `operator` asked for them.
+
+    `kind` says what took their place: "at most" (the size is the largest possible), "assumed"
+    (choices spread evenly; floats that are finite), "made up" or "unknown" (no bound is known).
+    They decided the size of a tensor if `decides_shape`; else the program read or lost them.
+    """
+
+    operator: str
+    line: str | None
+    kind: str
+    decides_shape: bool
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramError:
     """What the program raised: the exception's type, its text, and the program's line."""
 
@@ -104,8 +120,8 @@ class Emulation:
     """The request that the device had no room for; 0 where it had for all."""
     unknown_calls: Mapping[str, int]
     """Functions of CUDA's libraries that the emulator does not know, with numbers of calls."""
-    unknown_values: Mapping[str, int]
-    """Operators whose values decide shapes and could not be computed."""
+    unknown_values: tuple[UnknownValues, ...]
+    """Values that could not be computed and may matter, by operator and line."""
     duration_s: float
     time: EmulatedStepTime | None
     """The time of an optimizer step; None where none ended, or nothing could be priced."""
@@ -131,6 +147,18 @@ class Emulation:
         if limiting is None or self.steps == 0:
             return None
         return MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
+
+    @property
+    def sizes(self) -> str:
+        """What the sizes of tensors rest on: "known", "at most" or "unknown".
+
+        Memory is an upper bound if sizes are "at most" so large. Even loads of experts count as
+        known: their sum is.
+        """
+        kinds = {one.kind for one in self.unknown_values if one.decides_shape}
+        if kinds & {"made up", "unknown"}:
+            return "unknown"
+        return "at most" if "at most" in kinds else "known"
 
     @property
     def sequences_per_s(self) -> float | None:
@@ -227,7 +255,7 @@ def emulate(
         error=error,
         refused_bytes=max((a.refused_bytes for a in accounts), default=0),
         unknown_calls=unknown,
-        unknown_values=_sum(r["values_unknown"] for r in results),
+        unknown_values=_unknown_values(results),
         duration_s=time.monotonic() - started,
         time=time_of_step,
         stands_for=max((r["stands_for"] for r in results), default=1),
@@ -346,8 +374,10 @@ def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[Emulat
     return found
 
 
-def _sum(counters: Any) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for one in counters:
-        total.update(one)
-    return dict(total)
+def _unknown_values(results: list[dict[str, Any]]) -> tuple[UnknownValues, ...]:
+    """Those of all ranks, the ones that decide sizes first."""
+    times: Counter[tuple[str, str | None, str, bool]] = Counter()
+    for row in (row for result in results for row in result["values_unknown"]):
+        times[row["operator"], row["line"], row["kind"], row["decides_shape"]] += row["times"]
+    rows = [UnknownValues(*key, number) for key, number in times.items()]
+    return tuple(sorted(rows, key=lambda row: (not row.decides_shape, -row.times)))
