@@ -87,8 +87,7 @@ found["finite"] = [
     for x in (big.sum(), big.mean(), big.norm(), big.std(), big.max(), (big @ big.T).mean())
 ]
 found["nan"] = [bool(big.isnan().any()), bool(big.isinf().any()), bool(torch.isfinite(big).all())]
-half = int((big > 0).sum()) / big.numel()
-found["half"] = 0.4 < half < 0.6
+found["most"] = int((big > 0).sum()) == big.numel()
 found["selected"] = big[big > 0].numel() == int((big > 0).sum())
 found["equal"] = [int((big == big).sum()) == big.numel(), int((big == big * 2).sum())]
 found["undefined"] = torch.log(-torch.ones(4, device=device)).isfinite().all().item()
@@ -126,7 +125,7 @@ def test_what_nobody_computed_is_finite_spread_out_and_seeded(session: Session) 
 
     assert found["finite"] == [True] * 6
     assert found["nan"] == [False, False, True]
-    assert found["half"]
+    assert found["most"]
     assert found["selected"]
     assert found["equal"] == [True, 0]
     assert found["undefined"]

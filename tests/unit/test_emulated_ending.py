@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from tuner.cli.emulated_text import print_emulation
 from tuner.emulator.session import Account
-from tuner.engine.emulating import EmulatedDeviceUse, Emulation
+from tuner.engine.emulating import EmulatedDeviceUse, Emulation, UnknownValues
 from tuner.errors import EXIT_CODES
 from tuner.gpus import get_gpu
 from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, Ending, ProgramError, find_ending
@@ -114,10 +113,16 @@ class TestError:
 def emulation(**fields: Any) -> Emulation:
     gpu = get_gpu("rtx4090")
     known = {"command": ("train.py",), "gpu": gpu, "gpus": 1, "torch": "2.13.0", "cuda": "13.0"}
-    none = {"error": None, "refused_bytes": 0, "unknown_values": {}, "settings": {}, "inputs": ()}
+    none = {"error": None, "refused_bytes": 0, "unknown_values": (), "settings": {}, "inputs": ()}
     ran = {"steps": 0, "margin_bytes": 0, "exit_status": 0, "devices": (), "unknown_calls": {}}
     rest = {"duration_s": 1.0, "time": None, "stands_for": 1}
     return Emulation(**{**known, **none, **ran, **rest, **fields})
+
+
+@st.composite
+def unknown_values(draw: st.DrawFn) -> UnknownValues:
+    kind = draw(st.sampled_from(("at most", "assumed", "made up", "unknown")))
+    return UnknownValues("aten::nonzero", "train.py:3", kind, draw(st.booleans()), 1)
 
 
 @st.composite
@@ -146,6 +151,7 @@ def emulations(draw: st.DrawFn) -> Emulation:
         margin_bytes=draw(st.sampled_from((0, GIB))),
         exit_status=draw(st.sampled_from((0, 1, -9))),
         devices=draw(st.sampled_from(((), (use,)))),
+        unknown_values=draw(st.lists(unknown_values(), max_size=2).map(tuple)),
         unknown_calls=draw(st.sampled_from(({}, {"cusparseSpMM": 1}))),
     )
 
@@ -153,16 +159,17 @@ def emulations(draw: st.DrawFn) -> Emulation:
 @given(emulations())
 def test_0_is_for_what_trained_and_fits(found: Emulation) -> None:
     assert found.exit_code in EXIT_CODES
-    failed = found.ended in (Ended.OOM, Ended.ERROR, Ended.CRASH, Ended.FAULT)
+    failed = found.ended not in (Ended.STEPS, Ended.END, Ended.TIMEOUT)
+    needed = found.used_bytes + found.margin_bytes
     if found.exit_code == 0:
-        assert not failed
         assert found.steps
-        assert found.used_bytes + found.margin_bytes <= found.gpu.memory_bytes
-    if found.fits is None:
-        assert found.exit_code > 1
-    assert (found.exit_code == 1) == (found.fits is False)
-    if found.exit_code == 1 and not failed:
-        assert replace(found, margin_bytes=0, steps=0).exit_code == 4
+        assert not failed
+        assert needed <= found.gpu.memory_bytes
+        assert found.sizes != "unknown"
+    if found.exit_code == 1:
+        assert found.ended is Ended.OOM or needed > found.gpu.memory_bytes
+        assert found.sizes == "known"
+    assert (found.fits is None) == (found.exit_code > 1)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("limited by", _limit_text(found)),
             ("trainable", _trainable_text(use)),
             ("unknown", _unknown_text(found)),
+            ("sizes", _sizes_text(found)),
             ("input", _asked_text(found)),
             ("took", format_duration(found.duration_s)),
         ]
@@ -85,6 +86,8 @@ def _ended_text(found: Emulation) -> str:
         if error is None or error.type == OUT_OF_MEMORY:
             return f"out of memory{size}{_at(error)}"
         return f"out of memory{size}; then {_error_text(error)}"
+    if error is not None and found.ended is Ended.UNSUPPORTED:
+        return f"it cannot be emulated: {error.message}{_at(error)}"
     if error is not None:
         more = f". {_MORE_GPUS}" if _wants_more_gpus(error) else ""
         return f"the program failed: {_error_text(error)}{more}"
@@ -113,7 +116,7 @@ def _wants_more_gpus(error: ProgramError) -> bool:
 
 def _fits_text(found: Emulation) -> str:
     limit = found.gpu.memory_bytes
-    if found.ended is Ended.OOM:
+    if found.ended is Ended.OOM and found.fits is False:
         return f"no: out of memory on {format_size(limit)}"
     use = found.limiting
     if found.fits is None or use is None:
@@ -129,6 +132,12 @@ def _fits_text(found: Emulation) -> str:
 def _why_unknown(found: Emulation) -> str:
     if found.ended in (Ended.ERROR, Ended.CRASH):
         return "the program failed"
+    if found.sizes == "unknown":
+        return "sizes of tensors depend on values that are not emulated"
+    if found.sizes == "at most":
+        return "sizes of tensors are upper bounds, and with these it does not fit"
+    if found.ended is Ended.UNSUPPORTED:
+        return "it was not emulated to its end"
     if found.steps == 0 or found.limiting is None:
         return "no optimizer step ran on the device"
     return f"{_steps_text(found)} ran, and the peak shows from the second on"
@@ -215,9 +224,7 @@ def _trainable_text(use: EmulatedDeviceUse | None) -> str:
 
 
 def _unknown_text(found: Emulation) -> str:
-    calls = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
-    values = [f"values of {name} ({number})" for name, number in found.unknown_values.items()]
-    shown = [*calls, *values]
+    shown = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
     more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
     return f"not emulated: {', '.join(shown[:8])}{more}" if shown else ""
 
@@ -227,6 +234,24 @@ def _asked_text(found: Emulation) -> str:
         return ""
     where = f" at {found.asked}" if found.asked else ""
     return f"the program asked for input{where} and got end of file: answer in its arguments"
+
+
+_UNKNOWN_KINDS = {
+    "at most": "at most that large",
+    "assumed": "assumed: choices spread evenly, floats finite",
+}
+
+
+def _sizes_text(found: Emulation) -> str:
+    """Which sizes nobody knows, and what was taken instead."""
+    texts = []
+    deciding = [one for one in found.unknown_values if one.decides_shape]
+    for text in dict.fromkeys(_UNKNOWN_KINDS.get(one.kind, "unknown") for one in deciding):
+        rows = [one for one in deciding if _UNKNOWN_KINDS.get(one.kind, "unknown") == text]
+        shown = [f"{one.operator}{f' at {one.line}' if one.line else ''}" for one in rows]
+        more = f" and {len(shown) - 4} more (--json has all)" if len(shown) > 4 else ""
+        texts.append(f"{text}: {', '.join(shown[:4])}{more}")
+    return "; ".join(texts)
 
 
 def _print_peak(found: Emulation, use: EmulatedDeviceUse) -> None:

@@ -39,6 +39,7 @@ ROOM = 8
 """So many times the memory has the GPU on which the need of what does not fit is found out."""
 
 _WITH_STATES = 2
+_FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,22 @@ class EmulatedDeviceUse:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownValues:
+    """Values that the emulator could not compute, and how often `operator` asked for them.
+
+    `kind` says what took their place: "at most" (the size is the largest possible), "assumed"
+    (choices spread evenly; floats that are finite), "made up" or "unknown" (no bound is known).
+    They decided the size of a tensor if `decides_shape`; else the program read or lost them.
+    """
+
+    operator: str
+    line: str | None
+    kind: str
+    decides_shape: bool
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class Emulation:
     """What came of a program on emulated GPUs; every number in it is *emulated*."""
 
@@ -99,8 +116,8 @@ class Emulation:
     """The request that the program ran out of memory with; 0 where it did not."""
     unknown_calls: Mapping[str, int]
     """Functions of CUDA's libraries that the emulator does not know, with numbers of calls."""
-    unknown_values: Mapping[str, int]
-    """Operators whose values decide shapes and could not be computed."""
+    unknown_values: tuple[UnknownValues, ...]
+    """Values that could not be computed and may matter, by operator and line."""
     duration_s: float
     time: EmulatedStepTime | None
     """The time of an optimizer step; None where none ended, or nothing could be priced."""
@@ -122,10 +139,19 @@ class Emulation:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits with the margin; None where it failed, or did not come far enough."""
+        """Whether it fits with the margin; None where it failed, or did not come far enough.
+
+        Sizes that are upper bounds show only that it fits, and made up ones show nothing.
+        """
+        fits = self._fits_as_it_ran
+        bounded = self.sizes == "at most" and fits is False
+        return None if bounded or self.sizes == "unknown" else fits
+
+    @property
+    def _fits_as_it_ran(self) -> bool | None:
         if self.ended is Ended.OOM:
             return False
-        if self.ended in (Ended.ERROR, Ended.CRASH, Ended.FAULT) or self.limiting is None:
+        if self.ended in _FAILED or self.limiting is None:
             return None
         fits = MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
         # The first step makes the optimizer's states, which the second finds. A program that
@@ -136,11 +162,21 @@ class Emulation:
     @property
     def exit_code(self) -> int:
         """The status of `tuner.errors`: that of the verdict, else that of the ending."""
-        if self.ended in (Ended.CRASH, Ended.FAULT):
-            return EXIT_UNAVAILABLE
-        if self.ended is Ended.ERROR:
-            return EXIT_UNAVAILABLE if self.unknown_calls else EXIT_BAD_INPUT
-        return verdict_code(self.fits)
+        if self.ended is Ended.ERROR and not self.unknown_calls:
+            return EXIT_BAD_INPUT
+        return EXIT_UNAVAILABLE if self.ended in _FAILED else verdict_code(self.fits)
+
+    @property
+    def sizes(self) -> str:
+        """What the sizes of tensors rest on: "known", "at most" or "unknown".
+
+        Memory is an upper bound if sizes are "at most" so large. Even loads of experts count as
+        known: their sum is.
+        """
+        kinds = {one.kind for one in self.unknown_values if one.decides_shape}
+        if kinds & {"made up", "unknown"}:
+            return "unknown"
+        return "at most" if "at most" in kinds else "known"
 
     @property
     def sequences_per_s(self) -> float | None:
@@ -245,7 +281,7 @@ def emulate(
         error=ending.error,
         refused_bytes=ending.refused_bytes,
         unknown_calls=unknown,
-        unknown_values=_sum(r["values_unknown"] for r in results),
+        unknown_values=_unknown_values(results),
         duration_s=time.monotonic() - started,
         time=time_of_step,
         stands_for=max((r["stands_for"] for r in results), default=1),
@@ -350,8 +386,10 @@ def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[Emulat
     return found
 
 
-def _sum(counters: Any) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for one in counters:
-        total.update(one)
-    return dict(total)
+def _unknown_values(results: list[dict[str, Any]]) -> tuple[UnknownValues, ...]:
+    """Those of all ranks, the ones that decide sizes first."""
+    times: Counter[tuple[str, str | None, str, bool]] = Counter()
+    for row in (row for result in results for row in result["values_unknown"]):
+        times[row["operator"], row["line"], row["kind"], row["decides_shape"]] += row["times"]
+    rows = [UnknownValues(*key, number) for key, number in times.items()]
+    return tuple(sorted(rows, key=lambda row: (not row.decides_shape, -row.times)))

@@ -38,6 +38,8 @@ class Ended(enum.StrEnum):
     """It raised an exception, or ended with another exit status."""
     CRASH = "crash"
     """A signal ended it."""
+    UNSUPPORTED = "unsupported"
+    """It read a value that the emulator does not compute, and that nothing can stand for."""
     FAULT = "fault"
     """tuner's own code failed inside of it."""
 
@@ -65,6 +67,10 @@ def find_ending(
 ) -> Ending:
     """The ending of a run with the exit status `status`, as in `subprocess`."""
     steps = _Steps(events)
+    unsupported = next((event for event in events if event["event"] == "unsupported"), None)
+    if unsupported is not None:
+        text = f"{unsupported['operator']} reads a value that is not emulated"
+        return Ending(Ended.UNSUPPORTED, ProgramError("unsupported", text, unsupported["line"]))
     error = _error(events, steps, failed=status != 0)
     refusal = _refusal(events, accounts, steps)
     if refusal is not None:
@@ -77,11 +83,16 @@ def find_ending(
     if error is not None:
         ended = Ended.OOM if _is_memory(error, causes=False) else Ended.ERROR
         return Ending(ended, _program_error(error))
-    if timed_out or any(e["event"] == "result" and e["reason"] == TIMEOUT for e in events):
-        return Ending(Ended.TIMEOUT)
+    timed_out = timed_out or any(
+        event["event"] == "result" and event["reason"] == TIMEOUT for event in events
+    )
+    return Ending(Ended.TIMEOUT if timed_out else _without_error(steps, status))
+
+
+def _without_error(steps: _Steps, status: int) -> Ended:
     if steps.reached_ns is not None:
-        return Ending(Ended.STEPS)
-    return Ending(Ended.CRASH if status < 0 else Ended.ERROR if status else Ended.END)
+        return Ended.STEPS
+    return Ended.CRASH if status < 0 else Ended.ERROR if status else Ended.END
 
 
 class _Steps:

@@ -34,13 +34,35 @@ EMU_EXPORT int emu_forget_answers(void) {
   return left;
 }
 
-/* For the copies from device to host: 1 if `to` has been written. */
-EMU_EXPORT int emu_take_answer(void *to, size_t size) {
+/* 1 if `to` has been written. */
+static int take_answer(void *to, size_t size) {
   for (unsigned i = 0; i < count; i++) {
     if (answers[i].size != size) continue;
     memcpy(to, answers[i].bytes, size);
     answers[i].size = 0; /* taken */
     return 1;
   }
+  return 0;
+}
+
+/* Who says whether what a copy to the host would read is there (inside/host_reads.py). */
+static emu_reader reader;
+EMU_EXPORT void emu_set_reader(emu_reader one) { __atomic_store_n(&reader, one, __ATOMIC_RELEASE); }
+
+#define KEPT (1u << 20)          /* copies up to here are made; larger ones are of floats and dropped */
+#define KEPT_TO_HOST (64u << 20) /* what a program reads it may look at */
+
+int emu_copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                  size_t height) {
+  size_t size = width * height;
+  int reads = !emu_is_device_pointer(to);
+  if (reads && size && emu_is_device_pointer(from)) {
+    if (height == 1 && take_answer(to, size)) return 0;
+    emu_reader ask = __atomic_load_n(&reader, __ATOMIC_ACQUIRE);
+    if (ask && !ask(to, from, (height - 1) * from_pitch + width)) return -1;
+  }
+  if (size > (reads ? KEPT_TO_HOST : KEPT)) return 0;
+  for (size_t row = 0; row < height; row++)
+    memmove((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
   return 0;
 }

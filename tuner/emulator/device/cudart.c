@@ -30,8 +30,7 @@ enum {
   NOT_SUPPORTED = 801,
 };
 
-#define KEPT (1u << 20)        /* copies up to here are made; larger ones are of floats and dropped */
-#define KEPT_TO_HOST (64u << 20) /* what a program reads it may look at */
+#define KEPT (1u << 20) /* fills up to here are made; larger ones are of floats and dropped */
 
 static __thread int last_error;
 
@@ -322,15 +321,12 @@ API int cudaPointerGetAttributes(struct pointer_attributes *a, const void *p) {
   return OK;
 }
 
-static void copy(void *to, const void *from, size_t size) {
-  int reads = !emu_is_device_pointer(to);
-  if (reads && emu_is_device_pointer(from) && emu_take_answer(to, size)) return;
-  if (size <= (reads ? KEPT_TO_HOST : KEPT)) memmove(to, from, size);
+static int copy(void *to, const void *from, size_t size) {
+  return emu_copy(to, from, size) ? fail(NOT_SUPPORTED) : OK;
 }
 API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
   (void)kind; (void)stream;
-  copy(to, from, size);
-  return OK;
+  return copy(to, from, size);
 }
 API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
   emu_synchronize();
@@ -338,8 +334,7 @@ API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
 }
 API int cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t size, void *stream) {
   (void)a; (void)b; (void)stream;
-  copy(to, from, size);
-  return OK;
+  return copy(to, from, size);
 }
 API int cudaMemcpyPeer(void *to, int a, const void *from, int b, size_t size) {
   return cudaMemcpyPeerAsync(to, a, from, b, size, NULL);
@@ -347,18 +342,16 @@ API int cudaMemcpyPeer(void *to, int a, const void *from, int b, size_t size) {
 API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                           size_t width, size_t height, int kind, void *stream) {
   (void)kind; (void)stream;
-  if (width * height <= KEPT)
-    for (size_t row = 0; row < height; row++)
-      memmove((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
-  return OK;
+  return emu_copy_rows(to, to_pitch, from, from_pitch, width, height) ? fail(NOT_SUPPORTED) : OK;
 }
 API int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                      size_t height, int kind) {
   return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, NULL);
 }
 API int cudaMemcpyBatchAsync(void **to, void **from, size_t *sizes, size_t count, ...) {
-  for (size_t i = 0; i < count; i++) copy(to[i], from[i], sizes[i]);
-  return OK;
+  int result = OK;
+  for (size_t i = 0; i < count && result == OK; i++) result = copy(to[i], from[i], sizes[i]);
+  return result;
 }
 
 /* Zeros need no page: whole ones are given back instead. */

@@ -134,7 +134,17 @@ EMU_EXPORT void *emu_unknown_function(const char *name);
 
 EMU_EXPORT int emu_answer(const void *bytes, size_t size);
 EMU_EXPORT int emu_forget_answers(void);
-EMU_EXPORT int emu_take_answer(void *to, size_t size);
+
+/* Every copy of the runtime and of the driver: rows of `width` bytes. Small ones are made. Before
+ * a copy from device to host that no answer is there for, the reader is asked: 1 if the bytes in
+ * memory are what the program is to read. 0, or -1 where they are not. */
+EMU_EXPORT int emu_copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                             size_t width, size_t height);
+static inline int emu_copy(void *to, const void *from, size_t size) {
+  return emu_copy_rows(to, size, from, size, size, 1);
+}
+typedef int (*emu_reader)(void *to, const void *from, size_t size);
+EMU_EXPORT void emu_set_reader(emu_reader reader);
 
 /* -- launches and time ------------------------------------------------------------------------ */
 

@@ -174,11 +174,9 @@ API int cuPointerGetAttributes(unsigned count, int *attributes, void **values, v
 }
 API int cuPointerSetAttribute(const void *value, int attribute, void *p) { (void)value; (void)attribute; (void)p; return OK; }
 
-/* Copies go through the runtime's rules: small ones are made. */
-#define KEPT (1u << 20)
+#define KEPT (1u << 20) /* fills up to here are made, as in the runtime */
 static int copy(void *to, const void *from, size_t size) {
-  if (size <= KEPT || !emu_is_device_pointer(to)) memmove(to, from, size);
-  return OK;
+  return emu_copy(to, from, size) ? NOT_SUPPORTED : OK;
 }
 API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) { return copy(to, from, size); }
 API int cuMemcpyDtoH_v2(void *to, const void *from, size_t size) { return copy(to, from, size); }

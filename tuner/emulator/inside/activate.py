@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 ACTIVE: dict[str, Any] = {}
-"""What is at work in this process, by name: "pricer" where operators are priced."""
+"""What is at work in this process, by name: "reads", and "pricer" where operators are priced."""
 
 
 def activate() -> None:
@@ -16,6 +16,7 @@ def activate() -> None:
 
     from tuner.emulator.inside.guard import end_with_owner
     from tuner.emulator.inside.hollow import install as read_hollow_files
+    from tuner.emulator.inside.host_reads import HostReads
     from tuner.emulator.inside.mode import EmulatorMode
     from tuner.emulator.inside.one_machine import launch_without_others
     from tuner.emulator.inside.one_rank import stand_for_all_ranks
@@ -33,6 +34,10 @@ def activate() -> None:
         launch_without_others()
     mode = EmulatorMode(settings.get("seed", 0))
     mode.install()
+    reads = ACTIVE["reads"] = HostReads(
+        EmulatorMode.__torch_dispatch__.__code__, mode.values.unknowns
+    )
+    reads.install()
     follow_python_kernels(mode)
     read_hollow_files(mode.values)
     draw_once(torch.nn.init)
@@ -41,9 +46,11 @@ def activate() -> None:
     if "steps" in settings:
         from tuner.emulator.inside.follow import Follower
 
-        Follower(
+        follower = Follower(
             steps=settings["steps"],
             snapshot=settings.get("snapshot"),
             pricer=ACTIVE.get("pricer"),
             values=mode.values,
-        ).install()
+        )
+        follower.install()
+        reads.end = follower.end_unsupported

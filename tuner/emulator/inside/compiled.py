@@ -24,13 +24,27 @@ from tuner.emulator.inside.aliases import (
     SMALL,
     alias,
     is_known,
-    note_known,
-    note_unknown,
 )
 from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.made_up import NOISE_LIMIT, Spread
+from tuner.emulator.inside.notes import (
+    ASSUMED,
+    AT_MOST,
+    MADE_UP,
+    constant,
+    forget_note,
+    note_known,
+    note_origin,
+    note_unknown,
+    noted,
+    origin_of,
+    worst,
+)
+from tuner.emulator.inside.operators import FINITE, ORDERING
 from tuner.emulator.inside.settling import Settling
-from tuner.emulator.inside.uniform import SAMPLE
+
+# Booleans and integers of unknown floats are computed up to this many elements.
+_FEW = 65_536
 
 
 def install(settling: Settling) -> None:
@@ -72,6 +86,14 @@ class Unknown:
         return math.prod(self.shape)
 
 
+class _Found(dict[str, Any]):
+    """By node: its value on the CPU, or an `Unknown`; and what the value rests on (notes.py)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.origins: dict[str, str | None] = {}
+
+
 class CompiledGraph:
     """The part of one compiled graph that decides the integers and the few floats it returns."""
 
@@ -110,41 +132,49 @@ class CompiledGraph:
         """The compiled graph, returning values as well."""
         return _WithValues(compiled, self) if self._wanted or self._written else compiled
 
-    def values(self, inputs: list[Any]) -> dict[str, Any]:
-        """By node: its value on the CPU, or an `Unknown`."""
-        found: dict[str, Any] = {}
+    def values(self, inputs: list[Any]) -> _Found:
+        """The values of all nodes."""
+        found = _Found()
         symbols: dict[Any, int] = {}
         for node, value in zip(self._placeholders, inputs, strict=False):
             found[node.name] = _read(value)
+            found.origins[node.name] = _origin_of(value)
             _read_symbols(node.meta.get("val"), value, symbols)
         for node in self._nodes:
+            origin: str | None = None
+            for one in node.all_input_nodes:
+                origin = worst(origin, found.origins.get(one.name))
+            found.origins[node.name] = origin
             found[node.name] = self._evaluate(node, found, symbols)
         return found
 
-    def write(self, found: dict[str, Any], outputs: Any, inputs: dict[str, Any]) -> None:
+    def write(self, found: _Found, outputs: Any, inputs: dict[str, Any]) -> None:
         """Writes the values of the outputs, and of inputs that the graph writes into."""
         for index, node in self._wanted:
-            self._write(outputs[index], found.get(node.name))
+            self._write(outputs[index], found.get(node.name), found.origins.get(node.name))
         for node in self._written:
-            self._write(inputs[node.args[0].name], found.get(node.name))
+            target = inputs[node.args[0].name]
+            self._write(target, found.get(node.name), found.origins.get(node.name))
 
     def kept_inputs(self, inputs: list[Any]) -> dict[str, Any]:
         """The inputs that the graph writes into; the list itself is emptied by the call."""
         return {n.args[0].name: inputs[self._input_index[n.args[0].name]] for n in self._written}
 
-    def _write(self, target: Any, value: Any) -> None:
+    def _write(self, target: Any, value: Any, origin: str | None) -> None:
         if not isinstance(target, torch.Tensor) or not target.is_cuda:
             return
+        forget_note(target)
         if isinstance(value, torch.Tensor) and value.shape == target.shape:
             alias(target).copy_(value)
             if target.dtype in FLOATS and target.numel() > SMALL:
                 note_known(target)
+            note_origin(target, origin)
         elif target.dtype in FLOATS:
             self._settling.made_up.write_finite(target)
         elif target.dtype in LIMITS:
             note_unknown(target)
 
-    def _evaluate(self, node: Any, found: dict[str, Any], symbols: dict[Any, int]) -> Any:
+    def _evaluate(self, node: Any, found: _Found, symbols: dict[Any, int]) -> Any:
         if node.op == "get_attr":
             constant = self._constants.get(node.name)
             return _read(constant) if constant is not None else None
@@ -165,7 +195,9 @@ class CompiledGraph:
         if node.target is python_operator.getitem:
             return args[0][args[1]] if isinstance(args[0], tuple | list) else nothing
         if unknown:
-            return self._guess(node, args, kwargs, nothing, unknown)
+            guess, origin = self._guess(node, args, kwargs, nothing, unknown)
+            found.origins[node.name] = origin
+            return guess
         return self._compute(node, args, kwargs, nothing)
 
     def _compute(self, node: Any, args: Any, kwargs: dict[str, Any], nothing: Any) -> Any:
@@ -182,21 +214,24 @@ class CompiledGraph:
 
     def _guess(
         self, node: Any, args: Any, kwargs: dict[str, Any], nothing: Any, unknown: list[Unknown]
-    ) -> Any:
-        """As `Settling` does for operators of which something is unknown."""
+    ) -> tuple[Any, str]:
+        """As `Settling` does for operators of which something is unknown; and what it rests on."""
         if any(one.dtype not in FLOATS for one in unknown):
-            return nothing
+            return nothing, MADE_UP
         target = node.target
         name = target.name() if isinstance(target, torch._ops.OpOverload) else ""  # type: ignore[no-untyped-call]
         spread = self._settling.spread_of(name)
         if spread is not None:
-            return _spread_out(spread, args, kwargs, nothing)
+            return _spread_out(spread, args, kwargs, nothing), ASSUMED
         if isinstance(nothing, Unknown) and nothing.dtype in FLOATS:
-            return self._few(nothing)
-        if not isinstance(nothing, Unknown) or nothing.numel() > SAMPLE:
-            return nothing
-        if any(one.numel() > NOISE_LIMIT for one in unknown):
-            return nothing
+            return self._few(nothing), MADE_UP
+        if not isinstance(nothing, Unknown):
+            return nothing, MADE_UP
+        plain = name.partition(".")[0]
+        if plain in ORDERING:
+            return torch.ones(nothing.shape, dtype=torch.bool), AT_MOST
+        if nothing.numel() > _FEW or any(one.numel() > NOISE_LIMIT for one in unknown):
+            return nothing, MADE_UP
         order = list(dict.fromkeys(id(one) for one in unknown))
 
         def stand_in(value: Any) -> Any:
@@ -208,7 +243,8 @@ class CompiledGraph:
                 return type(value)([stand_in(one) for one in value])
             return value
 
-        return self._compute(node, stand_in(tuple(args)), kwargs, nothing)
+        origin = ASSUMED if plain in FINITE else MADE_UP
+        return self._compute(node, stand_in(tuple(args)), kwargs, nothing), origin
 
     def _few(self, nothing: Unknown) -> Any:
         """Few floats made up; more of them stay unknown."""
@@ -245,7 +281,13 @@ def _read(value: Any) -> Any:
         return value
     if is_known(value):
         return alias(value)
-    return Unknown(tuple(value.shape), value.dtype)
+    note = noted(value)
+    one = None if note is None else constant(value, note)
+    return Unknown(tuple(value.shape), value.dtype) if one is None else one.expand(value.shape)
+
+
+def _origin_of(value: Any) -> str | None:
+    return origin_of(value) if isinstance(value, torch.Tensor) and value.is_cuda else None
 
 
 def _spread_out(spread: Spread, args: Any, kwargs: dict[str, Any], nothing: Any) -> Any:

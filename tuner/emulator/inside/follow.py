@@ -32,7 +32,7 @@ class Follower:
 
     `steps` is after how many training steps the program is ended; after 0 it never is.
     `pricer`, where there is one, hears each phase (`begin(phase, step)`), and its `snapshot()`
-    is part of the result; `values` has the counter `unknown` of what could not be computed.
+    is part of the result; `values` has the list `unknowns` of what could not be computed.
     """
 
     def __init__(
@@ -137,12 +137,19 @@ class Follower:
         self._walls.append(time.perf_counter())
         send({"event": "step", "step": self._done})
         if self._done == self._steps:
-            self._tell("steps")
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+            self._end("steps", 0)
 
     # -- the end --------------------------------------------------------------------------------
+
+    def end_unsupported(self) -> None:
+        """End the program, which needs what is not emulated."""
+        self._end("unsupported", 3)
+
+    def _end(self, reason: str, status: int) -> None:
+        self._tell(reason)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
     def _tell(self, reason: str) -> bool:
         """Send the result once, if this process used the device; returns whether it did."""
@@ -166,7 +173,7 @@ class Follower:
                 "host_step_s": [b - a for a, b in itertools.pairwise(times)],
                 "devices": self._memory.result(list(self._optimizers.values())),
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
-                "values_unknown": dict(self._values.unknown) if self._values is not None else {},
+                "values_unknown": self._values.unknowns.rows() if self._values is not None else [],
                 "settings": self._arrived.settings,
                 "inputs": self._arrived.inputs,
             }

@@ -1,9 +1,9 @@
 """Values for what is not computed: finite, plausible, spread out, and the same in every run.
 
-Unknown floats are thought of as noise around 0: a comparison of them is true for about half, an
-equality never. Few floats computed from many unknown ones (a loss, a norm) become about 1. Indices
-that an operator would choose by looking at unknown floats (top-k, argmax, sampling) go round all
-candidates, so that experts get equal loads.
+Unknown floats are thought of as noise around 0, none of which equals another (comparisons of them
+are in uniform.py). Few floats computed from many unknown ones (a loss, a norm) become about 1.
+Indices that an operator would choose by looking at unknown floats (top-k, argmax, sampling) go
+round all candidates, so that experts get equal loads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import arange, empty, randn
 
 from tuner.emulator.inside.aliases import FLOATS, SMALL, alias
+from tuner.emulator.inside.notes import MADE_UP, note_origin
 from tuner.emulator.inside.randomness import seed_of
 
 _TILE = 1 << 20
@@ -71,7 +72,10 @@ class MadeUp:
         start = 0
         if count <= _FEW:
             self._drawn = start = (self._drawn + _PRIME) % SMALL
-        target = alias(tensor) if tensor.is_cuda else tensor
+        target = tensor
+        if tensor.is_cuda:
+            target = alias(tensor)
+            note_origin(tensor, MADE_UP)
         target.copy_(self._ones[start : start + count].view(tensor.shape))
 
     def fill_host(self, tensor: torch.Tensor) -> None:

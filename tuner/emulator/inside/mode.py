@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.emulator.inside.operators import inner_of, is_composite
+from tuner.emulator.inside.operators import OPENED, inner_of, is_composite
 from tuner.emulator.inside.values import Handler, Values
 
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -94,9 +94,26 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _learn(self, func: Any) -> _Known:
         handler = _decomposed if is_composite(func) else self.values.handler(func)
+        if handler is not None and _is_opened(func):
+            handler = self._opened(handler)
         is_nothing = handler is None and getattr(func, "is_view", False)
         known = self._known[id(func)] = _Known(func, handler, is_nothing)
         return known
+
+    def _opened(self, handler: Handler) -> Handler:
+        """The handler of an operator whose kernel calls others, which come here as well."""
+
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not args[0].is_cuda:
+                return func(*args, **kwargs)
+
+            def on_device(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return func._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+
+            return handler(on_device, args, kwargs)
+
+        return call
 
     def install(self) -> None:
         """Puts the mode below all else in this thread and in those that the program starts."""
@@ -117,6 +134,10 @@ def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """
     inner = inner_of(func)
     return func.decompose(*args, **kwargs) if inner is None else inner(*args, **kwargs)
+
+
+def _is_opened(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and func.name() in OPENED  # type: ignore[no-untyped-call]
 
 
 @cache

@@ -32,8 +32,7 @@ NOT_COMPUTED = frozenset(
     }
 )
 
-# Nothing to do: no values, or values that stay (a scaler's found_inf must stay 0; optimizers'
-# floats stay finite as they are).
+# Nothing to do: no values, or values that stay (a scaler's found_inf must stay 0).
 PASSED = frozenset(
     {
         "aten::_unsafe_view",
@@ -42,17 +41,22 @@ PASSED = frozenset(
         "aten::set_",
         "aten::record_stream",
         "aten::_amp_foreach_non_finite_check_and_unscale_",
-        "aten::_foreach_copy_",
-        "aten::_fused_adam_",
-        "aten::_fused_adamw_",
-        "aten::_fused_sgd_",
-        "aten::_fused_adagrad_",
         "aten::_assert_async",
         "aten::is_pinned",
         "aten::_pin_memory",
         "aten::_cudnn_init_dropout_state",
         "aten::_has_compatible_shallow_copy_type",
     }
+)
+
+# Operators that write into lists of floats, which stay finite as they are.
+LEFT = frozenset({f"aten::_fused_{name}_" for name in ("adam", "adamw", "sgd", "adagrad")})
+
+# Operators whose kernels call other operators, and read what those leave.
+OPENED = frozenset(
+    {f"aten::linalg_{name}" for name in ("eig", "eig.out", "matrix_exp")}
+    | {f"aten::_linalg_{name}" for name in ("svd", "eigh", "eigvals")}
+    | {"aten::isin.Tensor_Tensor", "aten::segment_reduce"}
 )
 
 # Operators that write their first argument whatever it held.
@@ -97,12 +101,22 @@ EMPTY = frozenset(
         "aten::new_empty_strided",
     }
 )
-# Zeros of medium size are states of optimizers and gradients more often than masks.
-ZEROS = frozenset({"aten::zeros", "aten::zeros_like", "aten::new_zeros"})
+# Operators whose new tensors are the same everywhere.
+CONSTANT = frozenset(
+    {
+        f"aten::{prefix}{name}{suffix}"
+        for name in ("zeros", "ones", "full")
+        for prefix, suffix in (("", ""), ("", "_like"), ("new_", ""))
+    }
+)
 # Comparisons, element by element.
 COMPARISONS = frozenset(
     {f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite")}
     | {"aten::isposinf", "aten::isneginf", "aten::signbit"}
+)
+ORDERING = frozenset({f"aten::{name}" for name in ("lt", "le", "gt", "ge", "signbit")})
+FINITE = frozenset(
+    {f"aten::{name}" for name in ("isnan", "isinf", "isfinite", "isposinf", "isneginf")}
 )
 # Of booleans that are all the same, the result is the same again.
 REDUCTIONS = frozenset({"aten::any", "aten::all"})
@@ -110,6 +124,24 @@ LOGIC = REDUCTIONS | frozenset(
     {f"aten::logical_{name}" for name in ("and", "or", "not", "xor")}
     | {f"aten::bitwise_{name}" for name in ("and", "or", "not", "xor")}
     | {"aten::mul", "aten::eq", "aten::ne", "aten::clone", "aten::__and__", "aten::__or__"}
+)
+# More that is true of their booleans, or larger integers, never make less of the result.
+GROWING = frozenset(
+    {f"aten::logical_{name}" for name in ("and", "or")}
+    | {f"aten::bitwise_{name}" for name in ("and", "or")}
+    | {f"aten::{name}" for name in ("any", "all", "sum", "cumsum", "count_nonzero", "amax")}
+    | {f"aten::{name}" for name in ("__and__", "__or__", "_to_copy", "clone", "copy", "cat")}
+    | {f"aten::{name}" for name in ("stack", "index", "index_select", "gather", "masked_select")}
+    | {f"aten::{name}" for name in ("nonzero", "repeat", "flip", "roll", "tril", "triu", "add")}
+    | {f"aten::{name}" for name in ("_unsafe_index", "split_with_sizes_copy", "unfold_copy")}
+)
+# Floats that are the same everywhere stay so.
+COPYING = frozenset({"aten::_to_copy", "aten::clone"})
+POINTWISE = COPYING | frozenset({f"aten::{name}" for name in ("neg", "mul", "add", "sub", "div")})
+# Indices chosen among floats.
+CHOOSING = frozenset(
+    {f"aten::{name}" for name in ("topk", "sort", "argmax", "argmin", "max", "min", "median")}
+    | {f"aten::{name}" for name in ("nanmedian", "mode", "multinomial", "kthvalue", "argsort")}
 )
 # Messages between devices: what arrives is the business of the library that carries them.
 MESSAGES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
@@ -155,6 +187,7 @@ class Operator:
             i for i, a in enumerate(arguments) if a.name in self.written_names and not a.kwarg_only
         )
         self.mutates = bool(written)
+        self.functional_name = self.name.removesuffix("_") if written else self.name
         # Results of functions with `out=` are not read.
         self.overwrites = self.name in OVERWRITING or any(a.is_out for a in written)
         self.is_view = not written and any(
@@ -163,19 +196,19 @@ class Operator:
         self.is_like = self.name in LIKE
         self.fills = self.name in FILLING
         self.compares = self.name in COMPARISONS
+        self.orders = self.name in ORDERING
         self.is_logical = self.name in LOGIC
+        self.is_constant = self.name in CONSTANT
         self.reduces = self.name in REDUCTIONS
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.takes_generator = any(a.name == "generator" for a in arguments)
         self.is_foreach = self.name.startswith("aten::_foreach_")
+        self.leaves = self.name in LEFT or func.namespace in MESSAGES
         self.computes = (
             func.namespace == "aten"
             and self.name not in NOT_COMPUTED
             and torch._C._dispatch_has_computed_kernel_for_dispatch_key(self.full_name, "CPU")
         )
         self.passes = (
-            self.is_view
-            or self.name in PASSED
-            or func.namespace in MESSAGES
-            or func.namespace in {"prim", "prims", "profiler"}
+            self.is_view or self.name in PASSED or func.namespace in {"prim", "prims", "profiler"}
         )

@@ -7,6 +7,7 @@ gives it the counts (device/answers.c), which are computed here from the integer
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,15 @@ import torch
 
 from tuner.emulator.inside.aliases import FLOATS, alias, is_known
 from tuner.emulator.inside.made_up import NOISE_LIMIT, MadeUp
+from tuner.emulator.inside.notes import AT_MOST, MADE_UP, constant, noted, origin_of, worst
+from tuner.emulator.inside.operators import Operator
 
 Count = tuple[int, int]  # a value, and how many bytes of it are read back
 _MASKS = frozenset({torch.bool, torch.uint8})
 _FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}
+
+
+_UNREADABLE: list[Count] = [(0, 4), (0, 8), (1, 1)]
 
 
 class UnreadableError(Exception):
@@ -46,53 +52,73 @@ class Readbacks:
         finally:
             self._forget()
 
-    def counts(self) -> dict[str, Callable[..., list[Count]]]:
-        """By operator's name: the counts that it reads, from its arguments."""
-        return {
-            "aten::nonzero": self._nonzero,
-            "aten::index.Tensor": self._masks,
-            "aten::_unsafe_index.Tensor": self._masks,
-            "aten::index_put": self._masks_put,
-            "aten::index_put_": self._masks_put,
-            "aten::_unsafe_index_put": self._masks_put,
-            "aten::_index_put_impl_": self._masks_put,
-            "aten::masked_select": self._selected,
-            "aten::masked_scatter_backward": self._selected,
-            "aten::repeat_interleave.Tensor": self._repeats,
-            "aten::_unique2": self._distinct,
-            "aten::unique_consecutive": self._distinct_runs,
-            "aten::unique_dim": self._distinct_slices,
-            "aten::unique_dim_consecutive": self._distinct_runs_of_slices,
-            "aten::bincount": self._bins,
-            "aten::multinomial": self._valid,
-            "aten::_linalg_svd": self._no_errors,
-            "aten::_linalg_eigh": self._no_errors,
-            "aten::linalg_eig": self._finite,
-            "aten::_linalg_check_errors": self._no_errors,
-        }
+    def counted(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Count], str | None]:
+        """The counts that an operator of `COUNTED` reads, and what they rest on.
+
+        Where nobody knows them, the largest that are possible: then they are at most so large.
+        """
+        reading = _Counting(self._made_up)
+        try:
+            counts = COUNTED[operator.full_name](reading, *args, **kwargs)
+        except UnreadableError:
+            return _UNREADABLE, MADE_UP
+        return counts, reading.origin
+
+
+class _Counting:
+    """The counts of one call. `origin` is what they rest on, by the worst of what was read."""
+
+    def __init__(self, made_up: MadeUp) -> None:
+        self._made_up = made_up
+        self.origin: str | None = None
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of a tensor, on the CPU."""
+        note = noted(tensor)
+        if note is not None:
+            self.origin = worst(self.origin, note.origin)
         if not tensor.is_cuda:
             return tensor
         if is_known(tensor):
             return alias(tensor)
+        one = None if note is None else constant(tensor, note)
+        if one is not None:
+            return one.expand(tensor.shape)
         if tensor.dtype in FLOATS and tensor.numel() <= NOISE_LIMIT:
+            self.origin = MADE_UP
             return self._made_up.noise(tensor)
         raise UnreadableError
 
-    def _nonzero(self, source: torch.Tensor, **_: Any) -> list[Count]:
-        if source.dtype in FLOATS and not is_known(source):
-            raise UnreadableError
-        return [(int(self._read(source).count_nonzero()), 4)]
+    def _true(self, mask: torch.Tensor) -> int:
+        """How many elements are not zero, or may be so."""
+        note = noted(mask)
+        one = None if note is None else constant(mask, note)
+        if mask.dtype in FLOATS and (not is_known(mask) or origin_of(mask)) and one is None:
+            self.origin = worst(self.origin, AT_MOST)
+            return mask.numel()
+        try:
+            read = self._read(mask)
+        except UnreadableError:
+            self.origin = worst(self.origin, AT_MOST)
+            return mask.numel()
+        return int(read.count_nonzero()) if one is None else mask.numel() * bool(one)
 
-    def _masks(self, source: torch.Tensor, indices: list[torch.Tensor | None]) -> list[Count]:
-        return [
-            (int(self._read(index).count_nonzero()), 4)
-            for index in indices
-            if index is not None and index.dtype in _MASKS and index.is_cuda
-        ]
+    def nonzero(self, source: torch.Tensor, **_: Any) -> list[Count]:
+        return [(self._true(source), 4)]
 
-    def _masks_put(
+    def masks(self, source: torch.Tensor, indices: list[torch.Tensor | None]) -> list[Count]:
+        counts = []
+        for index in indices:
+            if index is not None and index.dtype in _MASKS:
+                if index.is_cuda:
+                    counts.append((self._true(index), 4))
+                else:  # its count is taken on the host
+                    self.origin = worst(self.origin, origin_of(index))
+        return counts
+
+    def masks_put(
         self,
         source: torch.Tensor,
         indices: list[torch.Tensor | None],
@@ -100,7 +126,7 @@ class Readbacks:
         accumulate: bool = False,
         unsafe: bool = False,
     ) -> list[Count]:
-        counts = self._masks(source, indices)
+        counts = self.masks(source, indices)
         if accumulate and not unsafe:
             # It looks whether the largest and the smallest index are in range: they are.
             expanded = sum(
@@ -111,26 +137,22 @@ class Readbacks:
             counts += [(0, 8)] * (2 * expanded)
         return counts
 
-    def _selected(self, source: torch.Tensor, mask: torch.Tensor, *_: Any) -> list[Count]:
+    def selected(self, source: torch.Tensor, mask: torch.Tensor, *_: Any) -> list[Count]:
         shape = torch.broadcast_shapes(source.shape, mask.shape)  # type: ignore[no-untyped-call]
-        read = self._read(mask)
-        repeated = 1
-        for size in shape:
-            repeated *= size
-        return [(int(read.count_nonzero()) * (repeated // max(read.numel(), 1)), 4)]
+        repeated = math.prod(shape) // max(mask.numel(), 1)
+        return [(self._true(mask) * repeated, 4)]
 
-    def _repeats(self, repeats: torch.Tensor, output_size: int | None = None) -> list[Count]:
+    def repeats(self, repeats: torch.Tensor, output_size: int | None = None) -> list[Count]:
         if output_size is not None:
             return []
         return [(int(self._read(repeats).sum()), 8), (1, 1)]  # and none is negative
 
-    def _distinct(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
-        read = self._read(source)
+    def distinct(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
         if source.dtype is torch.bool:
-            return [(int(read.count_nonzero()), 4)]
-        return [(torch.unique(read).numel(), 8)]
+            return [(self._true(source), 4)]
+        return [(torch.unique(self._read(source)).numel(), 8)]
 
-    def _distinct_runs(
+    def distinct_runs(
         self,
         source: torch.Tensor,
         _inverse: bool = False,
@@ -140,34 +162,53 @@ class Readbacks:
         runs = torch.unique_consecutive(self._read(source), dim=dim)
         return _either(runs.shape[dim or 0])
 
-    def _distinct_slices(self, source: torch.Tensor, dim: int, *_: Any, **__: Any) -> list[Count]:
+    def distinct_slices(self, source: torch.Tensor, dim: int, *_: Any, **__: Any) -> list[Count]:
         return _either(torch.unique(self._read(source), dim=dim).shape[dim])
 
-    def _distinct_runs_of_slices(
+    def distinct_runs_of_slices(
         self, source: torch.Tensor, dim: int, *_: Any, **__: Any
     ) -> list[Count]:
         return _either(torch.unique_consecutive(self._read(source), dim=dim).shape[dim])
 
-    def _bins(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
+    def bins(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
         if source.numel() == 0:
             return []
         read = self._read(source)
         size = source.dtype.itemsize
         return [(int(read.min()), size), (int(read.max()), size)]
 
-    def _valid(
+    def valid(
         self, source: torch.Tensor, samples: int, replacement: bool = False, **_: Any
     ) -> list[Count]:
         """The probabilities are valid, and no row is all zeros."""
         return [(1, 1), (0, 1 if source.dim() == 1 else 8)]
 
-    def _no_errors(self, *_: Any, **__: Any) -> list[Count]:
+    def no_errors(self, *_: Any, **__: Any) -> list[Count]:
         """No matrix of the batch is singular, and every iteration converged."""
         return [(0, 1)]
 
-    def _finite(self, *_: Any, **__: Any) -> list[Count]:
-        """All elements are finite; then as `_no_errors`."""
-        return [(1, 1), (0, 1)]
+
+COUNTED: dict[str, Callable[..., list[Count]]] = {
+    "aten::nonzero": _Counting.nonzero,
+    "aten::index.Tensor": _Counting.masks,
+    "aten::_unsafe_index.Tensor": _Counting.masks,
+    "aten::index_put": _Counting.masks_put,
+    "aten::index_put_": _Counting.masks_put,
+    "aten::_unsafe_index_put": _Counting.masks_put,
+    "aten::_index_put_impl_": _Counting.masks_put,
+    "aten::masked_select": _Counting.selected,
+    "aten::masked_scatter_backward": _Counting.selected,
+    "aten::repeat_interleave.Tensor": _Counting.repeats,
+    "aten::_unique": _Counting.distinct,
+    "aten::_unique2": _Counting.distinct,
+    "aten::unique_consecutive": _Counting.distinct_runs,
+    "aten::unique_dim": _Counting.distinct_slices,
+    "aten::unique_dim_consecutive": _Counting.distinct_runs_of_slices,
+    "aten::bincount": _Counting.bins,
+    "aten::multinomial": _Counting.valid,
+    "aten::_linalg_check_errors": _Counting.no_errors,
+}
+"""By operator's name: the counts that it reads, from its arguments."""
 
 
 def _either(count: int) -> list[Count]:

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import torch
-from torch import empty, full
+from torch import empty
 
-from tuner.emulator.inside.aliases import CPU, FLOATS, LIMITS, alias, is_known, noted
+from tuner.emulator.inside.aliases import CPU, FLOATS, alias, is_known
 from tuner.emulator.inside.made_up import NOISE_LIMIT, MadeUp
+from tuner.emulator.inside.notes import MADE_UP, constant, noted, worst
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.randomness import draw, seed_of
 
@@ -17,13 +18,14 @@ from tuner.emulator.inside.randomness import draw, seed_of
 class Reading:
     """Arguments of one call, as CPU tensors: aliases of what is known, noise for unknown floats."""
 
-    __slots__ = ("guessed", "made_up", "seen", "unknown")
+    __slots__ = ("guessed", "made_up", "origin", "seen", "unknown")
 
     def __init__(self, made_up: MadeUp | None) -> None:
         self.made_up = made_up  # None: nothing stands in for unknown floats
         self.guessed = False  # noise stands in for some floats
         self.seen: list[int] = []  # addresses of the tensors that noise stands in for
         self.unknown = False  # something is neither known nor stood in for
+        self.origin: str | None = None  # what the worst of the values that were read rests on
 
     def value(self, value: Any) -> Any:
         """What the CPU operator gets for one argument."""
@@ -41,17 +43,21 @@ class Reading:
         """The CPU tensor for a CUDA tensor; others as they are."""
         if not tensor.is_cuda:
             return tensor
+        note = noted(tensor)
+        if note is not None and note.origin is not None:
+            self.origin = worst(self.origin, note.origin)
         if is_known(tensor):
             return alias(tensor)
+        one = None if note is None else constant(tensor, note)
+        if one is not None:
+            return one.expand(tensor.shape)
         if tensor.dtype in FLOATS and self.made_up is not None and tensor.numel() <= NOISE_LIMIT:
             self.guessed = True
+            self.origin = MADE_UP
             address = tensor.data_ptr()
             if address not in self.seen:
                 self.seen.append(address)
             return self.made_up.noise(tensor, self.seen.index(address))
-        note = noted(tensor)
-        if note in {"true", "false"} and tensor.numel() <= LIMITS[torch.bool]:
-            return full(tensor.shape, note == "true")
         self.unknown = True
         return tensor
 

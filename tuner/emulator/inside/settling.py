@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +14,26 @@ from tuner.emulator.inside.aliases import (
     MEDIUM,
     SMALL,
     alias,
-    covers_storage,
-    forget_note,
     is_known,
-    note_known,
-    note_unknown,
-    noted,
 )
 from tuner.emulator.inside.made_up import MadeUp, Spread, spreads
-from tuner.emulator.inside.operators import ZEROS, Operator
+from tuner.emulator.inside.notes import (
+    ASSUMED,
+    UNIFORM,
+    covers_storage,
+    forget_note,
+    note_known,
+    note_origin,
+    note_uniform,
+    note_unknown,
+    noted,
+    origin_of,
+    worst,
+)
+from tuner.emulator.inside.operators import POINTWISE, Operator
 from tuner.emulator.inside.reading import Reading, compute, mend
-from tuner.emulator.inside.uniform import SAMPLE, combine, compare
+from tuner.emulator.inside.uniform import after, carry, combine, compare, fill, write_out
+from tuner.emulator.inside.unknowns import Unknowns
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _Tensor = torch.Tensor
@@ -37,8 +45,7 @@ class Settling:
 
     def __init__(self, made_up: MadeUp) -> None:
         self.made_up = made_up
-        self.unknown: Counter[str] = Counter()
-        """What mattered for shapes and could not be computed, by name."""
+        self.unknowns = Unknowns()
         self.failures: dict[str, str] = {}
         """By operator: why the CPU could not compute it."""
         self._spreads = spreads(made_up)
@@ -52,12 +59,15 @@ class Settling:
     def returned(self, operator: Operator) -> Handler:
         """The handler of an operator that returns new tensors."""
         settle = self.settle
+        carries = operator.name in POINTWISE
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out = func(*args, **kwargs)
             if isinstance(out, _Tensor):
                 if is_wanted(out):
                     return settle(operator, args, kwargs, out)
+                if carries:
+                    carry(operator, args, kwargs, out)
             elif isinstance(out, tuple | list):
                 for one in out:
                     if isinstance(one, _Tensor) and is_wanted(one):
@@ -65,6 +75,13 @@ class Settling:
             return out
 
         return call
+
+    def constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A new tensor that is the same everywhere."""
+        out = func(*args, **kwargs)
+        if out.is_cuda and (out.dtype in FLOATS or out.dtype in LIMITS):
+            fill(out, _constant_of(func._schema.name, args, kwargs))
+        return out
 
     def settle(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -84,6 +101,9 @@ class Settling:
         cpu_kwargs = reading.named(kwargs)
         if reading.guessed and operator.full_name in self._spreads:
             self._spreads[operator.full_name](args, kwargs, out)
+            for one in outs:
+                if one.dtype in LIMITS:
+                    note_origin(one, ASSUMED)
             return out
         computed = None
         if not reading.unknown:
@@ -94,18 +114,16 @@ class Settling:
         results = (computed,) if isinstance(computed, _Tensor) else computed
         inputs = [cpu_args, list(cpu_kwargs.values())]
         settled = [
-            self._put(operator, one, result, inputs, guessed=reading.guessed)
+            self._put(operator, one, result, inputs, reading)
             for one, result in zip(outs, results, strict=False)
         ]
         return settled[0] if single else type(out)(settled) if type(out) in {tuple, list} else out
 
     def _is_uniform(self, operator: Operator, args: tuple[Any, ...], out: torch.Tensor) -> bool:
-        """Whether these are booleans of unknown floats, and have been settled."""
-        if not args or not isinstance(args[0], _Tensor) or args[0].numel() <= SAMPLE:
-            return False
-        if operator.compares and args[0].dtype in FLOATS and not is_known(args[0]):
-            return compare(operator, args, out, self.made_up)
-        return operator.is_logical and combine(operator, args, out)
+        """Whether these booleans are the same everywhere, and have been settled."""
+        if operator.compares and compare(operator, args, out, self.made_up):
+            return True
+        return (operator.compares or operator.is_logical) and combine(operator, args, out)
 
     def _computed(
         self, operator: Operator, args: list[Any], kwargs: dict[str, Any], outs: Any
@@ -121,11 +139,11 @@ class Settling:
             if not any(isinstance(one, _Tensor) and one.dtype in LIMITS for one in outs):
                 operator.computes = False  # it would fail again
             else:
-                self.unknown[f"{operator.full_name} (the CPU cannot compute it)"] += 1
+                self.unknowns.read(f"{operator.full_name} (the CPU cannot compute it)")
             return None
 
     def _put(
-        self, operator: Operator, out: Any, result: Any, inputs: list[Any], *, guessed: bool
+        self, operator: Operator, out: Any, result: Any, inputs: list[Any], reading: Reading
     ) -> Any:
         """Writes what was computed where it is wanted; to a new tensor if the size is another."""
         if not isinstance(out, _Tensor) or not out.is_cuda:
@@ -135,13 +153,15 @@ class Settling:
                 return out  # inverse and counts that nobody asked for: CUDA and CPU differ
             if operator.name == "aten::log_sigmoid_forward" and out.numel() == 0:
                 return out  # a buffer that the CPU alone keeps for the backward pass
-            self.unknown[f"{operator.full_name} (size put right afterwards)"] += 1
+            self.unknowns.read(f"{operator.full_name} (size put right afterwards)")
             out = empty(result.shape, dtype=out.dtype, device=out.device)
         count = out.numel()
+        origin = after(operator, reading.origin, out)
         if out.dtype not in FLOATS:
             if count <= LIMITS.get(out.dtype, 0):
                 alias(out).copy_(result)
-        elif guessed:
+                note_origin(out, origin)
+        elif reading.guessed:
             self.made_up.write_finite(out)
         elif count <= MEDIUM:
             if count <= SMALL:
@@ -149,6 +169,7 @@ class Settling:
             else:
                 note_known(out)
             alias(out).copy_(result)
+            note_origin(out, origin)
         return out
 
     def _leave(self, outs: Any) -> None:
@@ -169,11 +190,19 @@ class Settling:
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out = func(*args, **kwargs)
-            if not isinstance(out, _Tensor) or is_wanted(out):
+            if not isinstance(out, _Tensor) or is_wanted(out) or _is_noted(out, operator):
                 settle(operator, args, kwargs)
             return out
 
         return call
+
+    def left(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """For what writes into lists of floats, which stay as they are: no constant is one now."""
+        out = func(*args, **kwargs)
+        for value in args:
+            for one in value if isinstance(value, list | tuple) else (value,):
+                _forget_floats(one)
+        return out
 
     def settle_written(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -188,53 +217,55 @@ class Settling:
             for one in (value if isinstance(value, list | tuple) else (value,))
             if isinstance(one, _Tensor) and one.is_cuda
         ]
-        if not targets or (operator.fills and _is_plain(targets[0])):
+        if not targets or (operator.fills and _is_filled(targets[0], args)):
             return
         reading = Reading(self.made_up if any(one.dtype in LIMITS for one in targets) else None)
         reading.unknown = not operator.computes or any(
             one.numel() > (SMALL if operator.is_random else MEDIUM)
             if one.dtype in FLOATS
             else one.numel() > LIMITS.get(one.dtype, 0)
-            or not (operator.overwrites or is_known(one))
             for one in targets
         )
-        cpu_args: list[Any] = []
-        for position, value in enumerate(args):
-            if reading.unknown:
-                break
-            if (
-                position in operator.written_positions
-                and isinstance(value, _Tensor)
-                and value.is_cuda
-            ):
-                if not operator.overwrites and not is_known(value):
-                    reading.unknown = True
-                    break
-                cpu_args.append(alias(value))
-            else:
-                cpu_args.append(reading.value(value))
-        cpu_kwargs = {
-            name: _aliases(value) if name in operator.written_names else reading.value(value)
-            for name, value in kwargs.items()
-        }
-        done = (
-            not reading.unknown
-            and self._computed(operator, cpu_args, cpu_kwargs, targets) is not None
-        )
+        read = [
+            None if i in operator.written_positions else reading.value(value)
+            for i, value in enumerate(args)
+            if not reading.unknown
+        ]
+        if not reading.unknown and not all(_is_open(operator, one) for one in targets):
+            reading.unknown = True
+        done = False
+        if not reading.unknown:
+            cpu_args = [
+                _aliases(value) if i in operator.written_positions else read[i]
+                for i, value in enumerate(args)
+            ]
+            cpu_kwargs = {
+                name: _aliases(value) if name in operator.written_names else reading.value(value)
+                for name, value in kwargs.items()
+            }
+            done = (
+                not reading.unknown
+                and self._computed(operator, cpu_args, cpu_kwargs, targets) is not None
+            )
         for target in targets:
-            self._note_written(operator, target, done=done)
+            self._note_written(operator, target, reading.origin, done=done)
 
-    def _note_written(self, operator: Operator, target: torch.Tensor, *, done: bool) -> None:
+    def _note_written(
+        self, operator: Operator, target: torch.Tensor, origin: str | None, *, done: bool
+    ) -> None:
+        if done and operator.overwrites and covers_storage(target):
+            forget_note(target)
         if target.dtype not in FLOATS:
             if not done:
                 note_unknown(target)
-            elif operator.overwrites and noted(target) and covers_storage(target):
-                forget_note(target)
         elif not done:
             forget_note(target)
             self.made_up.write_finite(target)
         elif target.numel() > SMALL and covers_storage(target):
             note_known(target)
+        if done:
+            origin = worst(origin, origin_of(target))
+            note_origin(target, after(operator, origin, target))
 
     def foreach(self, operator: Operator) -> Handler:
         """The handler of an operator on lists: it computes numbers, and leaves other floats."""
@@ -248,6 +279,9 @@ class Settling:
             if operator.mutates:
                 if numbers and args[0] and args[0][0].is_cuda:
                     written(operator, args, kwargs)
+                else:
+                    for one in args[0]:
+                        _forget_floats(one)
             elif isinstance(out, list | tuple):
                 self._leave(out)
             return out
@@ -278,17 +312,50 @@ def _is_too_many(operator: Operator, outs: Any) -> bool:
         if not isinstance(one, _Tensor):
             continue
         if one.dtype in FLOATS:
-            few = operator.is_random or operator.name in ZEROS
-            if one.numel() <= (SMALL if few else MEDIUM):
+            if one.numel() <= (SMALL if operator.is_random else MEDIUM):
                 return False
         elif one.numel() <= LIMITS.get(one.dtype, 0):
             return False
     return True
 
 
-def _is_plain(target: torch.Tensor) -> bool:
-    """Whether a fill can be left out: of floats that nobody knows."""
-    return target.dtype in FLOATS and target.numel() > SMALL and noted(target) is None
+def _constant_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What fills the new tensor of `zeros`, `ones`, `full` and the like."""
+    if "full" not in name:
+        return int("ones" in name)
+    return kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
+
+
+def _is_noted(target: torch.Tensor, operator: Operator) -> bool:
+    """Whether something is noted, or will be, of a tensor with more floats than are computed."""
+    return target.is_cuda and (operator.fills or noted(target) is not None)
+
+
+def _is_filled(target: torch.Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether a fill with a number is noted, of more floats than are always written."""
+    if target.dtype not in FLOATS or target.numel() <= SMALL:
+        return False
+    value = args[1] if len(args) > 1 else 0
+    if covers_storage(target):
+        if isinstance(value, _Tensor):
+            forget_note(target)
+        else:
+            note_uniform(target, value)
+        return True
+    return noted(target) is None
+
+
+def _is_open(operator: Operator, target: torch.Tensor) -> bool:
+    """Whether what an operator leaves of this tensor is known: it is, or is overwritten."""
+    note = noted(target)
+    if note is not None and note.state == UNIFORM:
+        return (operator.overwrites and covers_storage(target)) or write_out(target)
+    return operator.overwrites or is_known(target)
+
+
+def _forget_floats(value: Any) -> None:
+    if isinstance(value, _Tensor) and value.is_cuda and value.dtype in FLOATS:
+        forget_note(value)
 
 
 def _aliases(value: Any) -> Any:

@@ -16,15 +16,19 @@ from torch import empty
 from tuner.emulator.inside.aliases import (
     FLOATS,
     LIMITS,
-    MEDIUM,
     SMALL,
     alias,
+    is_known,
+)
+from tuner.emulator.inside.notes import (
+    constant,
     covers_storage,
     forget_note,
-    is_known,
     note_known,
+    note_origin,
     note_unknown,
     noted,
+    origin_of,
 )
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.settling import Handler, Settling
@@ -45,7 +49,7 @@ class Transfers:
     def __init__(self, settling: Settling) -> None:
         self._settling = settling
         self._made_up = settling.made_up
-        self._unknown = settling.unknown
+        self._unknowns = settling.unknowns
 
     def to_copy(self, operator: Operator) -> Handler:
         """The handler of `_to_copy`, to which `to`, `cuda` and `cpu` come down."""
@@ -100,23 +104,39 @@ class Transfers:
     def _to_device(self, out: torch.Tensor, source: torch.Tensor) -> None:
         """After a copy of the CPU tensor `source` to the CUDA tensor `out`."""
         if out.dtype in FLOATS:
+            if covers_storage(out):
+                forget_note(out)
             if out.numel() <= SMALL:
                 alias(out).copy_(source)
-            elif out.numel() <= MEDIUM and covers_storage(out):
+            elif out.nbytes <= KEPT_BYTES and covers_storage(out):
                 alias(out).copy_(source)
                 note_known(out)
+            else:
+                forget_note(out)
             return
         limit = LIMITS.get(out.dtype, 0)
         if out.numel() <= limit and (out.dtype in _CARRIED or out.nbytes <= KEPT_BYTES):
             alias(out).copy_(source)
             if noted(out) is not None and covers_storage(out):
                 forget_note(out)
+            note_origin(out, origin_of(source))
         elif out.dtype in LIMITS:
             note_unknown(out)
 
     def _to_host(self, out: torch.Tensor, source: torch.Tensor, *, fresh: bool) -> None:
         """After a copy of the CUDA tensor `source` to the CPU tensor `out`, `fresh` or not."""
-        if is_known(source):
+        note = noted(source)
+        one = None if note is None else constant(source, note)
+        origin = None if note is None else note.origin
+        if out.dtype not in FLOATS:
+            forget_note(out)
+            if origin is not None:
+                self._unknowns.read("copy to the host", origin)
+                note_origin(out, origin)
+        if one is not None:
+            if out.nbytes <= FRESH_BYTES or one.item():
+                out.fill_(one.item())
+        elif is_known(source):
             out.copy_(alias(source))
             if out.dtype in FLOATS:
                 _make_finite(out)
@@ -125,19 +145,25 @@ class Transfers:
                 self._made_up.fill_host(out)
         else:
             if source.dtype in _COUNTED:
-                self._unknown["copy of unknown integers to the host"] += 1
+                self._unknowns.read("copy of unknown integers to the host")
             if out.nbytes <= FRESH_BYTES:
                 out.zero_()
 
     def _item(self, source: torch.Tensor, value: Any) -> Any:
         """The number that `source.item()` gives, `value` being what memory held."""
+        note = noted(source)
+        one = None if note is None else constant(source, note)
+        if one is not None:
+            value = one.item()
         if isinstance(value, float):
-            if not is_known(source):
+            if one is None and not is_known(source):
                 return self._made_up.number()
             return value if math.isfinite(value) else self._made_up.number()
-        if source.dtype in LIMITS and not is_known(source):
-            self._unknown["item of unknown integers"] += 1
+        if one is None and source.dtype in LIMITS and not is_known(source):
+            self._unknowns.read("item of unknown integers")
             return False if isinstance(value, bool) else 0
+        if note is not None and note.origin is not None:
+            self._unknowns.read("item", note.origin)
         return value
 
 

@@ -1,35 +1,81 @@
-"""Booleans of many unknown floats: `isfinite(logits).all()` must be true, and cost nothing.
+"""Values that are the same everywhere: constants of any size, and comparisons of unknown floats.
 
-What a comparison of unknown floats would say is found on a sample of them. Where it is the same
-everywhere, it is written with one fill; of more booleans than are computed it is noted on the
-storage, and `&`, `|`, `any`, `all` and the like work on the notes.
+A constant is noted on its storage, and costs no memory. A comparison of unknown floats says true
+everywhere, so that what it selects is as much as it can be: `x[x > 0]` keeps all of x, noted as
+"at most". Equalities of unknown floats are false; all of them are finite. Few booleans are written
+with one fill; more of them are noted.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from torch import empty, full
+from torch import empty
 
-from tuner.emulator.inside.aliases import (
-    FLOATS,
-    LIMITS,
-    alias,
-    is_known,
-    note_uniform,
-    note_unknown,
-    noted,
-)
+from tuner.emulator.inside.aliases import FLOATS, LIMITS, MEDIUM, SMALL, alias, is_known
 from tuner.emulator.inside.made_up import MadeUp
-from tuner.emulator.inside.operators import Operator
+from tuner.emulator.inside.notes import (
+    ASSUMED,
+    AT_MOST,
+    MADE_UP,
+    UNIFORM,
+    constant,
+    forget_note,
+    note_known,
+    note_origin,
+    note_uniform,
+    noted,
+    worst,
+)
+from tuner.emulator.inside.operators import CHOOSING, COPYING, FINITE, GROWING, Operator
+from tuner.emulator.inside.unknowns import calling_package
 
-# Comparisons of fewer floats are computed on noise of their own size.
-SAMPLE = 65_536
+# Unknown floats that stand for all of them.
+SAMPLE = 4096
+# LLM.int8() takes the few columns apart that have values from 6 on: none is assumed.
+_NO_OUTLIERS = "bitsandbytes"
 
 
 def compare(operator: Operator, args: tuple[Any, ...], out: torch.Tensor, made_up: MadeUp) -> bool:
-    """Writes what a comparison of unknown floats gives; False where it is none, or has others."""
+    """Writes what a comparison gives whose floats nobody knows; False where they are known."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    if not any(_is_open(tensor, alone=len(tensors) == 1) for tensor in tensors):
+        return False
+    sample = _on_sample(operator, args, made_up)
+    value, origin = bool(sample.all()), ASSUMED
+    if operator.name not in FINITE and _may_differ(tensors, args):
+        if operator.orders:
+            value = bool(sample.any()) or calling_package() != _NO_OUTLIERS
+        origin = AT_MOST if value else ASSUMED if operator.orders else MADE_UP
+    fill(out, value, origin)
+    return True
+
+
+def _is_open(tensor: torch.Tensor, *, alone: bool) -> bool:
+    """Whether a comparison with these floats has no answer of its own: nobody computed them.
+
+    Of few floats, which are made up, several are open beside a number; else they are compared.
+    """
+    if not tensor.is_cuda or tensor.dtype not in FLOATS:
+        return False
+    note = noted(tensor)
+    if note is not None and note.state == UNIFORM:
+        return False
+    made_up = note is not None and note.origin is not None and alone and tensor.numel() > 1
+    return made_up or not is_known(tensor)
+
+
+def _may_differ(tensors: list[torch.Tensor], args: tuple[Any, ...]) -> bool:
+    """Whether other values could compare otherwise: not with infinity, nor with themselves."""
+    if any(isinstance(value, float) and not math.isfinite(value) for value in args):
+        return False
+    return len(tensors) < 2 or tensors[0].data_ptr() != tensors[1].data_ptr()
+
+
+def _on_sample(operator: Operator, args: tuple[Any, ...], made_up: MadeUp) -> torch.Tensor:
+    """The operator on noise, the same for tensors that are the same."""
     values: list[Any] = []
     seen: list[int] = []
     for value in args:
@@ -37,42 +83,82 @@ def compare(operator: Operator, args: tuple[Any, ...], out: torch.Tensor, made_u
             values.append(value)
         elif value.numel() == 1 and (not value.is_cuda or is_known(value)):
             values.append(alias(value) if value.is_cuda else value)
-        elif value.dtype in FLOATS and value.shape == out.shape:
+        else:
             address = value.data_ptr()
             if address not in seen:
                 seen.append(address)
             values.append(made_up.noise(empty(SAMPLE), seen.index(address)))
-        else:
-            return False
-    sample = operator.func(*values)
-    if bool(sample.all()) or not bool(sample.any()):
-        _fill(out, value=bool(sample[0]))
-    elif out.numel() <= LIMITS[torch.bool]:
-        repeated = sample.repeat(-(-out.numel() // SAMPLE))
-        alias(out).copy_(repeated[: out.numel()].view(out.shape))
-    else:
-        note_unknown(out)
-    return True
+    result: torch.Tensor = operator.func(*values)
+    return result
 
 
 def combine(operator: Operator, args: tuple[Any, ...], out: torch.Tensor) -> bool:
-    """Writes what a logical operator gives for booleans that are each the same everywhere."""
-    values: list[torch.Tensor] = []
+    """Writes the booleans that follow from constants; False where not all tensors are constants."""
+    values: list[Any] = []
+    origin: str | None = None
     for value in args:
         if isinstance(value, torch.Tensor):
             note = noted(value) if value.is_cuda else None
-            if note not in {"true", "false"}:
+            one = None if note is None else constant(value, note)
+            if note is None or one is None:
                 return False
-            values.append(full((), note == "true"))
-    if not values:
+            values.append(one)
+            origin = worst(origin, note.origin)
+        else:
+            values.append(value)
+    if not values or not isinstance(values[0], torch.Tensor):
         return False
-    result = values[0] if operator.reduces else operator.func(*values)
-    _fill(out, value=bool(result))
+    result = bool(values[0] if operator.reduces else operator.func(*values))
+    fill(out, result, after(operator, origin, out))
     return True
 
 
-def _fill(out: torch.Tensor, *, value: bool) -> None:
-    if out.numel() <= LIMITS[torch.bool]:
+def carry(
+    operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor
+) -> None:
+    """Notes that many floats computed from one constant are a constant."""
+    source = args[0]
+    if not isinstance(source, torch.Tensor) or not source.is_cuda or not out.is_cuda:
+        return
+    note = noted(source)
+    one = None if note is None else constant(source, note)
+    if one is None or any(isinstance(value, torch.Tensor) for value in args[1:]):
+        return
+    if operator.name not in COPYING:
+        one = operator.func(one, *args[1:], **kwargs)
+    note_uniform(out, one.to(out.dtype).item())
+
+
+def after(operator: Operator, origin: str | None, out: torch.Tensor) -> str | None:
+    """What a result rests on whose inputs rest on `origin`."""
+    if origin is None:
+        return None
+    name = operator.functional_name
+    if name in FINITE or (name in CHOOSING and out.dtype not in FLOATS):
+        return ASSUMED
+    return MADE_UP if origin == AT_MOST and name not in GROWING else origin
+
+
+def fill(out: torch.Tensor, value: Any, origin: str | None = None) -> None:
+    """Gives a new tensor one value everywhere: few are written, more of them noted."""
+    if not out.numel():
+        return
+    if out.numel() <= (SMALL if out.dtype in FLOATS else LIMITS.get(out.dtype, 0)):
         alias(out).fill_(value)
+        note_origin(out, origin)
     else:
-        note_uniform(out, value=value)
+        note_uniform(out, value, origin)
+
+
+def write_out(tensor: torch.Tensor) -> bool:
+    """Writes a constant into memory, so that parts of it can change; False where it is large."""
+    note = noted(tensor)
+    one = None if note is None else constant(tensor, note)
+    count = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+    if note is None or one is None or count > (MEDIUM if tensor.dtype in FLOATS else 0):
+        return False
+    alias(tensor.as_strided((count,), (1,), 0)).copy_(one.expand(count))
+    forget_note(tensor)
+    note_known(tensor)
+    note_origin(tensor, note.origin)
+    return True

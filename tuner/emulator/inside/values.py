@@ -9,19 +9,22 @@ touched.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import arange
 
 from tuner.emulator.inside.aliases import FLOATS, alias, is_known
 from tuner.emulator.inside.compiled import install as install_compiled
 from tuner.emulator.inside.made_up import MadeUp
+from tuner.emulator.inside.notes import AT_MOST, note_origin
 from tuner.emulator.inside.operators import EMPTY, Operator
-from tuner.emulator.inside.readbacks import Readbacks, UnreadableError
+from tuner.emulator.inside.readbacks import COUNTED, Readbacks
+from tuner.emulator.inside.reading import Reading
 from tuner.emulator.inside.settling import Handler, Settling, is_wanted
 from tuner.emulator.inside.transfers import Transfers
+from tuner.emulator.inside.unknowns import Unknowns
 
 __all__ = ["Handler", "Values"]
 
@@ -33,7 +36,6 @@ class Values:
         made_up = MadeUp(seed)
         self._settling = Settling(made_up)
         self._readbacks = Readbacks(made_up)
-        self._counts = self._readbacks.counts()
         transfers = Transfers(self._settling)
         self._special: dict[str, Callable[[Operator], Handler]] = {
             "aten::_to_copy": transfers.to_copy,
@@ -42,6 +44,7 @@ class Values:
             "aten::equal": self._compared,
             "aten::allclose": self._compared,
             "aten::histc": self._histogram,
+            "torchvision::nms": self._suppressed,
         }
 
     def install(self) -> None:
@@ -49,9 +52,9 @@ class Values:
         install_compiled(self._settling)
 
     @property
-    def unknown(self) -> Counter[str]:
-        """What mattered for shapes and could not be computed, by name."""
-        return self._settling.unknown
+    def unknowns(self) -> Unknowns:
+        """What mattered for shapes and could not be computed."""
+        return self._settling.unknowns
 
     @property
     def failures(self) -> dict[str, str]:
@@ -73,7 +76,11 @@ class Values:
             handler = settling.foreach(operator)
         elif operator.name in EMPTY:
             handler = settling.empty
-        elif operator.full_name in self._counts:
+        elif operator.leaves:
+            handler = settling.left
+        elif operator.is_constant and not operator.mutates:
+            handler = settling.constant
+        elif operator.full_name in COUNTED:
             handler = self._counted(operator)
         elif operator.mutates:
             handler = settling.written(operator)
@@ -83,16 +90,13 @@ class Values:
 
     def _counted(self, operator: Operator) -> Handler:
         """Operators that ask the device for the size of their output."""
-        count = self._counts[operator.full_name]
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not args[0].is_cuda:
                 return func(*args, **kwargs)
-            try:
-                counts = count(*args, **kwargs)
-            except UnreadableError:
-                self.unknown[operator.full_name] += 1
-                counts = [(0, 4), (0, 8), (1, 1)]
+            counts, origin = self._readbacks.counted(operator, args, kwargs)
+            if origin is not None:
+                self.unknowns.decided(operator.name, origin)
             out = self._readbacks.call(func, args, kwargs, counts)
             if operator.mutates:
                 if is_wanted(out):
@@ -110,8 +114,10 @@ class Values:
             if not one.is_cuda or one.shape != other.shape:
                 return func(*args, **kwargs)
             same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
-            if is_known(one) and is_known(other):
-                same = func(alias(one), alias(other), *args[2:], **kwargs)
+            reading = Reading(None)
+            values = reading.tensor(one), reading.tensor(other)
+            if not reading.unknown:
+                same = func(*values, *args[2:], **kwargs)
             self._readbacks.call(func, args, kwargs, [(int(same), 1)])
             return same
 
@@ -127,6 +133,28 @@ class Values:
                 return returned(func, args, kwargs)
             out = func(*args, **kwargs)
             alias(out).copy_(func(alias(source).double(), *args[1:], **kwargs))
+            return out
+
+        return call
+
+    def _suppressed(self, operator: Operator) -> Handler:
+        """Non-maximum suppression: of boxes that nobody knows it keeps all, which is the most."""
+
+        def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            boxes, scores, threshold = args
+            if not boxes.is_cuda or not len(boxes):
+                return func(*args, **kwargs)
+            reading = Reading(None)
+            values = reading.tensor(boxes), reading.tensor(scores)
+            origin = AT_MOST if reading.unknown else reading.origin and AT_MOST
+            if origin is None:
+                kept = func(*(one.float() for one in values), threshold)
+            else:
+                kept = arange(len(boxes))
+                self.unknowns.decided(operator.name, origin)
+            out = self._readbacks.call(func, args, kwargs, [(len(kept), 4)])
+            alias(out).copy_(kept)
+            note_origin(out, origin)
             return out
 
         return call

@@ -1,0 +1,135 @@
+"""Copies from device to host, whoever makes them: a compiled operator may read a count of its own.
+
+Kernels write nothing here, so that such an operator would take what lies in memory for its count.
+The stand-in runtime asks here before each copy (device/answers.c). Tensors that PyTorch copies,
+and values that are known, are read as they are; for all else the emulation ends, and names the
+operator.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from tuner.emulator.inside.aliases import is_known
+from tuner.emulator.inside.events import send
+from tuner.emulator.inside.lines import package_of, places
+from tuner.emulator.inside.notes import origin_of
+from tuner.emulator.inside.unknowns import Unknowns, frames_of
+
+_READER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+# What these read goes to a tensor or a number of the program's: their handlers say what that is.
+_TRANSFERS = frozenset(
+    {
+        "aten::_to_copy",
+        "aten::copy_",
+        "aten::_copy_from",
+        "aten::_foreach_copy_",
+        "aten::_local_scalar_dense",
+        "aten::_pin_memory",
+        "aten::equal",
+        "aten::set_",
+    }
+)
+
+# Frames of these lie between an operator's code and the mode: the emulator's own, and PyTorch's.
+_BETWEEN = frozenset({"", "torch"})
+
+
+class HostReads:
+    """Decides what copies from device to host may read.
+
+    `dispatch` is the code of the mode's `__torch_dispatch__`: its frames say which operator runs.
+    """
+
+    def __init__(self, dispatch: CodeType, unknowns: Unknowns) -> None:
+        self._dispatch = dispatch
+        self._unknowns = unknowns
+        self.end: Callable[[], None] = lambda: None
+        """Ends the emulation after something was refused; else the copy fails."""
+        self._library = ctypes.CDLL(None)
+        self._reader = _READER(self._may_read)
+
+    def install(self) -> None:
+        """From now on every copy to the host is asked for."""
+        self._library.emu_set_reader(self._reader)
+        atexit.register(self._library.emu_set_reader, None)
+
+    def _may_read(self, to: int, start: int, size: int) -> int:
+        frame = sys._getframe(1)
+        call = self._call_in(frame)
+        if call is None:
+            if not _is_under_mode():
+                return 1  # PyTorch's own, where it left all modes
+            return self._refuse(_function_in(frame), frame)
+        func, args, kwargs = call
+        name = getattr(getattr(func, "_schema", None), "name", str(func))
+        if name in _TRANSFERS:
+            return 1
+        for tensor in _tensors((args, tuple(kwargs.values()))):
+            if not tensor.is_cuda:
+                if _holds(tensor, to):
+                    return 1
+            elif _holds(tensor, start) and is_known(tensor):
+                origin = origin_of(tensor)
+                if origin is not None:
+                    self._unknowns.decided(name, origin)
+                return 1
+        return self._refuse(name, frame)
+
+    def _call_in(self, frame: FrameType | None) -> tuple[Any, Any, Any] | None:
+        """The operator that runs in this thread, with its arguments; None outside of any."""
+        while frame is not None and package_of(frame.f_code.co_filename) in _BETWEEN:
+            if frame.f_code is self._dispatch:
+                found = frame.f_locals
+                return found["func"], found["args"], found["kwargs"] or {}
+            frame = frame.f_back
+        return None
+
+    def _refuse(self, name: str, frame: FrameType | None) -> int:
+        own, library = places(frames_of(frame))
+        line = own or library
+        self._library.emu_unknown(f"{name} (reads a value from the device)".encode())
+        send({"event": "unsupported", "operator": name, "line": line})
+        sys.stderr.write(
+            f"tuner's emulator: {name}{f' at {line}' if line else ''} reads a value from the"
+            " device that its kernels would have written: it is not emulated\n"
+        )
+        self.end()
+        return 0
+
+
+def _is_under_mode() -> bool:
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def _function_in(frame: FrameType | None) -> str:
+    """The Python function that called compiled code."""
+    if frame is None:
+        return f"compiled code in the thread {threading.current_thread().name}"
+    return f"compiled code called by {frame.f_code.co_qualname}"
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _holds(tensor: torch.Tensor, address: int) -> bool:
+    """Whether an address lies in the memory of a tensor."""
+    try:
+        storage = tensor.untyped_storage()
+    except NotImplementedError:  # it has none of its own (sparse)
+        return False
+    return storage.data_ptr() <= address < storage.data_ptr() + max(storage.nbytes(), 1)
