@@ -19,7 +19,8 @@ def launch_without_others() -> None:
     when_imported("torch.distributed.launcher.api", _replace)
 
 
-def _replace(api: ModuleType) -> None:
+def _replace(module: ModuleType) -> None:
+    api: Any = module
     launch, agent = api.launch_agent, api.LocalElasticAgent
 
     def launch_agent(config: Any, *args: Any, **kwargs: Any) -> Any:
