@@ -125,9 +125,10 @@ def test_what_is_ignored_is_said_and_no_failure(tmp_path):
     [
         "class LoraConfig:\n    pass\n\nLoraConfig(rank=8)\n",
         "from ours import SFTConfig\nSFTConfig(evaluation_strategy='no')\n",
+        "from lightning.pytorch import *\nTrainer(max_epochs=8)\n",
         "import unsloth\nfrom trl import SFTConfig\nSFTConfig(max_seq_length=8)\n",
     ],
-    ids=["defined here", "another library's", "replaced by another library"],
+    ids=["defined here", "another library's", "all of another", "replaced by another library"],
 )
 def test_only_what_the_library_itself_makes_is_held(text):
     assert not problems_of(text)
@@ -174,6 +175,12 @@ FILES = {
 def test_keys_of_files_are_held_as_well(tmp_path, name, key, said):
     assert planned(tmp_path, FILES[name], name=name).model == MODEL
     assert said in refused(tmp_path, f"{FILES[name]}{key}\n", name=name)
+
+
+def test_words_before_the_tool_are_not_its_own(tmp_path):
+    (tmp_path / "trl.yaml").write_text(FILES["trl.yaml"])
+    words = ["uv", "run", "--with", "trl", "trl", "sft", "--config", "trl.yaml"]
+    assert plan_program(read_program(words, tmp_path, is_run=False)).model == MODEL
 
 
 def test_axolotl_ignores_keys_that_it_does_not_know(tmp_path):

@@ -228,6 +228,14 @@ def trainer_of(places: Sequence[Location]) -> Trainer | None:
     return None
 
 
+def words_behind_tool(program: Program) -> Sequence[str]:
+    """The words of a command behind those that start its tool: `uv run --with x axolotl train`."""
+    command, names = program.command, [Path(word).name for word in program.command]
+    tool = next((list(t.command[:2]) for t in TRAINERS if t.name == program.trainer), [])
+    starts = (n for n in range(len(names)) if names[n : n + 2] == tool)
+    return command[next(starts, -len(tool)) + len(tool) :]
+
+
 def file_in(word: str) -> str:
     """The part of a word that may name a file: "a.yaml" of `--config=a.yaml`."""
     return word.partition("=")[2] if word.startswith("-") else word

@@ -29,7 +29,7 @@ from tuner.program.arguments import (
 from tuner.program.keywords import CallReader, place_in
 from tuner.program.names import Script
 from tuner.program.parsed import last_name
-from tuner.program.program import Program
+from tuner.program.program import Program, words_behind_tool
 from tuner.program.settings import scripts_of
 from tuner.program.signatures import signature
 from tuner.program.unexpected import hold_calls, hold_file, hold_words
@@ -98,7 +98,7 @@ def read_training(program: Program) -> ProgramTraining:
     scripts = scripts_of(program)
     data = [source for source in program.sources if source.path.suffix not in PYTHON]
     if not scripts:
-        values = {**values_of_files(data), **values_of_words(program.command)}
+        values = {**values_of_files(data), **values_of_words(words_behind_tool(program))}
         values.pop("config", None)
         known = hold_file(program.trainer, values, found)
         arguments = Arguments(program.trainer, known, found)

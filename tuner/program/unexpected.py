@@ -17,6 +17,7 @@ from tuner.program.argument_classes import (
     parsed_classes,
 )
 from tuner.program.arguments import (
+    COMMAND_LINE,
     Argument,
     Arguments,
     Found,
@@ -77,9 +78,9 @@ def _signature_of(script: Script, call: ast.Call) -> Signature | None:
         return held
     base, _ = unrolled(call.func)
     binding = script.scopes[call].find(base.id) if isinstance(base, ast.Name) else None
-    if binding is None:
-        return held  # `from trl import *`
-    return held if all(_is_of(node, held.library) for node in binding[1]) else None
+    # What is bound nowhere comes from `import *`, if there is one.
+    nodes = script.top.names.get("*", ()) if binding is None else binding[1]
+    return held if all(_is_of(node, held.library) for node in nodes) else None
 
 
 def _is_of(node: ast.AST, library: str) -> bool:
@@ -102,8 +103,9 @@ def hold_file(tool: str, values: Mapping[str, Argument], found: Found) -> Mappin
     if held is None or (held.name == "LLaMA-Factory" and lenient) or "plugins" in values:
         return values  # plugins have keys of their own
     for name, argument in values.items():
-        if "." in name or held.takes(name):
-            continue
+        is_option = argument.where == COMMAND_LINE and held.name == "Axolotl"
+        if "." in name or held.takes(name) or is_option:
+            continue  # its own options, such as --launcher, are no keys
         what = f"{name} is no key of {held.of}"
         instead = held.instead(name, show(argument.value))
         if held.name in _IGNORING:
