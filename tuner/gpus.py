@@ -163,7 +163,7 @@ def _find(text: str, catalogue: _Catalogue) -> Gpu:
         raise InputError(f"GPU {text!r} is ambiguous", hint=f"choose one of: {choices}")
     if vendor := _vendor_of(text):
         raise UnavailableError(
-            f"no GPU of {vendor} is supported: {text!r}",
+            f"{not_supported(vendor)}: {text!r}",
             hint="only GPUs of NVIDIA are: `tuner gpus` lists them",
         )
     error = unknown("GPU", text, gpus, list_command="tuner gpus")
