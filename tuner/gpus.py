@@ -20,7 +20,7 @@ from typing import Any
 from yaml import Node
 
 from tuner.errors import InputError, UnavailableError, unknown
-from tuner.gpu import NATIVE_PRECISIONS, PRECISIONS, Gpu
+from tuner.gpu import NATIVE_PRECISIONS, PRECISIONS, Gpu, not_supported
 from tuner.gpu_entry import read_entry
 from tuner.gpu_file import YamlFile
 from tuner.units import format_gib
