@@ -118,6 +118,14 @@ def emulation(**fields: Any) -> Emulation:
     rest = {"duration_s": 1.0, "time": None, "stands_for": 1}
     return Emulation(**{**known, **none, **ran, **rest, **fields})
 
+    def test_so_is_what_follows_the_end_of_its_time(self):
+        launcher = error(5, "x.ChildFailedError: ", on_device=False)
+        found = find_ending([step(1), result(3, "timeout"), launcher], (), 1, timed_out=True)
+        assert found == Ending(Ended.TIMEOUT)
+        failed = error(2, "builtins.ValueError: bad data", pid=OTHER, rank=1)
+        found = find_ending([step(1), failed, launcher], (), -9, timed_out=True)
+        assert (found.ended, found.error.message) == (Ended.ERROR, "bad data")
+
 
 @st.composite
 def unknown_values(draw: st.DrawFn) -> UnknownValues:

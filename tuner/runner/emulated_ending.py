@@ -71,7 +71,9 @@ def find_ending(
     if unsupported is not None:
         text = f"{unsupported['operator']} reads a value that is not emulated"
         return Ending(Ended.UNSUPPORTED, ProgramError("unsupported", text, unsupported["line"]))
-    error = _error(events, steps, failed=status != 0)
+    timed_out = timed_out or TIMEOUT in steps.stops
+    # What follows when tuner stops a program is no failure of it.
+    error = _error(events, steps, failed=status != 0 and not (timed_out or steps.stops))
     refusal = _refusal(events, accounts, steps)
     if refusal is not None:
         line, size = refusal
@@ -83,25 +85,24 @@ def find_ending(
     if error is not None:
         ended = Ended.OOM if _is_memory(error, causes=False) else Ended.ERROR
         return Ending(ended, _program_error(error))
-    timed_out = timed_out or any(
-        event["event"] == "result" and event["reason"] == TIMEOUT for event in events
-    )
     return Ending(Ended.TIMEOUT if timed_out else _without_error(steps, status))
 
 
 def _without_error(steps: _Steps, status: int) -> Ended:
-    if steps.reached_ns is not None:
+    if steps.stops:
         return Ended.STEPS
     return Ended.CRASH if status < 0 else Ended.ERROR if status else Ended.END
 
 
 class _Steps:
-    """When each process took its optimizer steps, and when the last that was asked for ended."""
+    """When each process took its optimizer steps, and when and why tuner stopped the first."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        self.reached_ns = next(
-            (e["at_ns"] for e in events if e["event"] == "result" and e["reason"] == "steps"), None
-        )
+        self.stops = {
+            event["reason"]: event["at_ns"]
+            for event in reversed(events)
+            if event["event"] == "result" and event["reason"] in (Ended.STEPS, TIMEOUT)
+        }
         self._at_ns: dict[tuple[int, str], list[int]] = {}
         self._ranks = {event["pid"]: str(event["rank"]) for event in events}
         for event in events:
@@ -152,11 +153,11 @@ def _error(events: Sequence[Event], steps: _Steps, *, failed: bool) -> Event | N
         event
         for event in events
         if event["event"] == "error"
-        and not (steps.reached_ns is not None and event["at_ns"] > steps.reached_ns)
+        and not any(event["at_ns"] > at_ns for at_ns in steps.stops.values())
         and not steps.went_on(event["pid"], event["at_ns"])
     ]
     ended = [event for event in errors if event["how"] != "shown"]
-    if not failed or steps.reached_ns is not None:
+    if not failed:
         ended = [event for event in ended if event["on_device"]]
         errors = []
     return min(
