@@ -109,6 +109,14 @@ class TestError:
         lost = error(4, "builtins.RuntimeError: NCCL", pid=OTHER, rank=1)
         assert ended(step(3), result(3, "steps"), lost, status=1).ended is Ended.STEPS
 
+    def test_so_is_what_follows_the_end_of_its_time(self):
+        launcher = error(5, "x.ChildFailedError: ", on_device=False)
+        found = find_ending([step(1), result(3, "timeout"), launcher], (), 1, timed_out=True)
+        assert found == Ending(Ended.TIMEOUT)
+        failed = error(2, "builtins.ValueError: bad data", pid=OTHER, rank=1)
+        found = find_ending([step(1), failed, launcher], (), -9, timed_out=True)
+        assert (found.ended, found.error.message) == (Ended.ERROR, "bad data")
+
 
 def emulation(**fields: Any) -> Emulation:
     gpu = get_gpu("rtx4090")
@@ -117,14 +125,6 @@ def emulation(**fields: Any) -> Emulation:
     ran = {"steps": 0, "margin_bytes": 0, "exit_status": 0, "devices": (), "unknown_calls": {}}
     rest = {"duration_s": 1.0, "time": None, "stands_for": 1}
     return Emulation(**{**known, **none, **ran, **rest, **fields})
-
-    def test_so_is_what_follows_the_end_of_its_time(self):
-        launcher = error(5, "x.ChildFailedError: ", on_device=False)
-        found = find_ending([step(1), result(3, "timeout"), launcher], (), 1, timed_out=True)
-        assert found == Ending(Ended.TIMEOUT)
-        failed = error(2, "builtins.ValueError: bad data", pid=OTHER, rank=1)
-        found = find_ending([step(1), failed, launcher], (), -9, timed_out=True)
-        assert (found.ended, found.error.message) == (Ended.ERROR, "bad data")
 
 
 @st.composite
