@@ -70,7 +70,7 @@ class Signature:
     def of(self) -> str:
         """For people: "SFTConfig in TRL 1.16"."""
         title = _TITLES.get(self.library, self.library)
-        short = ".".join(self.version.split(".")[:2])
+        short = self.version.removesuffix(".0")
         return f"{self.name} in {title} {short}" if self.name != title else f"{title} {short}"
 
     def takes(self, name: str) -> bool:

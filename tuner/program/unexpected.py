@@ -106,12 +106,14 @@ def hold_file(tool: str, values: Mapping[str, Argument], found: Found) -> Mappin
         is_option = argument.where == COMMAND_LINE and held.name == "Axolotl"
         if "." in name or held.takes(name) or is_option:
             continue  # its own options, such as --launcher, are no keys
-        what = f"{name} is no key of {held.of}"
+        what = f"{name} is not a key of {held.of}"
         instead = held.instead(name, show(argument.value))
         if held.name in _IGNORING:
             _note(found, held, what, argument.where, instead)
         else:
-            found.problems.append(CannotStart(f"{what}, and ends it: {instead}", argument.where))
+            found.problems.append(
+                CannotStart(f"{what}, which ends with an error: {instead}", argument.where)
+            )
     return {name: argument for name, argument in values.items() if held.takes(name)}
 
 
@@ -136,7 +138,7 @@ def hold_words(program: Program, scripts: Sequence[Script], found: Found) -> Non
         if {top, top.removeprefix("no_")} & names or any(n.startswith(top) for n in names):
             continue  # argparse takes the beginning of a name too
         near = Signature(classes, "", "", names).instead(top, show(argument.value))
-        text = f"--{top} is an option of none of {classes}, and ends the program: {near}"
+        text = f"--{top} is not an option of {classes} (ValueError): {near}"
         found.problems.append(CannotStart(text, argument.where))
 
 
