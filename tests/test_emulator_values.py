@@ -170,7 +170,8 @@ loads = torch.bincount(floats.topk(2)[1].flatten(), minlength=1000)  # line 24
 rest = floats[~(floats > 0.5)].numel()  # line 25
 chosen = floats[(floats > 0.5).cpu()].numel()  # line 26
 found["read"] = int((floats > 0.5).sum())  # line 27
-found["rows"] = [[row["operator"], row["line"], row["kind"], row["decides_shape"]] for row in rows()]
+names = "operator", "line", "kind", "decides_shape"
+found["rows"] = [[row[name] for name in names] for row in rows()]
 print(json.dumps(found))
 """
 
