@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,129 @@ def test_what_nobody_computed_is_finite_spread_out_and_seeded(session: Session) 
     assert found["cpu_generator"]
     assert found["thread"] == 10
     assert found["printed"] == "tensor([0, 1, 2], device='cuda:0')"
+
+
+SIZES = """
+import json, torch
+device, found = "cuda", {}
+mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+rows = mode.values.unknowns.rows
+
+x = torch.zeros(64, 512, device=device)
+x[:, :100] = 1
+found["ones"] = x[x > 0].numel()
+large = torch.full((5000, 5000), 2.0, device=device).to(torch.bfloat16) * 2
+found["constants"] = [large[large == 4].numel(), large[large > 4].numel(), large[0, 0].item()]
+scattered = torch.zeros(300, 300, device=device).scatter_(
+    1, torch.arange(300, device=device)[:, None], 1.0)
+found["scattered"] = [scattered.nonzero().shape[0], int((scattered != 0).cumsum(0)[-1].sum())]
+state = torch.zeros(3000, 3000, device=device)
+state.lerp_(torch.randn(3000, 3000, device=device), 0.1)
+found["said of known"] = rows()
+found["no constant"] = state[state > 0].numel()  # line 18
+
+floats = torch.softmax(torch.randn(4096, 1000, device=device), -1)
+found["at most"] = floats[floats > 0.5].numel()  # line 21
+few = floats.sum(-1)
+found["few"] = few[few > 2].numel()  # line 23
+loads = torch.bincount(floats.topk(2)[1].flatten(), minlength=1000)  # line 24
+rest = floats[~(floats > 0.5)].numel()  # line 25
+chosen = floats[(floats > 0.5).cpu()].numel()  # line 26
+found["read"] = int((floats > 0.5).sum())  # line 27
+names = "operator", "line", "kind", "decides_shape"
+found["rows"] = [[row[name] for name in names] for row in rows()]
+print(json.dumps(found))
+"""
+
+
+def test_sizes_of_known_values_are_right_and_others_are_listed_with_their_line(
+    session: Session, tmp_path: Path
+) -> None:
+    program = tmp_path / "sizes.py"
+    program.write_text(SIZES, encoding="utf-8")
+    found = answer(session, str(program))
+
+    assert found["ones"] == 6400
+    assert found["constants"] == [5000 * 5000, 0, 4.0]
+    assert found["scattered"] == [300, 300]
+    assert found["said of known"] == []
+    assert found["no constant"] == 3000 * 3000
+    assert found["at most"] == 4096 * 1000
+    assert found["few"] == 4096
+    said = [[int(line.rpartition(":")[2]), name, *rest] for name, line, *rest in found["rows"]]
+    assert said == [
+        [18, "aten::index", "at most", True],
+        [21, "aten::index", "at most", True],
+        [23, "aten::index", "at most", True],
+        [24, "aten::bincount", "assumed", True],
+        [25, "aten::index", "made up", True],
+        [26, "copy to the host", "at most", False],
+        [26, "aten::index", "at most", True],
+        [27, "item", "at most", False],
+    ]
+
+
+READ_INSIDE = """
+import ctypes, json, os, re, torch
+names = os.listdir(os.environ["TUNER_EMULATOR_LIBRARIES"])
+runtime = ctypes.CDLL(next(name for name in names if re.fullmatch("libcudart.so.[0-9]+", name)))
+driver = ctypes.CDLL("libcuda.so.1")
+host = ctypes.c_int(7)
+size = ctypes.c_size_t(4)
+counts = torch.arange(9, device="cuda")
+
+def failed(call):
+    try:
+        call()
+    except RuntimeError:
+        return True
+    return False
+
+said = [torch.isin(counts.repeat(50), counts.repeat(9)).all().item()]  # reads what is computed
+said.append(torch._foreach_copy_([torch.zeros(2)], [torch.ones(2, device="cuda")])[0].tolist())
+said.append(failed(lambda: torch.histc(torch.randn(5000, device="cuda"))))  # reads its bounds
+address = ctypes.c_void_p(counts.data_ptr())
+to_host = 2
+said.append(runtime.cudaMemcpy(ctypes.byref(host), address, size, to_host))
+said.append(driver.cuMemcpyDtoH_v2(ctypes.byref(host), address, size))
+said.append(host.value)
+print(json.dumps(said))
+"""
+
+
+def test_what_compiled_code_reads_back_is_refused_by_name_whoever_copies(session: Session) -> None:
+    not_supported = 801
+    list(session.events())
+    found = answer(session, "-c", READ_INSIDE)
+    refused = [event["operator"] for event in session.events() if event["event"] == "unsupported"]
+
+    assert found == [True, [1.0, 1.0], True, not_supported, not_supported, 7]
+    assert refused == ["aten::histc", *["compiled code called by <module>"] * 2]
+
+
+SUPPRESSED = """
+import json, torch, torchvision
+found = []
+for count in (100, 4000):
+    boxes = torch.rand(count, 4, device="cuda")
+    boxes[:, 2:] += boxes[:, :2]
+    scores = torch.rand(count, device="cuda")
+    kept = torchvision.ops.nms(boxes, scores, 0.5)
+    found.append([kept.numel(), torch.cuda.memory_allocated()])
+    if count == 100:
+        found.append(kept.cpu().equal(torchvision.ops.nms(boxes.cpu(), scores.cpu(), 0.5)))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not find_spec("torchvision"), reason="needs torchvision")
+def test_boxes_are_suppressed_or_all_are_kept(session: Session) -> None:
+    few, same, many = answer(session, "-c", SUPPRESSED)
+
+    assert 1 <= few[0] < 100
+    assert same is True
+    assert many[0] == 4000
+    assert many[1] < 2**20
 
 
 MEMORY = """

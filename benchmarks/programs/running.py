@@ -76,9 +76,21 @@ def run(program: Program, model: Path, *, python: str, tiny: bool, timeout_s: fl
         step_s=found.time.step_s if found.time else None,
         took_s=found.duration_s,
         unknown_calls=dict(found.unknown_calls),
-        unknown_values=dict(found.unknown_values),
+        unknown_values=_unknown_values(found),
         output=lines,
     )
+
+
+def _unknown_values(found: Emulation) -> dict[str, int]:
+    """By operator, how often a size rests on what nobody knows, or the program read it.
+
+    Even loads of experts are left out, and so are numbers that a program logs.
+    """
+    return {
+        one.operator: one.times
+        for one in found.unknown_values
+        if one.kind == "unknown" or (one.decides_shape and one.kind != "assumed")
+    }
 
 
 def _emulated(command: list[str], program: Program, output: Any, timeout_s: float) -> Emulation:
@@ -105,7 +117,7 @@ def _reason(found: Emulation) -> str:
         said.append(f"{found.error.type}{at}: {found.error.message.splitlines()[0][:200]}")
     elif found.ended not in {"steps", "end"}:
         said.append(f"{found.ended}, exit status {found.exit_status}")
-    for kind, names in (("call", found.unknown_calls), ("value", found.unknown_values)):
+    for kind, names in (("call", found.unknown_calls), ("value", _unknown_values(found))):
         if names:
             said.append(f"unknown {kind}s: {', '.join(sorted(names))}")
     return "; ".join(said)

@@ -81,7 +81,7 @@ class Runs:
             stands_for=1,
             command=("train.py",), gpu=GPU, gpus=1, torch="2.13.0", cuda="13.0", ended="steps",
             steps=3, margin_bytes=0, exit_status=0, devices=(use,), error=None, refused_bytes=0,
-            unknown_calls={}, unknown_values={}, duration_s=1.0, time=time, settings={}, inputs=(),
+            unknown_calls={}, unknown_values=(), duration_s=1.0, time=time, settings={}, inputs=(),
         )  # fmt: skip
 
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 
-from tuner.engine.emulating import EmulatedAllocation, EmulatedDeviceUse, Emulation
+from tuner.engine.emulating import (
+    EmulatedAllocation,
+    EmulatedDeviceUse,
+    Emulation,
+    UnknownValues,
+)
 from tuner.expressions import show
 from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, ProgramError
 from tuner.runner.outcome import signal_name
@@ -53,7 +59,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("limited by", _limit_text(found)),
             ("trainable", _trainable_text(use)),
             ("unknown", _unknown_text(found)),
-            ("sizes", _sizes_text(found)),
+            ("sizes", sizes_text(found.unknown_values)),
             ("input", _asked_text(found)),
             ("took", format_duration(found.duration_s)),
         ]
@@ -236,21 +242,23 @@ def _asked_text(found: Emulation) -> str:
     return f"the program asked for input{where} and got end of file: answer in its arguments"
 
 
-_UNKNOWN_KINDS = {
+_TAKEN = {
     "at most": "at most that large",
-    "assumed": "assumed: choices spread evenly, floats finite",
+    "assumed": "assumed (even choices, finite floats)",
 }
 
 
-def _sizes_text(found: Emulation) -> str:
-    """Which sizes nobody knows, and what was taken instead."""
+def sizes_text(values: Sequence[UnknownValues]) -> str:
+    """The operators whose sizes nobody knows, and what was taken instead."""
+    shown: dict[str, list[str]] = {}
+    for one in values:
+        if one.decides_shape:
+            where = f" at {one.line}" if one.line else ""
+            shown.setdefault(_TAKEN.get(one.kind, "unknown"), []).append(f"{one.operator}{where}")
     texts = []
-    deciding = [one for one in found.unknown_values if one.decides_shape]
-    for text in dict.fromkeys(_UNKNOWN_KINDS.get(one.kind, "unknown") for one in deciding):
-        rows = [one for one in deciding if _UNKNOWN_KINDS.get(one.kind, "unknown") == text]
-        shown = [f"{one.operator}{f' at {one.line}' if one.line else ''}" for one in rows]
-        more = f" and {len(shown) - 4} more (--json has all)" if len(shown) > 4 else ""
-        texts.append(f"{text}: {', '.join(shown[:4])}{more}")
+    for taken, operators in shown.items():
+        more = f" and {len(operators) - 4} more (--json has all)" if len(operators) > 4 else ""
+        texts.append(f"{taken}: {', '.join(operators[:4])}{more}")
     return "; ".join(texts)
 
 

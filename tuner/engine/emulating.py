@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -168,15 +168,8 @@ class Emulation:
 
     @property
     def sizes(self) -> str:
-        """What the sizes of tensors rest on: "known", "at most" or "unknown".
-
-        Memory is an upper bound if sizes are "at most" so large. Even loads of experts count as
-        known: their sum is.
-        """
-        kinds = {one.kind for one in self.unknown_values if one.decides_shape}
-        if kinds & {"made up", "unknown"}:
-            return "unknown"
-        return "at most" if "at most" in kinds else "known"
+        """What the sizes of tensors rest on: see `sizes_rest_on`."""
+        return sizes_rest_on(self.unknown_values)
 
     @property
     def sequences_per_s(self) -> float | None:
@@ -281,7 +274,7 @@ def emulate(
         error=ending.error,
         refused_bytes=ending.refused_bytes,
         unknown_calls=unknown,
-        unknown_values=_unknown_values(results),
+        unknown_values=unknown_values(results),
         duration_s=time.monotonic() - started,
         time=time_of_step,
         stands_for=max((r["stands_for"] for r in results), default=1),
@@ -386,7 +379,19 @@ def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[Emulat
     return found
 
 
-def _unknown_values(results: list[dict[str, Any]]) -> tuple[UnknownValues, ...]:
+def sizes_rest_on(values: Iterable[UnknownValues]) -> str:
+    """What the sizes of a program's tensors rest on: "known", "at most" or "unknown".
+
+    Memory is an upper bound if sizes are "at most" so large. Even loads of experts count as known:
+    their sum is.
+    """
+    kinds = {one.kind for one in values if one.decides_shape}
+    if kinds & {"made up", "unknown"}:
+        return "unknown"
+    return "at most" if "at most" in kinds else "known"
+
+
+def unknown_values(results: list[dict[str, Any]]) -> tuple[UnknownValues, ...]:
     """Those of all ranks, the ones that decide sizes first."""
     times: Counter[tuple[str, str | None, str, bool]] = Counter()
     for row in (row for result in results for row in result["values_unknown"]):

@@ -216,18 +216,17 @@ class CompiledGraph:
         self, node: Any, args: Any, kwargs: dict[str, Any], nothing: Any, unknown: list[Unknown]
     ) -> tuple[Any, str]:
         """As `Settling` does for operators of which something is unknown; and what it rests on."""
-        if any(one.dtype not in FLOATS for one in unknown):
-            return nothing, MADE_UP
+        floats = all(one.dtype in FLOATS for one in unknown)
         target = node.target
         name = target.name() if isinstance(target, torch._ops.OpOverload) else ""  # type: ignore[no-untyped-call]
-        spread = self._settling.spread_of(name)
-        if spread is not None:
-            return _spread_out(spread, args, kwargs, nothing), ASSUMED
-        if isinstance(nothing, Unknown) and nothing.dtype in FLOATS:
-            return self._few(nothing), MADE_UP
-        if not isinstance(nothing, Unknown):
-            return nothing, MADE_UP
         plain = name.partition(".")[0]
+        spread = self._settling.spread_of(name)
+        if floats and spread is not None:
+            return _spread_out(spread, args, kwargs, nothing), ASSUMED
+        if not floats or not isinstance(nothing, Unknown):
+            return nothing, MADE_UP
+        if nothing.dtype in FLOATS:
+            return self._few(nothing), MADE_UP
         if plain in ORDERING:
             return torch.ones(nothing.shape, dtype=torch.bool), AT_MOST
         if nothing.numel() > _FEW or any(one.numel() > NOISE_LIMIT for one in unknown):

@@ -108,7 +108,10 @@ class HostReads:
 
 
 def _is_under_mode() -> bool:
-    return bool(torch._C._len_torch_dispatch_stack())
+    """Whether operators come to the mode; `torch.tensor` of tensors reads them without."""
+    key = torch._C.DispatchKey.Python
+    left = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+    return not left and bool(torch._C._len_torch_dispatch_stack())
 
 
 def _function_in(frame: FrameType | None) -> str:
