@@ -6,18 +6,23 @@ import json
 import os
 import pickle
 import random
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from tests.emulating import TRAINING, needs_emulator
+from tests.installed import environment
 from tuner.cli.main import cli
+from tuner.emulator.inside import lines
 from tuner.emulator.inside.lines import places
 from tuner.emulator.session import Session
 from tuner.emulator.toolchain import OLDEST_TORCH, find_compiler, find_torch
@@ -26,7 +31,8 @@ from tuner.errors import InputError, UnavailableError
 from tuner.gpus import get_gpu
 from tuner.runner.processes import marked
 
-TUNER = (sys.executable, "-m", "tuner", "emulate")
+EMULATE = ("-m", "tuner", "emulate")
+TUNER = (sys.executable, *EMULATE)
 WEIGHTS = 4 * (1024 * 4096 * 2 + 4096 + 1024)
 
 
@@ -36,25 +42,32 @@ def run(
     *options: str,
     gpu: str = "a6000",
     python: tuple[str, ...] = (sys.executable,),
+    installed: Path | None = None,
 ) -> Any:
-    """What `tuner emulate --json` answers, and its exit code as "exit"."""
+    """What `tuner emulate --json` answers, and its exit code as "exit".
+
+    With `installed` tuner and the program run in that Python.
+    """
     path = folder / "program.py"
     path.write_text(program)
+    tuner = TUNER if installed is None else (str(installed), *EMULATE)
+    program_python = python if installed is None else ()
     ran = subprocess.run(
-        [*TUNER, "--gpu", gpu, "--json", *options, "--", *python, str(path)],
+        [*tuner, "--gpu", gpu, "--json", *options, "--", *program_python, str(path)],
         capture_output=True,
         text=True,
         check=False,
         cwd=folder,
+        env=None if installed is None else environment(),
     )
     assert ran.stdout, ran.stderr
     return {**json.loads(ran.stdout), "exit": ran.returncode, "stderr": ran.stderr}
 
 
 @needs_emulator
-def test_a_training_is_followed_for_three_steps(tmp_path: Path) -> None:
+def test_a_training_is_followed_for_three_steps(tmp_path: Path, installed_python: Path) -> None:
     snapshot = tmp_path / "memory.pickle"
-    found = run(tmp_path, TRAINING, "--snapshot", str(snapshot))
+    found = run(tmp_path, TRAINING, "--snapshot", str(snapshot), installed=installed_python)
 
     assert (found["ended"], found["steps"], found["exit"], found["fits"]) == ("steps", 3, 0, True)
     assert found["source"] == "emulated"
@@ -71,8 +84,10 @@ def test_a_training_is_followed_for_three_steps(tmp_path: Path) -> None:
     first_batch = 4 * 256 * 1024
     assert use["loaded_bytes"] == pytest.approx(WEIGHTS + first_batch, abs=4096)
     assert use["device_bytes"] == use["peak_reserved_bytes"] + get_gpu("a6000").context_bytes
-    lines = {row["kind"]: row["line"] for row in use["allocations"]}
-    assert lines["optimizer_state"] == "program.py:12", lines
+    by_kind = {row["kind"]: row["line"] for row in use["allocations"]}
+    assert by_kind["optimizer_state"] == "program.py:12", by_kind
+    files = {row["where"].partition(":")[0] for row in use["allocations"]}
+    assert files == {"program.py", "the backward pass"}
     assert pickle.loads(snapshot.read_bytes())["device_traces"]  # PyTorch's format
 
 
@@ -360,3 +375,45 @@ def test_what_torch_compile_generates_is_not_the_programs_own_code() -> None:
     generated = f"/tmp/cache/f3/cf3{'x' * 48}.py"
     frames = [(generated, 365, "call"), ("/p/lib/site-packages/torch/a.py", 1, "f")]
     assert places([*frames, ("/home/me/train.py", 7, "<module>")]) == ("me/train.py:7",) * 2
+
+
+def test_the_programs_line_is_none_of_tuners_wherever_it_is_installed(monkeypatch: Any) -> None:
+    monkeypatch.setattr(lines, "_OURS", "/v/lib/site-packages/tuner/emulator/")
+    frames = [("/v/lib/site-packages/tuner/emulator/inside/mode.py", 75, "__torch_dispatch__")]
+    lines.package_of.cache_clear()
+    assert places([*frames, ("/home/me/train.py", 7, "<module>")]) == ("me/train.py:7",) * 2
+    assert places(frames) == (None, None)
+
+
+STACK = [
+    ("/v/lib/site-packages/torch/nn/modules/linear.py", 134, "forward"),
+    ("/v/lib/site-packages/transformers/trainer.py", 9, "step"),
+    ("/v/lib/site-packages/trl/scripts/sft.py", 120, "main"),
+    ("/v/lib/site-packages/trl/cli.py", 5, "main"),
+    (runpy.__file__, 88, "_run_code"),
+]
+
+
+@pytest.mark.parametrize("how", ["module", "file", "command"])
+def test_of_a_program_in_a_package_the_line_is_one_of_that_package(
+    how: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    main = ModuleType("__main__")
+    script = tmp_path / "trl"
+    script.write_text("#!/v/bin/python\nimport sys\nfrom trl.cli import main\nsys.exit(main())\n")
+    if how == "module":
+        main.__spec__ = ModuleSpec("trl.scripts.sft", None)
+    else:
+        main.__file__ = str(script) if how == "command" else STACK[2][0]
+    about = tmp_path / "trl-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[console_scripts]\ntrl = trl.cli:main\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    lines.package_of.cache_clear()
+
+    stack = [*STACK, (str(script), 4, "<module>")]
+    assert places(stack) == ("scripts/sft.py:120", "transformers/trainer.py:9")
+    own = [*STACK[:3], ("/home/me/reward.py", 3, "reward")]
+    assert places(own) == ("me/reward.py:3", "transformers/trainer.py:9")
