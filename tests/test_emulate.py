@@ -123,6 +123,50 @@ def test_a_program_that_ends_before_it_trains_is_no_fault_of_the_emulator(tmp_pa
 
 
 @needs_emulator
+def test_whatever_of_tuners_bookkeeping_raises_the_program_goes_on(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("faulty_bookkeeping.py").read_text()
+    found = run(tmp_path, program, "--steps", "0")
+
+    assert "all steps done" in found["stderr"], found["stderr"]
+    assert (found["ended"], found["error"], found["exit"]) == ("end", None, 3)
+    assert found["own_fault"]["message"] == "a fault of ours"
+    assert found["own_fault"]["line"].startswith("inside/settling.py:")
+    rows = [line.split("; ") for line in found["stderr"].splitlines() if "; " in line]
+    assert len(rows) > 20
+    assert [row for row in rows if not row[2].startswith("a fault of ours, reading ")] == []
+
+
+@needs_emulator
+def test_sparse_gradients_and_a_working_folder_that_is_gone(tmp_path: Path) -> None:
+    program = """
+import os, torch
+
+os.mkdir("gone")
+embedding = torch.nn.Embedding(10_000, 64, sparse=True).cuda()
+optimizer = torch.optim.SparseAdam(embedding.parameters())
+os.chdir("gone")
+os.rmdir("../gone")
+for step in range(4):
+    tokens = torch.randint(0, 10_000, (32, 16)).cuda()
+    embedding(tokens).sum().backward()
+    distinct = embedding.weight.grad.coalesce()._nnz()
+    assert distinct == len(set(tokens.flatten().tolist())), distinct
+    optimizer.step()
+    optimizer.zero_grad()
+    moved = torch.eye(8).to_sparse().cuda().coalesce().indices().tolist()
+    assert moved == [list(range(8))] * 2, moved
+"""
+    found = run(tmp_path, program)
+
+    assert (found["ended"], found["exit"], found["own_fault"]) == ("steps", 0, None), found
+    [use] = found["devices"]
+    assert use["breakdown"]["optimizer_state"] == 2 * 4 * 10_000 * 64
+    assert {row["line"] for row in use["allocations"] if row["kind"] == "weights"} == {
+        "program.py:5"
+    }
+
+
+@needs_emulator
 def test_a_function_that_is_not_emulated_is_named(tmp_path: Path) -> None:
     program = (
         "import torch\n"

@@ -28,6 +28,8 @@ _LEAST = 0.005
 
 def exit_code(found: Emulation) -> int:
     """0 when it fits, 1 when not, 2 when the program failed, 3 for what cannot be emulated."""
+    if found.own_fault is not None:
+        return EXIT_UNAVAILABLE
     if found.fits is not None:
         return EXIT_FOUND if found.fits else EXIT_NOTHING_FITS
     if found.ended == "crash" or (found.ended == "error" and found.unknown_calls):
@@ -48,6 +50,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("GPU", _gpu_text(found)),
             ("source", f"emulated: torch {found.torch}, after {_steps_text(found)}"),
             ("ended", _ended_text(refused or found)),
+            ("fault", _fault_text(found)),
             ("fits", _fits_text(found)),
             ("memory", _memory_text(use) if use else ""),
             ("phases", _phases_text(use) if use else ""),
@@ -98,6 +101,12 @@ def _ended_text(found: Emulation) -> str:
     if found.steps == 0:
         return "no optimizer step ran: the memory below is of what did"
     return ""
+
+
+def _fault_text(found: Emulation) -> str:
+    if found.own_fault is None:
+        return ""
+    return f"{found.own_fault}. Please report it; no number below can be relied on"
 
 
 def _fits_text(found: Emulation) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tuner.emulator.here import DEVICE_VARIABLE
+from tuner.emulator.own_fault import OwnFault, own_fault
 from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
@@ -116,6 +117,8 @@ class Emulation:
     inputs: tuple[tuple[int, int], ...]
     """Of the step that `time` is of, on one rank: (sequences, tokens of each), padding included,
     of each forward pass; empty where the model has no table of embeddings."""
+    own_fault: OwnFault | None = None
+    """A fault of tuner, after which no number of the answer can be relied on."""
 
     @property
     def limiting(self) -> EmulatedDeviceUse | None:
@@ -233,6 +236,7 @@ def emulate(
         stands_for=max((r["stands_for"] for r in results), default=1),
         settings=results[0]["settings"] if results else {},
         inputs=_inputs(results, time_of_step),
+        own_fault=own_fault(events),
     )
 
 

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.later import when_imported
 
 _ARGUMENTS = {
@@ -52,10 +53,12 @@ class Arrived:
         functional.embedding = embedding
         when_imported("transformers.trainer", self._follow_trainer)
 
+    @guarded("the model's settings")
     def note_model(self, model: Any) -> None:
         """Read what the model that is trained says of itself."""
         self.settings.update(_of_model(model))
 
+    @guarded("an input of the model")
     def _note_input(self, step: int, indices: Any, weight: Any) -> None:
         """An input of the model is what its largest table of embeddings is asked for."""
         if weight.numel() < self._largest_table or not weight.is_cuda:
@@ -71,10 +74,14 @@ class Arrived:
 
         @functools.wraps(run)
         def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            self.settings.update(_of_arguments(trainer.args))
+            self._note_arguments(trainer.args)
             return run(trainer, *args, **kwargs)
 
         module.Trainer.train = train
+
+    @guarded("the trainer's settings")
+    def _note_arguments(self, arguments: Any) -> None:
+        self.settings.update(_of_arguments(arguments))
 
 
 def _of_arguments(arguments: Any) -> dict[str, Any]:

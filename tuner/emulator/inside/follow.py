@@ -15,10 +15,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.events import send
+from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import program_line
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.one_rank import STANDS_FOR
@@ -76,6 +78,7 @@ class Follower:
 
     # -- phases ---------------------------------------------------------------------------------
 
+    @guarded("a phase of a step")
     def _enter(self, phase: str) -> None:
         if phase == self._phase:
             return
@@ -84,6 +87,7 @@ class Follower:
         if self._pricer is not None:
             self._pricer.begin(phase, self._done)
 
+    @guarded("the first forward pass")
     def _before_module(self, module: Any, inputs: Any) -> None:
         import torch
 
@@ -100,8 +104,7 @@ class Follower:
             outermost = self._backward_depth == 0
             self._backward_depth += 1
             if outermost:
-                self._memory.note_backward(program_line(sys._getframe(1)))
-                self._enter(BACKWARD)
+                self._begin_backward(sys._getframe(1))
             try:
                 return run(*args, **kwargs)
             finally:
@@ -111,8 +114,14 @@ class Follower:
 
         return run_and_note
 
+    @guarded("a backward pass")
+    def _begin_backward(self, frame: FrameType) -> None:
+        self._enter(BACKWARD)
+        self._memory.note_backward(program_line(frame))
+
     # -- steps ----------------------------------------------------------------------------------
 
+    @guarded("a step of an optimizer")
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if id(optimizer) in self._updated:
             self._step_is_over()
@@ -121,6 +130,7 @@ class Follower:
             self._memory.note_gradients(optimizer)
             self._enter(OPTIMIZER)
 
+    @guarded("a step of an optimizer")
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._updated.add(id(optimizer))
         if self._backward_depth == 0:
@@ -153,6 +163,7 @@ class Follower:
 
         return note_and_show
 
+    @guarded("the result")
     def _tell(self, reason: str) -> None:
         """Send the result once, if this process used the device."""
         import torch
@@ -174,7 +185,7 @@ class Follower:
                 "cuda": torch.version.cuda,
                 "error": self._error,
                 "host_step_s": [b - a for a, b in itertools.pairwise(times)],
-                "devices": self._memory.result(list(self._optimizers.values())),
+                "devices": self._memory.result(list(self._optimizers.values())) or [],
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
                 "values_unknown": dict(self._values.unknown) if self._values is not None else {},
                 "settings": self._arrived.settings,

@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import places
 
 _ROUND = 512
@@ -58,6 +59,7 @@ class MemoryWatch:
 
         torch._C._cuda_resetPeakMemoryStats = keep_and_reset
 
+    @guarded("the history of the allocator")
     def _record(self) -> None:
         import torch
 
@@ -84,12 +86,14 @@ class MemoryWatch:
                 if parameter.grad is not None and parameter.grad.is_cuda:
                     self._gradients.setdefault(_address(parameter.grad), []).append(now)
 
+    @guarded("the snapshot of the memory")
     def save(self, path: str) -> None:
         """PyTorch's own snapshot, for its viewer (pytorch.org/memory_viz)."""
         import torch
 
         torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
 
+    @guarded("the peak of the memory")
     def _keep_peaks(self, device: int) -> None:
         import torch
 
@@ -98,6 +102,7 @@ class MemoryWatch:
             key = (device, name)
             self._highest[key] = max(self._highest[key], stats.get(f"{name}.all.peak", 0))
 
+    @guarded("what the memory holds at its peak")
     def result(self, optimizers: list[Any]) -> list[dict[str, Any]]:
         """One entry for each device that this process has used."""
         import torch

@@ -64,6 +64,10 @@ class Readbacks:
             "aten::unique_dim": self._distinct_slices,
             "aten::unique_dim_consecutive": self._distinct_runs_of_slices,
             "aten::bincount": self._bins,
+            "aten::_coalesce": self._distinct_places,
+            "aten::_to_sparse": self._nonzero,
+            "aten::_to_sparse_csr": self._nonzero,
+            "aten::_to_sparse_csc": self._nonzero,
             "aten::multinomial": self._valid,
             "aten::_linalg_svd": self._no_errors,
             "aten::_linalg_eigh": self._no_errors,
@@ -79,6 +83,12 @@ class Readbacks:
         if tensor.dtype in FLOATS and tensor.numel() <= NOISE_LIMIT:
             return self._made_up.noise(tensor)
         raise UnreadableError
+
+    def _distinct_places(self, source: torch.Tensor) -> list[Count]:
+        indices = source._indices()
+        if not is_known(indices):
+            raise UnreadableError
+        return _either(torch.unique(alias(indices), dim=1).shape[1])
 
     def _nonzero(self, source: torch.Tensor, **_: Any) -> list[Count]:
         if source.dtype in FLOATS and not is_known(source):

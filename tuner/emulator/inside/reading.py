@@ -12,6 +12,7 @@ from tuner.emulator.inside.aliases import CPU, FLOATS, LIMITS, alias, is_known, 
 from tuner.emulator.inside.made_up import NOISE_LIMIT, MadeUp
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.randomness import draw, seed_of
+from tuner.emulator.inside.sparse import STRIDED, made_of, parts_of
 
 
 class Reading:
@@ -43,6 +44,8 @@ class Reading:
             return tensor
         if is_known(tensor):
             return alias(tensor)
+        if tensor.layout is not STRIDED:
+            return made_of([self.tensor(part) for part in parts_of(tensor)], tensor)
         if tensor.dtype in FLOATS and self.made_up is not None and tensor.numel() <= NOISE_LIMIT:
             self.guessed = True
             address = tensor.data_ptr()
@@ -95,6 +98,8 @@ def mend(result: torch.Tensor, inputs: list[Any]) -> None:
 
 def _is_finite(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
+        if value.layout is not STRIDED:
+            return all(map(_is_finite, parts_of(value)))
         return not value.is_floating_point() or bool(torch.isfinite(value).all())
     if isinstance(value, float):
         return math.isfinite(value)

@@ -28,6 +28,7 @@ from tuner.emulator.inside.aliases import (
 )
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.settling import Handler, Settling
+from tuner.emulator.inside.sparse import STRIDED, parts_of
 
 # What the stand-in runtime copies from host to device (KEPT in device/cudart.c).
 KEPT_BYTES = 1 << 20
@@ -74,6 +75,8 @@ class Transfers:
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             target, source = args[:2]
+            if target.layout is not STRIDED or source.layout is not STRIDED:
+                return written(func, args, kwargs)
             if target.is_cuda:
                 if source.is_cuda:
                     return written(func, args, kwargs)
@@ -99,6 +102,10 @@ class Transfers:
 
     def _to_device(self, out: torch.Tensor, source: torch.Tensor) -> None:
         """After a copy of the CPU tensor `source` to the CUDA tensor `out`."""
+        if out.layout is not STRIDED:
+            for part, other in zip(parts_of(out), parts_of(source), strict=True):
+                self._to_device(part, other)
+            return
         if out.dtype in FLOATS:
             if out.numel() <= SMALL:
                 alias(out).copy_(source)
@@ -116,6 +123,10 @@ class Transfers:
 
     def _to_host(self, out: torch.Tensor, source: torch.Tensor, *, fresh: bool) -> None:
         """After a copy of the CUDA tensor `source` to the CPU tensor `out`, `fresh` or not."""
+        if out.layout is not STRIDED:
+            for part, other in zip(parts_of(out), parts_of(source), strict=True):
+                self._to_host(part, other, fresh=fresh)
+            return
         if is_known(source):
             out.copy_(alias(source))
             if out.dtype in FLOATS:
@@ -159,6 +170,7 @@ def _stand_in(source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         or dtype not in FLOATS
         or source.numel() * dtype.itemsize <= KEPT_BYTES
         or not source.is_cpu
+        or source.layout is not STRIDED
         or not source.is_contiguous()
     ):
         return source

@@ -17,6 +17,7 @@ import torch
 
 from tuner.emulator.inside.aliases import FLOATS, alias, is_known
 from tuner.emulator.inside.compiled import install as install_compiled
+from tuner.emulator.inside.faults import note
 from tuner.emulator.inside.made_up import MadeUp
 from tuner.emulator.inside.operators import EMPTY, Operator
 from tuner.emulator.inside.readbacks import Readbacks, UnreadableError
@@ -88,12 +89,19 @@ class Values:
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not args[0].is_cuda:
                 return func(*args, **kwargs)
+            fault = None
             try:
                 counts = count(*args, **kwargs)
-            except UnreadableError:
+            except Exception as error:  # noqa: BLE001 - memory must not answer in our place
                 self.unknown[operator.full_name] += 1
                 counts = [(0, 4), (0, 8), (1, 1)]
-            out = self._readbacks.call(func, args, kwargs, counts)
+                fault = None if isinstance(error, UnreadableError) else error
+            try:
+                out = self._readbacks.call(func, args, kwargs, counts)
+                if fault is not None:
+                    note(fault, f"what {operator.full_name} reads back")
+            finally:
+                del fault
             if operator.mutates:
                 if is_wanted(out):
                     self._settling.settle_written(operator, args, kwargs)
@@ -111,7 +119,7 @@ class Values:
                 return func(*args, **kwargs)
             same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
             if is_known(one) and is_known(other):
-                same = func(alias(one), alias(other), *args[2:], **kwargs)
+                same = operator.func(alias(one), alias(other), *args[2:], **kwargs)
             self._readbacks.call(func, args, kwargs, [(int(same), 1)])
             return same
 
@@ -126,7 +134,8 @@ class Values:
             if not source.is_cuda or source.dtype in FLOATS or not is_known(source):
                 return returned(func, args, kwargs)
             out = func(*args, **kwargs)
-            alias(out).copy_(func(alias(source).double(), *args[1:], **kwargs))
+            counts = operator.func(alias(source).double(), *args[1:], **kwargs)
+            alias(out).copy_(counts)
             return out
 
         return call
