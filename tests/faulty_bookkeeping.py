@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from tuner.emulator.inside import faults, follow
+from tuner.emulator.inside import faults, follow, memory
 from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.compiled import _WithValues
 from tuner.emulator.inside.made_up import MadeUp
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.mode import EmulatorMode
+from tuner.emulator.inside.owners import Owners
 from tuner.emulator.inside.pricing import Pricer
 from tuner.emulator.inside.readbacks import Readbacks
 from tuner.emulator.inside.reading import Reading
@@ -39,7 +40,10 @@ ENTRIES: list[tuple[Any, str]] = [
     (Pricer, "_count"),
     (MemoryWatch, "mark"),
     (MemoryWatch, "note_backward"),
-    (MemoryWatch, "note_gradients"),
+    (MemoryWatch, "look"),
+    (memory, "addresses"),
+    (Owners, "memory"),
+    (Owners, "note_update"),
     (MemoryWatch, "_keep_peaks"),
     (Arrived, "_note_input"),
     (follow.Follower, "_enter"),

@@ -43,6 +43,7 @@ def run(
     gpu: str = "a6000",
     python: tuple[str, ...] = (sys.executable,),
     installed: Path | None = None,
+    program_arguments: tuple[str, ...] = (),
 ) -> Any:
     """What `tuner emulate --json` answers, and its exit code as "exit".
 
@@ -53,7 +54,17 @@ def run(
     tuner = TUNER if installed is None else (str(installed), *EMULATE)
     program_python = python if installed is None else ()
     ran = subprocess.run(
-        [*tuner, "--gpu", gpu, "--json", *options, "--", *program_python, str(path)],
+        [
+            *tuner,
+            "--gpu",
+            gpu,
+            "--json",
+            *options,
+            "--",
+            *program_python,
+            str(path),
+            *program_arguments,
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -89,6 +100,65 @@ def test_a_training_is_followed_for_three_steps(tmp_path: Path, installed_python
     files = {row["where"].partition(":")[0] for row in use["allocations"]}
     assert files == {"program.py", "the backward pass"}
     assert pickle.loads(snapshot.read_bytes())["device_traces"]  # PyTorch's format
+
+
+NAMES = """
+import gc
+import sys
+import torch
+from torch import nn
+
+WORDS, WIDTH = 5000, 512
+how = sys.argv[1]
+if how == "strange":  # as a library does that tries a kernel when it is imported
+    nn.Linear(8, 8, device="cuda")(torch.ones(1, 8, device="cuda"))
+table = nn.Embedding(WORDS, WIDTH, device="cuda").requires_grad_(False)
+base = nn.Sequential(table, *[nn.Linear(WIDTH, WIDTH) for _ in range(8)])
+base.requires_grad_(False).cuda()
+head = nn.Linear(WIDTH, WORDS, device="cuda")
+if how == "strange":
+    gc.freeze()
+optimizer = torch.optim.AdamW([*base.parameters(), *head.parameters()])  # frozen ones too
+
+
+def closure():
+    optimizer.zero_grad()
+    words = torch.randint(0, WORDS, (64, 32), device="cuda")
+    logits = head(base(words))
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), words.flatten())
+    loss.backward()
+    return loss
+
+
+for _ in range(4):
+    if how == "strange":
+        optimizer.step(closure)  # as Lightning does
+    else:
+        closure()
+        optimizer.step()
+"""
+
+
+@needs_emulator
+def test_the_same_bytes_have_the_same_names_however_a_program_is_written(tmp_path: Path) -> None:
+    plain = run(tmp_path, NAMES, program_arguments=("plain",))["devices"][0]
+    strange = run(tmp_path, NAMES, program_arguments=("strange",))["devices"][0]
+
+    head = 4 * (512 * 5000 + 5000)
+    base = 4 * (5000 * 512 + 8 * (512 * 512 + 512))
+    logits = 4 * 64 * 32 * 5000
+    for use in (plain, strange):
+        assert use["trainable_params"] * 4 == head
+        assert set(use["phase_peak_bytes"]) == {"load", "forward", "backward", "optimizer"}
+        # What is tried before has cuBLAS take its workspace.
+        assert use["loaded_bytes"] == pytest.approx(base + head, abs=9 << 20)
+        parts = use["breakdown"]
+        assert parts["weights"] == pytest.approx(base, abs=1 << 14)
+        assert parts["adapters"] == pytest.approx(head, abs=1024)
+        assert parts["optimizer_state"] == pytest.approx(2 * head, abs=4096)
+        assert parts["logits_and_loss"] == 4 * logits  # two of them, and their gradients
+        assert sum(parts.values()) == pytest.approx(use["peak_allocated_bytes"], rel=0.02)
+    assert strange["breakdown"] == pytest.approx(plain["breakdown"], abs=1024)
 
 
 @needs_emulator

@@ -42,5 +42,5 @@ def activate() -> None:
             steps=settings["steps"],
             snapshot=settings.get("snapshot"),
             pricer=ACTIVE.get("pricer"),
-            values=mode.values,
+            mode=mode,
         ).install()

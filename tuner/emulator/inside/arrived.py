@@ -7,7 +7,7 @@ A value in a file or on a command line may never reach the trainer; these did. N
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tuner.emulator.inside.faults import guarded
@@ -31,11 +31,18 @@ _ARGUMENTS = {
 class Arrived:
     """Collects, over the life of a process, what training it does."""
 
-    def __init__(self) -> None:
-        self.settings: dict[str, Any] = {}
+    def __init__(self, note_vocabulary: Callable[[int], None] = lambda words: None) -> None:
+        self._of_trainer: dict[str, Any] = {}
+        self._of_model: dict[str, Any] = {}
+        self._note_vocabulary = note_vocabulary
         self.inputs: dict[int, list[tuple[int, int]]] = {}
         """By step: (sequences, tokens of each) of every forward pass of it that is trained."""
         self._largest_table = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """By knob: what arrived at the trainer, and at the model."""
+        return {**self._of_trainer, **self._of_model}
 
     def install(self, step: Any) -> None:
         """Listen; `step()` is the number of the step that runs."""
@@ -55,8 +62,8 @@ class Arrived:
 
     @guarded("the model's settings")
     def note_model(self, model: Any) -> None:
-        """Read what the model that is trained says of itself."""
-        self.settings.update(_of_model(model))
+        """Read what the model that is trained says of itself; the last one counts."""
+        self._of_model = _of_model(model)
 
     @guarded("an input of the model")
     def _note_input(self, step: int, indices: Any, weight: Any) -> None:
@@ -65,6 +72,7 @@ class Arrived:
             return
         if weight.numel() > self._largest_table:
             self._largest_table = weight.numel()
+            self._note_vocabulary(weight.shape[0] if weight.shape[0] != weight.shape[1] else 0)
             self.inputs.clear()
         rows = indices.shape[0] if indices.dim() > 1 else 1
         self.inputs.setdefault(step, []).append((rows, indices.numel() // max(1, rows)))
@@ -81,7 +89,7 @@ class Arrived:
 
     @guarded("the trainer's settings")
     def _note_arguments(self, arguments: Any) -> None:
-        self.settings.update(_of_arguments(arguments))
+        self._of_trainer = _of_arguments(arguments)
 
 
 def _of_arguments(arguments: Any) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def package_of(filename: str) -> str | None:
     """
     if not filename or filename.startswith("<"):
         return _PYTHON
-    if _INDUCTOR.search(filename):
+    if is_generated(filename):
         return _TORCH
     path = os.path.realpath(_FOLDER / filename)
     if path.startswith(_OURS):  # looked at first: where tuner is installed, this lies in a package
@@ -56,6 +56,11 @@ def package_of(filename: str) -> str | None:
     if path.startswith(_STANDARD):
         return _PYTHON
     return _package_of_command(path)
+
+
+def is_generated(filename: str) -> bool:
+    """Whether torch.compile generated a file."""
+    return _INDUCTOR.search(filename) is not None
 
 
 def _package_of_command(path: str) -> str | None:

@@ -48,6 +48,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called with (func, args, kwargs, out) after each operator; for pricing."""
         self.before: Callable[[], None] | None = None
         """Called before each operator."""
+        self.results: Callable[[Any], None] | None = None
+        """Called with what each operator returns; for memory."""
         self._known: dict[int, _Known] = {}
         """By the address of an operator: its hash is a function of Python's, and slow."""
 
@@ -91,6 +93,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs) if handler is None else _settled(handler, func, args, kwargs)
         if self.observer is not None:
             self.observer(func, args, kwargs, out)
+        if self.results is not None:
+            self.results(out)
         return out
 
     def _learn(self, func: Any) -> _Known:
