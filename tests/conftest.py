@@ -13,6 +13,7 @@ import pytest
 from browsing import chromium
 from distribution import LongestFirst, in_order
 from hypothesis import HealthCheck, settings
+from installed import python_with_wheel
 from job_server import TOKEN
 from started import end_all
 from whole_tables import checked
@@ -58,16 +59,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFi
     return LongestFirst(config, log)
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all workers of this run."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def installed_python(shared_folder: Path) -> Path:
+    """A Python that has tuner as people install it."""
+    return python_with_wheel(shared_folder)
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_cache(shared_folder: Path) -> Iterator[None]:
     """What the tests compile and measure is kept for the tests, in folders that workers share.
 
     Several runs share the folder that TUNER_TEST_CACHE names.
     """
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent  # of all workers of this run
-    shared = Path(os.environ.get("TUNER_TEST_CACHE") or shared)
+    shared = Path(os.environ.get("TUNER_TEST_CACHE") or shared_folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNER_CACHE", str(shared / "timelines"))
         # What a processor computes is measured once, for the tests too.

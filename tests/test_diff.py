@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.emulating import needs_emulator
+from tests.installed import environment
 from tuner.cli.main import run as run_cli
 
 PROGRAM = """
@@ -32,8 +34,8 @@ KEPT_BYTES = 40 * 4096 * 1024 * 4
 """What `exp` of this library keeps for the backward pass."""
 
 
-def make_stack(root: Path, name: str, library: str, version: str) -> Path:
-    """An environment as a folder with a Python in it, which sees one more library than this one."""
+def make_stack(root: Path, name: str, library: str, version: str, python_of: Path) -> Path:
+    """An environment as a folder with a Python in it, which sees one more library than another."""
     packages = root / name / "site-packages"
     (packages / "helperlib").mkdir(parents=True)
     (packages / "helperlib" / "__init__.py").write_text(library)
@@ -42,38 +44,44 @@ def make_stack(root: Path, name: str, library: str, version: str) -> Path:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: helperlib\nVersion: {version}\n")
     python = root / name / "bin" / "python"
     python.parent.mkdir()
-    python.write_text(
-        f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec "{sys.executable}" "$@"\n'
-    )
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec "{python_of}" "$@"\n')
     python.chmod(0o755)
     return root / name
 
 
 @pytest.fixture
-def stacks(tmp_path: Path) -> tuple[Path, Path]:
+def stacks(tmp_path: Path, installed_python: Path) -> tuple[Path, Path]:
     (tmp_path / "train.py").write_text(PROGRAM)
-    return make_stack(tmp_path, "old", LEAN, "1.0"), make_stack(tmp_path, "new", GREEDY, "2.0")
+    old = make_stack(tmp_path, "old", LEAN, "1.0", installed_python)
+    return old, make_stack(tmp_path, "new", GREEDY, "2.0", installed_python)
 
 
-def diff(folder: Path, *options: str, memory: str = "40GiB") -> tuple[int, str]:
-    words = ["--gpu", "a6000", "--gpu-memory", memory, *options, "--", "train.py"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "diff", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-    )
-    assert "Traceback" not in ran.stderr, ran.stderr
-    return ran.returncode, ran.stdout
+@pytest.fixture
+def diff(tmp_path: Path, installed_python: Path) -> Callable[..., tuple[int, str]]:
+    """The exit code and the answer of an installed `tuner diff`, for these options."""
+
+    def answer(*options: str, memory: str = "40GiB") -> tuple[int, str]:
+        words = ["--gpu", "a6000", "--gpu-memory", memory, *options, "--", "train.py"]
+        ran = subprocess.run(
+            [installed_python, "-m", "tuner", "diff", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env=environment(),
+        )
+        assert "Traceback" not in ran.stderr, ran.stderr
+        return ran.returncode, ran.stdout
+
+    return answer
 
 
 @needs_emulator
 def test_the_library_that_grew_is_named_with_its_line(
-    tmp_path: Path, stacks: tuple[Path, Path]
+    stacks: tuple[Path, Path], diff: Callable[..., tuple[int, str]]
 ) -> None:
     old, new = map(str, stacks)
-    code, text = diff(tmp_path, "--stack", old, "--stack", new, "--json")
+    code, text = diff("--stack", old, "--stack", new, "--json")
     found: dict[str, Any] = json.loads(text)
     assert code == 0
     assert found["packages"] == {"helperlib": ["1.0", "2.0"]}
@@ -88,10 +96,10 @@ def test_the_library_that_grew_is_named_with_its_line(
 
 @needs_emulator
 def test_what_fitted_before_and_does_not_now_is_exit_code_1(
-    tmp_path: Path, stacks: tuple[Path, Path]
+    stacks: tuple[Path, Path], diff: Callable[..., tuple[int, str]]
 ) -> None:
     old, new = map(str, stacks)
-    code, text = diff(tmp_path, "--stack", old, "--stack", new, memory="600MiB")
+    code, text = diff("--stack", old, "--stack", new, memory="600MiB")
     assert code == 1
     assert "helperlib 1.0 -> 2.0" in text
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()}
@@ -102,11 +110,11 @@ def test_what_fitted_before_and_does_not_now_is_exit_code_1(
 
 @needs_emulator
 def test_a_program_that_fails_in_one_of_them_is_exit_code_2(
-    tmp_path: Path, stacks: tuple[Path, Path]
+    stacks: tuple[Path, Path], diff: Callable[..., tuple[int, str]]
 ) -> None:
     library = stacks[1] / "site-packages" / "helperlib" / "__init__.py"
     library.write_text("def widened(x):\n    raise ValueError('not in this version')\n")
-    code, text = diff(tmp_path, "--stack", str(stacks[0]), "--stack", str(stacks[1]))
+    code, text = diff("--stack", str(stacks[0]), "--stack", str(stacks[1]))
     assert code == 2
     assert "ValueError: not in this version" in text
 
@@ -123,10 +131,9 @@ def test_what_is_no_environment_is_an_error(words: list[str], says: str, capsys:
     assert says in capsys.readouterr().err
 
 
-def test_a_program_that_the_environment_lacks_is_named(
-    tmp_path: Path, stacks: tuple[Path, Path], capsys: Any
-) -> None:
-    assert run_cli(["diff", "--gpu", "t4", "--stack", str(stacks[0]), "--", "torchrun", "a"]) == 2
+def test_a_program_that_the_environment_lacks_is_named(tmp_path: Path, capsys: Any) -> None:
+    stack = make_stack(tmp_path, "old", LEAN, "1.0", Path(sys.executable))
+    assert run_cli(["diff", "--gpu", "t4", "--stack", str(stack), "--", "torchrun", "a"]) == 2
     assert "has no program 'torchrun'" in capsys.readouterr().err
 
 

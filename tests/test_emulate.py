@@ -8,18 +8,23 @@ import os
 import pickle
 import pty
 import random
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from tests.emulating import TRAINING, needs_emulator
+from tests.installed import environment
 from tuner.cli.main import cli
+from tuner.emulator.inside import lines
 from tuner.emulator.inside.lines import places
 from tuner.emulator.session import Session
 from tuner.emulator.toolchain import OLDEST_TORCH, find_compiler, find_torch
@@ -29,7 +34,8 @@ from tuner.gpus import get_gpu
 from tuner.runner.processes import marked
 from tuner.runner.supervised import TAIL_BYTES, Tail
 
-TUNER = (sys.executable, "-m", "tuner", "emulate")
+EMULATE = ("-m", "tuner", "emulate")
+TUNER = (sys.executable, *EMULATE)
 WEIGHTS = 4 * (1024 * 4096 * 2 + 4096 + 1024)
 
 
@@ -39,25 +45,43 @@ def run(
     *options: str,
     gpu: str = "a6000",
     python: tuple[str, ...] = (sys.executable,),
+    installed: Path | None = None,
+    program_arguments: tuple[str, ...] = (),
 ) -> Any:
-    """What `tuner emulate --json` answers, and its exit code as "exit"."""
+    """What `tuner emulate --json` answers, and its exit code as "exit".
+
+    With `installed` tuner and the program run in that Python.
+    """
     path = folder / "program.py"
     path.write_text(program)
+    tuner = TUNER if installed is None else (str(installed), *EMULATE)
+    program_python = python if installed is None else ()
     ran = subprocess.run(
-        [*TUNER, "--gpu", gpu, "--json", *options, "--", *python, str(path)],
+        [
+            *tuner,
+            "--gpu",
+            gpu,
+            "--json",
+            *options,
+            "--",
+            *program_python,
+            str(path),
+            *program_arguments,
+        ],
         capture_output=True,
         text=True,
         check=False,
         cwd=folder,
+        env=None if installed is None else environment(),
     )
     assert ran.stdout, ran.stderr
     return {**json.loads(ran.stdout), "exit": ran.returncode, "stderr": ran.stderr}
 
 
 @needs_emulator
-def test_a_training_is_followed_for_three_steps(tmp_path: Path) -> None:
+def test_a_training_is_followed_for_three_steps(tmp_path: Path, installed_python: Path) -> None:
     snapshot = tmp_path / "memory.pickle"
-    found = run(tmp_path, TRAINING, "--snapshot", str(snapshot))
+    found = run(tmp_path, TRAINING, "--snapshot", str(snapshot), installed=installed_python)
 
     assert (found["ended"], found["steps"], found["exit"], found["fits"]) == ("steps", 3, 0, True)
     assert found["source"] == "emulated"
@@ -74,9 +98,70 @@ def test_a_training_is_followed_for_three_steps(tmp_path: Path) -> None:
     first_batch = 4 * 256 * 1024
     assert use["loaded_bytes"] == pytest.approx(WEIGHTS + first_batch, abs=4096)
     assert use["device_bytes"] == use["peak_reserved_bytes"] + get_gpu("a6000").context_bytes
-    lines = {row["kind"]: row["line"] for row in use["allocations"]}
-    assert lines["optimizer_state"] == "program.py:12", lines
+    by_kind = {row["kind"]: row["line"] for row in use["allocations"]}
+    assert by_kind["optimizer_state"] == "program.py:12", by_kind
+    files = {row["where"].partition(":")[0] for row in use["allocations"]}
+    assert files == {"program.py", "the backward pass"}
     assert pickle.loads(snapshot.read_bytes())["device_traces"]  # PyTorch's format
+
+
+NAMES = """
+import gc
+import sys
+import torch
+from torch import nn
+
+WORDS, WIDTH = 5000, 512
+how = sys.argv[1]
+if how == "strange":  # as a library does that tries a kernel when it is imported
+    nn.Linear(8, 8, device="cuda")(torch.ones(1, 8, device="cuda"))
+table = nn.Embedding(WORDS, WIDTH, device="cuda").requires_grad_(False)
+base = nn.Sequential(table, *[nn.Linear(WIDTH, WIDTH) for _ in range(8)])
+base.requires_grad_(False).cuda()
+head = nn.Linear(WIDTH, WORDS, device="cuda")
+if how == "strange":
+    gc.freeze()
+optimizer = torch.optim.AdamW([*base.parameters(), *head.parameters()])  # frozen ones too
+
+
+def closure():
+    optimizer.zero_grad()
+    words = torch.randint(0, WORDS, (64, 32), device="cuda")
+    logits = head(base(words))
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), words.flatten())
+    loss.backward()
+    return loss
+
+
+for _ in range(4):
+    if how == "strange":
+        optimizer.step(closure)  # as Lightning does
+    else:
+        closure()
+        optimizer.step()
+"""
+
+
+@needs_emulator
+def test_the_same_bytes_have_the_same_names_however_a_program_is_written(tmp_path: Path) -> None:
+    plain = run(tmp_path, NAMES, program_arguments=("plain",))["devices"][0]
+    strange = run(tmp_path, NAMES, program_arguments=("strange",))["devices"][0]
+
+    head = 4 * (512 * 5000 + 5000)
+    base = 4 * (5000 * 512 + 8 * (512 * 512 + 512))
+    logits = 4 * 64 * 32 * 5000
+    for use in (plain, strange):
+        assert use["trainable_params"] * 4 == head
+        assert set(use["phase_peak_bytes"]) == {"load", "forward", "backward", "optimizer"}
+        # What is tried before has cuBLAS take its workspace.
+        assert use["loaded_bytes"] == pytest.approx(base + head, abs=9 << 20)
+        parts = use["breakdown"]
+        assert parts["weights"] == pytest.approx(base, abs=1 << 14)
+        assert parts["adapters"] == pytest.approx(head, abs=1024)
+        assert parts["optimizer_state"] == pytest.approx(2 * head, abs=4096)
+        assert parts["logits_and_loss"] == 4 * logits  # two of them, and their gradients
+        assert sum(parts.values()) == pytest.approx(use["peak_allocated_bytes"], rel=0.02)
+    assert strange["breakdown"] == pytest.approx(plain["breakdown"], abs=1024)
 
 
 @needs_emulator
@@ -178,6 +263,50 @@ def test_a_run_that_comes_to_no_step_is_unknown(tmp_path: Path) -> None:
     found = run(tmp_path, "import torch, os\ntorch.zeros(9, device='cuda')\nos._exit(0)\n")
 
     assert (found["ended"], found["exit"], found["fits"]) == ("end", 4, None)
+
+
+@needs_emulator
+def test_whatever_of_tuners_bookkeeping_raises_the_program_goes_on(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("faulty_bookkeeping.py").read_text()
+    found = run(tmp_path, program, "--steps", "0")
+
+    assert "all steps done" in found["stderr"], found["stderr"]
+    assert (found["ended"], found["error"], found["exit"]) == ("end", None, 3)
+    assert found["own_fault"]["message"] == "a fault of ours"
+    assert found["own_fault"]["line"].startswith("inside/settling.py:")
+    rows = [line.split("; ") for line in found["stderr"].splitlines() if "; " in line]
+    assert len(rows) > 20
+    assert [row for row in rows if not row[2].startswith("a fault of ours, reading ")] == []
+
+
+@needs_emulator
+def test_sparse_gradients_and_a_working_folder_that_is_gone(tmp_path: Path) -> None:
+    program = """
+import os, torch
+
+os.mkdir("gone")
+embedding = torch.nn.Embedding(10_000, 64, sparse=True).cuda()
+optimizer = torch.optim.SparseAdam(embedding.parameters())
+os.chdir("gone")
+os.rmdir("../gone")
+for step in range(4):
+    tokens = torch.randint(0, 10_000, (32, 16)).cuda()
+    embedding(tokens).sum().backward()
+    distinct = embedding.weight.grad.coalesce()._nnz()
+    assert distinct == len(set(tokens.flatten().tolist())), distinct
+    optimizer.step()
+    optimizer.zero_grad()
+    moved = torch.eye(8).to_sparse().cuda().coalesce().indices().tolist()
+    assert moved == [list(range(8))] * 2, moved
+"""
+    found = run(tmp_path, program)
+
+    assert (found["ended"], found["exit"], found["own_fault"]) == ("steps", 0, None), found
+    [use] = found["devices"]
+    assert use["breakdown"]["optimizer_state"] == 2 * 4 * 10_000 * 64
+    assert {row["line"] for row in use["allocations"] if row["kind"] == "weights"} == {
+        "program.py:5"
+    }
 
 
 @needs_emulator
@@ -540,3 +669,45 @@ def test_what_torch_compile_generates_is_not_the_programs_own_code() -> None:
     generated = f"/tmp/cache/f3/cf3{'x' * 48}.py"
     frames = [(generated, 365, "call"), ("/p/lib/site-packages/torch/a.py", 1, "f")]
     assert places([*frames, ("/home/me/train.py", 7, "<module>")]) == ("me/train.py:7",) * 2
+
+
+def test_the_programs_line_is_none_of_tuners_wherever_it_is_installed(monkeypatch: Any) -> None:
+    monkeypatch.setattr(lines, "_OURS", "/v/lib/site-packages/tuner/emulator/")
+    frames = [("/v/lib/site-packages/tuner/emulator/inside/mode.py", 75, "__torch_dispatch__")]
+    lines.package_of.cache_clear()
+    assert places([*frames, ("/home/me/train.py", 7, "<module>")]) == ("me/train.py:7",) * 2
+    assert places(frames) == (None, None)
+
+
+STACK = [
+    ("/v/lib/site-packages/torch/nn/modules/linear.py", 134, "forward"),
+    ("/v/lib/site-packages/transformers/trainer.py", 9, "step"),
+    ("/v/lib/site-packages/trl/scripts/sft.py", 120, "main"),
+    ("/v/lib/site-packages/trl/cli.py", 5, "main"),
+    (runpy.__file__, 88, "_run_code"),
+]
+
+
+@pytest.mark.parametrize("how", ["module", "file", "command"])
+def test_of_a_program_in_a_package_the_line_is_one_of_that_package(
+    how: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    main = ModuleType("__main__")
+    script = tmp_path / "trl"
+    script.write_text("#!/v/bin/python\nimport sys\nfrom trl.cli import main\nsys.exit(main())\n")
+    if how == "module":
+        main.__spec__ = ModuleSpec("trl.scripts.sft", None)
+    else:
+        main.__file__ = str(script) if how == "command" else STACK[2][0]
+    about = tmp_path / "trl-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[console_scripts]\ntrl = trl.cli:main\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    lines.package_of.cache_clear()
+
+    stack = [*STACK, (str(script), 4, "<module>")]
+    assert places(stack) == ("scripts/sft.py:120", "transformers/trainer.py:9")
+    own = [*STACK[:3], ("/home/me/reward.py", 3, "reward")]
+    assert places(own) == ("me/reward.py:3", "transformers/trainer.py:9")

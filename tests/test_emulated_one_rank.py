@@ -100,9 +100,47 @@ def test_qlora_under_fsdp_takes_the_same_of_one_process_and_of_two(
     for name in ("loaded_bytes", "peak_allocated_bytes", "peak_reserved_bytes"):
         sizes = getattr(one.devices[0], name), getattr(both.devices[0], name)
         assert sizes[0] == pytest.approx(sizes[1], rel=0.02), name
+    assert one.devices[0].breakdown == pytest.approx(both.devices[0].breakdown, rel=0.02)
+    assert one.devices[0].breakdown["adapters"] > 0
     assert one.time is not None
     assert both.time is not None
     assert one.time.step_s == pytest.approx(both.time.step_s, rel=0.02)
+
+
+SHARDED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+blocks = [nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)) for _ in range(6)]
+model = nn.Sequential(*blocks).cuda()
+for block in blocks:
+    fully_shard(block)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.randn(64, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_parts_of_whole_and_sharded_parameters_have_their_names(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHARDED, encoding="utf-8")
+    command = (*TORCHRUN, "--nproc-per-node", "2", tmp_path / "train.py")
+    (device,) = run(command, tmp_path, gpus=2, all_ranks=False).devices
+    block = 4 * 2 * (1024 * 1024 + 1024)
+    assert device.trainable_params == 6 * block // 4
+    assert device.peak_phase == "backward"
+    parts = device.breakdown
+    # Shards, two whole blocks, the gradients of two, and what is sent of them.
+    assert parts["weights"] == pytest.approx(3 * block + 2 * block, rel=0.01)
+    assert parts["gradients"] == pytest.approx(4 * block, rel=0.01)
+    assert parts["optimizer_state"] == pytest.approx(2 * 3 * block, rel=0.01)
+    assert "adapters" not in parts
+    assert sum(parts.values()) == device.peak_allocated_bytes
 
 
 TRAINER = """
@@ -132,7 +170,12 @@ def test_trainer_under_ddp_takes_what_is_predicted(
     settings |= {"gradient_checkpointing": False, "optimizer": "adamw_torch_fused"}
     space, asked = one_configuration(None, str(model), settings)
     subject = resolve_subject(space.workload, space.predicted_model())
-    predicted = predict(subject, asked, get_gpu("h100_sxm")).memory
+    prediction = predict(subject, asked, get_gpu("h100_sxm"))
+    predicted = prediction.memory
+    assert device.trainable_params == prediction.trainable_params
+    weights_bytes = 2 * prediction.trainable_params
+    for name in ("weights", "gradient_buckets"):
+        assert device.breakdown[name] == pytest.approx(weights_bytes, rel=0.01), name
     assert device.peak_allocated_bytes == pytest.approx(predicted.peak_allocated_bytes, rel=0.01)
     assert device.device_bytes == pytest.approx(predicted.device_bytes, rel=0.02)
     buffers = device.device_bytes - device.peak_reserved_bytes - get_gpu("h100_sxm").context_bytes

@@ -50,6 +50,7 @@ def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> No
             ("GPU", _gpu_text(found)),
             ("source", f"emulated: torch {found.torch}, after {_steps_text(found)}"),
             ("ended", _ended_text(refused or found)),
+            ("fault", _fault_text(found)),
             ("fits", _fits_text(found)),
             ("memory", _memory_text(use) if use else ""),
             ("phases", _phases_text(use) if use else ""),
@@ -120,6 +121,12 @@ def _wants_more_gpus(error: ProgramError) -> bool:
     return _TOO_FEW_GPUS.search(error.message) is not None
 
 
+def _fault_text(found: Emulation) -> str:
+    if found.own_fault is None:
+        return ""
+    return f"{found.own_fault}. Please report it; no number below can be relied on"
+
+
 def _fits_text(found: Emulation) -> str:
     limit = found.gpu.memory_bytes
     if found.ended is Ended.OOM and found.fits is False:
@@ -136,17 +143,20 @@ def _fits_text(found: Emulation) -> str:
 
 
 def _why_unknown(found: Emulation) -> str:
-    if found.ended in (Ended.ERROR, Ended.CRASH):
-        return "the program failed"
-    if found.sizes == "unknown":
-        return "sizes of tensors depend on values that are not emulated"
-    if found.sizes == "at most":
-        return "sizes of tensors are upper bounds, and with these it does not fit"
-    if found.ended is Ended.UNSUPPORTED:
-        return "it was not emulated to its end"
-    if found.steps == 0 or found.limiting is None:
-        return "no optimizer step ran on the device"
-    return f"{_steps_text(found)} ran, and the peak shows from the second on"
+    sizes = {
+        "unknown": "sizes of tensors depend on values that are not emulated",
+        "at most": "sizes of tensors are upper bounds, and with these it does not fit",
+    }
+    reasons = {
+        Ended.ERROR: "the program failed",
+        Ended.CRASH: "the program failed",
+        Ended.FAULT: "tuner itself failed",
+        Ended.UNSUPPORTED: "it was not emulated to its end",
+    }
+    why = reasons.get(found.ended) or sizes.get(found.sizes)
+    if why is None and (found.steps == 0 or found.limiting is None):
+        why = "no optimizer step ran on the device"
+    return why or f"{_steps_text(found)} ran, and the peak shows from the second on"
 
 
 def _memory_text(use: EmulatedDeviceUse) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
+from tuner.emulator.own_fault import OwnFault, own_fault
 from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch
@@ -131,6 +132,8 @@ class Emulation:
     asked: str | None = None
     """The line of the program that read its standard input, which is empty; "" for an unknown one,
     None where none did."""
+    own_fault: OwnFault | None = None
+    """A fault of tuner, after which no number of the answer can be relied on."""
 
     @property
     def limiting(self) -> EmulatedDeviceUse | None:
@@ -281,6 +284,7 @@ def emulate(
         settings=results[0]["settings"] if results else {},
         inputs=_inputs(results, time_of_step),
         asked=next((e["line"] or "" for e in events if e["event"] == "asked"), None),
+        own_fault=own_fault(events),
     )
 
 

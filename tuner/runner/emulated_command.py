@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner.emulator.own_fault import own_fault
 from tuner.errors import InputError, UnavailableError
 from tuner.records import Configuration, Measurement, Memory, Source, Speed
 from tuner.runner.base import MeasureOptions, TrialJob
@@ -125,10 +126,16 @@ def _has_rounds(results: Sequence[Mapping[str, Any]], rounds: int) -> bool:
 
 
 def _results(events: Path, known_bytes: int) -> list[dict[str, Any]]:
-    """What the processes of this trial told at their end, in the order of their ranks."""
+    """What the processes of this trial told at their end, in the order of their ranks.
+
+    Raises `UnavailableError` where tuner itself failed in one of them.
+    """
     with events.open("rb") as file:
         file.seek(known_bytes)
         told = [json.loads(line) for line in file.read().splitlines()]
+    fault = own_fault(told)
+    if fault is not None:
+        raise UnavailableError(str(fault), hint="report it; the program itself went on")
     found = [event for event in told if event["event"] == "result"]
     return sorted(found, key=lambda result: int(result["rank"]))
 

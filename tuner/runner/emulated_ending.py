@@ -66,6 +66,8 @@ def find_ending(
     events: Sequence[Event], accounts: Iterable[Account], status: int, *, timed_out: bool = False
 ) -> Ending:
     """The ending of a run with the exit status `status`, as in `subprocess`."""
+    if any(event["event"] == "fault" for event in events):
+        return Ending(Ended.FAULT)
     steps = _Steps(events)
     unsupported = next((event for event in events if event["event"] == "unsupported"), None)
     if unsupported is not None:

@@ -50,7 +50,7 @@ def activate() -> None:
             steps=settings["steps"],
             snapshot=settings.get("snapshot"),
             pricer=ACTIVE.get("pricer"),
-            values=mode.values,
+            mode=mode,
         )
         follower.install()
         reads.end = follower.end_unsupported

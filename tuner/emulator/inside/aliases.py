@@ -14,6 +14,7 @@ import torch
 from torch import empty
 
 from tuner.emulator.inside.notes import FEW, NOTE, WRITTEN
+from tuner.emulator.inside.sparse import STRIDED, made_of, parts_of
 
 CPU = torch.device("cpu")
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -40,6 +41,8 @@ _nothing: dict[torch.dtype, torch.Tensor] = {}
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of a CUDA tensor; valid as long as that memory is."""
+    if tensor.layout is not STRIDED:
+        return made_of([alias(part) for part in parts_of(tensor)], tensor)
     dtype = tensor.dtype
     nothing = _nothing.get(dtype)
     if nothing is None:
@@ -56,6 +59,8 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_known(tensor: torch.Tensor) -> bool:
     """Whether the values of a CUDA tensor in memory are what the program computed."""
+    if tensor.layout is not STRIDED:
+        return all(map(is_known, parts_of(tensor)))
     dtype = tensor.dtype
     storage = tensor.untyped_storage()
     note = getattr(storage, NOTE, None)

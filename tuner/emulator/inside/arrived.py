@@ -7,9 +7,10 @@ A value in a file or on a command line may never reach the trainer; these did. N
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.later import when_imported
 
 _ARGUMENTS = {
@@ -30,11 +31,18 @@ _ARGUMENTS = {
 class Arrived:
     """Collects, over the life of a process, what training it does."""
 
-    def __init__(self) -> None:
-        self.settings: dict[str, Any] = {}
+    def __init__(self, note_vocabulary: Callable[[int], None] = lambda words: None) -> None:
+        self._of_trainer: dict[str, Any] = {}
+        self._of_model: dict[str, Any] = {}
+        self._note_vocabulary = note_vocabulary
         self.inputs: dict[int, list[tuple[int, int]]] = {}
         """By step: (sequences, tokens of each) of every forward pass of it that is trained."""
         self._largest_table = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """By knob: what arrived at the trainer, and at the model."""
+        return {**self._of_trainer, **self._of_model}
 
     def install(self, step: Any) -> None:
         """Listen; `step()` is the number of the step that runs."""
@@ -52,16 +60,19 @@ class Arrived:
         functional.embedding = embedding
         when_imported("transformers.trainer", self._follow_trainer)
 
+    @guarded("the model's settings")
     def note_model(self, model: Any) -> None:
-        """Read what the model that is trained says of itself."""
-        self.settings.update(_of_model(model))
+        """Read what the model that is trained says of itself; the last one counts."""
+        self._of_model = _of_model(model)
 
+    @guarded("an input of the model")
     def _note_input(self, step: int, indices: Any, weight: Any) -> None:
         """An input of the model is what its largest table of embeddings is asked for."""
         if weight.numel() < self._largest_table or not weight.is_cuda:
             return
         if weight.numel() > self._largest_table:
             self._largest_table = weight.numel()
+            self._note_vocabulary(weight.shape[0] if weight.shape[0] != weight.shape[1] else 0)
             self.inputs.clear()
         rows = indices.shape[0] if indices.dim() > 1 else 1
         self.inputs.setdefault(step, []).append((rows, indices.numel() // max(1, rows)))
@@ -71,10 +82,14 @@ class Arrived:
 
         @functools.wraps(run)
         def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            self.settings.update(_of_arguments(trainer.args))
+            self._note_arguments(trainer.args)
             return run(trainer, *args, **kwargs)
 
         module.Trainer.train = train
+
+    @guarded("the trainer's settings")
+    def _note_arguments(self, arguments: Any) -> None:
+        self._of_trainer = _of_arguments(arguments)
 
 
 def _of_arguments(arguments: Any) -> dict[str, Any]:

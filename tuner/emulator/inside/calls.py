@@ -13,6 +13,7 @@ from tuner.estimators.tracing.operators import launches_nothing, tensors_in
 from tuner.estimators.tracing.timeline import Work
 
 _Tensor = torch.Tensor
+_STRIDED = torch.strided
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -48,7 +49,7 @@ class Function:
 def key_of(value: Any, kind: Function) -> Any:
     """What of an argument decides the work. Numbers of a step do not."""
     its = type(value)
-    if its in _TENSORS:
+    if its in _TENSORS and value.layout is _STRIDED:
         return value.shape, value.stride(), value.dtype
     if its is list or its is tuple:
         return tuple([_key_of_item(item) for item in value])
@@ -70,6 +71,8 @@ def _key_of_item(item: Any) -> Any:
 
 
 def _layout(tensor: torch.Tensor) -> Any:
+    if tensor.layout is not _STRIDED:
+        return tensor.shape, tensor.layout, tensor.dtype
     return tensor.shape, tensor.stride(), tensor.dtype
 
 

@@ -25,6 +25,7 @@ from tuner.emulator.inside.aliases import (
     alias,
     is_known,
 )
+from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.made_up import NOISE_LIMIT, Spread
 from tuner.emulator.inside.notes import (
@@ -56,8 +57,9 @@ def _replace(module: ModuleType, settling: Settling) -> None:
     whole, inner = module.compile_fx, module.compile_fx_inner
 
     def compile_inner(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        graph = CompiledGraph(gm, settling)  # before the compiler changes it
-        return graph.around(inner(gm, example_inputs, *args, **kwargs))
+        graph = _graph_of(gm, settling)  # before the compiler changes it
+        compiled = inner(gm, example_inputs, *args, **kwargs)
+        return compiled if graph is None else graph.around(compiled)
 
     def compile_fx(model_: Any, example_inputs_: Any, *args: Any, **kwargs: Any) -> Any:
         from torch._functorch import config
@@ -69,6 +71,11 @@ def _replace(module: ModuleType, settling: Settling) -> None:
             return whole(model_, example_inputs_, *args, **kwargs)
 
     module.compile_fx = compile_fx  # type: ignore[attr-defined]
+
+
+@guarded("a graph that torch.compile compiles")
+def _graph_of(gm: Any, settling: Settling) -> CompiledGraph:
+    return CompiledGraph(gm, settling)
 
 
 class Unknown:
@@ -266,13 +273,21 @@ class _WithValues:
 
     def __call__(self, inputs: Any) -> Any:
         """What the compiled graph returns, with values."""
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
-            found = self._graph.values(list(inputs))
-            kept = self._graph.kept_inputs(inputs)
+        before = self._before(inputs)
         outputs = self._compiled(inputs)
+        if before is not None:
+            self._after(*before, outputs)
+        return outputs
+
+    @guarded("the values of a compiled graph")
+    def _before(self, inputs: Any) -> tuple[_Found, dict[str, Any]]:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            return self._graph.values(list(inputs)), self._graph.kept_inputs(inputs)
+
+    @guarded("the values of a compiled graph")
+    def _after(self, found: _Found, kept: dict[str, Any], outputs: Any) -> None:
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             self._graph.write(found, outputs, kept)
-        return outputs
 
 
 def _read(value: Any) -> Any:

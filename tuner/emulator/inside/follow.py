@@ -14,11 +14,14 @@ import itertools
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.events import send
+from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import program_line
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.one_rank import STANDS_FOR
@@ -32,22 +35,23 @@ class Follower:
 
     `steps` is after how many training steps the program is ended; after 0 it never is.
     `pricer`, where there is one, hears each phase (`begin(phase, step)`), and its `snapshot()`
-    is part of the result; `values` has the list `unknowns` of what could not be computed.
+    is part of the result; `mode` computes values, and shows the results of operators.
     """
 
     def __init__(
-        self, *, steps: int, snapshot: str | None, pricer: Any = None, values: Any = None
+        self, *, steps: int, snapshot: str | None, pricer: Any = None, mode: Any = None
     ) -> None:
         self._steps = steps
         self._snapshot_file = snapshot
         self._pricer = pricer
-        self._values = values
+        self._mode = mode
         self._memory = MemoryWatch()
-        self._arrived = Arrived()
+        self._arrived = Arrived(self._note_vocabulary)
         self._done = 0
         self._updated: set[int] = set()
-        self._optimizers: dict[int, Any] = {}
+        self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._backward_depth = 0
+        self._has_trained = False
         self._phase = LOAD
         self._walls: list[float] = []
         self._started = time.perf_counter()
@@ -64,10 +68,8 @@ class Follower:
         graph: Any = torch.autograd.graph
         run = self._around_backward(graph._engine_run_backward)
         graph._engine_run_backward = torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
-        self._forward_hook = torch.nn.modules.module.register_module_forward_pre_hook(
-            self._before_module
-        )
-        self._memory.install()
+        self._wait_for_forward()
+        self._memory.install(self._model_is_made)
         self._arrived.install(lambda: self._done)
         with contextlib.suppress(RuntimeError):  # of cudaMallocAsync: the device's account tells
             attach: Any = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
@@ -79,6 +81,7 @@ class Follower:
 
     # -- phases ---------------------------------------------------------------------------------
 
+    @guarded("a phase of a step")
     def _enter(self, phase: str) -> None:
         if phase == self._phase:
             return
@@ -87,15 +90,35 @@ class Follower:
         if self._pricer is not None:
             self._pricer.begin(phase, self._done)
 
+    def _wait_for_forward(self) -> None:
+        import torch
+
+        register = torch.nn.modules.module.register_module_forward_pre_hook
+        self._forward_hook = register(self._before_module)
+
+    @guarded("the first forward pass")
     def _before_module(self, module: Any, inputs: Any) -> None:
         import torch
 
         if not (torch.is_grad_enabled() and _uses_cuda()):
             return
-        if any(p.is_cuda for p in module.parameters()):
-            self._forward_hook.remove()
-            self._arrived.note_model(module)
-            self._enter(FORWARD)
+        if not any(p.is_cuda for p in module.parameters()):
+            return
+        self._forward_hook.remove()  # torch.compile would compile it
+        self._memory.owners.note_ran(module)
+        self._arrived.note_model(module)
+        self._enter(FORWARD)
+
+    def _model_is_made(self) -> None:
+        """What ran until now was no training: a library that tries a kernel, for example."""
+        if self._phase == FORWARD and not self._has_trained and not _in_a_forward():
+            self._enter(LOAD)
+            self._wait_for_forward()
+
+    def _note_vocabulary(self, words: int) -> None:
+        self._memory.note_vocabulary(words)
+        if self._mode is not None:
+            self._mode.results = self._memory.note_logits
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
@@ -103,8 +126,7 @@ class Follower:
             outermost = self._backward_depth == 0
             self._backward_depth += 1
             if outermost:
-                self._memory.note_backward(program_line(sys._getframe(1)))
-                self._enter(BACKWARD)
+                self._begin_backward(sys._getframe(1))
             try:
                 return run(*args, **kwargs)
             finally:
@@ -114,16 +136,46 @@ class Follower:
 
         return run_and_note
 
+    @guarded("a backward pass")
+    def _begin_backward(self, frame: FrameType) -> None:
+        self._has_trained = True
+        self._enter(BACKWARD)
+        self._memory.note_backward(program_line(frame))
+
     # -- steps ----------------------------------------------------------------------------------
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    @guarded("a step of an optimizer")
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """The arguments to update with, where they have a closure that trains."""
         if id(optimizer) in self._updated:
             self._step_is_over()
         self._optimizers[id(optimizer)] = optimizer
-        if self._backward_depth == 0:
-            self._memory.note_gradients(optimizer)
+        self._memory.owners.note_update(optimizer)
+        if self._backward_depth > 0:
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if not callable(closure):
             self._enter(OPTIMIZER)
+            return None
+        followed = self._around_closure(closure)
+        if len(args) > 1:
+            return (args[0], followed, *args[2:]), kwargs
+        return args, {**kwargs, "closure": followed}
 
+    def _around_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """What a closure computes is no update, though an optimizer calls it."""
+
+        @functools.wraps(closure)
+        def run_and_note() -> Any:
+            self._enter(FORWARD)
+            try:
+                return closure()
+            finally:
+                self._enter(OPTIMIZER)
+
+        return run_and_note
+
+    @guarded("a step of an optimizer")
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._updated.add(id(optimizer))
         if self._backward_depth == 0:
@@ -151,6 +203,7 @@ class Follower:
         sys.stderr.flush()
         os._exit(status)
 
+    @guarded("the result")
     def _tell(self, reason: str) -> bool:
         """Send the result once, if this process used the device; returns whether it did."""
         import torch
@@ -171,9 +224,9 @@ class Follower:
                 "torch": torch.__version__,
                 "cuda": torch.version.cuda,
                 "host_step_s": [b - a for a, b in itertools.pairwise(times)],
-                "devices": self._memory.result(list(self._optimizers.values())),
+                "devices": self._memory.result() or [],
                 "work": self._pricer.snapshot() if self._pricer is not None else None,
-                "values_unknown": self._values.unknowns.rows() if self._values is not None else [],
+                "values_unknown": [] if self._mode is None else self._mode.values.unknowns.rows(),
                 "settings": self._arrived.settings,
                 "inputs": self._arrived.inputs,
             }
@@ -188,6 +241,17 @@ def _tell_out_of_memory(device: int, size: int, allocated: int, free: int) -> No
     """
     line = program_line(sys._getframe(1))
     send({"event": "out_of_memory", "requested_bytes": size, "line": line})
+
+
+def _in_a_forward() -> bool:
+    """Whether a module is being called: some move or make parts of theirs there."""
+    import torch
+
+    call = torch.nn.Module._call_impl.__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not call:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _uses_cuda() -> bool:

@@ -195,19 +195,19 @@ class HollowSlice:
         return self._file.get_tensor(self._name)[index]
 
 
-def moving(func: Any, handler: Handler | None) -> Handler | None:
+def moving(operator: Any, handler: Handler | None) -> Handler | None:
     """`handler` of an operator, or what to call in its place where it may read holes."""
-    if getattr(func, "_schema", None) is None:
+    if getattr(operator, "_schema", None) is None:
         return handler
-    if func._schema.name == "aten::zeros_like":
+    if operator._schema.name == "aten::zeros_like":
         return _zeros(handler)
-    if func._schema.name not in MOVING:
+    if operator._schema.name not in MOVING:
         return handler
 
     def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         sources = args[0] if isinstance(args[0], list | tuple) else args[:1]
         if sources and sources[0].is_cpu:
-            out = _moved(func, args, kwargs, sources)
+            out = _moved(operator, args, kwargs, sources)
             if out is not None:
                 return out
         out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)

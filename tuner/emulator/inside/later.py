@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+from tuner.emulator.inside.faults import guarded
+
 Then = Callable[[ModuleType], None]
 
 
 def when_imported(name: str, then: Then) -> None:
     """Call `then` with the module of this name: now if it is loaded, else once it has been."""
+    then = guarded(f"{name}, as it is imported")(then)
     module = sys.modules.get(name)
     if module is not None:
         then(module)

@@ -4,51 +4,95 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import sysconfig
 from collections.abc import Iterable
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_OURS = str(Path(__file__).resolve().parents[1])
-_STANDARD = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+_OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_STANDARD = tuple(
+    f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib")
+)
 _PACKAGES = ("site-packages", "dist-packages")
 _TORCH = "torch"
+_PYTHON = "python"
 # What torch.compile generates lies in a cache anywhere: a hash, below the hash's first letters.
 _INDUCTOR = re.compile(r"/(?P<start>[a-z0-9]{2})/c(?P=start)[a-z2-7]{40,}\.py$")
 
 
+def _working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # it was removed
+        return Path(os.sep)
+
+
+_FOLDER = _working_folder()
+"""The program may change to another folder later, and remove this one."""
+
+
 @cache
 def package_of(filename: str) -> str | None:
-    """The package that a file belongs to; None for the program's own code.
+    """The package that a file belongs to; None for code outside of all packages.
 
     "python" is the standard library, and "" is the emulator's own.
     """
     if not filename or filename.startswith("<"):
-        return "python"
-    if _INDUCTOR.search(filename):
+        return _PYTHON
+    if is_generated(filename):
         return _TORCH
+    path = os.path.realpath(_FOLDER / filename)
+    if path.startswith(_OURS):  # looked at first: where tuner is installed, this lies in a package
+        return ""
     parts = Path(filename).parts
     for folder in _PACKAGES:
         if folder in parts:
             rest = parts[parts.index(folder) + 1 :]
-            return rest[0].removesuffix(".py") if rest else "python"
-    path = os.path.realpath(filename)
-    if path.startswith(_OURS):
-        return ""
-    if any(path.startswith(folder) for folder in _STANDARD):
-        return "python"
+            return rest[0].removesuffix(".py") if rest else _PYTHON
+    if path.startswith(_STANDARD):
+        return _PYTHON
+    return _package_of_command(path)
+
+
+def is_generated(filename: str) -> bool:
+    """Whether torch.compile generated a file."""
+    return _INDUCTOR.search(filename) is not None
+
+
+def _package_of_command(path: str) -> str | None:
+    """The package whose command an installer made this script for; None for other scripts."""
+    script = Path(path)
+    if script.suffix:
+        return None
+    for entry in metadata.entry_points(group="console_scripts", name=script.name):
+        if f"from {entry.module} import" in script.read_text(errors="replace"):
+            return entry.module.partition(".")[0]
     return None
 
 
+def package_that_runs() -> str | None:
+    """The installed package whose command or module this process runs: "trl" for `trl sft`."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        name: str = spec.name
+        package: str | None = name.partition(".")[0]
+    else:
+        package = package_of(getattr(main, "__file__", None) or "")
+    return package if package not in {_PYTHON, _TORCH, ""} else None
+
+
 def shown(filename: str, line: int) -> str:
-    """A place as people write it: below the folder that the program runs in, else with its folder.
+    """A place as people write it: below the folder that the program started in, else with its own.
 
     Inside packages that is the last folder and the file.
     """
     if package_of(filename) is None:
-        below = os.path.relpath(filename)
+        below = os.path.relpath(_FOLDER / filename, _FOLDER)
         if not below.startswith(os.pardir):
             return f"{below}:{line}"
     return f"{Path(*Path(filename).parts[-2:])}:{line}"
@@ -57,17 +101,21 @@ def shown(filename: str, line: int) -> str:
 def places(frames: Iterable[tuple[str, int, str]]) -> tuple[str | None, str | None]:
     """The innermost line of the program's own code, and the innermost outside of PyTorch.
 
-    `frames` are (file, line, function), the innermost first.
+    `frames` are (file, line, function), the innermost first. Where all code lies in packages, the
+    package whose command runs is the program.
     """
-    own = library = None
+    command = library = None
+    runs = package_that_runs()
     for filename, line, _ in frames:
         package = package_of(filename)
         if package is None:
             own = shown(filename, line)
             return own, library or own
-        if library is None and package not in ("python", _TORCH, ""):
-            library = shown(filename, line)
-    return own, library
+        if package == runs:
+            command = command or shown(filename, line)
+        if package not in {_PYTHON, _TORCH, ""}:
+            library = library or shown(filename, line)
+    return command, library
 
 
 def program_line(frame: FrameType | None, *, frames: Any = None) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tuner.emulator.inside.faults import RealCall, note
 from tuner.emulator.inside.operators import OPENED, inner_of, is_composite
 from tuner.emulator.inside.values import Handler, Values
 
@@ -47,6 +48,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called with (func, args, kwargs, out) after each operator; for pricing."""
         self.before: Callable[[], None] | None = None
         """Called before each operator."""
+        self.results: Callable[[Any], None] | None = None
+        """Called with what each operator returns; for memory."""
         self._known: dict[int, _Known] = {}
         """By the address of an operator: its hash is a function of Python's, and slow."""
 
@@ -87,15 +90,21 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return handler(func, args, kwargs)
         if self.before is not None:
             self.before()
-        out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+        out = func(*args, **kwargs) if handler is None else _settled(handler, func, args, kwargs)
         if self.observer is not None:
             self.observer(func, args, kwargs, out)
+        if self.results is not None:
+            self.results(out)
         return out
 
     def _learn(self, func: Any) -> _Known:
-        handler = _decomposed if is_composite(func) else self.values.handler(func)
-        if handler is not None and _is_opened(func):
-            handler = self._opened(handler)
+        handler: Handler | None = None
+        try:
+            handler = _decomposed if is_composite(func) else self.values.handler(func)
+            if handler is not None and _is_opened(func):
+                handler = self._opened(handler)
+        except Exception as error:  # noqa: BLE001 - it runs, without values
+            note(error, f"the schema of {func}")
         is_nothing = handler is None and getattr(func, "is_view", False)
         known = self._known[id(func)] = _Known(func, handler, is_nothing)
         return known
@@ -109,7 +118,7 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
             def on_device(*args: Any, **kwargs: Any) -> Any:
                 with self:
-                    return func._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+                    return func.func._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
 
             return handler(on_device, args, kwargs)
 
@@ -124,6 +133,25 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _enter_when_printing(self)
         self.values.install()
         atexit.register(time.sleep, THREADS_END_S)
+
+
+def _settled(handler: Handler, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the operator returns, with values; a fault of the handler leaves it without."""
+    real = RealCall(func)
+    try:
+        return handler(real, args, kwargs)
+    except torch.OutOfMemoryError:  # results of another size are allocated here
+        raise
+    except Exception as error:
+        if real.failed:
+            raise
+        fault = error
+    try:
+        out = real.out if real.ran else func(*args, **kwargs)
+        note(fault, f"the values of {func}")  # else the arguments are wrong, which is no fault
+        return out
+    finally:
+        del fault  # it holds this frame, which holds tensors
 
 
 def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

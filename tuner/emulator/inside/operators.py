@@ -46,6 +46,11 @@ PASSED = frozenset(
         "aten::_pin_memory",
         "aten::_cudnn_init_dropout_state",
         "aten::_has_compatible_shallow_copy_type",
+        # Sparse tensors that are put together of others.
+        "aten::_sparse_coo_tensor_with_dims_and_tensors",
+        "aten::_sparse_coo_tensor_unsafe",
+        "aten::_sparse_compressed_tensor_unsafe",
+        "aten::_coalesced_",
     }
 )
 

@@ -28,6 +28,7 @@ from tuner.emulator.inside.calls import (
     sides_of,
 )
 from tuner.emulator.inside.core import MOST_KEPT, Core, KernelLaunch, readable
+from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.works import Describer, Prices, has_own_rules
 from tuner.estimators.tracing.timeline import Work
 from tuner.gpu import Gpu
@@ -92,6 +93,7 @@ class Pricer:
 
     # -- what the program does ------------------------------------------------------------------
 
+    @guarded("the time of a phase")
     def begin(self, phase: str, step: int) -> None:
         """From here on operators belong to this phase of this optimizer step."""
         if self._launch_count() != self._seen and not self._running:
@@ -105,6 +107,7 @@ class Pricer:
             self._plain = self.counts.setdefault((step, phase, False), {})
             self._again = self.counts.setdefault((step, phase, True), {})
 
+    @guarded("the time of kernels")
     def before(self) -> None:
         """An operator is about to run: what was launched since the last one belongs to none."""
         count = self._launch_count()
@@ -117,6 +120,7 @@ class Pricer:
         if self._works_inside:
             self._works_inside = []
 
+    @guarded("the time of an operator")
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """An operator ran: count it, and let the clock go on."""
         kind = self._functions.get(id(func))
@@ -141,6 +145,7 @@ class Pricer:
         self._running = False
         self._seen = self._launch_count()
 
+    @guarded("the time of a kernel of Triton")
     def launched(self, key: Any, describe: Callable[[], Described], *, done: bool = False) -> None:
         """One kernel of Triton is launched next, or with `done` has been; `key` is what it is.
 
@@ -173,6 +178,7 @@ class Pricer:
             if not before:
                 self.begin(self.phase, self.step)
 
+    @guarded("the time of a kernel that is compared with others")
     def time(self, works: tuple[Work, ...] | None) -> None:
         """A kernel that is compared with others ran: let the clock go on as these works take.
 
@@ -186,6 +192,7 @@ class Pricer:
 
     # -- graphs: recorded once, launched as one -------------------------------------------------
 
+    @guarded("a CUDA graph")
     def capture(self) -> None:
         """What follows is recorded into a CUDA graph; it does not run."""
         if self._launch_count() != self._seen:
@@ -194,6 +201,7 @@ class Pricer:
         self._discarded = True
         self._work = _no_work
 
+    @guarded("a CUDA graph")
     def captured(self) -> Counts:
         """The graph is complete: what it runs when it is launched."""
         if self._launch_count() != self._seen:
@@ -204,6 +212,7 @@ class Pricer:
         self.begin(self.phase, self.step)
         return dict(recorded)
 
+    @guarded("the time of a CUDA graph")
     def replayed(self, recorded: Counts) -> None:
         """A graph was launched: all that it recorded runs, for the host's time of one launch."""
         self._seen = self._launch_count()
@@ -215,6 +224,7 @@ class Pricer:
 
     # -- what came of it ------------------------------------------------------------------------
 
+    @guarded("the time of a step")
     def snapshot(self) -> dict[str, Any]:
         """All that was counted by now; JSON types only, read by `tuner.emulator.step_time`."""
         return {

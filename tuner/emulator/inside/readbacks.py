@@ -24,7 +24,7 @@ _MASKS = frozenset({torch.bool, torch.uint8})
 _FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 
-_UNREADABLE: list[Count] = [(0, 4), (0, 8), (1, 1)]
+UNREADABLE: list[Count] = [(0, 4), (0, 8), (1, 1)]
 
 
 class UnreadableError(Exception):
@@ -63,7 +63,7 @@ class Readbacks:
         try:
             counts = COUNTED[operator.full_name](reading, *args, **kwargs)
         except UnreadableError:
-            return _UNREADABLE, MADE_UP
+            return UNREADABLE, MADE_UP
         return counts, reading.origin
 
 
@@ -104,6 +104,12 @@ class _Counting:
             self.origin = worst(self.origin, AT_MOST)
             return mask.numel()
         return int(read.count_nonzero()) if one is None else mask.numel() * bool(one)
+
+    def distinct_places(self, source: torch.Tensor) -> list[Count]:
+        indices = source._indices()
+        if not is_known(indices):
+            raise UnreadableError
+        return _either(torch.unique(alias(indices), dim=1).shape[1])
 
     def nonzero(self, source: torch.Tensor, **_: Any) -> list[Count]:
         return [(self._true(source), 4)]
@@ -205,6 +211,10 @@ COUNTED: dict[str, Callable[..., list[Count]]] = {
     "aten::unique_dim": _Counting.distinct_slices,
     "aten::unique_dim_consecutive": _Counting.distinct_runs_of_slices,
     "aten::bincount": _Counting.bins,
+    "aten::_coalesce": _Counting.distinct_places,
+    "aten::_to_sparse": _Counting.nonzero,
+    "aten::_to_sparse_csr": _Counting.nonzero,
+    "aten::_to_sparse_csc": _Counting.nonzero,
     "aten::multinomial": _Counting.valid,
     "aten::_linalg_check_errors": _Counting.no_errors,
 }

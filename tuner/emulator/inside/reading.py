@@ -13,6 +13,7 @@ from tuner.emulator.inside.made_up import NOISE_LIMIT, MadeUp
 from tuner.emulator.inside.notes import MADE_UP, constant, noted, worst
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.randomness import draw, seed_of
+from tuner.emulator.inside.sparse import STRIDED, made_of, parts_of
 
 
 class Reading:
@@ -51,6 +52,8 @@ class Reading:
         one = None if note is None else constant(tensor, note)
         if one is not None:
             return one.expand(tensor.shape)
+        if tensor.layout is not STRIDED:
+            return made_of([self.tensor(part) for part in parts_of(tensor)], tensor)
         if tensor.dtype in FLOATS and self.made_up is not None and tensor.numel() <= NOISE_LIMIT:
             self.guessed = True
             self.origin = MADE_UP
@@ -101,6 +104,8 @@ def mend(result: torch.Tensor, inputs: list[Any]) -> None:
 
 def _is_finite(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
+        if value.layout is not STRIDED:
+            return all(map(_is_finite, parts_of(value)))
         return not value.is_floating_point() or bool(torch.isfinite(value).all())
     if isinstance(value, float):
         return math.isfinite(value)

@@ -32,6 +32,7 @@ from tuner.emulator.inside.notes import (
 )
 from tuner.emulator.inside.operators import POINTWISE, Operator
 from tuner.emulator.inside.reading import Reading, compute, mend
+from tuner.emulator.inside.sparse import STRIDED, parts_of
 from tuner.emulator.inside.uniform import after, carry, combine, compare, fill, write_out
 from tuner.emulator.inside.unknowns import Unknowns
 
@@ -80,7 +81,7 @@ class Settling:
         """A new tensor that is the same everywhere."""
         out = func(*args, **kwargs)
         if out.is_cuda and (out.dtype in FLOATS or out.dtype in LIMITS):
-            fill(out, _constant_of(func._schema.name, args, kwargs))
+            fill(out, _constant_of(func.func._schema.name, args, kwargs))
         return out
 
     def settle(
@@ -93,7 +94,7 @@ class Settling:
         if single and out.dtype is torch.bool and self._is_uniform(operator, args, out):
             return out
         outs = (out,) if single else out
-        integers = any(isinstance(one, _Tensor) and one.dtype in LIMITS for one in outs)
+        integers = any(isinstance(one, _Tensor) and _has_integers(one) for one in outs)
         reading = Reading(self.made_up if integers else None)
         if not operator.computes or _is_too_many(operator, outs):
             reading.unknown = True
@@ -148,6 +149,9 @@ class Settling:
         """Writes what was computed where it is wanted; to a new tensor if the size is another."""
         if not isinstance(out, _Tensor) or not out.is_cuda:
             return out
+        if out.layout is not STRIDED:
+            self._put_sparse(operator, out, result, inputs, reading)
+            return out
         if out.shape != result.shape:
             if "unique" in operator.name and 0 in (out.numel(), result.numel()):
                 return out  # inverse and counts that nobody asked for: CUDA and CPU differ
@@ -172,10 +176,29 @@ class Settling:
             note_origin(out, origin)
         return out
 
+    def _put_sparse(
+        self,
+        operator: Operator,
+        out: torch.Tensor,
+        result: torch.Tensor,
+        inputs: list[Any],
+        reading: Reading,
+    ) -> None:
+        pairs = list(zip(parts_of(out), parts_of(result), strict=True))
+        if any(one.shape != other.shape for one, other in pairs):
+            self.unknowns.read(f"{operator.full_name} (elements of a sparse tensor)")
+            self._leave((out,))
+            return
+        for one, other in pairs:
+            self._put(operator, one, other, inputs, reading)
+
     def _leave(self, outs: Any) -> None:
         """For what was not computed: few floats are made up, integers noted as unknown."""
         for one in outs:
             if not isinstance(one, _Tensor) or not one.is_cuda:
+                continue
+            if one.layout is not STRIDED:
+                self._leave(parts_of(one))
                 continue
             if one.dtype in FLOATS:
                 self.made_up.write_finite(one)
@@ -217,6 +240,9 @@ class Settling:
             for one in (value if isinstance(value, list | tuple) else (value,))
             if isinstance(one, _Tensor) and one.is_cuda
         ]
+        if any(one.layout is not STRIDED for one in targets):
+            self._leave(targets)
+            return
         if not targets or (operator.fills and _is_filled(targets[0], args)):
             return
         reading = Reading(self.made_up if any(one.dtype in LIMITS for one in targets) else None)
@@ -291,7 +317,7 @@ class Settling:
     def empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """New memory has what was there before, and kernels write nothing to it."""
         out = func(*args, **kwargs)
-        if out.is_cuda:
+        if out.is_cuda and out.layout is STRIDED:
             if out.dtype in FLOATS:
                 self.made_up.write_finite(out)
             elif out.dtype in LIMITS and out.nbytes <= _EMPTY_ZEROED:
@@ -301,9 +327,16 @@ class Settling:
 
 def is_wanted(tensor: torch.Tensor) -> bool:
     """Whether values may be written into this tensor: of CUDA, integers or not too many floats."""
-    if tensor.dtype in FLOATS:
-        return tensor.numel() <= MEDIUM and tensor.is_cuda
-    return tensor.is_cuda and tensor.dtype in LIMITS
+    if not tensor.is_cuda:
+        return False
+    if tensor.dtype in FLOATS and tensor.layout is STRIDED:
+        return tensor.numel() <= MEDIUM
+    return tensor.dtype in LIMITS or tensor.layout is not STRIDED
+
+
+def _has_integers(tensor: torch.Tensor) -> bool:
+    """Whether there are integers in it: those of a sparse tensor say where its elements are."""
+    return tensor.dtype in LIMITS or tensor.layout is not STRIDED
 
 
 def _is_too_many(operator: Operator, outs: Any) -> bool:
@@ -311,6 +344,8 @@ def _is_too_many(operator: Operator, outs: Any) -> bool:
     for one in outs:
         if not isinstance(one, _Tensor):
             continue
+        if one.layout is not STRIDED:
+            return False
         if one.dtype in FLOATS:
             if one.numel() <= (SMALL if operator.is_random else MEDIUM):
                 return False

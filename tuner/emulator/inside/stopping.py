@@ -15,7 +15,7 @@ STOPPED = 124
 """The exit status of a program that was stopped, as that of timeout(1)."""
 
 
-def end_when_told(tell: Callable[[str], bool]) -> None:
+def end_when_told(tell: Callable[[str], bool | None]) -> None:
     """On `TELL_SIGNAL`, call `tell` with `TIMEOUT` and end this process, if it told something.
 
     A process that has nothing to tell goes on, without a handler: it may be a launcher.

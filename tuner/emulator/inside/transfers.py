@@ -32,6 +32,7 @@ from tuner.emulator.inside.notes import (
 )
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.settling import Handler, Settling
+from tuner.emulator.inside.sparse import STRIDED, parts_of
 
 # What the stand-in runtime copies from host to device (KEPT in device/cudart.c).
 KEPT_BYTES = 1 << 20
@@ -78,6 +79,8 @@ class Transfers:
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             target, source = args[:2]
+            if target.layout is not STRIDED or source.layout is not STRIDED:
+                return written(func, args, kwargs)
             if target.is_cuda:
                 if source.is_cuda:
                     return written(func, args, kwargs)
@@ -103,6 +106,10 @@ class Transfers:
 
     def _to_device(self, out: torch.Tensor, source: torch.Tensor) -> None:
         """After a copy of the CPU tensor `source` to the CUDA tensor `out`."""
+        if out.layout is not STRIDED:
+            for part, other in zip(parts_of(out), parts_of(source), strict=True):
+                self._to_device(part, other)
+            return
         if out.dtype in FLOATS:
             if covers_storage(out):
                 forget_note(out)
@@ -125,6 +132,10 @@ class Transfers:
 
     def _to_host(self, out: torch.Tensor, source: torch.Tensor, *, fresh: bool) -> None:
         """After a copy of the CUDA tensor `source` to the CPU tensor `out`, `fresh` or not."""
+        if out.layout is not STRIDED:
+            for part, other in zip(parts_of(out), parts_of(source), strict=True):
+                self._to_host(part, other, fresh=fresh)
+            return
         note = noted(source)
         one = None if note is None else constant(source, note)
         origin = None if note is None else note.origin
@@ -140,14 +151,18 @@ class Transfers:
             out.copy_(alias(source))
             if out.dtype in FLOATS:
                 _make_finite(out)
-        elif out.dtype in FLOATS:
+        else:
+            self._unknown_to_host(out, source, fresh=fresh)
+
+    def _unknown_to_host(self, out: torch.Tensor, source: torch.Tensor, *, fresh: bool) -> None:
+        if out.dtype in FLOATS:
             if out.nbytes <= (FRESH_BYTES if fresh else KEPT_BYTES):
                 self._made_up.fill_host(out)
-        else:
-            if source.dtype in _COUNTED:
-                self._unknowns.read("copy of unknown integers to the host")
-            if out.nbytes <= FRESH_BYTES:
-                out.zero_()
+            return
+        if source.dtype in _COUNTED:
+            self._unknowns.read("copy of unknown integers to the host")
+        if out.nbytes <= FRESH_BYTES:
+            out.zero_()
 
     def _item(self, source: torch.Tensor, value: Any) -> Any:
         """The number that `source.item()` gives, `value` being what memory held."""
@@ -185,6 +200,7 @@ def _stand_in(source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         or dtype not in FLOATS
         or source.numel() * dtype.itemsize <= KEPT_BYTES
         or not source.is_cpu
+        or source.layout is not STRIDED
         or not source.is_contiguous()
     ):
         return source

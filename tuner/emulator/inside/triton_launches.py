@@ -194,7 +194,7 @@ def _watch_graphs(pricer: Pricer, module: ModuleType) -> None:
 
     def replay_and_count(self: Any) -> Any:
         result = replay(self)
-        pricer.replayed(getattr(self, "_tuner_recorded", {}))
+        pricer.replayed(getattr(self, "_tuner_recorded", None) or {})
         return result
 
     graph.capture_begin, graph.capture_end = capture_begin, capture_end

@@ -17,10 +17,11 @@ from torch import arange
 
 from tuner.emulator.inside.aliases import FLOATS, alias, is_known
 from tuner.emulator.inside.compiled import install as install_compiled
+from tuner.emulator.inside.faults import note
 from tuner.emulator.inside.made_up import MadeUp
-from tuner.emulator.inside.notes import AT_MOST, note_origin
+from tuner.emulator.inside.notes import AT_MOST, MADE_UP, note_origin
 from tuner.emulator.inside.operators import EMPTY, Operator
-from tuner.emulator.inside.readbacks import COUNTED, Readbacks
+from tuner.emulator.inside.readbacks import COUNTED, UNREADABLE, Readbacks
 from tuner.emulator.inside.reading import Reading
 from tuner.emulator.inside.settling import Handler, Settling, is_wanted
 from tuner.emulator.inside.transfers import Transfers
@@ -94,10 +95,19 @@ class Values:
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not args[0].is_cuda:
                 return func(*args, **kwargs)
-            counts, origin = self._readbacks.counted(operator, args, kwargs)
+            fault = None
+            try:
+                counts, origin = self._readbacks.counted(operator, args, kwargs)
+            except Exception as error:  # noqa: BLE001 - memory must not answer in our place
+                counts, origin, fault = list(UNREADABLE), MADE_UP, error
             if origin is not None:
                 self.unknowns.decided(operator.name, origin)
-            out = self._readbacks.call(func, args, kwargs, counts)
+            try:
+                out = self._readbacks.call(func, args, kwargs, counts)
+                if fault is not None:
+                    note(fault, f"what {operator.full_name} reads back")
+            finally:
+                del fault
             if operator.mutates:
                 if is_wanted(out):
                     self._settling.settle_written(operator, args, kwargs)
@@ -117,7 +127,7 @@ class Values:
             reading = Reading(None)
             values = reading.tensor(one), reading.tensor(other)
             if not reading.unknown:
-                same = func(*values, *args[2:], **kwargs)
+                same = operator.func(*values, *args[2:], **kwargs)
             self._readbacks.call(func, args, kwargs, [(int(same), 1)])
             return same
 
@@ -132,7 +142,8 @@ class Values:
             if not source.is_cuda or source.dtype in FLOATS or not is_known(source):
                 return returned(func, args, kwargs)
             out = func(*args, **kwargs)
-            alias(out).copy_(func(alias(source).double(), *args[1:], **kwargs))
+            counts = operator.func(alias(source).double(), *args[1:], **kwargs)
+            alias(out).copy_(counts)
             return out
 
         return call

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from tuner.emulator.inside.sparse import STRIDED, parts_of
 from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
 from tuner.estimators.compiler.work_arrays import WorkArrays
 from tuner.estimators.speed.roofline import Roofline
@@ -80,14 +81,15 @@ class Describer:
         moved = _transferred(args, kwargs, out) if name in COPIES else None
         if moved is not None:
             return (Work(name, TRANSFER, 0, (moved,), "uint8", None, ()),)
+        tensors = list(tensors_in((args, tuple(kwargs.values()), out)))
+        if any(tensor.layout is not STRIDED for tensor in tensors):
+            return (Work(func._schema.name, "unpriced", 0, (), "uint8", None, ()),)
         kernels = self._rules()
         decomposition = kernels.decompositions.get(func)
         with _disable_current_modes():
             if decomposition is not None:
                 return _decomposed(kernels, decomposition, args, kwargs)
-            if next(tensors_in((args, tuple(kwargs.values()), out)), None) is None:
-                return ()
-            return (work_of(kernels, func, args, kwargs, out),)
+            return (work_of(kernels, func, args, kwargs, out),) if tensors else ()
 
     def _rules(self) -> Kernels:
         """Those for bitsandbytes join when the program has registered its operators."""
@@ -148,7 +150,12 @@ def _transferred(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int
     on_host: list[torch.Tensor] = []
     for tensor in tensors_in((args, tuple(kwargs.values()), out)):
         (on_device if tensor.is_cuda else on_host).append(tensor)
-    return sum(tensor.nbytes for tensor in on_host) if on_device and on_host else None
+    return sum(map(_nbytes, on_host)) if on_device and on_host else None
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    parts = (tensor,) if tensor.layout is STRIDED else parts_of(tensor)
+    return sum(part.nbytes for part in parts)
 
 
 def _exchange(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:

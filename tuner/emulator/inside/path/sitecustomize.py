@@ -59,15 +59,29 @@ class _ActivatingLoader(importlib.abc.Loader):
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        from tuner.emulator.inside.activate import activate
+        try:
+            from tuner.emulator.inside.activate import activate
 
-        activate()
+            activate()
+        except Exception as error:  # noqa: BLE001 - it is ours, and is told as such
+            _give_up(error)
 
 
 def _load_libraries() -> None:
     folder = Path(os.environ["TUNER_EMULATOR_LIBRARIES"])
     for name in (folder / "order").read_text(encoding="utf-8").split():
         ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+
+
+def _give_up(error: Exception) -> None:
+    """Without the emulator the program would compute with what lies in memory: it ends."""
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    fault = {"type": kind, "message": str(error), "line": None, "reading": "PyTorch, as it starts"}
+    line = json.dumps({"pid": os.getpid(), "event": "fault", **fault}) + "\n"
+    with Path(os.environ["TUNER_EMULATOR_EVENTS"]).open("a", encoding="utf-8") as events:
+        events.write(line)
+    sys.stderr.write(f"tuner's emulator: {kind}: {error}\n")
+    os._exit(3)
 
 
 def _is_stood_for() -> bool:

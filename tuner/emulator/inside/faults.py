@@ -1,0 +1,74 @@
+"""Faults of tuner's own code inside a program: told once, and never raised into the program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from tuner.emulator.inside.events import send
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_OURS = str(Path(__file__).parents[2])
+
+NOTED: list[dict[str, Any]] = []
+"""The first fault of this process: its type, text and line in tuner, and what was being read."""
+
+
+def note(error: Exception, reading: str) -> None:
+    """Tell of a fault of ours while `reading` something; later ones may be due to the first."""
+    if NOTED:
+        return
+    ours = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(_OURS)]
+    fault = {
+        "type": f"{type(error).__module__}.{type(error).__qualname__}",
+        "message": str(error)[:4000],
+        "line": f"{Path(*Path(ours[-1].filename).parts[-2:])}:{ours[-1].lineno}" if ours else None,
+        "reading": reading,
+    }
+    NOTED.append(fault)
+    with contextlib.suppress(OSError):  # nobody listens any more
+        send({"event": "fault", **fault})
+
+
+def guarded(reading: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
+    """A decorator of what the program's calls pass through: it returns None where it raises."""
+
+    def around(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+        @functools.wraps(function)
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the program goes on, whatever we did wrong
+                note(error, reading)
+                return None
+
+        return run
+
+    return around
+
+
+class RealCall:
+    """The operator as a handler calls it: what came of the call outlasts a fault of the handler."""
+
+    __slots__ = ("failed", "func", "out", "ran")
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func = func
+        self.out: Any = None
+        self.ran = self.failed = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the operator returns; raises what it raises."""
+        try:
+            out = self.out = self.func(*args, **kwargs)
+        except BaseException:
+            self.failed = True
+            raise
+        self.ran = True
+        return out

@@ -1,0 +1,201 @@
+"""Which memory belongs to the program's models and optimizers, by the objects that own it.
+
+Modules are followed from the registration of their parameters on (by weak references: nothing
+lives longer for it), so that neither the garbage collector nor the program needs to know them.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from tuner.emulator.inside.faults import guarded
+from tuner.emulator.inside.sparse import STRIDED, parts_of
+
+TRAINED, FROZEN, GRADIENT, STATE = "trained", "frozen", "gradients", "optimizer_state"
+
+_DEPTH = 3
+"""Quantised parameters have a state, whose statistics may be quantised in turn."""
+
+_WITHOUT = (int, float, str, bytes, type(None), torch.dtype, torch.device, torch.nn.Module, type)
+"""Values in which no tensor of a parameter's state is looked for."""
+
+
+class Owners:
+    """The modules and optimizers of this process, and the memory that is theirs."""
+
+    def __init__(self) -> None:
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._ran: set[int] = set()
+        self._handed: dict[int, int] = {}
+        self.trainable_params = 0
+        """Parameters that require gradients, of what optimizers train: whole ones of sharded."""
+        self._elements: dict[str, int] = {}
+
+    def install(self, registered: Callable[[], None]) -> None:
+        """Follow modules; call `registered` whenever a model is made or moved."""
+        module = torch.nn.Module
+        follow = guarded("a module's parameters")(self._follow)
+        tell = guarded("a model that is made")(registered)
+
+        def parameter_added(owner: torch.nn.Module, name: str, parameter: Any) -> None:
+            follow(owner)
+            tell()
+
+        def buffer_added(owner: torch.nn.Module, name: str, buffer: Any) -> None:
+            follow(owner)
+
+        torch.nn.modules.module.register_module_parameter_registration_hook(parameter_added)
+        torch.nn.modules.module.register_module_buffer_registration_hook(buffer_added)
+        methods: Any = module
+        set_state, apply = methods.__setstate__, methods._apply
+
+        @functools.wraps(set_state)
+        def copied_or_unpickled(owner: torch.nn.Module, state: Any) -> None:
+            set_state(owner, state)
+            follow(owner)
+
+        @functools.wraps(apply)
+        def moved(owner: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            tell()
+            return apply(owner, *args, **kwargs)
+
+        methods.__setstate__, methods._apply = copied_or_unpickled, moved
+
+    def _follow(self, module: torch.nn.Module) -> None:
+        self._modules[id(module)] = weakref.ref(module)
+
+    def note_ran(self, module: torch.nn.Module) -> None:
+        """A module ran with gradients: it, and all in it, takes part in what is trained."""
+        if id(module) not in self._ran:
+            self._ran.update(map(id, module.modules()))
+
+    def note_update(self, optimizer: Any) -> None:
+        """An optimizer is about to update its parameters."""
+        key = id(optimizer)
+        trained = sum(one.requires_grad for one in _handed_to(optimizer))
+        if key in self._optimizers and self._handed[key] == trained:
+            return
+        self._handed[key] = trained
+        self._optimizers[key] = optimizer
+        self.trainable_params = max(self.trainable_params, self._count_trained())
+
+    def _count_trained(self) -> int:
+        handed = [p for optimizer in self._optimizers.values() for p in _handed_to(optimizer)]
+        own = [p for m in self.modules() for p in m._parameters.values() if p is not None]
+        if own and not {id(one) for one in own} & {id(one) for one in handed}:
+            # The optimizer has copies (flat and sharded ones): the model says what is trained.
+            handed = own
+        return sum({_identity(one): _numel(one) for one in handed if one.requires_grad}.values())
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether what is trained is at most as large as the frozen part of the model that ran.
+
+        Models that never run with gradients (a reference, a teacher) are not part of it.
+        """
+        trained = self._elements.get(TRAINED, 0)
+        return 0 < trained <= self._elements.get(FROZEN, 0)
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """All modules with parameters or buffers that are alive."""
+        for one in list(self._modules.values()):
+            module = one()
+            if module is not None:
+                yield module
+
+    def memory(self) -> Iterator[tuple[int, str]]:
+        """Addresses of blocks on the device, and what they are."""
+        elements = {TRAINED: 0, FROZEN: 0}
+        optimizers = list(self._optimizers.values())
+        handed = [one for optimizer in optimizers for one in _handed_to(optimizer)]
+        seen: set[int] = set()
+        for module in self.modules():
+            for buffer in module._buffers.values():
+                yield from ((address, FROZEN) for address in addresses(buffer))
+            yield from ((a, FROZEN) for a in _owned_by(vars(module).get("state"), _DEPTH))
+            takes_part = id(module) in self._ran
+            for parameter in module._parameters.values():
+                if parameter is None or id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
+                kind = TRAINED if parameter.requires_grad else FROZEN
+                if parameter.is_cuda and (takes_part or kind is TRAINED):
+                    elements[kind] += parameter.numel()
+                yield from _of_parameter(parameter, kind)
+        for parameter in handed:
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield from _of_parameter(parameter, TRAINED if parameter.requires_grad else FROZEN)
+        if elements[TRAINED]:
+            self._elements = elements
+        for optimizer in optimizers:
+            for state in list(optimizer.state.values()):
+                yield from ((address, STATE) for address in _owned_by(state, _DEPTH))
+
+
+def addresses(tensor: Any) -> Iterator[int]:
+    """Where the memory of a tensor begins on the device: of its parts, where it is made of such."""
+    if not isinstance(tensor, torch.Tensor):
+        return
+    if hasattr(tensor, "__tensor_flatten__"):  # sharded, quantised: a tensor around others
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from addresses(getattr(tensor, name))
+    elif tensor.is_cuda:
+        parts = (tensor,) if tensor.layout is STRIDED else parts_of(tensor)
+        for part in parts:
+            address = int(part.untyped_storage().data_ptr())
+            if address:
+                yield address
+
+
+def _handed_to(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _identity(parameter: Any) -> Any:
+    """The same of tied parameters."""
+    found = tuple(addresses(parameter))
+    return (*found, parameter.storage_offset(), parameter.numel()) if found else id(parameter)
+
+
+def _numel(parameter: Any) -> int:
+    """Elements of the whole parameter, wherever its shards are (DeepSpeed's and FSDP's names)."""
+    whole = getattr(parameter, "_unpadded_unsharded_size", None)
+    return int(
+        getattr(parameter, "ds_numel", parameter.numel() if whole is None else whole.numel())
+    )
+
+
+def _of_parameter(parameter: Any, kind: str) -> Iterator[tuple[int, str]]:
+    """The memory of a parameter, of its gradient, and of what quantises or shards it."""
+    yield from ((address, kind) for address in addresses(parameter))
+    if parameter.is_leaf:  # PyTorch warns of the gradient of any other tensor
+        yield from ((address, GRADIENT) for address in addresses(parameter.grad))
+    for name, value in list(vars(parameter).items()):
+        owned = GRADIENT if "grad" in name else kind
+        yield from ((address, owned) for address in _owned_by(value, _DEPTH))
+
+
+def _owned_by(value: Any, depth: int) -> Iterator[int]:
+    """The memory of the tensors in a value: in containers, and in attributes of objects."""
+    if isinstance(value, torch.Tensor):
+        yield from addresses(value)
+        return
+    if depth == 0 or isinstance(value, _WITHOUT) or callable(value):
+        return
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, list | tuple):
+        inner = value
+    elif hasattr(value, "__dict__"):
+        inner = list(vars(value).values())
+    for one in inner:
+        yield from _owned_by(one, depth - 1)
