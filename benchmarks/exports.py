@@ -21,7 +21,8 @@ from typing import Any
 
 import yaml
 
-from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.engine.emulating import EmulateOptions, emulate
+from tuner.engine.emulation import Emulation
 from tuner.engine.estimate import one_configuration
 from tuner.estimators.predict import predict, resolve_subject
 from tuner.export import ExportInput, export

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.engine.emulating import EmulateOptions, emulate
+from tuner.engine.emulation import Emulation
 from tuner.gpus import get_gpu
 from tuner.units import GIB
 

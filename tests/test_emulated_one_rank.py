@@ -15,7 +15,8 @@ from emulating import needs_emulator
 
 from benchmarks.several_gpus import MODEL
 from tuner.cli.main import cli
-from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.engine.emulating import EmulateOptions, emulate
+from tuner.engine.emulation import Emulation
 from tuner.engine.estimate import one_configuration
 from tuner.estimators.parallel import Exchange, Links, waited_s
 from tuner.estimators.predict import predict, resolve_subject

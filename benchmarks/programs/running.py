@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.catalogue import Program
-from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.engine.emulating import EmulateOptions, emulate
+from tuner.engine.emulation import Emulation
 from tuner.gpus import get_gpu
 
 STEPS = 3

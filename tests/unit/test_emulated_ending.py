@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tuner.cli.emulated_text import print_emulation
 from tuner.emulator.session import Account
-from tuner.engine.emulating import EmulatedDeviceUse, Emulation, UnknownValues
+from tuner.engine.emulation import EmulatedDeviceUse, Emulation, UnknownValues
 from tuner.errors import EXIT_CODES
 from tuner.gpus import get_gpu
 from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, Ending, ProgramError, find_ending

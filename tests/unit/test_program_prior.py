@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tuner.emulator.step_time import EmulatedStepTime
-from tuner.engine.emulating import EmulatedDeviceUse, Emulation
+from tuner.engine.emulation import EmulatedDeviceUse, Emulation
 from tuner.engine.program_prior import program_predictions
 from tuner.errors import InputError, UnavailableError
 from tuner.gpus import get_gpu

@@ -7,7 +7,7 @@ from typing import Any
 from tuner.cli.emulated_text import print_emulation, print_last_lines
 from tuner.cli.predicted_text import print_predicted
 from tuner.engine.checking import BetterChange, CheckedProgram
-from tuner.engine.emulating import Emulation
+from tuner.engine.emulation import Emulation
 from tuner.expressions import show
 from tuner.gpus import load_catalogue
 from tuner.terminal.render import echo, print_fields

@@ -7,12 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from tuner.engine.emulating import (
-    EmulatedAllocation,
-    EmulatedDeviceUse,
-    Emulation,
-    UnknownValues,
-)
+from tuner.engine.emulation import EmulatedAllocation, EmulatedDeviceUse, Emulation, UnknownValues
 from tuner.expressions import show
 from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, ProgramError
 from tuner.runner.outcome import signal_name

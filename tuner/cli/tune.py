@@ -32,7 +32,7 @@ from tuner.records import KnobValue
 from tuner.terminal.render import echo
 
 if TYPE_CHECKING:
-    from tuner.engine.emulating import Emulation
+    from tuner.engine.emulation import Emulation
 
 DEFAULT_TRIALS = 6
 

@@ -10,7 +10,8 @@ from tuner.apply.plan import FileEdit
 from tuner.apply.source import SourceFile, read_places
 from tuner.engine.checking import ignored
 from tuner.engine.device import is_cpu
-from tuner.engine.emulating import EmulateOptions, Emulation, emulate
+from tuner.engine.emulating import EmulateOptions, emulate
+from tuner.engine.emulation import Emulation
 from tuner.engine.user_program import UserProgram
 from tuner.errors import InputError, Problem, UnavailableError
 from tuner.expressions import show

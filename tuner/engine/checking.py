@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.engine.emulating import Emulation
+from tuner.engine.emulation import Emulation
 from tuner.engine.program_predictions import PredictedProgram, ProgramPredictions
 from tuner.engine.program_runs import ProgramRuns
 from tuner.errors import InputError

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tuner.engine.emulating import Emulation
+from tuner.engine.emulation import Emulation
 from tuner.engine.program_runs import ProgramRuns
 from tuner.errors import InputError, UnavailableError
 from tuner.gpu import Gpu

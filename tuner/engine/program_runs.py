@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tuner.engine.emulating import EmulateOptions, Emulation, emulate, emulate_roomy
+from tuner.engine.emulating import EmulateOptions, emulate, emulate_roomy
+from tuner.engine.emulation import Emulation
 from tuner.errors import InputError, UnavailableError
 from tuner.gpu import Gpu
 from tuner.program.changes import change

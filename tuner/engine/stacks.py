@@ -15,13 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.apply.source import PYTHON
-from tuner.engine.emulating import (
-    EmulatedAllocation,
-    EmulateOptions,
-    Emulation,
-    emulate,
-    emulate_roomy,
-)
+from tuner.engine.emulating import EmulateOptions, emulate, emulate_roomy
+from tuner.engine.emulation import EmulatedAllocation, Emulation
 from tuner.errors import InputError
 from tuner.gpu import Gpu
 from tuner.meanwhile import environment
