@@ -97,11 +97,12 @@ class HostReads:
     def _refuse(self, name: str, frame: FrameType | None) -> int:
         own, library = places(frames_of(frame))
         line = own or library
-        self._library.emu_unknown(f"{name} (reads a value from the device)".encode())
+        where = f" at {line}" if line else ""
+        self._library.emu_unknown(f"{name} (reads a value from the device){where}".encode())
         send({"event": "unsupported", "operator": name, "line": line})
         sys.stderr.write(
-            f"tuner's emulator: {name}{f' at {line}' if line else ''} reads a value from the"
-            " device that its kernels would have written: it is not emulated\n"
+            f"tuner's emulator: {name}{where} reads a value from the device that its kernels"
+            " would have written: it is not emulated\n"
         )
         self.end()
         return 0
