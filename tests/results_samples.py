@@ -19,7 +19,11 @@ from tuner.records import (
     Status,
     TrialRecord,
 )
-from tuner.results.facts import SpaceFacts
+from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.memory_timeline_file import TimelineOf
+from tuner.results.store import ResultsFolder
+from tuner.results.view import View, build_view
+from tuner.results.writing import write_view
 from tuner.units import GIB
 
 MARGIN_BYTES = GIB
@@ -186,3 +190,18 @@ def make_search(count: int, *, seed: int = 0, measured: bool = False) -> Sequenc
         )
         records[record.configuration.key] = record
     return list(records.values())
+
+
+def write_all(
+    folder: ResultsFolder,
+    records: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: GpuLike,
+    *,
+    timeline_of: TimelineOf | None = None,
+    **shown: Any,
+) -> View:
+    """Write the files of `records` and return what they show; `shown` are for `build_view`."""
+    view = build_view(records, space, gpu, **shown)
+    write_view(folder, view, timeline_of=timeline_of)
+    return view
