@@ -2,8 +2,7 @@
 
     python -m benchmarks.gallery
 
-Nothing is computed: each row is what the `best.yaml` of a committed search says, beside its picture
-and its report.
+Nothing is computed: each row shows the `best.yaml` of a committed search, beside its picture.
 """
 
 from __future__ import annotations
@@ -26,11 +25,13 @@ INTRODUCTION = """\
 Written by `python -m benchmarks.gallery` from the searches under [`results/`](../results/).
 *Predicted* rows used no GPU; *measured* ones trained on the device named. "Gain" is the throughput
 over that of the space's baseline, at the same effective batch; times and costs are of training
-only, every example at full length. Each report is one file that loads nothing from the network: the
-front with each trial, memory over a step, each knob, the table. `tuner best --space qlora27b --gpu
-a6000` prints a row in full, and `tuner best --space qlora27b --gpu all` compares the GPU types of a
-space.
+only, every example at full length. `tuner report --space qlora4b --gpu all` draws the reports of a
+space: one file each that loads nothing from the network, with the front and each trial, memory over
+a step, each parameter and the table. `tuner best --space qlora27b --gpu a6000` prints a row in
+full, and `tuner best --space qlora27b --gpu all` compares the GPU types of a space.
 """
+REPORTED = "qlora27b/a6000"
+"""The search whose report is committed, as an example; `tuner report` draws the others."""
 COLUMNS = ("GPU", "", "memory", "samples/s", "gain", "epoch", "cost of an epoch", "files")
 
 
@@ -49,7 +50,9 @@ class Found:
         gain = (best.get("baseline") or {}).get("speedup")
         cost = _epoch_usd(run)
         source = f"{best['source']}, verified" if best["verified"] else best["source"]
-        where = f"../results/{self.folder.parent.name}/{self.folder.name}"
+        name = f"{self.folder.parent.name}/{self.folder.name}"
+        where = f"../results/{name}"
+        report = f"[report]({where}/report.html), " if name == REPORTED else ""
         return (
             best["gpu"]["name"],
             source,
@@ -58,7 +61,7 @@ class Found:
             "" if gain is None else f"{gain:.2f} x",
             run.get("time_per_epoch", ""),
             "" if cost is None else f"{cost:.2f} USD",
-            f"[report]({where}/report.html), [best.yaml]({where}/best.yaml)",
+            f"{report}[best.yaml]({where}/best.yaml)",
         )
 
 

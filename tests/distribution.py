@@ -31,7 +31,7 @@ APART = (
 
 TOGETHER = (
     "tests/test_tune_killed.py",
-    "tests/test_jobs.py",
+    "tests/test_ray_jobs.py",
     "tests/test_tune_search.py",
     "tests/test_gpu_benchmark.py",
     "tests/test_report_browser.py",

@@ -30,11 +30,10 @@ TOKEN = "a-token-of-the-tests-0123456789"
 
 @dataclass(frozen=True, slots=True)
 class JobCluster:
-    """Where it is. `jobs` is the folder of its jobs' files."""
+    """Where a cluster answers, and where it logs."""
 
     url: str
     gcs_address: str
-    jobs: Path
     log: Path
 
 
@@ -57,8 +56,8 @@ def job_cluster(
 ) -> Iterator[JobCluster]:
     """A head node with a job server, until the block ends.
 
-    `folder` is for its jobs' files and its log; `environment` is added to that of this process;
-    `arguments` gives more of `ray start`, from the cluster's own address.
+    `folder` is for its log; `environment` is added to that of this process; `arguments` returns
+    more options of `ray start`, from the cluster's own address.
     """
     gcs, dashboard, agent, agent_grpc, client, metrics = free_ports(6)
     (folder / "bin").mkdir(parents=True)
@@ -67,14 +66,11 @@ def job_cluster(
     program.chmod(0o755)
     # Ray's sockets need a short path.
     scratch = Path(tempfile.mkdtemp(prefix="tj-", dir="/tmp"))
-    cluster = JobCluster(
-        f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", folder / "jobs", folder / "ray.log"
-    )
+    cluster = JobCluster(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", folder / "ray.log")
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-        "TUNER_JOBS": str(cluster.jobs),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_metrics_collection": "0",
         "RAY_memory_monitor_refresh_ms": "0",

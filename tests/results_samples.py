@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from tuner.gpu import Gpu
+from tuner.gpus import get_gpu
 from tuner.records import (
     Configuration,
     Measurement,
@@ -20,21 +22,21 @@ from tuner.records import (
     TrialRecord,
 )
 from tuner.results.facts import SpaceFacts
+from tuner.results.memory_timeline_file import TimelineOf
+from tuner.results.store import ResultsFolder
+from tuner.results.view import View, build_view
+from tuner.results.writing import write_view
 from tuner.units import GIB
 
 MARGIN_BYTES = GIB
 
 
-@dataclass(frozen=True)
-class SampleGpu:
-    id: str = "a6000"
-    name: str = "NVIDIA RTX A6000"
-    memory_bytes: int = round(47.40 * GIB)
-    price_usd_per_hour: float | None = 0.5
-    price_date: str | None = "2026-05-01"
-
-
-GPU = SampleGpu()
+GPU = replace(
+    get_gpu("a6000"),
+    memory_bytes=round(47.40 * GIB),
+    price_usd_per_hour=0.5,
+    price_date="2026-05-01",
+)
 SPACE = SpaceFacts(
     name="qlora27b",
     description="MedGemma-27B text with LoRA on all linear layers",
@@ -96,7 +98,7 @@ def make_record(
     measured: bool = False,
     emulated: bool = False,
     sample_tokens: int = 600,
-    gpu: SampleGpu = GPU,
+    gpu: Gpu = GPU,
     **fields: Any,
 ) -> TrialRecord:
     """A record with these numbers; it is `oom` when they do not fit with the margin."""
@@ -186,3 +188,18 @@ def make_search(count: int, *, seed: int = 0, measured: bool = False) -> Sequenc
         )
         records[record.configuration.key] = record
     return list(records.values())
+
+
+def write_all(
+    folder: ResultsFolder,
+    records: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: Gpu,
+    *,
+    timeline_of: TimelineOf | None = None,
+    **shown: Any,
+) -> View:
+    """Write the files of `records` and return what they show; `shown` are for `build_view`."""
+    view = build_view(records, space, gpu, **shown)
+    write_view(folder, view, timeline_of=timeline_of)
+    return view

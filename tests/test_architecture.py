@@ -245,7 +245,7 @@ def test_quick_commands_load_no_heavy_library(arguments):
 SIDE_EFFECTS = """
 import importlib, logging, os, signal, sys, threading, warnings
 import bitsandbytes, matplotlib, optuna, peft, plotly, torch, transformers
-import ray.job_submission, ray.tune
+import ray.tune
 
 def state():
     return {

@@ -107,6 +107,8 @@ def test_commands_and_options_in_it_exist(path):
     said = re.findall(r"\btuner ([a-z-]+)", text + path.read_text())
     assert "node-resources" in said
     assert {word for word in said if cli.get_command(None, word) is None} == set()
+    used = set(re.findall(r"^#   ray ([a-z-]+)", path.read_text(), re.MULTILINE))
+    assert {"job", "rsync-down"} <= used <= set(ray_cli.commands)
     options = set(re.findall(r"(--[a-z-]+)(?==| |$)", "\n".join(_ray_starts(config))))
     known = {name for param in ray_cli.commands["start"].params for name in param.opts}
     assert options
@@ -123,6 +125,7 @@ def test_workers_say_what_they_have_and_nothing_is_opened(path):
     assert '--resources="$(tuner node-resources)"' in config["worker_start_ray_commands"][-1]
     head = config["head_start_ray_commands"][-1]
     assert "--dashboard-host=127.0.0.1" in head
+    assert "RAY_JOB_STOP_WAIT_TIME_S=120" in head
     for command in (head, config["worker_start_ray_commands"][-1]):
         assert "RAY_AUTH_MODE=token" in command
 
@@ -198,5 +201,7 @@ def test_results_on_kubernetes_lie_on_a_volume_that_stays():
     pod = ray_cluster()["spec"]["headGroupSpec"]["template"]["spec"]
     named = pod["volumes"][0]["persistentVolumeClaim"]["claimName"]
     assert [claim["metadata"]["name"] for claim in claims] == [named]
-    (jobs,) = [e["value"] for e in pod["containers"][0]["env"] if e["name"] == "TUNER_JOBS"]
-    assert jobs == pod["containers"][0]["volumeMounts"][0]["mountPath"]
+    (mounted,) = pod["containers"][0]["volumeMounts"]
+    assert f"--results {mounted['mountPath']}\n" in KUBERAY.read_text()
+    assert pod["securityContext"]["fsGroup"]  # else the volume is root's
+    assert {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": "120"} in pod["containers"][0]["env"]

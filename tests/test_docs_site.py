@@ -50,11 +50,11 @@ def test_references_have_every_command_and_the_python_names(site: Path):
 
 
 @pytest.mark.slow
-def test_reports_of_the_gallery_are_in_the_site(site: Path):
+def test_the_report_of_the_gallery_is_in_the_site(site: Path):
     html = (site / "gallery.html").read_text("utf-8")
     reports = re.findall(r'href="(results/[^"]+/report\.html)"', html)
-    assert len(reports) == len(list((ROOT / "results").glob("*/*/report.html")))
-    assert all((site / report).is_file() for report in reports)
+    assert reports == ["results/qlora27b/a6000/report.html"]
+    assert (site / reports[0]).is_file()
 
 
 @pytest.mark.slow

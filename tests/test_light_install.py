@@ -57,8 +57,6 @@ ASK = (
     ("grid", "--model", "qwen3-8b", "--gpu", "rtx4090"),
     ("explain", *RESULTS),
     ("search", *RESULTS),
-    ("submit", *RESULTS, "--address", "http://127.0.0.1:1"),
-    ("jobs", "--address", "http://127.0.0.1:1"),
     ("calibrate",),
     ("models", "hollow", "tiny-llama-3m", "hollow"),
 )

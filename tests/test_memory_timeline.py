@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from device_fakes import profile_of
 from measure_samples import knobs, model_folder
-from results_samples import GPU, SPACE, make_search
+from results_samples import GPU, SPACE, make_search, write_all
 
 from tuner.estimators.memory_timeline import MAX_POINTS, MemoryTimeline, trace_timeline
 from tuner.estimators.predict import predict, resolve_subject
@@ -17,7 +17,6 @@ from tuner.records import MemoryCategory
 from tuner.results.memory_timeline_figure import timeline_figure
 from tuner.results.report import MEMORY_COLORS
 from tuner.results.store import ResultsFolder
-from tuner.results.writing import write_all
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browsing import Opened, needs_chromium
-from results_samples import GPU, SPACE, make_record, make_search
+from results_samples import GPU, SPACE, make_record, make_search, write_all
 
 from tuner.estimators.memory_timeline import MemoryTimeline, PhaseSpan
 from tuner.records import StageNumbers
@@ -17,7 +17,6 @@ from tuner.results.facts import StageFacts
 from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder
 from tuner.results.view import build_view
-from tuner.results.writing import write_all
 from tuner.text import printable
 from tuner.units import GIB
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from results_samples import GPU, SPACE, make_record, make_search
+from results_samples import GPU, SPACE, make_record, make_search, write_all
 
 from tuner.errors import UnavailableError
 from tuner.records import Outcome, Status
@@ -23,7 +23,6 @@ from tuner.results.plot import pareto_png
 from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder, safe_name, write_atomically
 from tuner.results.view import build_view
-from tuner.results.writing import write_all
 from tuner.text import printable
 from tuner.units import GIB, significant
 

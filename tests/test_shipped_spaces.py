@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_samples import shallow_model
+from results_samples import write_all
 
 from tuner.apply.assign import assignments
 from tuner.apply.plan import make_plan
@@ -26,7 +27,6 @@ from tuner.models.catalogue import resolve_config
 from tuner.records import Outcome, Source, TrialRecord
 from tuner.results.facts import SpaceFacts
 from tuner.results.store import ResultsFolder
-from tuner.results.writing import write_all
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
 from tuner.workloads import get_workload

@@ -12,13 +12,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from results_samples import GPU as SAMPLE_GPU
 from results_samples import SPACE as SAMPLE_SPACE
-from results_samples import make_record
+from results_samples import make_record, write_all
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 
 from tuner.records import Exhausted, Outcome, Status
 from tuner.results.journal import JournalWriter, read_journal
 from tuner.results.store import ResultsFolder
-from tuner.results.writing import write_all
 from tuner.terminal.progress import progress_line
 from tuner.tune import trial_record
 from tuner.tune.driver import make_adapter

@@ -14,7 +14,7 @@ def test_every_search_has_a_row_that_says_predicted_or_measured():
     assert len(searches) == len(list(RESULTS.glob("*/*/trials.jsonl")))
     text = page(RESULTS)
     for each in searches:
-        assert f"{each.folder.parent.name}/{each.folder.name}/report.html)" in text
+        assert f"{each.folder.parent.name}/{each.folder.name}/best.yaml)" in text
         assert each.row[1].split(",")[0] in ("predicted", "measured")
 
 

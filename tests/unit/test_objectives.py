@@ -9,7 +9,7 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from results_samples import GPU, SPACE, make_record, make_search
+from results_samples import GPU, SPACE, make_record, make_search, write_all
 
 from tuner.errors import InputError, UnavailableError
 from tuner.results import report
@@ -20,7 +20,6 @@ from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder
 from tuner.results.table import pareto_csv
 from tuner.results.view import Kind, build_view
-from tuner.results.writing import write_all
 from tuner.space import load_space
 from tuner.space.searchspace import METRICS
 from tuner.units import GIB

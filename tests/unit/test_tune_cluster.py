@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ import pytest
 from tuner import scratch
 from tuner.errors import InputError, UnavailableError
 from tuner.scratch import OWNER, scratch_folder
+from tuner.tune import cluster
 from tuner.tune.cluster import connected, cpus_for, quiet
 
 
@@ -27,6 +32,37 @@ from tuner.tune.cluster import connected, cpus_for, quiet
 )
 def test_address_without_a_cluster_is_said_at_once(address, error, message):
     with pytest.raises(error, match=message), connected(address, cpus=1):
+        pass
+
+
+@contextlib.contextmanager
+def listening(said: bytes) -> Iterator[str]:
+    """The address of a server that sends `said` to each peer, and nothing more."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept = []
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):  # closed
+                while True:
+                    peer, _ = server.accept()
+                    kept.append(peer)
+                    peer.sendall(said)
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        for peer in kept:
+            peer.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\x00" * 64])
+def test_a_server_that_is_no_cluster_is_refused_before_ray_waits_for_it(monkeypatch, said):
+    monkeypatch.setattr(cluster, "JOIN_TIMEOUT_S", 0.2)
+    with (
+        listening(said) as address,
+        pytest.raises(UnavailableError, match="no Ray cluster answers"),
+        connected(address, cpus=1),
+    ):
         pass
 
 

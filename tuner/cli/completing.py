@@ -22,7 +22,7 @@ from tuner.space import list_spaces, load_space
 from tuner.terminal.render import settings_text
 
 _TRIAL_ID = re.compile(rb'"trial_id":\s*"([^"\\]{1,80})"')
-SEARCHES = frozenset({"search", "submit", "estimate", "grid", "trial", "calibrate"})
+SEARCHES = frozenset({"search", "estimate", "grid", "trial", "calibrate"})
 """Commands that need no results: every GPU type may follow."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]

@@ -56,11 +56,6 @@ COMMANDS = {
     "trial": "Train one configuration for a few steps.",
     "calibrate": "Measure this machine's GPU to improve its predictions.",
     "report-run": "Print measured trials as rows to give away.",
-    "submit": "Send a search to a Ray cluster.",
-    "jobs": "List the searches on a Ray cluster.",
-    "logs": "Print the output of a search on a cluster.",
-    "stop": "Stop a search on a cluster and keep its results.",
-    "fetch": "Fetch the results of a search on a cluster.",
     "node-resources": "Print the GPU types of this machine for `ray start`.",
     "doctor": "Check drivers, libraries and settings of this machine.",
     "monitor": "Watch this machine's GPUs, processors and memory.",
@@ -69,7 +64,6 @@ COMMANDS = {
     "models": "List the models that work offline, or print one.",
     "spaces": "List the search spaces, or print one.",
     "completion": "Print the shell completion script.",
-    "cluster-job": "",  # of jobs, and not listed
 }
 """What each does, in the order in which people need them. Each is `command` in the module of its
 name."""
@@ -112,14 +106,14 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of `--help`, for which no command is imported."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, text in COMMANDS.items() if text])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """As click does, without importing the commands."""
         found = [
             CompletionItem(name, help=text)
             for name, text in COMMANDS.items()
-            if text and name.startswith(incomplete)
+            if name.startswith(incomplete)
         ]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 

@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from tuner.expressions import show
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Measurement, Prediction, Source, TrialRecord
 from tuner.results.by_gpus import ByGpus, by_gpus
 from tuner.results.cost import RunCost, cost_dict, run_cost
-from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.facts import SpaceFacts
 from tuner.results.front import (
     THROUGHPUT,
     Objective,
@@ -60,7 +61,7 @@ class BestTrial:
 
     record: TrialRecord
     evidence: Prediction | Measurement
-    gpu: GpuLike
+    gpu: Gpu
     space: SpaceFacts
     cost: RunCost | None
     gain: Gain | None
@@ -263,7 +264,7 @@ class BestTrial:
 def recommend(
     records: Sequence[TrialRecord],
     space: SpaceFacts,
-    gpu: GpuLike,
+    gpu: Gpu,
     *,
     where: Callable[[Configuration], bool] | None = None,
     conditions: Sequence[str] = (),
@@ -296,7 +297,7 @@ def recommend(
 def best_of(
     fitting: Sequence[TrialRecord],
     space: SpaceFacts,
-    gpu: GpuLike,
+    gpu: Gpu,
     *,
     trials: int,
     baseline: TrialRecord | None,
@@ -358,7 +359,7 @@ def find_baseline(
 def best_yaml(
     best: BestTrial | None,
     space: SpaceFacts,
-    gpu: GpuLike,
+    gpu: Gpu,
     *,
     trials: int,
     command: str = "",
@@ -400,7 +401,7 @@ def best_yaml(
     return comment + body
 
 
-def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: GpuLike) -> Gain | None:
+def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: Gpu) -> Gain | None:
     if baseline is None or baseline.source is not best.source:
         return None
     old_speed, new_speed = samples_per_s(baseline), samples_per_s(best)
@@ -413,7 +414,7 @@ def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: GpuLike) -> Gain
     )
 
 
-def _gpu_dict(gpu: GpuLike) -> dict[str, Any]:
+def _gpu_dict(gpu: Gpu) -> dict[str, Any]:
     return {
         "id": gpu.id,
         "name": gpu.name,

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.gpu import Gpu
 from tuner.records import Configuration, KnobValue, TrialRecord
 from tuner.results.cost import cost_of
-from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.facts import SpaceFacts
 from tuner.results.front import fastest_first
 from tuner.results.interval import rounded
 from tuner.results.ranks import counted_gpus
@@ -62,7 +63,7 @@ class ByGpus:
         }
 
 
-def by_gpus(fitting: Iterable[TrialRecord], space: SpaceFacts, gpu: GpuLike) -> tuple[ByGpus, ...]:
+def by_gpus(fitting: Iterable[TrialRecord], space: SpaceFacts, gpu: Gpu) -> tuple[ByGpus, ...]:
     """A row for each number of GPUs, and way to share the work, of which one fits.
 
     From one GPU on; empty where all have the same number.
@@ -83,7 +84,7 @@ def _key(configuration: Configuration) -> tuple[int, int, str]:
     return gpus, number if isinstance(number, int) else 1, way
 
 
-def _row(key: tuple[int, int, str], record: TrialRecord, space: SpaceFacts, gpu: GpuLike) -> ByGpus:
+def _row(key: tuple[int, int, str], record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> ByGpus:
     evidence = record.outcome.evidence
     assert evidence is not None  # without numbers a trial does not fit
     cost = cost_of(evidence, record.configuration, space, gpu)

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Measurement, Prediction, TrialRecord
-from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.facts import SpaceFacts
 from tuner.results.ranks import paid_gpus
 from tuner.results.stages import seconds_of
 from tuner.units import format_duration
@@ -43,7 +44,7 @@ class RunCost:
         return f"{self.epochs:g} epoch" + ("" if self.epochs == 1 else "s")
 
 
-def run_cost(record: TrialRecord, space: SpaceFacts, gpu: GpuLike) -> RunCost | None:
+def run_cost(record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> RunCost | None:
     """Time and money of an epoch and a run; None without numbers or number of examples."""
     evidence = record.outcome.evidence
     return cost_of(evidence, record.configuration, space, gpu) if evidence else None
@@ -53,7 +54,7 @@ def cost_of(
     evidence: Prediction | Measurement,
     configuration: Configuration,
     space: SpaceFacts,
-    gpu: GpuLike,
+    gpu: Gpu,
 ) -> RunCost | None:
     """Time and money at a speed; None without a rate or the number of examples."""
     times = _seconds(evidence, space)

@@ -1,179 +1,13 @@
-"""What the results need to know of a search space and a GPU, and no more.
-
-The results layer reads a space's and a GPU's attributes through two protocols; it does not
-load them. `SpaceFacts` is the frozen extract that every output is written from.
-"""
+"""A frozen extract of a search space, from which every output of results is written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tuner.expressions import show
-
-
-class GpuLike(Protocol):
-    """The attributes of `tuner.gpus.Gpu` that results use."""
-
-    @property
-    def id(self) -> str:
-        """The catalogue id, "a6000"."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The name that people read."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """The memory that torch reports, in bytes."""
-        ...
-
-    @property
-    def price_usd_per_hour(self) -> float | None:
-        """What an hour costs in US dollars; None when unknown."""
-        ...
-
-    @property
-    def price_date(self) -> str | None:
-        """When that price was read."""
-        ...
-
-
-class DataLike(Protocol):
-    """The facts about the training data that results use."""
-
-    @property
-    def examples(self) -> int | None:
-        """Training examples of one epoch."""
-        ...
-
-    @property
-    def epochs(self) -> float | None:
-        """Passes over the data in one run."""
-        ...
-
-    @property
-    def token_lengths(self) -> LengthsLike | None:
-        """How long the examples are; None when unknown."""
-        ...
-
-
-class LengthsLike(Protocol):
-    """The facts about token lengths that results use."""
-
-    @property
-    def max(self) -> int:
-        """Tokens of the longest example."""
-        ...
-
-    @property
-    def points(self) -> Sequence[tuple[float, float]]:
-        """(length, share of examples up to it); empty where that is not known."""
-        ...
-
-
-class TermLike(Protocol):
-    """What results use of what is said of a knob."""
-
-    @property
-    def capacity(self) -> bool:
-        """Whether more of it makes a better model."""
-        ...
-
-
-class StageLike(Protocol):
-    """What results use of a stage of a space."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """What has another value in it."""
-        ...
-
-    @property
-    def examples(self) -> int | None:
-        """Its training examples; None where they are those of the space."""
-        ...
-
-    @property
-    def epochs(self) -> float | None:
-        """Passes over them; None where they are those of the space."""
-        ...
-
-
-class ObjectiveLike(Protocol):
-    """What results use of an objective of a space."""
-
-    @property
-    def metric(self) -> str:
-        """Its name."""
-        ...
-
-
-class SpaceLike(Protocol):
-    """The attributes of a `SearchSpace` that results use."""
-
-    @property
-    def name(self) -> str:
-        """The name that people read."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """What the space is for, in a line."""
-        ...
-
-    @property
-    def model(self) -> str | None:
-        """The model id; None where the workload brings its own."""
-        ...
-
-    @property
-    def knobs(self) -> Mapping[str, Any]:
-        """What the search moves, by name."""
-        ...
-
-    @property
-    def data(self) -> DataLike:
-        """Facts about the training data."""
-        ...
-
-    @property
-    def terms(self) -> Mapping[str, TermLike]:
-        """What is known of each knob."""
-        ...
-
-    @property
-    def objectives(self) -> Sequence[ObjectiveLike]:
-        """What is to be large or small."""
-        ...
-
-    @property
-    def stages(self) -> Sequence[StageLike]:
-        """The parts of the training, in their order; empty where there is one only."""
-        ...
-
-    @property
-    def baseline(self) -> Mapping[str, Any] | None:
-        """The settings that the gain is counted from."""
-        ...
-
-    @property
-    def fixed(self) -> Mapping[str, Any]:
-        """What has one value in every configuration, by name."""
-        ...
-
-    @property
-    def defaulted(self) -> frozenset[str]:
-        """Names that the file of the space does not mention."""
-        ...
+from tuner.space import DataFacts, SearchSpace, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +60,7 @@ class SpaceFacts:
     """The parts of the training, in their order; empty where there is one only."""
 
     @classmethod
-    def of(cls, space: SpaceLike) -> SpaceFacts:
+    def of(cls, space: SearchSpace) -> SpaceFacts:
         """The extract of a loaded search space."""
         lengths = space.data.token_lengths
         return cls(
@@ -246,7 +80,7 @@ class SpaceFacts:
         )
 
 
-def _stage(stage: StageLike, data: DataLike) -> StageFacts:
+def _stage(stage: Stage, data: DataFacts) -> StageFacts:
     examples = data.examples if stage.examples is None else stage.examples
     epochs = data.epochs if stage.epochs is None else stage.epochs
     return StageFacts(stage.name, stage.values, examples, epochs)

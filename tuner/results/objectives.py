@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from tuner.errors import UnavailableError, unknown
+from tuner.gpu import Gpu
 from tuner.records import Memory, Speed, Status, TrialRecord
 from tuner.results.cost import run_cost
-from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.facts import SpaceFacts
 from tuner.results.front import DEVICE_MEMORY, THROUGHPUT, Direction, Objective
 
 UP, DOWN = Direction.MAXIMIZE, Direction.MINIMIZE
@@ -42,7 +43,7 @@ NEEDS = {
 """What has to be there for a number that not every trial has."""
 
 
-def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: GpuLike) -> tuple[Objective, ...]:
+def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: Gpu) -> tuple[Objective, ...]:
     """The objectives of those names, each once. Raises `InputError` for a name that is none.
 
     The short names of `SHORT` are names too.
@@ -115,7 +116,7 @@ def _energy_j_per_sample(record: TrialRecord) -> float | None:
     return measurement.energy_j_per_sample if measurement else None
 
 
-def _epoch_usd(record: TrialRecord, space: SpaceFacts, gpu: GpuLike) -> float | None:
+def _epoch_usd(record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> float | None:
     cost = run_cost(record, space, gpu)
     return cost.epoch_usd if cost else None
 

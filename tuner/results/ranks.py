@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.gpu import Gpu
 from tuner.records import Configuration, Measurement, Prediction
 from tuner.records.trial import PROCESSOR
-from tuner.results.facts import GpuLike
 from tuner.space.distributed_knobs import GPUS_PER_TRIAL
 from tuner.units import format_size
 
@@ -22,7 +22,7 @@ def counted_gpus(configuration: Configuration) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 1 else 1
 
 
-def paid_gpus(configuration: Configuration, gpu: GpuLike) -> int:
+def paid_gpus(configuration: Configuration, gpu: Gpu) -> int:
     """How many GPUs are paid for: ranks on a processor have one between them."""
     return 1 if gpu.id == PROCESSOR else counted_gpus(configuration)
 
@@ -32,7 +32,7 @@ def times_text(count: int, name: str) -> str:
     return f"{count} x {name}" if count > 1 else name
 
 
-def gpus_text(configuration: Configuration, gpu: GpuLike) -> str:
+def gpus_text(configuration: Configuration, gpu: Gpu) -> str:
     """The GPU's name; of several with how many, and whose the numbers of memory are."""
     count = counted_gpus(configuration)
     if count == 1:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.errors import UnavailableError
+from tuner.errors import InputError, UnavailableError
 from tuner.records import TrialRecord
 from tuner.results.journal import (
     JournalContents,
@@ -24,6 +24,9 @@ from tuner.results.journal import (
 
 JOURNAL, PREDICTED, TIMELINE = "trials.jsonl", "predicted.jsonl.gz", "memory_course.json"
 """What is data in a folder of results; the other files are made from these."""
+
+RAY_COPIES = "working_dir_files"
+"""Folder of a Ray session with the copies of its jobs' working directories, which Ray removes."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 
@@ -86,7 +89,13 @@ class ResultsFolder:
         return self.path / TIMELINE
 
     def check_writable(self) -> None:
-        """Raise `InputError` unless the files can be written. Creates nothing."""
+        """Raise `InputError` unless the files can be written and will stay. Creates nothing."""
+        if RAY_COPIES in self.path.absolute().parts:
+            raise InputError(
+                f"the results folder {str(self.root)!r} is in Ray's copy of the job's working "
+                "directory, which Ray removes after the job",
+                hint="give --results an absolute path outside of it, such as ~/results",
+            )
         check_writable(self.path)
 
     def read(self) -> JournalContents:

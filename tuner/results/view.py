@@ -6,9 +6,10 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tuner.gpu import Gpu
 from tuner.records import Configuration, KnobValue, Source, Status, TrialRecord
 from tuner.results.best import BestTrial, best_of, find_baseline
-from tuner.results.facts import GpuLike, SpaceFacts
+from tuner.results.facts import SpaceFacts
 from tuner.results.front import (
     DEFAULT_OBJECTIVES,
     Objective,
@@ -48,7 +49,7 @@ class View:
     """
 
     space: SpaceFacts
-    gpu: GpuLike
+    gpu: Gpu
     records: tuple[TrialRecord, ...]
     kinds: tuple[Kind, ...]
     numbers: tuple[tuple[int, float] | None, ...]
@@ -91,7 +92,7 @@ class View:
 def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
     records: Sequence[TrialRecord],
     space: SpaceFacts,
-    gpu: GpuLike,
+    gpu: Gpu,
     *,
     where: Callable[[Configuration], bool] | None = None,
     conditions: Sequence[str] = (),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 
-from tuner.records import Configuration, TrialRecord
 from tuner.results.best import best_yaml
-from tuner.results.facts import GpuLike, SpaceFacts
 from tuner.results.memory_timeline_file import TimelineOf, load_or_trace, timeline_json
 from tuner.results.objective_plot import objective_png
 from tuner.results.other_gpus import read_other_gpus
@@ -14,33 +12,7 @@ from tuner.results.plot import pareto_png
 from tuner.results.report import report_html
 from tuner.results.store import ResultsFolder, utf8, write_atomically
 from tuner.results.table import pareto_csv
-from tuner.results.view import View, build_view
-
-
-def write_all(  # noqa: PLR0913 - one argument for each choice of the reader
-    folder: ResultsFolder,
-    records: Sequence[TrialRecord],
-    space: SpaceFacts,
-    gpu: GpuLike,
-    *,
-    where: Callable[[Configuration], bool] | None = None,
-    conditions: Sequence[str] = (),
-    command: str = "",
-    notes: Sequence[str] = (),
-    timeline_of: TimelineOf | None = None,
-) -> View:
-    """Write the files of `records`, and return what they show; see `write_view`."""
-    view = build_view(
-        records,
-        space,
-        gpu,
-        where=where,
-        conditions=conditions,
-        command=command,
-        notes=notes,
-    )
-    write_view(folder, view, timeline_of=timeline_of)
-    return view
+from tuner.results.view import View
 
 
 def write_view(

@@ -7,26 +7,16 @@ Tested with Ray 2.60. Another version may have moved them: then an import fails 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import ray.util
 from ray._private import ray_constants, services, worker
 from ray._private.node import Node
-from ray._private.runtime_env import packaging
 from ray.air.execution.resources import placement_group
 from ray.experimental.internal_kv import _internal_kv_get
-from ray.job_submission import JobSubmissionClient
-
-from tuner.tune.bounded_answer import OPTIONS as BOUNDED
-
-PACKAGING_LOGGER = "ray._private.runtime_env.packaging"
-"""It says which folder is sent with a job, and Ray has no option that keeps it silent."""
 
 RAYLET, GCS_SERVER = ray_constants.PROCESS_TYPE_RAYLET, ray_constants.PROCESS_TYPE_GCS_SERVER
 
@@ -130,23 +120,6 @@ def use_actor_cache(tune_controller: Any, cache: Any) -> None:
     controller = getattr(tune_controller, "_tune_controller", tune_controller)
     if hasattr(controller, "_actor_cache"):  # else Ray's own will do
         controller._actor_cache = cache
-
-
-def ignored_by_files(folder: Path) -> list[Callable[[Path], bool]]:
-    """Which paths in `folder` its .gitignore and .rayignore name, as Ray reads them."""
-    found: list[Callable[[Path], bool]] = packaging.get_excludes_from_ignore_files(
-        folder,
-        include_gitignore=os.environ.get(ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE) != "1",
-        logger=logging.getLogger(__name__),  # Ray's own prints what it reads
-    )
-    return found
-
-
-class BoundedJobClient(JobSubmissionClient):  # type: ignore[misc] # Ray has no types
-    """A client of a job server that may be silent, slow or endless; Ray's own waits for ever."""
-
-    def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
-        return super()._do_request(method, endpoint, **{**BOUNDED, **options})
 
 
 def autoscaler_status() -> bytes | None:
