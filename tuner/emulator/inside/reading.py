@@ -44,6 +44,9 @@ class Reading:
         """The CPU tensor for a CUDA tensor; others as they are."""
         if not tensor.is_cuda:
             return tensor
+        if tensor.layout is not STRIDED:
+            parts = [self.tensor(part) for part in parts_of(tensor)]
+            return tensor if self.unknown else made_of(parts, tensor)
         note = noted(tensor)
         if note is not None and note.origin is not None:
             self.origin = worst(self.origin, note.origin)
@@ -52,8 +55,6 @@ class Reading:
         one = None if note is None else constant(tensor, note)
         if one is not None:
             return one.expand(tensor.shape)
-        if tensor.layout is not STRIDED:
-            return made_of([self.tensor(part) for part in parts_of(tensor)], tensor)
         if tensor.dtype in FLOATS and self.made_up is not None and tensor.numel() <= NOISE_LIMIT:
             self.guessed = True
             self.origin = MADE_UP
