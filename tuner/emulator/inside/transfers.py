@@ -36,6 +36,8 @@ from tuner.emulator.inside.sparse import STRIDED, parts_of
 
 # What the stand-in runtime copies from host to device (KEPT in device/cudart.c).
 KEPT_BYTES = 1 << 20
+# Floats from the host are known up to this many: more of them are weights, often without values.
+MOST_FLOATS = 65_536
 # Large tensors of these types are token ids and masks, not weights.
 _CARRIED = frozenset({torch.int64, torch.bool})
 # Others are the bytes of weights.
@@ -115,7 +117,7 @@ class Transfers:
                 forget_note(out)
             if out.numel() <= SMALL:
                 alias(out).copy_(source)
-            elif out.nbytes <= KEPT_BYTES and covers_storage(out):
+            elif out.numel() <= MOST_FLOATS and covers_storage(out):
                 alias(out).copy_(source)
                 note_known(out)
             else:
