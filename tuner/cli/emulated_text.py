@@ -148,10 +148,14 @@ def _why_unknown(found: Emulation) -> str:
         Ended.FAULT: "tuner itself failed",
         Ended.UNSUPPORTED: "it was not emulated to its end",
     }
-    why = reasons.get(found.ended) or sizes.get(found.sizes)
-    if why is None and (found.steps == 0 or found.limiting is None):
+    why = reasons.get(found.ended)
+    if why is None and found.ended is not Ended.OOM and not (found.steps and found.devices):
         why = "no optimizer step ran on the device"
-    return why or f"{_steps_text(found)} ran, and the peak shows from the second on"
+    return (
+        why
+        or sizes.get(found.sizes)
+        or f"{_steps_text(found)} ran, and the peak shows from the second on"
+    )
 
 
 def _memory_text(use: EmulatedDeviceUse) -> str:
