@@ -271,7 +271,7 @@ def test_whatever_of_tuners_bookkeeping_raises_the_program_goes_on(tmp_path: Pat
     found = run(tmp_path, program, "--steps", "0")
 
     assert "all steps done" in found["stderr"], found["stderr"]
-    assert (found["ended"], found["error"], found["exit"]) == ("end", None, 3)
+    assert (found["ended"], found["error"], found["exit"]) == ("fault", None, 3)
     assert found["own_fault"]["message"] == "a fault of ours"
     assert found["own_fault"]["line"].startswith("inside/settling.py:")
     rows = [line.split("; ") for line in found["stderr"].splitlines() if "; " in line]
