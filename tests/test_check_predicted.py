@@ -126,7 +126,7 @@ def test_a_program_that_cannot_be_predicted_is_refused_with_its_lines(tmp_path: 
         PROGRAM.replace("torch_empty_cache_steps=3", "packing=True, optim='x'")
     )
     found = ran(tmp_path, "--predict", "train.py")
-    assert found.returncode == 2
+    assert found.returncode == 3
     text = " ".join(found.stderr.split())
     assert "train.py:9 packing" in text
     assert "train.py:9 optim" in text

@@ -98,6 +98,12 @@ class InputError(TunerError):
         return "\n".join(lines)
 
 
+class UnsupportedError(InputError):
+    """The input may be right, and tuner has no answer for it (exit code 3)."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
 class NothingFitsError(TunerError):
     """The search ended, and no configuration fits the GPU (exit code 1)."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from tuner.cli.main import run
 from tuner.engine.program_predictions import ProgramPredictions
-from tuner.errors import InputError
+from tuner.errors import InputError, UnsupportedError
 from tuner.gpus import get_gpu
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
@@ -214,12 +214,23 @@ def test_no_command_is_shown_that_predicts_another_training(tmp_path, text):
 
 
 def test_an_unsupported_trainer_is_named(tmp_path):
-    with pytest.raises(InputError, match="found: a training loop of its own") as caught:
+    with pytest.raises(UnsupportedError, match="found: a training loop of its own") as caught:
         planned(tmp_path, "for batch in data:\n    model(**batch).loss.backward()\n")
     assert "TRL SFTTrainer" in str(caught.value.hint)
     text = "from trl import KTOTrainer\nKTOTrainer(model='m')\n"
-    with pytest.raises(InputError, match=r"unsupported trainer \(found: KTOTrainer\)"):
+    with pytest.raises(UnsupportedError, match=r"unsupported trainer \(found: KTOTrainer\)"):
         planned(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [("packing=True, max_length=8", 3), ("max_length=unknown()", 2)],
+    ids=["not predicted", "not known"],
+)
+def test_what_is_not_predicted_is_no_fault_of_the_program(tmp_path, more, code):
+    with pytest.raises(InputError) as caught:
+        planned(tmp_path, SFT.format(more, ""))
+    assert caught.value.exit_code == code
 
 
 NF4_MODEL = f"""\

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tuner.errors import InputError, Problem
+from tuner.errors import InputError, Problem, UnsupportedError
 from tuner.expressions import show
 from tuner.models.catalogue import resolve_config
 from tuner.models.trainable import model_defaults
@@ -109,7 +109,8 @@ def plan_program(
     if strict:
         _require_start(problems)
     if (problems and strict) or chosen is None:
-        raise InputError(
+        kind = UnsupportedError if any(map(_is_unsupported, problems)) else InputError
+        raise kind(
             f"this program of {behaviour.name} cannot be predicted from its settings",
             problems=problems,
             hint=_approximation(chosen, knobs, problems, target) if chosen and target else None,
@@ -225,11 +226,16 @@ def _settings_of(model: str, wanted: Configuration) -> dict[str, str] | None:
     return None
 
 
-def _unsupported(training: ProgramTraining) -> InputError:
+def _is_unsupported(problem: Problem) -> bool:
+    """Whether a problem is one of predictions, rather than of the program or of what is said."""
+    return EMULATE in problem.message or "not predicted" in problem.message
+
+
+def _unsupported(training: ProgramTraining) -> UnsupportedError:
     names = ", ".join(dict.fromkeys(b.name for b in behaviours()))
     starts = [p for p in training.found.problems if isinstance(p, CannotStart)]
     _require_start(starts)
-    return InputError(
+    return UnsupportedError(
         f"unsupported trainer (found: {training.trainer or 'a training loop of its own'})",
         hint=f"supported: {names}; {EMULATE}",
     )
