@@ -143,6 +143,7 @@ def test_a_fault_of_our_own_is_not_the_code_of_what_does_not_fit(capsys, monkeyp
         raise ZeroDivisionError
 
     monkeypatch.setattr(main, "run", fail)
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)  # what tests start inherits it
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 3
