@@ -119,8 +119,9 @@ def test_no_row_of_images_is_a_traceback():
 @pytest.mark.parametrize(
     "model_type",
     [
-        name if name in TEXT_OF_IMAGES_DRAWN else pytest.param(name, marks=pytest.mark.slow)
-        for name in model_types(images=True)
+        *TEXT_OF_IMAGES_DRAWN,
+        # Every twelfth of the others; `python -m benchmarks.models --images` has all.
+        *(pytest.param(n, marks=pytest.mark.slow) for n in model_types(images=True)[::12]),
     ],
 )
 def test_text_alone_is_answered_or_refused_for_a_type_of_images(model_type, monkeypatch):
