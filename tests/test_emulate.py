@@ -12,7 +12,9 @@ import runpy
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -256,6 +258,27 @@ def test_an_error_before_the_device_is_used_is_named_with_its_line(
         "message": "No module named 'no_such_module'",
         "line": "program.py:2",
     }
+
+
+@needs_emulator
+def test_the_environment_of_a_program_need_not_have_tuner(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(tmp_path / "env")}))
+    for folder in {Path(p) for p in sys.path if Path(p).name == "site-packages"}:
+        for one in folder.iterdir():
+            if "tuner" not in one.name and one.suffix != ".pth":
+                (packages / one.name).unlink(missing_ok=True)
+                (packages / one.name).symlink_to(one)
+    python = str(tmp_path / "env" / "bin" / "python")
+    failing = TRAINING.replace(
+        "    print(", "    if step == 1: raise ValueError('bad')\n    print("
+    )
+    alone = [python, "-c", "import tuner"]
+    assert subprocess.run(alone, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    found = run(tmp_path, failing, python=(python,))
+
+    assert (found["ended"], found["steps"], found["exit"]) == ("error", 2, 2), found["stderr"]
+    assert found["error"]["line"] == "program.py:14"
 
 
 @needs_emulator

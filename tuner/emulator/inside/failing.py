@@ -4,8 +4,8 @@ Exception hooks are replaced (rich), and exceptions are turned into an exit stat
 of multiprocessing). So the interpreter is asked what nobody caught, `sys.exit` and `os._exit` are
 watched for the exception that is being handled, and `traceback` for what it prints.
 
-`sitecustomize` runs this file in every process before the program: it loads what it needs when a
-process fails, and never by the name `tuner`, which may be a module of the program.
+`sitecustomize` runs this file in every process before the program. It never imports `tuner`: the
+program's environment need not have it, and may have another module of that name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,24 +55,22 @@ class Failing:
             self.note(UNCAUGHT, error)
         if self._found is not None:
             found, self._found = self._found, None
-            _sibling("events").send({"event": "error", "on_device": _uses_cuda(), **found})
+            sibling("events").send({"event": "error", "on_device": uses_cuda(), **found})
 
 
 def described(error: BaseException) -> dict[str, Any]:
     """The type, the text and the program's line of an exception, and the texts of its causes."""
-    import traceback
-
     try:
         frames = traceback.extract_tb(error.__traceback__)
-        line = _sibling("lines").program_line(None, frames=frames)
+        line = sibling("lines").program_line(None, frames=frames)
     except Exception:  # noqa: BLE001 - a failing program is told without its line, not twice
         line = None
     causes: list[str] = []
     cause = error.__cause__ or error.__context__
     while cause is not None and len(causes) < _MOST_CAUSES:
-        causes.append(f"{_name(cause)}: {_text(cause)}")
+        causes.append(f"{name_of(cause)}: {text_of(cause)}")
         cause = cause.__cause__ or cause.__context__
-    return {"type": _name(error), "message": _text(error), "line": line, "causes": causes}
+    return {"type": name_of(error), "message": text_of(error), "line": line, "causes": causes}
 
 
 def follow_failures() -> None:
@@ -90,24 +89,22 @@ def follow_failures() -> None:
             failing.tell()
         leave_at_once(status)
 
-    def watch_printing(module: Any) -> None:
-        build = module.TracebackException.__init__
+    build: Any = traceback.TracebackException.__init__
 
-        @functools.wraps(build)
-        def note_and_build(self: Any, kind: Any, error: Any, *args: Any, **kwargs: Any) -> None:
-            build(self, kind, error, *args, **kwargs)
-            if kwargs.get("_seen") is None:  # not of a cause
-                failing.note(SHOWN, error)
-
-        module.TracebackException.__init__ = note_and_build
+    @functools.wraps(build)
+    def note_and_build(self: Any, kind: Any, error: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, kind, error, *args, **kwargs)
+        if kwargs.get("_seen") is None:  # not of a cause
+            failing.note(SHOWN, error)
 
     sys.exit, os._exit = note_and_leave, tell_and_leave
-    _sibling("later").when_imported("traceback", watch_printing)
+    printed: Any = traceback.TracebackException
+    printed.__init__ = note_and_build
     atexit.register(failing.tell)
 
 
 @functools.cache
-def _sibling(name: str) -> Any:
+def sibling(name: str) -> Any:
     """The module beside this file, without the package that it is part of."""
     path = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"_tuner_emulator_{name}", path)
@@ -118,18 +115,21 @@ def _sibling(name: str) -> Any:
     return module
 
 
-def _name(error: BaseException) -> str:
+def name_of(error: BaseException) -> str:
+    """The full name of an exception's type."""
     return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """The text of an exception, cut; empty where it has none."""
     try:
         return str(error)[:_MOST_TEXT]
     except Exception:  # noqa: BLE001 - the program's own __str__
         return ""
 
 
-def _uses_cuda() -> bool:
+def uses_cuda() -> bool:
+    """Whether this process has begun to use the device."""
     torch = sys.modules.get("torch")
     try:
         return bool(torch is not None and torch.cuda.is_initialized())

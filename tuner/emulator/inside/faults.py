@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from tuner.emulator.inside.events import send
+from tuner.emulator.inside.failing import name_of, text_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -26,8 +27,8 @@ def note(error: Exception, reading: str) -> None:
         return
     ours = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(_OURS)]
     fault = {
-        "type": f"{type(error).__module__}.{type(error).__qualname__}",
-        "message": str(error)[:4000],
+        "type": name_of(error),
+        "message": text_of(error),
         "line": f"{Path(*Path(ours[-1].filename).parts[-2:])}:{ours[-1].lineno}" if ours else None,
         "reading": reading,
     }

@@ -21,6 +21,7 @@ from typing import Any
 
 from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.events import send
+from tuner.emulator.inside.failing import uses_cuda
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import program_line
 from tuner.emulator.inside.memory import MemoryWatch
@@ -100,7 +101,7 @@ class Follower:
     def _before_module(self, module: Any, inputs: Any) -> None:
         import torch
 
-        if not (torch.is_grad_enabled() and _uses_cuda()):
+        if not (torch.is_grad_enabled() and uses_cuda()):
             return
         if not any(p.is_cuda for p in module.parameters()):
             return
@@ -208,7 +209,7 @@ class Follower:
         """Send the result once, if this process used the device; returns whether it did."""
         import torch
 
-        if self._told or not _uses_cuda():
+        if self._told or not uses_cuda():
             return False
         self._told = True
         if self._snapshot_file:
@@ -252,9 +253,3 @@ def _in_a_forward() -> bool:
     while frame is not None and frame.f_code is not call:
         frame = frame.f_back
     return frame is not None
-
-
-def _uses_cuda() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

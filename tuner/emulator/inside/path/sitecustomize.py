@@ -7,6 +7,7 @@ waits for PyTorch to be imported.
 
 import contextlib
 import ctypes
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -75,11 +76,10 @@ def _load_libraries() -> None:
 
 def _give_up(error: Exception) -> None:
     """Without the emulator the program would compute with what lies in memory: it ends."""
-    kind = f"{type(error).__module__}.{type(error).__qualname__}"
-    fault = {"type": kind, "message": str(error), "line": None, "reading": "PyTorch, as it starts"}
-    line = json.dumps({"pid": os.getpid(), "event": "fault", **fault}) + "\n"
-    with Path(os.environ["TUNER_EMULATOR_EVENTS"]).open("a", encoding="utf-8") as events:
-        events.write(line)
+    failing = _failing()
+    kind, text = failing.name_of(error), failing.text_of(error)
+    fault = {"type": kind, "message": text, "line": None, "reading": "PyTorch, as it starts"}
+    failing.sibling("events").send({"event": "fault", **fault})
     sys.stderr.write(f"tuner's emulator: {kind}: {error}\n")
     os._exit(3)
 
@@ -93,14 +93,20 @@ def _is_stood_for() -> bool:
     return bool(settings.get("one_rank"))
 
 
-def _follow_failures() -> None:
-    """By the file: the name `tuner` may be a module of the program."""
+@functools.cache
+def _failing() -> Any:
+    """The module `failing`, by its file: the name `tuner` may be a module of the program."""
     path = _HERE.parent / "failing.py"
-    spec = importlib.util.spec_from_file_location("_tuner_emulator_failing", path)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.follow_failures()
+    return _executed(importlib.util.spec_from_file_location("_tuner_emulator_failing", path))
+
+
+def _executed(spec: importlib.machinery.ModuleSpec | None) -> Any:
+    """The module of `spec`; None where there is none."""
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class _Nothing(io.FileIO):
@@ -117,10 +123,8 @@ class _Nothing(io.FileIO):
 
 def _tell_asked() -> None:
     with contextlib.suppress(Exception):  # nothing of this may be an error of the program
-        from tuner.emulator.inside.events import send
-        from tuner.emulator.inside.lines import program_line
-
-        send({"event": "asked", "line": program_line(sys._getframe(2))})
+        line = _failing().sibling("lines").program_line(sys._getframe(2))
+        _failing().sibling("events").send({"event": "asked", "line": line})
 
 
 def _follow_questions() -> None:
@@ -133,10 +137,7 @@ def _follow_questions() -> None:
 def _next_sitecustomize() -> None:
     """The one that this file hides, of a distribution or of an environment, runs as well."""
     hidden = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", hidden)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    _executed(importlib.machinery.PathFinder.find_spec("sitecustomize", hidden))
 
 
 if "TUNER_EMULATOR" in os.environ:
@@ -147,7 +148,7 @@ if "TUNER_EMULATOR" in os.environ:
     except OSError as error:  # Python would go on without this file
         sys.stderr.write(f"tuner's emulator: {error}\n")
         os._exit(3)
-    _follow_failures()
+    _failing().follow_failures()
     _follow_questions()
     sys.meta_path.append(_TunerFinder())  # after the program's own packages
     sys.meta_path.insert(0, _TorchWatch())
