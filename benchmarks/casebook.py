@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.casebook_cases import SYSTEMS, System, Used
-from tuner.advice.compare import Side, predicted_best, side_of
-from tuner.advice.predicting import Predicted, SpacePredictor
-from tuner.engine.recommendation import recommended
-from tuner.engine.target import load_target
-from tuner.errors import InputError, NothingFitsError
-from tuner.estimators.compiling import default_workers
-from tuner.estimators.predict import check_supported
-from tuner.gpus import get_gpu
-from tuner.models.catalogue import get_entry
-from tuner.records import Configuration, MemoryCategory, Source
+from tuner.app.compare import Side, predicted_best, side_of
+from tuner.app.predicting import Predicted, SpacePredictor
+from tuner.app.recommendation import recommended
+from tuner.app.target import load_target
+from tuner.core.errors import InputError, NothingFitsError
+from tuner.core.records import Configuration, MemoryCategory, Source
+from tuner.core.units import format_duration, format_size, significant
+from tuner.predict.compiling import default_workers
+from tuner.predict.predict import check_supported
+from tuner.predict.training import tokens_per_sample
 from tuner.space import SearchSpace, configure, load_space
-from tuner.units import format_duration, format_size, significant
-from tuner.workloads import tokens_per_sample
+from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import get_entry
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "casebook.md", ROOT / "results"

@@ -20,18 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.emulated_cases import QUICK_LAYERS, Case, all_cases
+from tuner.app.custom_workload import trial_job
+from tuner.app.measuring import emulating
+from tuner.app.quiet import quiet_libraries
+from tuner.app.support import require_supported
+from tuner.core.errors import TunerError
+from tuner.core.records import Configuration, Memory
+from tuner.core.units import MIB
 from tuner.emulator.toolchain import unavailable
-from tuner.engine.custom_workload import trial_job
-from tuner.engine.measuring import emulating
-from tuner.engine.quiet import quiet_libraries
-from tuner.engine.support import require_supported
-from tuner.errors import TunerError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.gpus import Gpu, get_gpu
-from tuner.records import Configuration, Memory
-from tuner.runner.emulated import EmulatedRunner
+from tuner.predict.predict import predict, resolve_subject
 from tuner.space import SearchSpace
-from tuner.units import MIB
+from tuner.space.gpus import Gpu, get_gpu
+from tuner.trial.emulated import EmulatedRunner
 
 ALIKE = 0.005
 """Share by which trace and emulator may differ; beyond it one of them is wrong."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from tuner.engine.estimate import one_configuration
-from tuner.errors import InputError
-from tuner.models.catalogue import get_entry
-from tuner.records import Configuration
+from tuner.app.estimate import one_configuration
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration
 from tuner.space import SearchSpace
+from tuner.space.models.catalogue import get_entry
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"

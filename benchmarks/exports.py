@@ -21,15 +21,15 @@ from typing import Any
 
 import yaml
 
-from tuner.engine.emulating import EmulateOptions, emulate
-from tuner.engine.emulation import Emulation
-from tuner.engine.estimate import one_configuration
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.export import ExportInput, export
-from tuner.gpus import get_gpu
-from tuner.models.hollow import is_hollow, write_hollow
-from tuner.records import Configuration, KnobValue
-from tuner.units import MIB
+from tuner.app.estimate import one_configuration
+from tuner.core.records import Configuration, KnobValue
+from tuner.core.units import MIB
+from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator.emulation import Emulation
+from tuner.predict.predict import predict, resolve_subject
+from tuner.program.formats import ExportInput, export
+from tuner.space.gpus import get_gpu
+from tuner.space.models.hollow import is_hollow, write_hollow
 
 GPU = "a6000"
 LORA: Mapping[str, KnobValue] = {

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 from tuner.emulator.session import Session
-from tuner.gpus import get_gpu
+from tuner.space.gpus import get_gpu
 
 INSIDE = "--inside"
 REPEATS = 20
@@ -42,7 +42,7 @@ def measure() -> None:
     """Runs on the emulated GPU: what an operator costs, and steps that wait for the host."""
     import torch
 
-    from tuner.estimators.speed.microbench import OperatorCount, Stopwatch, time_launch
+    from tuner.cost.speed.microbench import OperatorCount, Stopwatch, time_launch
 
     watch = Stopwatch(torch.device("cuda"), 0.5)
     # What else runs on the host can only make a step longer.

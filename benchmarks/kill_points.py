@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.tiny_model import CONFIG
-from tuner.records import TrialRecord
-from tuner.results.journal import read_journal
+from tuner.core.records import TrialRecord
+from tuner.search.journal import read_journal
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("driver", "worker", "raylet")

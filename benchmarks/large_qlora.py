@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.models.hollow import write_hollow
-from tuner.units import GIB
+from tuner.core.units import GIB
+from tuner.space.models.hollow import write_hollow
 
 PROGRAM = Path(__file__).parent / "programs" / "fsdp_qlora.py"
 SCRIPT = Path(sys.executable).parent / "accelerate"

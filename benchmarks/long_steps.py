@@ -2,7 +2,7 @@
 
 Trials of one configuration on this machine's processor, in turn with `whole_steps` and without:
 what each says of the rate, with its 95 % interval, and how long it took. The step must be longer
-than `tuner.runner.step_plan.LONG_STEP_S`, or nothing is put together: `--micro-batch` makes it
+than `tuner.trial.step_plan.LONG_STEP_S`, or nothing is put together: `--micro-batch` makes it
 longer.
 """
 
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.records import Configuration, Measurement, Outcome
+from tuner.core.records import Configuration, Measurement, Outcome
 
 MODEL = "tiny-llama-3m"
 GRAD_ACCUM = 16
@@ -61,9 +61,9 @@ def main() -> int:
 
 def run(trials: int, micro_batch: int, budget_s: float) -> list[tuple[str, Outcome]]:
     """Outcomes in the order in which they ran, one way after the other."""
-    from tuner.engine.device import CPU, find_gpu
-    from tuner.runner.base import MeasureOptions, TrialJob
-    from tuner.runner.isolated import IsolatedRunner
+    from tuner.app.device import CPU, find_gpu
+    from tuner.trial.base import MeasureOptions, TrialJob
+    from tuner.trial.isolated import IsolatedRunner
 
     job = TrialJob("causal_lm", MODEL, find_gpu(CPU))
     parts = MeasureOptions(device="cpu", budget_s=budget_s)

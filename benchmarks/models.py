@@ -39,9 +39,9 @@ from typing import Any
 from benchmarks.emulated import compare
 from benchmarks.emulated import rows as table_rows
 from benchmarks.emulated_cases import Case
-from tuner.errors import TunerError
-from tuner.models.trainable import model_defaults
-from tuner.units import GIB
+from tuner.core.errors import TunerError
+from tuner.core.units import GIB
+from tuner.space.models.trainable import model_defaults
 
 ROWS = Path(__file__).resolve().parent / "models.csv"
 IMAGE_ROWS = ROWS.with_name("image_models.csv")
@@ -285,9 +285,9 @@ def _built(config: Any, *, images: bool) -> Any:
 
 
 def _predicted(model_type: str, method: str, folder: str) -> Row:
-    from tuner.engine.estimate import one_configuration
-    from tuner.estimators.predict import predict, resolve_subject
-    from tuner.gpus import get_gpu
+    from tuner.app.estimate import one_configuration
+    from tuner.predict.predict import predict, resolve_subject
+    from tuner.space.gpus import get_gpu
 
     began = time.monotonic()
     peak_bytes = None
@@ -316,9 +316,9 @@ def _predicted(model_type: str, method: str, folder: str) -> Row:
 
 def _with_an_image(folder: str) -> tuple[Any, Any]:
     """The prediction with one image, of the model's own size where it has one."""
-    from tuner.engine.estimate import one_configuration
-    from tuner.estimators.predict import predict, resolve_subject
-    from tuner.gpus import get_gpu
+    from tuner.app.estimate import one_configuration
+    from tuner.predict.predict import predict, resolve_subject
+    from tuner.space.gpus import get_gpu
 
     settings = {**SETTINGS, **IMAGE["image"], "max_length": IMAGE_LENGTH}
     try:
@@ -365,11 +365,11 @@ def _import_all() -> None:
     import torch
     import transformers
 
-    import tuner.engine.estimate
-    import tuner.estimators.predict
-    import tuner.estimators.replay.memory
-    import tuner.estimators.tracing.trace
-    import tuner.workloads.causal_lm  # noqa: F401
+    import tuner.app.estimate
+    import tuner.cost.replay.memory
+    import tuner.predict.predict
+    import tuner.predict.tracing.trace
+    import tuner.predict.training.causal_lm  # noqa: F401
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)

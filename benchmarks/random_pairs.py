@@ -24,16 +24,16 @@ from typing import Any
 
 from benchmarks.emulated import ALIKE, Answer, compare
 from benchmarks.emulated_cases import QUICK_LAYERS, Case
+from tuner.app.estimate import one_configuration
+from tuner.app.quiet import quiet_libraries
+from tuner.app.support import require_supported
+from tuner.core.errors import InputError
+from tuner.core.units import MIB
 from tuner.emulator.toolchain import unavailable
-from tuner.engine.estimate import one_configuration
-from tuner.engine.quiet import quiet_libraries
-from tuner.engine.support import require_supported
-from tuner.errors import InputError
-from tuner.estimators.predict import resolve_subject
-from tuner.gpus import get_gpu
-from tuner.models.catalogue import load_catalogue
-from tuner.models.trainable import model_defaults
-from tuner.units import MIB
+from tuner.predict.predict import resolve_subject
+from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import load_catalogue
+from tuner.space.models.trainable import model_defaults
 
 ROWS = Path(__file__).resolve().parent / "random_pairs.csv"
 GPUS = ("t4", "rtx3090", "a100_80gb", "h100_sxm")

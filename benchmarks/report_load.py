@@ -24,8 +24,8 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
     from results_samples import GPU, SPACE, make_search
 
-    from tuner.results.report import report_html
-    from tuner.results.view import build_view
+    from tuner.report.report import report_html
+    from tuner.search.view import build_view
 
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5000
     started = time.perf_counter()

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tuner.results.prediction_error import QUANTITIES
-from tuner.units import format_duration, format_size
+from tuner.core.units import format_duration, format_size
+from tuner.report.prediction_error import QUANTITIES
 
 ROWS = Path(__file__).with_suffix(".jsonl")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reported_runs.md"

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.engine.emulating import EmulateOptions, emulate
-from tuner.engine.emulation import Emulation
-from tuner.gpus import get_gpu
-from tuner.units import GIB
+from tuner.core.units import GIB
+from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator.emulation import Emulation
+from tuner.space.gpus import get_gpu
 
 PROGRAM = Path(__file__).parent / "programs" / "titan_8b.py"
 RANKS, TOKENS = 8, 4096

@@ -89,8 +89,8 @@ def main() -> int:
 
 def in_runner(name: str, trials: int) -> Timed:
     """Trials of the product's runner, without Ray."""
-    from tuner.records import Configuration
-    from tuner.runner.isolated import IsolatedRunner
+    from tuner.core.records import Configuration
+    from tuner.trial.isolated import IsolatedRunner
 
     trial_s, steps_s = [], []
     with IsolatedRunner(job(), options()) as runner:
@@ -104,15 +104,15 @@ def in_runner(name: str, trials: int) -> Timed:
 
 
 def job() -> Any:
-    from tuner.engine.device import CPU, find_gpu
-    from tuner.runner.base import TrialJob
+    from tuner.app.device import CPU, find_gpu
+    from tuner.trial.base import TrialJob
 
     return TrialJob("causal_lm", MODEL, find_gpu(CPU))
 
 
 def options() -> Any:
     """One step to warm up and as many timed ones as the plain trainable has."""
-    from tuner.runner.base import MeasureOptions
+    from tuner.trial.base import MeasureOptions
 
     return MeasureOptions(device="cpu", budget_s=0.0, min_steps=STEPS, warmup_steps=1)
 
@@ -129,8 +129,8 @@ def in_ray(trials: int) -> tuple[Timed, Timed, Timed]:
     """Trials of the class actor with the runner inside, then of the plain function, twice."""
     import ray
 
-    from tuner.runner.factories import MeasuredFactory
-    from tuner.tune.trainable import CONFIGURATION, OUTCOME, WorkerPlan, trainable_of
+    from tuner.search.ray.trainable import CONFIGURATION, OUTCOME, WorkerPlan, trainable_of
+    from tuner.trial.factories import MeasuredFactory
 
     factory = MeasuredFactory(job(), options())
     actor = trainable_of((WorkerPlan(factory),))
@@ -198,7 +198,7 @@ def plain_trainable(config: dict[str, Any]) -> dict[str, Any]:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from tuner.models.catalogue import resolve_config
+    from tuner.space.models.catalogue import resolve_config
 
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_config(

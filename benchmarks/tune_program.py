@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.models.hollow import is_hollow, write_hollow
+from tuner.space.models.hollow import is_hollow, write_hollow
 
 PROGRAM = Path(__file__).parents[1] / "examples/programs/sft.py"
 KNOBS = (

@@ -73,10 +73,10 @@ def _run(options: argparse.Namespace, step: str, cache: str, gpus: str) -> dict[
 
 
 def _step(options: argparse.Namespace) -> dict[str, Any]:
-    from tuner.estimators.predict import predict, resolve_subject
-    from tuner.estimators.predictor import PredictionJob, Predictor
-    from tuner.gpus import get_gpu
+    from tuner.predict.predict import predict, resolve_subject
+    from tuner.predict.predictor import PredictionJob, Predictor
     from tuner.space import load_space
+    from tuner.space.gpus import get_gpu
 
     space = load_space(options.space)
     gpus = [get_gpu(name) for name in options.gpus.split(",")]

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.several_gpus import GPU, MODEL, SHAPE, write_model
+from tuner.app.estimate import one_configuration
+from tuner.app.quiet import quiet_libraries
+from tuner.core.units import MIB
+from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.emulator.toolchain import unavailable
-from tuner.engine.emulating import EmulateOptions, emulate
-from tuner.engine.estimate import one_configuration
-from tuner.engine.quiet import quiet_libraries
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.gpus import get_gpu
-from tuner.units import MIB
+from tuner.predict.predict import predict, resolve_subject
+from tuner.space.gpus import get_gpu
 
 PROGRAM = Path(__file__).parent / "programs" / "zero.py"
 ASKED = 0.03

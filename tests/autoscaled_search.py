@@ -13,11 +13,11 @@ from collections import Counter
 import ray
 from tune_fakes import SMALL_SPACE, FakeFactory
 
-from tuner.engine.measuring import Measuring, Mode, decide
-from tuner.gpus import get_gpu
-from tuner.tune.cluster import offer
-from tuner.tune.driver import search_all
-from tuner.tune.request import SearchRequest
+from tuner.app.measuring import Measuring, Mode, decide
+from tuner.search.ray.cluster import offer
+from tuner.search.ray.driver import search_all
+from tuner.search.request import SearchRequest
+from tuner.space.gpus import get_gpu
 
 GPUS = ("a6000", "t4")
 PATIENCE_S = 120

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from results_samples import make_memory, make_speed
 
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Outcome, Prediction, Status, TrialRecord
+from tuner.core.records import Configuration, Outcome, Prediction, Status, TrialRecord
+from tuner.core.units import GIB
 from tuner.space import configure, load_space
-from tuner.units import GIB
+from tuner.space.gpus import get_gpu
 
 CONFIG = {
     "model_type": "llama",

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.estimators.predict import check_supported
-from tuner.gpus import get_gpu
-from tuner.models.catalogue import load_catalogue
-from tuner.records import Configuration, Prediction
+from tuner.core.records import Configuration, Prediction
+from tuner.predict.predict import check_supported
+from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import load_catalogue
 
 DEPTHS = {"gemma-3-4b-text": 8, "mistral-7b-v0.1": 8, "qwen2.5-1.5b": 9, "medgemma-4b": 8}
 """Catalogue models and how many of their layers are kept. Sizes stay as they are: tensors

@@ -18,7 +18,7 @@ from job_server import TOKEN
 from started import end_all
 from whole_tables import checked
 
-from tuner.terminal.tables import Sheet
+from tuner.report.terminal.tables import Sheet
 
 settings.register_profile(
     "tuner",

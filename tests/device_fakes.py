@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from tuner import nvml
-from tuner.estimators.speed.profile import DeviceProfile, MatmulRate, TrafficRate
-from tuner.gpus import get_gpu
-from tuner.nvml import DeviceIdentity
-from tuner.records import Measurement, Outcome, Prediction, Status, TrialRecord
-from tuner.units import GIB
+from tuner.core import nvml
+from tuner.core.nvml import DeviceIdentity
+from tuner.core.records import Measurement, Outcome, Prediction, Status, TrialRecord
+from tuner.core.units import GIB
+from tuner.cost.speed.profile import DeviceProfile, MatmulRate, TrafficRate
+from tuner.space.gpus import get_gpu
 
 A6000 = DeviceIdentity("NVIDIA RTX A6000", get_gpu("a6000").memory_bytes, (8, 6), "580.1")
 T4 = DeviceIdentity("Tesla T4", get_gpu("t4").memory_bytes, (7, 5), "580.1")

@@ -10,14 +10,14 @@ import torch
 from compiled_samples import differences, shallow_model
 from transformers import BertConfig, RobertaConfig
 
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import METHOD, PredictionJob, Predictor
-from tuner.gpus import get_gpu
-from tuner.records import Configuration
-from tuner.runner.device import RealEnvironment, open_session
+from tuner.core.records import Configuration
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import METHOD, PredictionJob, Predictor
+from tuner.predict.training import get_workload
 from tuner.space.data import DataFacts
+from tuner.space.gpus import get_gpu
 from tuner.space.searchspace import SearchSpace, complete_space
-from tuner.workloads import get_workload
+from tuner.trial.device import RealEnvironment, open_session
 
 _SHAPE = {
     "hidden_size": 32,

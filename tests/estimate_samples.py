@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.estimators.tracing.trace import Trace, trace
-from tuner.records import Configuration
-from tuner.workloads import get_workload
+from tuner.core.records import Configuration
+from tuner.predict.tracing.trace import Trace, trace
+from tuner.predict.training import get_workload
 
 SIZES = {
     "hidden_size": 64,

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from runner_bodies import CLOCK, family, obey_clock
 
-from tuner.records import Configuration
-from tuner.runner import process_device, processes, steps
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.training import Training
-from tuner.workloads.causal_lm import CausalLM
+from tuner.core import processes
+from tuner.core.records import Configuration
+from tuner.predict.training.causal_lm import CausalLM
+from tuner.trial import process_device, steps
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.training import Training
 
 COUNTER = "TUNER_TEST_OOM_KILLS"
 """Environment variable with the path of a file in the form of cgroup's memory.events."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from results_samples import make_memory, make_speed
 
-from tuner.gpus import get_gpu
-from tuner.records import Prediction
-from tuner.results.cost import RunCost
-from tuner.results.grid import Grid, GridCell, GridMethod, GridRun
-from tuner.units import GIB
+from tuner.core.records import Prediction
+from tuner.core.units import GIB
+from tuner.report.grid import Grid, GridCell, GridMethod, GridRun
+from tuner.search.cost import RunCost
+from tuner.space.gpus import get_gpu
 
 EVIL = "</script><b>x"
 METHODS = (GridMethod("qlora", "QLoRA, NF4", {}), GridMethod("full", "Full, bf16", {}))

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tuner.gpus import get_gpu
-from tuner.records import Configuration
-from tuner.runner.base import MeasureOptions, TrialJob
+from tuner.core.records import Configuration
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
 
 SHAPE = {
     "hidden_size": 64,

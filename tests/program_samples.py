@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tuner.errors import InputError
+from tuner.core.errors import InputError
+from tuner.core.records import KnobValue
 from tuner.program.changes import change
 from tuner.program.program import Program, read_program
 from tuner.program.settings import Setting, find_settings
-from tuner.records import KnobValue
 
 FOLDER = Path(__file__).with_name("programs")
 EXPECTED = FOLDER / "expected.txt"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from runner_bodies import measurement, obey_clock
 
-from tuner.errors import InputError
-from tuner.records import Configuration, Measurement
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.messages import Report
-from tuner.runner.ranks import run_ranks
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration, Measurement
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.messages import Report
+from tuner.trial.ranks import run_ranks
 
 OOM = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 15.00 GiB"
 LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Connection closed by peer"

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuner.gpu import Gpu
-from tuner.gpus import get_gpu
-from tuner.records import (
+from tuner.core.gpu import Gpu
+from tuner.core.records import (
     Configuration,
     Measurement,
     Memory,
@@ -21,12 +20,13 @@ from tuner.records import (
     Status,
     TrialRecord,
 )
-from tuner.results.facts import SpaceFacts
-from tuner.results.memory_timeline_file import TimelineOf
-from tuner.results.store import ResultsFolder
-from tuner.results.view import View, build_view
-from tuner.results.writing import write_view
-from tuner.units import GIB
+from tuner.core.units import GIB
+from tuner.report.memory_timeline_file import TimelineOf
+from tuner.report.writing import write_view
+from tuner.search.facts import SpaceFacts
+from tuner.search.store import ResultsFolder
+from tuner.search.view import View, build_view
+from tuner.space.gpus import get_gpu
 
 MARGIN_BYTES = GIB
 

@@ -23,12 +23,13 @@ import time
 from multiprocessing import shared_memory
 from pathlib import Path
 
-from tuner.errors import InputError, UnavailableError
-from tuner.records import Configuration, Measurement, Memory, Speed
-from tuner.runner import command, processes
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.command import CommandTrial
-from tuner.runner.messages import Report
+from tuner.core import processes
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.records import Configuration, Measurement, Memory, Speed
+from tuner.trial import command
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.command import CommandTrial
+from tuner.trial.messages import Report
 
 MIB = 2**20
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from cli_samples import CONFIG
 
-from tuner.engine import measuring
-from tuner.engine.plan import SearchPlan
-from tuner.errors import TunerError
-from tuner.records import (
+from tuner.app import measuring
+from tuner.app.plan import SearchPlan
+from tuner.core.errors import TunerError
+from tuner.core.records import (
     Memory,
     MemoryBudget,
     Outcome,
@@ -22,10 +22,10 @@ from tuner.records import (
     Status,
     TrialRecord,
 )
-from tuner.tune import driver
-from tuner.tune.budget import StoppedBy
-from tuner.tune.progress import Progress
-from tuner.tune.request import SearchOutcome, SearchRequest
+from tuner.search.budget import StoppedBy
+from tuner.search.progress import Progress
+from tuner.search.ray import driver
+from tuner.search.request import SearchOutcome, SearchRequest
 
 WIDE = """\
 name: wide
@@ -76,7 +76,7 @@ def write_wide(folder: Path) -> None:
 
 
 class InProcess:
-    """Stands in for `tuner.tune.driver.search_all` in searches with `--mode emulate`.
+    """Stands in for `tuner.search.ray.driver.search_all` in searches with `--mode emulate`.
 
     Tries configurations in the space's order and keeps the requests of each call. `stops` says by
     GPU id how a search ends otherwise: interrupted after its first trial, or failed before it.

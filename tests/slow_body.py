@@ -8,10 +8,10 @@ from pathlib import Path
 
 from runner_bodies import CLOCK, measurement, obey_clock, set_ahead
 
-from tuner.records import Configuration, Measurement
-from tuner.runner import deadline
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.messages import Report
+from tuner.core.records import Configuration, Measurement
+from tuner.trial import deadline
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.messages import Report
 
 FIRST_STEP_WITHIN_S = 6.0
 LONGER_S = 7.0

@@ -12,12 +12,12 @@ from benchmarks.accuracy.attention import register  # noqa: E402
 from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload  # noqa: E402
 from benchmarks.accuracy.harnesses import Case, express  # noqa: E402
 from benchmarks.accuracy.rows import read_rows  # noqa: E402
-from tuner.estimators.replay.allocator import replay  # noqa: E402
-from tuner.estimators.replay.memory import peak_memory  # noqa: E402
-from tuner.estimators.tracing.trace import Trace, trace  # noqa: E402
-from tuner.models.catalogue import resolve_config  # noqa: E402
-from tuner.records import Configuration, Memory  # noqa: E402
-from tuner.workloads import get_workload  # noqa: E402
+from tuner.core.records import Configuration, Memory  # noqa: E402
+from tuner.cost.replay.allocator import replay  # noqa: E402
+from tuner.cost.replay.memory import peak_memory  # noqa: E402
+from tuner.predict.tracing.trace import Trace, trace  # noqa: E402
+from tuner.predict.training import get_workload  # noqa: E402
+from tuner.space.models.catalogue import resolve_config  # noqa: E402
 
 BATCH, LENGTH = 4, 512
 TURING, AMPERE = (7, 5), (8, 0)

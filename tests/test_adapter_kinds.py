@@ -7,11 +7,11 @@ from emulating import needs_emulator
 
 from benchmarks.emulated import compare
 from benchmarks.emulated_cases import Case
-from tuner.engine.estimate import one_configuration
-from tuner.errors import InputError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import FALLBACK, PredictionJob, Predictor
-from tuner.gpus import get_gpu
+from tuner.app.estimate import one_configuration
+from tuner.core.errors import InputError
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import FALLBACK, PredictionJob, Predictor
+from tuner.space.gpus import get_gpu
 
 MODEL = "tiny-llama-3m"
 GPU = get_gpu("a100_80gb")

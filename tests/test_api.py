@@ -20,13 +20,13 @@ from rich.console import Console
 from search_fakes import InProcess, let_emulate, write_wide
 
 import tuner
-from tuner.api.result import SearchResult
-from tuner.api.searching import SearchArguments
-from tuner.cli.main import run
-from tuner.engine.plan import SearchOptions
-from tuner.engine.target import load_target
-from tuner.results.view import build_view
-from tuner.tune.budget import StoppedBy
+from tuner.app.api.result import SearchResult
+from tuner.app.api.searching import SearchArguments
+from tuner.app.cli.main import run
+from tuner.app.plan import SearchOptions
+from tuner.app.target import load_target
+from tuner.search.budget import StoppedBy
+from tuner.search.view import build_view
 
 ROOT = Path(__file__).parents[1]
 FP16 = {"precision": "fp16"}
@@ -90,9 +90,9 @@ class TestImport:
         out, _, _ = mypy.run(["--no-incremental", str(program)])
         said = [line.split(": ", 1)[1] for line in out.splitlines() if str(program) in line]
         assert [line.partition('"')[2].rstrip('"') for line in said[:4]] == [
-            "tuner.api.result.SearchResult",
-            "tuner.api.result.SearchResults",
-            "tuner.records.configuration.Configuration",
+            "tuner.app.api.result.SearchResult",
+            "tuner.app.api.result.SearchResults",
+            "tuner.core.records.configuration.Configuration",
             "bool",
         ]
         assert said[4].startswith("error: ")

@@ -15,15 +15,15 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tuner.apply.assign import Assignment
-from tuner.apply.notebook import _LEXEME as LEXEME
-from tuner.apply.notebook import notebook_python
-from tuner.apply.place import read_number
-from tuner.apply.plan import make_plan
-from tuner.apply.source import read_places
-from tuner.apply.write import MAX_BYTES, replace_files
-from tuner.errors import InputError
-from tuner.records import KnobValue
+from tuner.core.errors import InputError
+from tuner.core.records import KnobValue
+from tuner.program.edit.assign import Assignment
+from tuner.program.edit.notebook import _LEXEME as LEXEME
+from tuner.program.edit.notebook import notebook_python
+from tuner.program.edit.place import read_number
+from tuner.program.edit.plan import make_plan
+from tuner.program.edit.source import read_places
+from tuner.program.edit.write import MAX_BYTES, replace_files
 from tuner.space.keypath import read_key
 
 
@@ -563,7 +563,7 @@ def test_a_file_that_changed_meanwhile_is_not_overwritten(tmp_path):
 
 
 def test_when_the_second_file_fails_the_first_is_put_back(tmp_path, monkeypatch):
-    from tuner.errors import UnavailableError
+    from tuner.core.errors import UnavailableError
 
     one, two = write(tmp_path, "a: 1\n"), write(tmp_path, "b: 1\n", "two.yaml")
     replace = Path.replace
@@ -659,7 +659,7 @@ def test_each_line_of_a_notebook_is_looked_at_once():
             searched += 1
             return LEXEME.search(line, place)
 
-    with mock.patch("tuner.apply.notebook._LEXEME", Counted()):
+    with mock.patch("tuner.program.edit.notebook._LEXEME", Counted()):
         python, _ = notebook_python(notebook(cell), "run.ipynb")
     assert ast.parse(python).body[-1].lineno == number + 1
     assert searched <= 2 * (number + 1)

@@ -14,49 +14,38 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.main import COMMANDS, module_of
+from tuner.app.cli.main import COMMANDS, module_of
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tuner").rglob("*.py"))
-TUNE = ROOT / "tuner" / "tune"
 
-# From the bottom up; a layer imports from itself and from what stands above it in this list.
-LAYERS = (
-    {"__init__", "aliases", "errors", "extras"},
-    {
-        "kinds",
-        "records",
-        "files",
-        "text",
-        "units",
-        "nvml",
-        "host",
-        "meanwhile",
-        "scratch",
-        "secrets",
-    },
-    {"expressions", "space", "gpu", "gpus", "gpu_entry", "gpu_file", "nccl", "models", "data"},
-    {"workloads"},
-    {"estimators"},
-    {"emulator"},
-    {"runner", "results", "apply", "export", "program"},
-    {"tune", "advice", "integrations", "testing"},
-    {"engine", "terminal"},
-    {"cli", "api"},
-    {"__main__"},
-)
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+# What each room may import beside itself; nothing else of tuner.
+ROOMS: dict[str, set[str]] = {
+    "core": set(),
+    "space": {"core"},
+    "cost": {"core"},
+    "predict": {"core", "space", "cost"},
+    "emulator": {"core", "cost"},
+    "program": {"core", "space"},
+    "trial": {"core", "space", "cost", "predict", "program", "emulator"},
+    "search": {"core", "space", "cost", "predict", "trial"},
+    "report": {"core", "space", "cost", "search"},
+}
+ROOMS["app"] = set(ROOMS)
+
+# What people import beside the rooms: callbacks for training code, tests for workloads, the API.
+PUBLIC = {"__init__", "__main__", "integrations", "testing"}
 
 # Libraries that cost tenths of seconds and more, and the only packages that may load them when
 # they are imported themselves. Elsewhere they are imported in the function that needs them.
 HEAVY = {
-    "torch": {"workloads", "estimators", "emulator", "runner"},
+    "torch": {"cost", "predict", "emulator", "trial"},
     "transformers": set(),
     "peft": set(),
-    "bitsandbytes": {"estimators"},
-    "numpy": {"data", "estimators", "tune"},
-    "ray": {"tune"},
-    "optuna": {"tune"},
+    "bitsandbytes": {"cost"},
+    "numpy": {"space", "cost", "predict", "search"},
+    "ray": {"search"},
+    "optuna": {"search"},
     "pandas": set(),
     "matplotlib": set(),
     "plotly": set(),
@@ -115,34 +104,20 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-def test_every_module_belongs_to_a_layer():
-    packages = {package_of(module_name(path)) for path in FILES}
-    assert packages == set(RANK)
+def test_every_module_belongs_to_a_room():
+    assert {package_of(module_name(path)) for path in FILES} == set(ROOMS) | PUBLIC
 
 
-def test_imports_point_downward():
+def test_rooms_import_only_what_stands_below_them():
     wrong = [
         f"{path}:{line}: {name}"
         for path in FILES
         for name, line in imports(path)
-        if name.split(".")[0] == "tuner"
-        and path != ROOT / "tuner" / "__init__.py"  # names what it gives away, and imports nothing
-        and RANK[package_of(name)] > RANK[package_of(module_name(path))]
+        if (room := package_of(module_name(path))) in ROOMS
+        and name.split(".")[0] == "tuner"
+        and package_of(name) not in ROOMS[room] | {room, "__init__"}
     ]
     assert not wrong
-
-
-def test_no_cycles_between_packages():
-    """Not even by imports in functions or for annotations: those would only hide the cycle."""
-    graph: dict[str, set[str]] = {name: set() for name in RANK}
-    for path in FILES:
-        names = {package_of(name) for name, _ in imports(path) if name.split(".")[0] == "tuner"}
-        graph[package_of(module_name(path))] |= names
-    graph = {name: others - {name, "__init__"} for name, others in graph.items()}
-    while graph:
-        bottom = {name for name, others in graph.items() if not others}
-        assert bottom, f"these import one another: {graph}"
-        graph = {name: others - bottom for name, others in graph.items() if name not in bottom}
 
 
 def test_no_cycles_between_modules():
@@ -156,12 +131,12 @@ def test_no_cycles_between_modules():
     TopologicalSorter(graph).prepare()  # raises CycleError, with the modules of a circle
 
 
-def test_ray_and_optuna_stay_in_tune():
+def test_ray_and_optuna_stay_in_search():
     wrong = [
         f"{path}:{line}: {name}"
         for path in FILES
         for name, line in imports(path)
-        if name.split(".")[0] in {"ray", "optuna"} and package_of(module_name(path)) != "tune"
+        if name.split(".")[0] in {"ray", "optuna"} and package_of(module_name(path)) != "search"
     ]
     assert not wrong
 
@@ -170,7 +145,9 @@ def test_private_parts_of_ray_are_named_in_one_module():
     private = re.compile(r"\bray\._|\b_actor_cache\b|\b_internal_kv|\b_global_node\b")
     named = {path.name for path in FILES if private.search(path.read_text())}
     assert named == {"ray_private.py"}
-    tested = re.search(r"Tested with Ray ([0-9.]+)\. ", (TUNE / "ray_private.py").read_text())
+    tested = re.search(
+        r"Tested with Ray ([0-9.]+)\. ", (ROOT / "tuner/search/ray/ray_private.py").read_text()
+    )
     assert f"\nray=={tested[1]}." in (ROOT / "constraints.txt").read_text()
 
 
@@ -186,23 +163,14 @@ def test_heavy_libraries_are_imported_where_they_are_used():
 
 
 def test_light_modules_load_no_heavy_library():
-    light = {
-        "apply",
-        "export",
-        "space",
-        "gpu",
-        "gpus",
-        "models",
-        "results",
-        "expressions",
-        "errors",
-        "extras",
-        "kinds",
-        "records",
-        "units",
-    }
+    light = {"core", "program", "report", "space"}
     modules = [m for m in map(module_name, FILES) if package_of(m) in light]
-    modules += ["tuner.runner.base", "tuner.workloads", "tuner.workloads.base", "tuner.cli.main"]
+    modules += [
+        "tuner.trial.base",
+        "tuner.predict.training",
+        "tuner.predict.training.base",
+        "tuner.app.cli.main",
+    ]
     modules += [module_of(name) for name in COMMANDS]
     loaded = run_python(
         "import importlib, json, sys\n"
@@ -230,7 +198,7 @@ def test_what_runs_inside_an_emulated_program_needs_no_package_of_tuner():
 def test_quick_commands_load_no_heavy_library(arguments):
     output = run_python(
         "import sys\n"
-        "from tuner.cli.main import main\n"
+        "from tuner.app.cli.main import main\n"
         f"sys.argv = ['tuner', *{arguments!r}]\n"
         "try:\n"
         "    main()\n"

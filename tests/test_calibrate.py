@@ -9,13 +9,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from tuner.cli.calibrate import command
-from tuner.errors import InputError, UnavailableError
-from tuner.estimators.measure_device import measure_device
-from tuner.estimators.speed import microbench
-from tuner.estimators.speed.measure_plan import cuda_plan, fitting
-from tuner.estimators.speed.microbench import Stopwatch
-from tuner.estimators.speed.profile import load_profile
+from tuner.app.cli.calibrate import command
+from tuner.app.measure_device import measure_device
+from tuner.core.errors import InputError, UnavailableError
+from tuner.cost.speed import microbench
+from tuner.cost.speed.measure_plan import cuda_plan, fitting
+from tuner.cost.speed.microbench import Stopwatch
+from tuner.cost.speed.profile import load_profile
 
 CPU = torch.device("cpu")
 

@@ -11,11 +11,11 @@ from compiled_samples import shallow_model
 
 from benchmarks.casebook import COLUMNS, numbers_of, page
 from benchmarks.casebook_cases import SYSTEMS
-from tuner.advice.predicting import SpacePredictor
-from tuner.estimators.predict import check_supported
-from tuner.gpus import get_gpu
+from tuner.app.predicting import SpacePredictor
+from tuner.core.units import format_duration, format_size, significant
+from tuner.predict.predict import check_supported
 from tuner.space import configure, load_space
-from tuner.units import format_duration, format_size, significant
+from tuner.space.gpus import get_gpu
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "casebook.md"

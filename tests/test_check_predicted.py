@@ -12,11 +12,11 @@ from unittest import mock
 import pytest
 
 from tests.emulating import needs_emulator
-from tuner.cli.main import run
-from tuner.engine.program_predictions import ProgramPredictions
-from tuner.estimators import predictor
-from tuner.gpus import get_gpu
+from tuner.app.cli.main import run
+from tuner.app.program_predictions import ProgramPredictions
+from tuner.predict import predictor
 from tuner.program.program import read_program
+from tuner.space.gpus import get_gpu
 
 PROGRAM = """\
 from peft import LoraConfig

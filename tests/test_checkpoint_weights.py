@@ -9,10 +9,10 @@ import torch
 from measure_samples import SHAPE, job, knobs, model_folder, quick
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tuner.errors import InputError
-from tuner.runner.device import RealEnvironment, open_session
-from tuner.runner.measure import measure
-from tuner.workloads import get_workload
+from tuner.core.errors import InputError
+from tuner.predict.training import get_workload
+from tuner.trial.device import RealEnvironment, open_session
+from tuner.trial.measure import measure
 
 LLAMA = LlamaConfig(**SHAPE)
 

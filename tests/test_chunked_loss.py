@@ -9,12 +9,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.measure_samples import SHAPE, knobs
-from tuner.errors import InputError
-from tuner.estimators.replay.memory import peak_memory
-from tuner.estimators.tracing.trace import trace
-from tuner.records import Memory
-from tuner.workloads import get_workload
-from tuner.workloads.chunked_loss import TILE_TOKENS, TILE_WORDS, use_chunked_loss
+from tuner.core.errors import InputError
+from tuner.core.records import Memory
+from tuner.cost.replay.memory import peak_memory
+from tuner.predict.tracing.trace import trace
+from tuner.predict.training import get_workload
+from tuner.predict.training.chunked_loss import TILE_TOKENS, TILE_WORDS, use_chunked_loss
 
 WORDS = 128256
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import transformers
 
-from tuner.engine.estimate import one_configuration
-from tuner.errors import InputError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.gpus import get_gpu
-from tuner.models.trainable import require_trained
-from tuner.runner.device import RealEnvironment, open_session
+from tuner.app.estimate import one_configuration
+from tuner.core.errors import InputError
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.space.gpus import get_gpu
+from tuner.space.models.trainable import require_trained
+from tuner.trial.device import RealEnvironment, open_session
 
 GPU = get_gpu("rtx3060")
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}

@@ -7,7 +7,7 @@ import json
 import pytest
 from cli_samples import write_samples
 
-from tuner.cli.main import run
+from tuner.app.cli.main import run
 
 SEARCH = ["search", "--space", "tiny.yaml", "--gpu", "a6000", "--mode", "predict", "--dry-run"]
 

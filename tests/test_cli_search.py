@@ -13,12 +13,12 @@ import yaml
 from cli_samples import make_trial, write_samples
 from started import start
 
-from tuner.cli.main import run
-from tuner.engine.plan import SearchOptions, make_plan
-from tuner.engine.target import load_target
-from tuner.errors import InputError
-from tuner.records import Status
-from tuner.results.journal import read_journal
+from tuner.app.cli.main import run
+from tuner.app.plan import SearchOptions, make_plan
+from tuner.app.target import load_target
+from tuner.core.errors import InputError
+from tuner.core.records import Status
+from tuner.search.journal import read_journal
 from tuner.space import configure
 
 ROOT = Path(__file__).parents[1]
@@ -159,7 +159,7 @@ class TestPlan:
         assert sorted(folder.rglob("*")) == before
 
     def test_fresh_keeps_the_journal_of_before(self, folder):
-        from tuner.engine.search import journal_of
+        from tuner.app.search import journal_of
 
         target = self.target()
         with target.folder.writer() as writer:

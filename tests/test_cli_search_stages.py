@@ -13,9 +13,9 @@ import pytest
 import yaml
 from encoder_samples import TINY_BERT, TINY_ROBERTA
 
-from tuner.cli.main import run
-from tuner.records import Status
-from tuner.results.journal import read_journal
+from tuner.app.cli.main import run
+from tuner.core.records import Status
+from tuner.search.journal import read_journal
 
 ROOT = Path(__file__).parents[1]
 SPACES = ROOT / "search_spaces"

@@ -12,18 +12,18 @@ from cli_samples import write_samples
 from device_fakes import A6000, H200, measurement_of, pretend, profile_of
 from results_samples import make_memory, make_speed
 
-from tuner import host
-from tuner.cli import trial_run
-from tuner.cli.main import run
-from tuner.engine.device import cpu_label
-from tuner.engine.estimate import Estimate
-from tuner.engine.support import require_supported
-from tuner.estimators.speed.profile import profile_path
-from tuner.gpus import get_gpu
-from tuner.records import Outcome, Prediction, Status
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.environment import trial_environment
-from tuner.units import GIB, MIB
+from tuner.app.cli import trial_run
+from tuner.app.cli.main import run
+from tuner.app.device import cpu_label
+from tuner.app.estimate import Estimate
+from tuner.app.support import require_supported
+from tuner.core import host
+from tuner.core.environment import trial_environment
+from tuner.core.records import Outcome, Prediction, Status
+from tuner.core.units import GIB, MIB
+from tuner.cost.speed.profile import profile_path
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
 
 TRIAL = ["trial", "--space", "tiny.yaml", "--set", "micro_batch=2"]
 

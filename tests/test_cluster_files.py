@@ -13,9 +13,9 @@ from ray.autoscaler._private.kuberay import autoscaling_config
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_cli
 
-from tuner.cli.main import cli
-from tuner.gpus import load_catalogue, match_device
-from tuner.units import GIB
+from tuner.app.cli.main import cli
+from tuner.core.units import GIB
+from tuner.space.gpus import load_catalogue, match_device
 
 ROOT = Path(__file__).parents[1]
 CLOUD, ON_PREMISE, KUBERAY = (

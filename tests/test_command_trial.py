@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli import main
-from tuner.errors import UnavailableError
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Outcome, Status
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.isolated import IsolatedRunner
-from tuner.runner.processes import marked
+from tuner.app.cli import main
+from tuner.core.errors import UnavailableError
+from tuner.core.processes import marked
+from tuner.core.records import Configuration, Outcome, Status
 from tuner.space.command import Command
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.isolated import IsolatedRunner
 
 MIB = 2**20
 

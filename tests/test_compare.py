@@ -12,15 +12,15 @@ from device_fakes import measured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.advice.baseline import read_baseline
-from tuner.advice.compare import predicted_best
-from tuner.advice.predicting import SpacePredictor
-from tuner.apply.assign import value_of
-from tuner.cli.main import run
-from tuner.errors import InputError
-from tuner.gpus import get_gpu
-from tuner.results.store import ResultsFolder
+from tuner.app.baseline import read_baseline
+from tuner.app.cli.main import run
+from tuner.app.compare import predicted_best
+from tuner.app.predicting import SpacePredictor
+from tuner.core.errors import InputError
+from tuner.program.edit.assign import value_of
+from tuner.search.store import ResultsFolder
 from tuner.space import configure, load_space
+from tuner.space.gpus import get_gpu
 
 APPLY = """\
 apply:

@@ -7,21 +7,21 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from tuner.estimators.compiler.optimizer_step import (
+from tuner.core.records import MemoryCategory
+from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.cost.replay.allocator import settled_size
+from tuner.cost.speed.roofline import Roofline
+from tuner.cost.work_arrays import WorkArrays, optimizer_executions_of
+from tuner.predict.compiler.optimizer_step import (
     CompiledOptimizer,
     compile_optimizer,
     work_arrays,
 )
-from tuner.estimators.compiler.work_arrays import WorkArrays, optimizer_executions_of
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.estimators.replay.allocator import settled_size
-from tuner.estimators.speed.roofline import Roofline
-from tuner.estimators.tracing.trace import EMBEDDING, trace_optimizer
-from tuner.gpus import get_gpu
-from tuner.records import MemoryCategory
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.tracing.trace import EMBEDDING, trace_optimizer
 from tuner.space import configure, default_space
-from tuner.space.optimizers import OPTIMIZERS
+from tuner.space.gpus import get_gpu
 
 # Adapters of two widths in fp32, a small one that 8-bit optimizers keep in fp32, bf16 weights.
 TRAINABLE = {

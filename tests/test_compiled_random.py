@@ -16,9 +16,9 @@ from compiled_samples import (
     structures,
 )
 
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import METHOD, PredictionJob, Predictor
-from tuner.models.catalogue import architecture
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import METHOD, PredictionJob, Predictor
+from tuner.space.models.catalogue import architecture
 
 SEED = 20260
 STRUCTURES, SIZES = 10, 6

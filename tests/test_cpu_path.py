@@ -15,21 +15,21 @@ from estimate_samples import configuration, tiny_config, traced
 from torch.nn import functional as nn_functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.estimators.compiler.structure import Structure
-from tuner.estimators.predict import Subject, predict, step_work
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.estimators.reference_fit import two_parts
-from tuner.estimators.replay.memory import peak_memory
-from tuner.estimators.speed.kernel_times import MeasuredKernelTimes, ProcessorKernelTimes
-from tuner.estimators.speed.processor import on_its_device, processor
-from tuner.estimators.speed.reference import _Processor
-from tuner.estimators.speed.roofline import step_times
-from tuner.estimators.tracing import device_path
-from tuner.estimators.tracing.cpu_path import CpuPath
-from tuner.estimators.tracing.workspace import PROCESSOR, cublas_workspace_bytes
-from tuner.models.catalogue import resolve_config
-from tuner.units import MIB
-from tuner.workloads import get_workload
+from tuner.core.units import MIB
+from tuner.cost.operators.workspace import PROCESSOR, cublas_workspace_bytes
+from tuner.cost.replay.memory import peak_memory
+from tuner.cost.speed.kernel_times import MeasuredKernelTimes, ProcessorKernelTimes
+from tuner.cost.speed.processor import on_its_device, processor
+from tuner.cost.speed.roofline import step_times
+from tuner.predict.compiler.structure import Structure
+from tuner.predict.predict import Subject, predict, step_work
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.reference import _Processor
+from tuner.predict.reference_fit import two_parts
+from tuner.predict.tracing import device_path
+from tuner.predict.tracing.cpu_path import CpuPath
+from tuner.predict.training import get_workload
+from tuner.space.models.catalogue import resolve_config
 
 PROFILE = replace(profile_of("CPU Testium 9"), context_bytes=40 * MIB, live_factor=1.5)
 CPU = processor(PROFILE)

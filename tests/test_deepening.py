@@ -9,20 +9,20 @@ from collections import Counter
 import pytest
 from compiled_samples import configurations, gpu_for, shallow_model, structures
 
-from tuner.errors import InputError
-from tuner.estimators.compiler import deepening
-from tuner.estimators.compiler.deepening import trace_deep
-from tuner.estimators.compiler.free_rules import (
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration
+from tuner.cost.replay.memory import peak_memory
+from tuner.predict.compiler import deepening
+from tuner.predict.compiler.deepening import trace_deep
+from tuner.predict.compiler.free_rules import (
     Different,
     Free,
     constant_rule,
     run_rule,
     shared_rule,
 )
-from tuner.estimators.predict import resolve_subject
-from tuner.estimators.replay.memory import peak_memory
-from tuner.estimators.tracing.trace import trace
-from tuner.records import Configuration
+from tuner.predict.predict import resolve_subject
+from tuner.predict.tracing.trace import trace
 
 LAYERS = 18
 SEED = 4471

@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config
 
-from tuner.errors import InputError
-from tuner.records import Configuration, Phase
-from tuner.runner.device import (
+from tuner.core.errors import InputError
+from tuner.core.outcome import is_out_of_memory, requested_bytes
+from tuner.core.records import Configuration, Phase
+from tuner.predict.training import get_workload
+from tuner.trial.device import (
     HostMeter,
     RealEnvironment,
     limit_memory,
     open_session,
     parse_device,
 )
-from tuner.runner.outcome import is_out_of_memory, requested_bytes
-from tuner.workloads import get_workload
 
 SHAPE = {
     "hidden_size": 64,

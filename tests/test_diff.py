@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from tests.emulating import needs_emulator
 from tests.installed import environment
-from tuner.cli.main import run as run_cli
+from tuner.app.cli.main import run as run_cli
 
 PROGRAM = """
 import torch
@@ -138,6 +138,6 @@ def test_a_program_that_the_environment_lacks_is_named(tmp_path: Path, capsys: A
 
 
 def test_help_names_the_exit_codes() -> None:
-    from tuner.cli.diff import command
+    from tuner.app.cli.diff import command
 
     assert "Exit codes" in CliRunner().invoke(command, ["--help"]).output

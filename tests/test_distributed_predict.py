@@ -16,21 +16,21 @@ import pytest
 from device_fakes import profile_of
 from measure_samples import knobs, model_folder
 
-from tuner.errors import InputError, UnavailableError
-from tuner.estimators.compiling import in_forks
-from tuner.estimators.parallel import Exchange, Links, copying_s, link_of, waited_s, with_exchange
-from tuner.estimators.predict import Subject, predict, resolve_subject
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.estimators.rank_memory import buckets_of, replicated
-from tuner.estimators.speed.processor import on_its_device
-from tuner.estimators.speed.roofline import StepTimes
-from tuner.estimators.tracing.workspace import PROCESSOR
-from tuner.gpus import Gpu, get_gpu
-from tuner.records import Configuration, Measurement, Memory, MemoryCategory, Status
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.isolated import IsolatedRunner
-from tuner.space.distributed_knobs import Parallelism
-from tuner.units import MIB
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.records import Configuration, Measurement, Memory, MemoryCategory, Status
+from tuner.core.setup.distributed_knobs import Parallelism
+from tuner.core.units import MIB
+from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.parallel import Exchange, Links, copying_s, link_of, waited_s, with_exchange
+from tuner.cost.rank_memory import buckets_of, replicated
+from tuner.cost.speed.processor import on_its_device
+from tuner.cost.speed.roofline import StepTimes
+from tuner.predict.compiling import in_forks
+from tuner.predict.predict import Subject, predict, resolve_subject
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.space.gpus import Gpu, get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.isolated import IsolatedRunner
 
 A6000 = get_gpu("a6000")
 TWO = Parallelism(2)

@@ -13,12 +13,12 @@ import pytest
 from runner_bodies import CLOCK, measurement
 from test_runner_processes import alive
 
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Measurement, Outcome, RankMemory, Status
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.isolated import IsolatedRunner
-from tuner.runner.outcome import Raised, is_lost_peer
-from tuner.runner.ranks import merged
+from tuner.core.outcome import Raised, is_lost_peer
+from tuner.core.records import Configuration, Measurement, Outcome, RankMemory, Status
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.isolated import IsolatedRunner
+from tuner.trial.ranks import merged
 
 JOB = TrialJob("causal_lm", "tiny", get_gpu("a6000"))
 

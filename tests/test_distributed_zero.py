@@ -11,14 +11,14 @@ import torch
 from emulating import needs_emulator
 from measure_samples import knobs, model_folder
 
-from tuner.errors import InputError, UnavailableError
-from tuner.estimators.parallel import sharded_exchange
-from tuner.estimators.predict import Subject, predict, resolve_subject
-from tuner.estimators.tracing.timeline import Mark, Timeline
-from tuner.gpus import get_gpu
-from tuner.kinds import Phase
-from tuner.records import Configuration, Prediction
-from tuner.units import MIB
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.kinds import Phase
+from tuner.core.records import Configuration, Prediction
+from tuner.core.units import MIB
+from tuner.cost.operators.timeline import Mark, Timeline
+from tuner.cost.parallel import sharded_exchange
+from tuner.predict.predict import Subject, predict, resolve_subject
+from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")
 
@@ -120,7 +120,7 @@ def test_a_rank_is_predicted_as_deepspeed_trains_it(stage: int, tmp_path: Path) 
 def test_two_ranks_of_deepspeed_take_what_is_predicted_of_one() -> None:
     from test_emulated_several_gpus import emulated_by_ranks
 
-    from tuner.engine.estimate import one_configuration
+    from tuner.app.estimate import one_configuration
 
     settings = {"gpus_per_trial": 2, "distributed": "zero2", "mixed_precision": "bf16"}
     sizes = {"micro_batch": 2, "max_length": 128, "grad_accum": 2, "num_workers": 0}

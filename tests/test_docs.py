@@ -36,7 +36,7 @@ from documents import (
     tuner_lines,
 )
 
-from tuner.cli.main import cli, run
+from tuner.app.cli.main import cli, run
 
 ALL = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [block for block in ALL if block.language in (SHELL, CONSOLE)]

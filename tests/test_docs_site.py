@@ -37,7 +37,7 @@ def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site: Path):
 def test_references_have_every_command_and_the_python_names(site: Path):
     import click
 
-    from tuner.cli.main import cli
+    from tuner.app.cli.main import cli
 
     commands = (site / "reference" / "cli.html").read_text("utf-8")
     context = click.Context(cli)

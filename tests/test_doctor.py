@@ -9,16 +9,16 @@ import sys
 import pytest
 from device_fakes import A6000, pretend
 
-from tuner import host, nvml
-from tuner.advice import probe as probing
-from tuner.advice import versions
-from tuner.advice.doctor import DeviceFacts, Finding, MachineFacts, Severity, examine
-from tuner.advice.own_settings import own_settings
-from tuner.cli import doctor
-from tuner.cli.main import run
-from tuner.gpus import get_gpu
-from tuner.nvml import DeviceProcess, DeviceUse
-from tuner.units import GIB, MIB
+from tuner.app import probe as probing
+from tuner.app import versions
+from tuner.app.cli import doctor
+from tuner.app.cli.main import run
+from tuner.app.doctor import DeviceFacts, Finding, MachineFacts, Severity, examine
+from tuner.app.own_settings import own_settings
+from tuner.core import host, nvml
+from tuner.core.nvml import DeviceProcess, DeviceUse
+from tuner.core.units import GIB, MIB
+from tuner.space.gpus import get_gpu
 
 GPU = get_gpu("a6000")
 DEVICE = DeviceFacts(0, GPU.name, GPU.memory_bytes, (8, 6), GPU, used_bytes=300 * MIB)
@@ -232,7 +232,7 @@ def test_own_settings_that_cost_speed(tmp_path, name, text, said):
 class TestCommand:
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch):
-        monkeypatch.setattr("tuner.cli.doctor.probe", lambda: dict(WELL.probe))
+        monkeypatch.setattr("tuner.app.cli.doctor.probe", lambda: dict(WELL.probe))
         monkeypatch.setenv("COLUMNS", "100")
 
     def test_without_a_gpu_it_says_so_and_ends_well(self, monkeypatch, capsys):
@@ -244,7 +244,7 @@ class TestCommand:
 
     def test_a_problem_is_an_exit_code(self, monkeypatch, capsys):
         pretend(monkeypatch)
-        monkeypatch.setattr("tuner.cli.doctor.probe", lambda: {"error": "no torch"})
+        monkeypatch.setattr("tuner.app.cli.doctor.probe", lambda: {"error": "no torch"})
         assert run(["doctor", "--json"]) == 3
         found = json.loads(capsys.readouterr().out)
         assert found["ok"] is False

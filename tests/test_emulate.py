@@ -25,16 +25,16 @@ from click.testing import CliRunner
 
 from tests.emulating import TRAINING, needs_emulator
 from tests.installed import environment
-from tuner.cli.main import cli
+from tuner.app.cli.main import cli
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.processes import marked
+from tuner.core.supervised import TAIL_BYTES, Tail
+from tuner.emulator.emulating import EmulateOptions, emulate, interpreter_of
 from tuner.emulator.inside import lines
 from tuner.emulator.inside.lines import places
 from tuner.emulator.session import Session
 from tuner.emulator.toolchain import OLDEST_TORCH, find_compiler, find_torch
-from tuner.engine.emulating import EmulateOptions, emulate, interpreter_of
-from tuner.errors import InputError, UnavailableError
-from tuner.gpus import get_gpu
-from tuner.runner.processes import marked
-from tuner.runner.supervised import TAIL_BYTES, Tail
+from tuner.space.gpus import get_gpu
 
 EMULATE = ("-m", "tuner", "emulate")
 TUNER = (sys.executable, *EMULATE)

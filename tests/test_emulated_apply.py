@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.emulating import needs_emulator
-from tuner.apply.assign import Assignment
-from tuner.apply.plan import make_plan
-from tuner.apply.source import open_source
-from tuner.engine.arriving import Arrivals, look
-from tuner.engine.user_program import user_program
-from tuner.errors import InputError
-from tuner.gpus import get_gpu
-from tuner.records import KnobValue
+from tuner.app.arriving import Arrivals, look
+from tuner.app.user_program import user_program
+from tuner.core.errors import InputError
+from tuner.core.records import KnobValue
+from tuner.program.edit.assign import Assignment
+from tuner.program.edit.plan import make_plan
+from tuner.program.edit.source import open_source
+from tuner.space.gpus import get_gpu
 from tuner.space.keypath import read_key
 
 LOOP = """\

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.programs.models import make
 from tests.emulating import needs_emulator
-from tuner.models.hollow import write_hollow
+from tuner.space.models.hollow import write_hollow
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.emulated import ALIKE
 from benchmarks.exports import CASES, Case, run
 from tests.emulating import needs_emulator
-from tuner.models.hollow import write_hollow
+from tuner.space.models.hollow import write_hollow
 
 IN_ONE_ENVIRONMENT = [case for case in CASES if case.tool in ("trainer", "trl", "accelerate")]
 QUICK = ("trl nf4",)

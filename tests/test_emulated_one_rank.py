@@ -14,17 +14,17 @@ from click.testing import CliRunner
 from emulating import needs_emulator
 
 from benchmarks.several_gpus import MODEL
-from tuner.cli.main import cli
-from tuner.engine.emulating import EmulateOptions, emulate
-from tuner.engine.emulation import Emulation
-from tuner.engine.estimate import one_configuration
-from tuner.estimators.parallel import Exchange, Links, waited_s
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.gpus import get_gpu
-from tuner.models.hollow import write_hollow
-from tuner.nccl import nccl_bytes
-from tuner.space.distributed_knobs import Parallelism
-from tuner.units import GIB
+from tuner.app.cli.main import cli
+from tuner.app.estimate import one_configuration
+from tuner.core.setup.distributed_knobs import Parallelism
+from tuner.core.units import GIB
+from tuner.cost.nccl import nccl_bytes
+from tuner.cost.parallel import Exchange, Links, waited_s
+from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator.emulation import Emulation
+from tuner.predict.predict import predict, resolve_subject
+from tuner.space.gpus import get_gpu
+from tuner.space.models.hollow import write_hollow
 
 pytestmark = needs_emulator
 

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.settings.__main__ import predicted, run
 from benchmarks.settings.cases import CASES
 from tests.emulating import needs_emulator
-from tuner.models.hollow import write_hollow
+from tuner.space.models.hollow import write_hollow
 
 HERE = ("sft_qlora", "dpo_lora", "trainer_qlora", "launched_ddp", "launched_fsdp2_nf4")
 """Of trainers that are in the tests' own environment."""

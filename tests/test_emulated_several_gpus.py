@@ -20,15 +20,15 @@ from benchmarks.several_gpus import (
     rows,
     write_model,
 )
-from tuner.engine.custom_workload import trial_job
-from tuner.engine.emulating import EmulateOptions, emulate
-from tuner.engine.estimate import one_configuration
-from tuner.engine.measuring import emulating
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Memory
-from tuner.runner.emulated import EmulatedRunner
-from tuner.units import MIB
+from tuner.app.custom_workload import trial_job
+from tuner.app.estimate import one_configuration
+from tuner.app.measuring import emulating
+from tuner.core.records import Configuration, Memory
+from tuner.core.units import MIB
+from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.predict.predict import predict, resolve_subject
+from tuner.space.gpus import get_gpu
+from tuner.trial.emulated import EmulatedRunner
 
 LORA = next(case for case in CASES if case.name == "LoRA, bf16, checkpointed")
 BY_ACCELERATE = next(case for case in MORE if case.name == "accelerate: all weights, mixed")

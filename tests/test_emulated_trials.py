@@ -9,16 +9,16 @@ import textwrap
 import pytest
 from emulating import TRAINING, needs_emulator
 
-from tuner.cli.main import run
-from tuner.engine import measuring, verifying
-from tuner.engine.measuring import Mode, decide
-from tuner.errors import UnavailableError
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Exhausted, Status
-from tuner.results.journal import read_journal
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.emulated import EmulatedRunner
+from tuner.app import measuring, verifying
+from tuner.app.cli.main import run
+from tuner.app.measuring import Mode, decide
+from tuner.core.errors import UnavailableError
+from tuner.core.records import Configuration, Exhausted, Status
+from tuner.search.journal import read_journal
 from tuner.space.command import Command
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.emulated import EmulatedRunner
 
 TINY = ["--space", "qlora4b", "--gpu", "a6000", "--model", "tiny-llama-3m"]
 ONE = [
@@ -46,13 +46,13 @@ def answer(capsys, *words: str) -> dict:
 class TestMode:
     def test_it_needs_what_the_emulator_needs(self, monkeypatch):
         monkeypatch.setattr(
-            "tuner.engine.measuring.unavailable", lambda: "there is no compiler: install one"
+            "tuner.app.measuring.unavailable", lambda: "there is no compiler: install one"
         )
         with pytest.raises(UnavailableError, match="cannot run here: there is no compiler"):
             decide(Mode.EMULATE, get_gpu("a6000"))
 
     def test_the_device_is_of_the_asked_type(self, monkeypatch):
-        monkeypatch.setattr("tuner.engine.measuring.unavailable", lambda: None)
+        monkeypatch.setattr("tuner.app.measuring.unavailable", lambda: None)
         gpu = get_gpu("a6000", memory_bytes=24 << 30)
         found = decide(Mode.EMULATE, gpu, gpus_per_trial=2)
         assert (found.device, found.names) == ("cuda:0", ("NVIDIA RTX A6000",))
@@ -62,9 +62,9 @@ class TestMode:
         assert found.text(gpu).startswith("emulated 2 x NVIDIA RTX A6000")
 
     def test_few_trials_run_at_once_where_memory_is_short(self, monkeypatch):
-        monkeypatch.setattr("tuner.engine.measuring.unavailable", lambda: None)
-        monkeypatch.setattr("tuner.host.usable_cpus", lambda: 8)
-        monkeypatch.setattr("tuner.host.usable_memory_bytes", lambda: 13 << 30)
+        monkeypatch.setattr("tuner.app.measuring.unavailable", lambda: None)
+        monkeypatch.setattr("tuner.core.host.usable_cpus", lambda: 8)
+        monkeypatch.setattr("tuner.core.host.usable_memory_bytes", lambda: 13 << 30)
         assert measuring.emulating(get_gpu("a6000")).resources == {"CPU": 4.0}
 
     def test_a_processor_is_not_emulated(self, capsys):

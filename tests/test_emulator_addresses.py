@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from tests.emulating import needs_emulator
+from tuner.core.units import MIB
+from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.emulator.session import ASYNC_LOADING, Session
-from tuner.engine.emulating import EmulateOptions, emulate
-from tuner.gpus import get_gpu
-from tuner.units import MIB
+from tuner.space.gpus import get_gpu
 
 PROGRAM = """
 import json, os, sys

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tuner.core.sparse import TensorEntry, write_shards
 from tuner.emulator.inside.hollow import HollowFile, _reader, hole, is_hole, moving
-from tuner.models.sparse import TensorEntry, write_shards
 
 safe_open = _reader(safetensors.safe_open)
 
@@ -212,7 +212,7 @@ def test_programs_that_imported_safetensors_before_read_holes_too(tmp_path):
 
 @pytest.mark.slow
 def test_from_pretrained_gives_a_model_of_holes(tmp_path):
-    from tuner.models.hollow import write_hollow
+    from tuner.space.models.hollow import write_hollow
 
     found = write_hollow("llama-3.2-1b", tmp_path / "llama")
     assert output_of(FROM_PRETRAINED, found.folder) == ["146", "146"]

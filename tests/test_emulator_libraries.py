@@ -12,7 +12,7 @@ import pytest
 
 from tests.emulating import needs_emulator
 from tuner.emulator.session import Session
-from tuner.gpus import get_gpu
+from tuner.space.gpus import get_gpu
 
 pytestmark = needs_emulator
 

@@ -17,6 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.emulating import needs_emulator
+from tuner.core.setup.distributed_knobs import Parallelism
+from tuner.core.units import GIB, MIB
+from tuner.cost.parallel import Exchange, Links, waited_s
+from tuner.cost.speed.roofline import Efficiency, Roofline
+from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.inside.core import KernelLaunch, readable
 from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.pricing import Pricer
@@ -24,13 +29,8 @@ from tuner.emulator.inside.triton_launches import describe_kernel
 from tuner.emulator.rates import EXCHANGE, gpu_from_dict, gpu_to_dict, pcie_bytes_per_s
 from tuner.emulator.session import Session
 from tuner.emulator.step_time import step_time
-from tuner.estimators.compiler.work_arrays import WorkArrays
-from tuner.estimators.parallel import Exchange, Links, waited_s
-from tuner.estimators.speed.roofline import Efficiency, Roofline
-from tuner.estimators.tracing.recorder import Recorder
-from tuner.gpus import get_gpu
-from tuner.space.distributed_knobs import Parallelism
-from tuner.units import GIB, MIB
+from tuner.predict.tracing.recorder import Recorder
+from tuner.space.gpus import get_gpu
 
 A100 = get_gpu("a100-40gb")
 KERNEL_S, LAUNCH_S = Efficiency().kernel_s, Efficiency().launch_s

@@ -17,7 +17,7 @@ from tests.emulating import needs_emulator
 from tests.values_models import MODELS
 from tests.values_training import LOOPS
 from tuner.emulator.session import Session
-from tuner.gpus import get_gpu
+from tuner.space.gpus import get_gpu
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [needs_emulator, pytest.mark.slow]  # each starts PyTorch twice

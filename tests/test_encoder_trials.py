@@ -7,13 +7,13 @@ from encoder_samples import TINY_BERT, TINY_ROBERTA, configuration, opened
 from test_workload_contrastive import TINY as CONTRASTIVE
 from test_workload_multitask import TINY as MULTITASK
 
-from tuner.errors import InputError
-from tuner.gpus import get_gpu
-from tuner.records import Source, Status
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.device import RealEnvironment, open_session
-from tuner.runner.isolated import IsolatedRunner
-from tuner.workloads import get_workload
+from tuner.core.errors import InputError
+from tuner.core.records import Source, Status
+from tuner.predict.training import get_workload
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.device import RealEnvironment, open_session
+from tuner.trial.isolated import IsolatedRunner
 
 QUICK = MeasureOptions(device="cpu", budget_s=0.2, min_steps=2, warmup_steps=1, timeout_s=300)
 

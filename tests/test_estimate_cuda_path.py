@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as nn_functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.estimators.tracing import cuda_path, device_path
-from tuner.estimators.tracing.cuda_path import CudaPath
-from tuner.estimators.tracing.recorder import Recorder
-from tuner.estimators.tracing.timeline import MASK
+from tuner.cost.operators.timeline import MASK
+from tuner.predict.tracing import cuda_path, device_path
+from tuner.predict.tracing.cuda_path import CudaPath
+from tuner.predict.tracing.recorder import Recorder
 
 AMPERE, TURING = (8, 0), (7, 5)
 FLASH = "_scaled_dot_product_flash_attention"

@@ -7,14 +7,14 @@ from estimate_samples import BASE, SEVEN_LINEARS, tiny_config, traced
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimators.replay.allocator import AllocatorSettings, replay, round_size
-from tuner.estimators.replay.memory import peak_memory
-from tuner.estimators.tracing.timeline import Block, Mark, Timeline
-from tuner.estimators.tracing.trace import trace
-from tuner.models.catalogue import resolve_config
-from tuner.records import Configuration, MemoryCategory, Phase
-from tuner.units import GIB, KIB, MIB
-from tuner.workloads import get_workload
+from tuner.core.records import Configuration, MemoryCategory, Phase
+from tuner.core.units import GIB, KIB, MIB
+from tuner.cost.operators.timeline import Block, Mark, Timeline
+from tuner.cost.replay.allocator import AllocatorSettings, replay, round_size
+from tuner.cost.replay.memory import peak_memory
+from tuner.predict.tracing.trace import trace
+from tuner.predict.training import get_workload
+from tuner.space.models.catalogue import resolve_config
 
 CONTEXT = 300 * MIB
 CUBLAS_WORKSPACE = 4096 * 2 * KIB + 16 * 8 * KIB  # ":4096:2:16:8", sizes in KiB (CUDABlas.cpp)

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 from estimate_samples import configuration, tiny_config
 
-from tuner.errors import EXIT_BAD_INPUT, InputError
-from tuner.estimators.predict import (
+from tuner.core.errors import EXIT_BAD_INPUT, InputError
+from tuner.core.records import Configuration, Prediction, Source
+from tuner.core.units import MIB
+from tuner.predict.predict import (
     Subject,
     check_supported,
     method_text,
     predict,
     resolve_subject,
 )
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Prediction, Source
-from tuner.units import MIB
-from tuner.workloads import get_workload
+from tuner.predict.training import get_workload
+from tuner.space.gpus import get_gpu
 
 A6000, T4, V100 = get_gpu("a6000"), get_gpu("t4"), get_gpu("v100_16gb")
 

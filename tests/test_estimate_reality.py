@@ -16,10 +16,10 @@ import torch
 from estimate_samples import configuration, tiny_config, traced
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.records import MemoryCategory, Phase
-from tuner.runner.device import open_session
-from tuner.runner.synthetic import fill
-from tuner.workloads import get_workload
+from tuner.core.records import MemoryCategory, Phase
+from tuner.predict.training import get_workload
+from tuner.trial.device import open_session
+from tuner.trial.synthetic import fill
 
 NEUTRAL = {"precision": "fp32", "attention": "eager", "micro_batch": 3, "max_length": 40}
 CASES = [
@@ -83,7 +83,7 @@ class LiveStorages(TorchDispatchMode):
 
 
 class CpuEnvironment:
-    """`tuner.workloads.base.Environment` with random weights on the CPU."""
+    """`tuner.predict.training.base.Environment` with random weights on the CPU."""
 
     device = "cpu"
 

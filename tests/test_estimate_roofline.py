@@ -9,15 +9,15 @@ import pytest
 from estimate_samples import configuration, tiny_config, traced
 
 from benchmarks.accuracy.attention import register
-from tuner.estimators.calibration.interval import in_quadrature
-from tuner.estimators.compiler.work_arrays import WorkArrays
-from tuner.estimators.predict import Subject, predict
-from tuner.estimators.speed.power import BOARDS_DIFFER
-from tuner.estimators.speed.product_rates import matmul_peak, power_limit
-from tuner.estimators.speed.roofline import Efficiency, Roofline
-from tuner.estimators.tracing.timeline import MASK, Work
-from tuner.gpus import get_gpu
-from tuner.workloads import get_workload
+from tuner.cost.calibration.interval import in_quadrature
+from tuner.cost.operators.timeline import MASK, Work
+from tuner.cost.speed.power import BOARDS_DIFFER
+from tuner.cost.speed.product_rates import matmul_peak, power_limit
+from tuner.cost.speed.roofline import Efficiency, Roofline
+from tuner.cost.work_arrays import WorkArrays
+from tuner.predict.predict import Subject, predict
+from tuner.predict.training import get_workload
+from tuner.space.gpus import get_gpu
 
 A100, T4 = get_gpu("a100_80gb"), get_gpu("t4")
 PLAIN = Efficiency(

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 from estimate_samples import SEVEN_LINEARS, tiny_config, traced
 
-from tuner.estimators.replay.memory import peak_memory
-from tuner.estimators.tracing import recorder
-from tuner.records import MemoryCategory, Phase
+from tuner.core.records import MemoryCategory, Phase
+from tuner.cost.replay.memory import peak_memory
+from tuner.predict.tracing import recorder
 
 VARIANTS = [
     {},

@@ -1,4 +1,4 @@
-"""Exit codes, the same in every command: the table of `tuner.errors`."""
+"""Exit codes, the same in every command: the table of `tuner.core.errors`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import click
 import pytest
 from cli_samples import make_trial, write_samples
 
-from tuner.cli import main, searching
-from tuner.cli.main import COMMANDS, cli, run
-from tuner.engine.plan import SearchOptions
-from tuner.engine.search import SearchedGpu
-from tuner.errors import EXIT_CODES, InputError, NothingFitsError, UnavailableError
-from tuner.results.store import ResultsFolder
+from tuner.app.cli import main, searching
+from tuner.app.cli.main import COMMANDS, cli, run
+from tuner.app.plan import SearchOptions
+from tuner.app.search import SearchedGpu
+from tuner.core.errors import EXIT_CODES, InputError, NothingFitsError, UnavailableError
+from tuner.search.store import ResultsFolder
 
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
 NEEDS = {

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from results_samples import make_memory, make_speed
 
-from tuner.advice.changes import paired_changes, reentrant_change, single_changes
-from tuner.advice.explain import explain
-from tuner.advice.predicting import SpacePredictor
-from tuner.advice.speed import compute_precision, speed_notes
-from tuner.cli.main import run
-from tuner.engine.estimate import estimate_configuration
-from tuner.errors import InputError
-from tuner.estimators.predictor import COMPILED_TOLERANCE, PredictionJob, Predictor
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Prediction
-from tuner.results.store import ResultsFolder
+from tuner.app.changes import paired_changes, reentrant_change, single_changes
+from tuner.app.cli.main import run
+from tuner.app.estimate import estimate_configuration
+from tuner.app.explain import explain
+from tuner.app.predicting import SpacePredictor
+from tuner.app.speed import compute_precision, speed_notes
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration, Prediction
+from tuner.core.units import GIB, MIB
+from tuner.predict.predictor import COMPILED_TOLERANCE, PredictionJob, Predictor
+from tuner.search.store import ResultsFolder
 from tuner.space import configure, load_space
-from tuner.units import GIB, MIB
+from tuner.space.gpus import get_gpu
 
 SPACE = """\
 name: small

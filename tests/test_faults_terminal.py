@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from cli_samples import make_trial, write_samples
 
-from tuner import scratch
-from tuner.cli import main
-from tuner.errors import UnavailableError
-from tuner.results.journal import JournalWriter, read_journal
-from tuner.tune.interrupts import Interrupts
+from tuner.app.cli import main
+from tuner.core import scratch
+from tuner.core.errors import UnavailableError
+from tuner.search.interrupts import Interrupts
+from tuner.search.journal import JournalWriter, read_journal
 
 ROOT = Path(__file__).parents[1]
 SEARCH = (

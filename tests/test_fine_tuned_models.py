@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.emulated_cases import QUICK_LAYERS, Case
 from benchmarks.models import buildable_config
-from tuner.engine.estimate import one_configuration
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.gpus import get_gpu
-from tuner.models.catalogue import get_entry
+from tuner.app.estimate import one_configuration
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import get_entry
 
 KNOWN = (
     "meta-llama/Llama-3.2-1B-Instruct",

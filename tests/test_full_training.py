@@ -8,13 +8,13 @@ from emulating import needs_emulator
 
 from benchmarks.emulated import compare
 from benchmarks.emulated_cases import Case
-from tuner.engine.estimate import one_configuration
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import FALLBACK, PredictionJob, Predictor
-from tuner.estimators.tracing.recorder import Recorder
-from tuner.gpus import get_gpu
-from tuner.records import Phase
-from tuner.workloads.memory_order import memory_order
+from tuner.app.estimate import one_configuration
+from tuner.core.records import Phase
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import FALLBACK, PredictionJob, Predictor
+from tuner.predict.tracing.recorder import Recorder
+from tuner.predict.training.memory_order import memory_order
+from tuner.space.gpus import get_gpu
 
 MODEL = "tiny-llama-3m"
 GPU = get_gpu("a100_80gb")

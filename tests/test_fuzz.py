@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from benchmarks.fuzz.hostile import WHOLE_FILES, bomb
 from benchmarks.fuzz.mutate import parsed, structure_edited, text_edited, written
 from benchmarks.fuzz.targets import SPACE, STAGED, TARGETS, Target
-from tuner.errors import InputError, TunerError
-from tuner.estimators.speed.profile import load_profile
-from tuner.gpus import load_catalogue
-from tuner.results.journal import encode, read_journal
+from tuner.core.errors import InputError, TunerError
+from tuner.cost.speed.profile import load_profile
+from tuner.search.journal import encode, read_journal
 from tuner.space import load_space
+from tuner.space.gpus import load_catalogue
 
 ROOT = Path(__file__).parents[1]
 BY_NAME = {target.name: target for target in TARGETS}
@@ -117,7 +117,7 @@ class TestFoundBefore:
         """libyaml overflowed the stack of the process (SIGSEGV)."""
         (tmp_path / "gpus.yaml").write_bytes(b"[" * 100_000)
         program = (
-            "from pathlib import Path; from tuner.gpus import load_catalogue; "
+            "from pathlib import Path; from tuner.space.gpus import load_catalogue; "
             "load_catalogue(Path('gpus.yaml'))"
         )
         ended = subprocess.run(

@@ -171,10 +171,10 @@ def test_the_list_is_long_covers_the_field_and_fits_its_time():
 def test_every_case_is_one_that_the_h200_can_run():
     from cases import full_list
 
-    from tuner.estimators.predict import check_supported
-    from tuner.gpus import get_gpu
-    from tuner.models.catalogue import get_entry
-    from tuner.records import Configuration
+    from tuner.core.records import Configuration
+    from tuner.predict.predict import check_supported
+    from tuner.space.gpus import get_gpu
+    from tuner.space.models.catalogue import get_entry
 
     for case in full_list():
         assert get_entry(case.model) is not None, case.model

@@ -12,10 +12,10 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tuner import gpus
-from tuner.errors import InputError, UnavailableError
-from tuner.gpus import NATIVE_PRECISIONS, PRECISIONS, get_gpu, load_catalogue, match_device
-from tuner.units import GIB, MIB
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.units import GIB, MIB
+from tuner.space import gpus
+from tuner.space.gpus import NATIVE_PRECISIONS, PRECISIONS, get_gpu, load_catalogue, match_device
 
 # fmt: off
 ASKED_FOR = {
@@ -512,7 +512,7 @@ def test_any_bytes_are_an_input_error_or_fine(tmp_path, content):
 
 def test_loading_imports_nothing_heavy():
     code = (
-        "import sys; from tuner.gpus import load_catalogue; load_catalogue();"
+        "import sys; from tuner.space.gpus import load_catalogue; load_catalogue();"
         "print(*{'torch', 'ray', 'optuna', 'transformers', 'pandas', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

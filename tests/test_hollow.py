@@ -12,13 +12,14 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from tuner.cli.main import cli, run
-from tuner.cli.models import command
-from tuner.errors import InputError, UnavailableError
-from tuner.models import hollow, sparse
-from tuner.models.catalogue import load_catalogue, resolve_config
-from tuner.models.hollow import is_hollow, write_hollow
-from tuner.models.hollow_tokenizer import make_tokenizer, special_tokens
+from tuner.app.cli.main import cli, run
+from tuner.app.cli.models import command
+from tuner.core import sparse
+from tuner.core.errors import InputError, UnavailableError
+from tuner.space.models import hollow
+from tuner.space.models.catalogue import load_catalogue, resolve_config
+from tuner.space.models.hollow import is_hollow, write_hollow
+from tuner.space.models.hollow_tokenizer import make_tokenizer, special_tokens
 
 SMALL = {
     "hidden_size": 32,

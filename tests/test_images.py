@@ -6,13 +6,13 @@ import pytest
 import torch
 import transformers
 
-from tuner.engine.estimate import one_configuration
-from tuner.errors import InputError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.gpus import get_gpu
-from tuner.workloads.images import images_of
-from tuner.workloads.known_values import KnownValues
+from tuner.app.estimate import one_configuration
+from tuner.core.errors import InputError
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.training.images import images_of
+from tuner.predict.training.known_values import KnownValues
+from tuner.space.gpus import get_gpu
 
 GPU = get_gpu("a100_80gb")
 TEXT = {

@@ -12,7 +12,7 @@ PROGRAM = """
 import sys
 import torch
 from nvml_fakes import FakeNvml
-from tuner.units import GIB
+from tuner.core.units import GIB
 
 sys.modules["pynvml"] = FakeNvml(
     name="NVIDIA RTX A6000", memory=(0, 48 * GIB), capability=(8, 6), driver="570"
@@ -34,8 +34,8 @@ print("contexts:", len(begun))
 @pytest.mark.parametrize(
     ("module", "contexts"),
     [
-        ("tuner.estimators.tracing.trace", 0),
-        pytest.param("tuner.estimators.tracing.cpu_kernels", 0, marks=pytest.mark.slow),
+        ("tuner.predict.tracing.trace", 0),
+        pytest.param("tuner.cost.operators.cpu_kernels", 0, marks=pytest.mark.slow),
         # What it does by itself, or this test would say nothing.
         pytest.param("bitsandbytes", 1, marks=pytest.mark.slow),
     ],

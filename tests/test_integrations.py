@@ -14,8 +14,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from tuner.integrations import Reporter, in_trial, report_step, reporting
 from tuner.integrations import lightning as for_lightning
 from tuner.integrations.transformers import TunerCallback
-from tuner.runner.base import MeasureOptions
-from tuner.runner.command import trial_facts
+from tuner.trial.base import MeasureOptions
+from tuner.trial.command import trial_facts
 
 TRIAL = json.dumps(trial_facts(MeasureOptions(budget_s=100.0)))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tuner.estimators.tracing.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES
-from tuner.estimators.tracing.leaf_kernels import Kernels
-from tuner.estimators.tracing.operators import launches_nothing, work_of
+from tuner.cost.operators.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES
+from tuner.cost.operators.leaf_kernels import Kernels
+from tuner.cost.operators.operators import launches_nothing, work_of
 
 aten = torch.ops.aten
 KERNELS = Kernels(ATEN_DECOMPOSITIONS, ATEN_LEAVES)

@@ -9,14 +9,14 @@ import torch
 from measure_samples import SHAPE, knobs
 from transformers import Gemma2Config, LlamaConfig
 
-from tuner.errors import InputError
-from tuner.runner.device import RealEnvironment, open_session
-from tuner.runner.settings import ALLOCATOR_VARIABLES, apply_settings, set_allocator
+from tuner.core.errors import InputError
+from tuner.predict.training import get_workload
+from tuner.predict.training import liger as liger_module
+from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.predict.training.token_data import LoaderSettings, build_loader
 from tuner.space.data import DataFacts
-from tuner.workloads import get_workload
-from tuner.workloads import liger as liger_module
-from tuner.workloads.causal_lm_settings import CausalLMSettings
-from tuner.workloads.token_data import LoaderSettings, build_loader
+from tuner.trial.device import RealEnvironment, open_session
+from tuner.trial.settings import ALLOCATOR_VARIABLES, apply_settings, set_allocator
 
 LLAMA = LlamaConfig(**SHAPE)
 
@@ -239,7 +239,7 @@ def test_a_session_trains_on_its_workers_batches_epoch_after_epoch():
 def test_waiting_for_data_is_counted(monkeypatch):
     import time
 
-    from tuner.workloads.token_data import SyntheticTokens
+    from tuner.predict.training.token_data import SyntheticTokens
 
     session = opened(micro_batch=2)
     session.optimizer_step(2)

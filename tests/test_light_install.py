@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.main import COMMANDS
-from tuner.extras import MODULES
+from tuner.app.cli.main import COMMANDS
+from tuner.core.extras import MODULES
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,7 +27,7 @@ class Missing(MetaPathFinder):
 
 MODULES = json.loads(sys.argv[1])
 sys.meta_path.insert(0, Missing())
-from tuner.cli.main import run
+from tuner.app.cli.main import run
 
 found = []
 for line in json.loads(sys.argv[2]):

@@ -12,8 +12,8 @@ from ray._private import worker
 from ray._private.node import Node
 from ray.exceptions import RpcError
 
-from tuner.errors import InputError, UnavailableError
-from tuner.tune.local_ray import (
+from tuner.core.errors import InputError, UnavailableError
+from tuner.search.ray.local_ray import (
     RayLostError,
     losses_said,
     lost_process,
@@ -170,9 +170,9 @@ import os, signal, sys
 import psutil
 from ray._private import worker
 from tune_fakes import GPU, FakeFactory, FakeSpace
-from tuner.errors import UnavailableError
-from tuner.tune.driver import search
-from tuner.tune.request import SearchRequest
+from tuner.core.errors import UnavailableError
+from tuner.search.ray.driver import search
+from tuner.search.request import SearchRequest
 
 ended = []
 
@@ -216,9 +216,9 @@ def test_a_search_that_loses_ray_says_so_before_ray_ends_it(kind):
 FOLDERS = """
 import stat
 from pathlib import Path
-from tuner.tune import cluster
-from tuner.tune.ray_private import node_here
-from tuner.tune.ray_token import default_path
+from tuner.search.ray import cluster
+from tuner.search.ray.ray_private import node_here
+from tuner.search.ray.ray_token import default_path
 
 with cluster.quiet(), cluster.connected(None, cpus=1):
     session = Path(node_here().get_session_dir_path())

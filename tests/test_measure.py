@@ -9,16 +9,16 @@ import pytest
 import torch
 from measure_samples import job, knobs, model_folder, quick
 
-from tuner.errors import InputError
-from tuner.host import cpu_name
-from tuner.records import Measurement, Phase
-from tuner.runner import measure as module
-from tuner.runner.measure import measure
-from tuner.runner.outcome import is_out_of_memory, requested_bytes
-from tuner.runner.rate import RunningMean
-from tuner.runner.stop_rule import StopRule
+from tuner.core.errors import InputError
+from tuner.core.host import cpu_name
+from tuner.core.outcome import is_out_of_memory, requested_bytes
+from tuner.core.records import Measurement, Phase
+from tuner.predict.training.causal_lm import CausalLMSession
 from tuner.space.data import DataFacts, TokenLengths
-from tuner.workloads.causal_lm import CausalLMSession
+from tuner.trial import measure as module
+from tuner.trial.measure import measure
+from tuner.trial.rate import RunningMean
+from tuner.trial.stop_rule import StopRule
 
 LENGTHS = TokenLengths(10.0, 20, ((0.0, 0.0), (20.0, 1.0)))  # even between 0 and 20 tokens
 
@@ -186,10 +186,10 @@ def test_model_flops_are_those_of_a_prediction(changes):
     """The measurement counts layers, the prediction the operators of a trace."""
     from estimate_samples import configuration, tiny_config
 
-    from tuner.estimators.predict import Subject, predict
-    from tuner.gpus import get_gpu
-    from tuner.runner.device import RealEnvironment, open_session
-    from tuner.workloads import get_workload
+    from tuner.predict.predict import Subject, predict
+    from tuner.predict.training import get_workload
+    from tuner.space.gpus import get_gpu
+    from tuner.trial.device import RealEnvironment, open_session
 
     # Long enough for the layers to outweigh the first one's missing gradients.
     sizes = {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 8}
@@ -204,7 +204,7 @@ def test_model_flops_are_those_of_a_prediction(changes):
 
 
 def test_a_checkpoint_is_asked_for_by_hub_id(model):
-    from tuner.runner.measure import _checkpoint
+    from tuner.trial.measure import _checkpoint
 
     assert _checkpoint(job("qwen2.5-0.5b"), quick()) is None
     assert _checkpoint(job("qwen2.5-0.5b"), quick(weights="hub")) == "Qwen/Qwen2.5-0.5B"
@@ -214,7 +214,7 @@ def test_a_checkpoint_is_asked_for_by_hub_id(model):
 
 def train_under_limit(model, sender):
     """In a process of its own: the limit stays with it."""
-    from tuner.runner.training import TRAINING
+    from tuner.trial.training import TRAINING
 
     facts = {}
     TRAINING.prepare(job(model), quick())

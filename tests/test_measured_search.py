@@ -12,10 +12,10 @@ import pytest
 import yaml
 from started import start
 
-from tuner import host
-from tuner.cli.main import run
-from tuner.records import Source, Status
-from tuner.results.journal import read_journal
+from tuner.app.cli.main import run
+from tuner.core import host
+from tuner.core.records import Source, Status
+from tuner.search.journal import read_journal
 from tuner.space import configure, load_space
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
 def test_ctrl_c_in_the_middle_of_a_trial_leaves_no_process(folder):
     process = start(*SEARCH, "--trials", "9", "--budget", "60s", "--quiet")
     until = time.monotonic() + 600
-    while not any("tuner.runner.warm" in command for command in processes_in(folder)):
+    while not any("tuner.trial.warm" in command for command in processes_in(folder)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(0.1)

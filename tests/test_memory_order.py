@@ -7,10 +7,10 @@ import itertools
 import pytest
 from encoder_samples import shallow_encoder
 
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.gpus import get_gpu
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.training.memory_order import MEMORY_ORDERS
 from tuner.space import configure, load_space
-from tuner.workloads.memory_order import MEMORY_ORDERS
+from tuner.space.gpus import get_gpu
 
 ROUNDING = 0.003
 """What the allocator's rounding may take off: 0.2 % in whole spaces (docs/guided-search.md)."""

@@ -9,14 +9,15 @@ from device_fakes import profile_of
 from measure_samples import knobs, model_folder
 from results_samples import GPU, SPACE, make_search, write_all
 
-from tuner.estimators.memory_timeline import MAX_POINTS, MemoryTimeline, trace_timeline
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.speed.processor import processor
-from tuner.gpus import get_gpu
-from tuner.records import MemoryCategory
-from tuner.results.memory_timeline_figure import timeline_figure
-from tuner.results.report import MEMORY_COLORS
-from tuner.results.store import ResultsFolder
+from tuner.core.records import MemoryCategory
+from tuner.cost.memory_timeline import MemoryTimeline
+from tuner.cost.speed.processor import processor
+from tuner.predict.memory_timeline import MAX_POINTS, trace_timeline
+from tuner.predict.predict import predict, resolve_subject
+from tuner.report.memory_timeline_figure import timeline_figure
+from tuner.report.report import MEMORY_COLORS
+from tuner.search.store import ResultsFolder
+from tuner.space.gpus import get_gpu
 
 
 @pytest.fixture(scope="module")

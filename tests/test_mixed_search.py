@@ -8,16 +8,16 @@ import json
 import pytest
 from search_fakes import InProcess, let_emulate, write_wide
 
-from tuner.cli.main import run
-from tuner.engine.search import batches
-from tuner.engine.targets import gpu_names, load_targets
-from tuner.errors import InputError, UnavailableError
-from tuner.gpus import get_gpu
-from tuner.results.journal import read_journal
-from tuner.results.store import ResultsFolder
-from tuner.tune import cluster
-from tuner.tune.budget import StoppedBy
-from tuner.tune.request import SearchRequest, TrialDevice
+from tuner.app.cli.main import run
+from tuner.app.search import batches
+from tuner.app.targets import gpu_names, load_targets
+from tuner.core.errors import InputError, UnavailableError
+from tuner.search.budget import StoppedBy
+from tuner.search.journal import read_journal
+from tuner.search.ray import cluster
+from tuner.search.request import SearchRequest, TrialDevice
+from tuner.search.store import ResultsFolder
+from tuner.space.gpus import get_gpu
 
 FP16 = ["--space", "wide.yaml", "--set", "precision=fp16"]
 EMULATED = [*FP16, "--mode", "emulate"]
@@ -92,7 +92,7 @@ class TestSearch:
     def test_types_without_bf16_are_named_before_anything_is_predicted(
         self, searches, capsys, monkeypatch
     ):
-        from tuner.estimators import predictor
+        from tuner.predict import predictor
 
         monkeypatch.setattr(predictor.Predictor, "__init__", None)  # would raise a TypeError
         command = ["search", "--space", "wide.yaml", "--set", "precision=bf16"]

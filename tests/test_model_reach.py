@@ -16,22 +16,22 @@ from estimate_samples import configuration, tiny_config, traced
 
 from benchmarks.accuracy.losses import register
 from benchmarks.models import IMAGE_ROWS, METHODS, ROWS, model_types, page, read_rows, rows_of
-from tuner.cli.main import cli
-from tuner.engine.estimate import one_configuration
-from tuner.errors import InputError
-from tuner.estimators.compiler import deepening
-from tuner.estimators.compiler.compile import layer_types, with_layers
-from tuner.estimators.compiler.layouts import CompileError
-from tuner.estimators.predict import check_supported
-from tuner.estimators.tracing.cpu_path import CpuPath
-from tuner.estimators.tracing.cuda_path import CudaPath
-from tuner.estimators.tracing.workspace import PROCESSOR
-from tuner.gpus import get_gpu
-from tuner.models.catalogue import architecture, get_entry, load_catalogue, resolve_config
-from tuner.models.positions import table_positions
-from tuner.models.trainable import model_defaults, require_quantization, require_trained
-from tuner.records import MemoryCategory
-from tuner.workloads.remarks import adaptable_names
+from tuner.app.cli.main import cli
+from tuner.app.estimate import one_configuration
+from tuner.core.errors import InputError
+from tuner.core.records import MemoryCategory
+from tuner.cost.operators.workspace import PROCESSOR
+from tuner.predict.compiler import deepening
+from tuner.predict.compiler.compile import layer_types, with_layers
+from tuner.predict.compiler.layouts import CompileError
+from tuner.predict.predict import check_supported
+from tuner.predict.tracing.cpu_path import CpuPath
+from tuner.predict.tracing.cuda_path import CudaPath
+from tuner.predict.training.remarks import adaptable_names
+from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import architecture, get_entry, load_catalogue, resolve_config
+from tuner.space.models.positions import table_positions
+from tuner.space.models.trainable import model_defaults, require_quantization, require_trained
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "model_types.md"
 ALL = ("all-linear",)

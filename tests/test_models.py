@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.errors import EXIT_BAD_INPUT, InputError, UnavailableError
-from tuner.models import catalogue
-from tuner.models.bounds import problem_in
-from tuner.models.catalogue import (
+from tuner.core.errors import EXIT_BAD_INPUT, InputError, UnavailableError
+from tuner.space.models import catalogue
+from tuner.space.models.bounds import problem_in
+from tuner.space.models.catalogue import (
     auto_class,
     config_digest,
     get_entry,
@@ -399,7 +399,7 @@ def test_a_resolved_config_can_be_changed_without_changing_the_catalogue():
 
 def test_finding_a_model_imports_neither_torch_nor_transformers():
     code = (
-        "import sys; from tuner.models.catalogue import get_entry;"
+        "import sys; from tuner.space.models.catalogue import get_entry;"
         "entry = get_entry('google/medgemma-27b-text-it');"
         "assert (entry.hidden_size, entry.layers, entry.vocab_size) == (5376, 62, 262144);"
         "heavy = {'torch', 'transformers', 'huggingface_hub', 'numpy'} & set(sys.modules);"

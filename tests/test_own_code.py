@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.main import run
-from tuner.errors import InputError
-from tuner.records import Source, Status
-from tuner.results.journal import read_journal
+from tuner.app.cli.main import run
+from tuner.core.errors import InputError
+from tuner.core.records import Source, Status
+from tuner.predict.training import get_workload
+from tuner.search.journal import read_journal
 from tuner.testing import WorkloadContract
-from tuner.workloads import get_workload
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

@@ -7,14 +7,14 @@ import contextlib
 import pytest
 from estimate_samples import configuration, tiny_config
 
-from tuner.estimators.replay.allocator import round_size
-from tuner.estimators.replay.memory import live_at_peak, peak_memory
-from tuner.estimators.tracing import trace as trace_module
-from tuner.estimators.tracing.timeline import Block
-from tuner.estimators.tracing.trace import Trace, trace
-from tuner.records import MemoryCategory
-from tuner.units import MIB
-from tuner.workloads import get_workload
+from tuner.core.records import MemoryCategory
+from tuner.core.units import MIB
+from tuner.cost.operators.timeline import Block
+from tuner.cost.replay.allocator import round_size
+from tuner.cost.replay.memory import live_at_peak, peak_memory
+from tuner.predict.tracing import trace as trace_module
+from tuner.predict.tracing.trace import Trace, trace
+from tuner.predict.training import get_workload
 
 VARIANTS = [
     {},

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from estimate_samples import SIZES, configuration
 
-from tuner.errors import InputError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.gpus import get_gpu
-from tuner.records import Outcome, Source, Status
-from tuner.units import MIB
+from tuner.core.errors import InputError
+from tuner.core.records import Outcome, Source, Status
+from tuner.core.units import MIB
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")
 
@@ -97,7 +97,7 @@ def test_traces_are_kept_and_end_the_same(model, monkeypatch, tmp_path):
     job = PredictionJob("causal_lm", model)
     assert Predictor(job, workers=2).traced(asked, A6000) == alone
     assert any(tmp_path.iterdir())
-    monkeypatch.setattr("tuner.estimators.predictor.trace_all", None)  # would raise a TypeError
+    monkeypatch.setattr("tuner.predict.predictor.trace_all", None)  # would raise a TypeError
     assert Predictor(job).traced(asked[::-1], A6000) == alone[::-1]
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.errors import InputError
-from tuner.estimators import cache, compiling, predictor, stored
-from tuner.estimators.compiler.compiled import CompiledPasses
-from tuner.estimators.compiler.layouts import CompileError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import FALLBACK, METHOD, PredictionJob, Predictor
-from tuner.gpus import get_gpu
-from tuner.models.catalogue import architecture, load_catalogue, resolve_config
-from tuner.records import Configuration, Prediction
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration, Prediction
+from tuner.cost.compiled import CompiledPasses
+from tuner.predict import cache, compiling, predictor, stored
+from tuner.predict.compiler.layouts import CompileError
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import FALLBACK, METHOD, PredictionJob, Predictor
+from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import architecture, load_catalogue, resolve_config
 
 ROOT = Path(__file__).parents[1]
 AMPERE = get_gpu("a5000")
@@ -229,9 +229,9 @@ def test_what_is_stored_is_not_compiled_again(job, compiled, optimizers):
 
 WARM = """
 import json, sys
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Prediction
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.space.gpus import get_gpu
+from tuner.core.records import Configuration, Prediction
 given = Configuration(json.loads(sys.argv[1]))
 (found,) = Predictor(PredictionJob("causal_lm", "smollm2-135m")).predict([given], get_gpu("a5000"))
 print(json.dumps([found.to_dict(), sorted({"torch", "transformers", "peft"} & set(sys.modules))]))
@@ -366,7 +366,7 @@ def test_what_does_not_compile_is_traced_and_says_why(job, model, monkeypatch, f
     def refuse(*_):
         raise kind("a layer does something new")
 
-    monkeypatch.setattr("tuner.estimators.compiler.compile.compile_passes", refuse)
+    monkeypatch.setattr("tuner.predict.compiler.compile.compile_passes", refuse)
     (ours,) = Predictor(job).predict([BASE], AMPERE)
     full = predict(resolve_subject("causal_lm", model), BASE, AMPERE)
     assert ours.memory == full.memory

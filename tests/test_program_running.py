@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.apply.source import SourceFile, read_places
 from tuner.program.changes import change
+from tuner.program.edit.source import SourceFile, read_places
 from tuner.program.program import Program, read_program
 from tuner.program.running import runnable, unread_files
 from tuner.program.settings import find_settings

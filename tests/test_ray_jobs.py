@@ -16,8 +16,8 @@ from cli_samples import write_samples
 from documents import blocks, commands
 from job_server import TOKEN, job_cluster
 
-from tuner.cli.main import run
-from tuner.results.journal import read_journal
+from tuner.app.cli.main import run
+from tuner.search.journal import read_journal
 
 AUTHORIZED = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 STOP_WAIT = {"RAY_JOB_STOP_WAIT_TIME_S": "120"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from tuner.estimators.replay.memory import memory_history
-from tuner.estimators.tracing.recorder import Recorder
-from tuner.estimators.tracing.timeline import Timeline
-from tuner.records import MemoryCategory
-from tuner.units import MIB
+from tuner.core.records import MemoryCategory
+from tuner.core.units import MIB
+from tuner.cost.operators.timeline import Timeline
+from tuner.cost.replay.memory import memory_history
+from tuner.predict.tracing.recorder import Recorder
 
 
 def live_after(timeline: Timeline) -> list[int]:

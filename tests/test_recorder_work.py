@@ -6,9 +6,9 @@ import pytest
 import torch
 from estimate_samples import SIZES, tiny_config, traced
 
-from tuner.estimators.replay.memory import category_of
-from tuner.estimators.tracing.recorder import Recorder
-from tuner.records import MemoryCategory
+from tuner.core.records import MemoryCategory
+from tuner.cost.replay.memory import category_of
+from tuner.predict.tracing.recorder import Recorder
 
 M, N, K, BATCH = 3, 5, 7, 2
 

@@ -7,24 +7,24 @@ from dataclasses import replace
 import pytest
 from device_fakes import profile_of
 
-from tuner.errors import UnavailableError
-from tuner.estimators import measure_device
-from tuner.estimators.reference_fit import calibrated_on_reference
-from tuner.estimators.speed import reference
-from tuner.estimators.speed.processor import on_its_device, processor
-from tuner.estimators.speed.profile import REFERENCE, load_profile
-from tuner.estimators.speed.reference import (
+from tuner.app import measure_device
+from tuner.core.errors import UnavailableError
+from tuner.core.host import CpuTimes
+from tuner.core.units import MIB
+from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.speed.processor import on_its_device, processor
+from tuner.cost.speed.profile import REFERENCE, load_profile
+from tuner.predict import reference
+from tuner.predict.reference import (
     POINTS,
     WORKLOAD,
     ReferenceRun,
     model_config,
     run_reference,
 )
-from tuner.estimators.tracing.trace import trace
-from tuner.estimators.tracing.workspace import PROCESSOR
-from tuner.host import CpuTimes
-from tuner.units import MIB
-from tuner.workloads import get_workload
+from tuner.predict.reference_fit import calibrated_on_reference
+from tuner.predict.tracing.trace import trace
+from tuner.predict.training import get_workload
 
 PROFILE = replace(profile_of("CPU Testium 9"), step_factor=None, live_factor=None)
 
@@ -101,10 +101,10 @@ def test_what_trainings_were_made_of_is_found_again(tmp_path):
 
 def _as_predicted(profile, point) -> ReferenceRun:
     """What a training takes where predictions are right."""
-    from tuner.estimators.predict import step_work
-    from tuner.estimators.replay.memory import peak_memory
-    from tuner.estimators.speed.kernel_times import ProcessorKernelTimes
-    from tuner.estimators.speed.roofline import step_times
+    from tuner.cost.replay.memory import peak_memory
+    from tuner.cost.speed.kernel_times import ProcessorKernelTimes
+    from tuner.cost.speed.roofline import step_times
+    from tuner.predict.predict import step_work
 
     gpu = processor(profile)
     traced = trace(

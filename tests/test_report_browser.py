@@ -11,14 +11,14 @@ import pytest
 from browsing import Opened, needs_chromium
 from results_samples import GPU, SPACE, make_record, make_search, write_all
 
-from tuner.estimators.memory_timeline import MemoryTimeline, PhaseSpan
-from tuner.records import StageNumbers
-from tuner.results.facts import StageFacts
-from tuner.results.report import report_html
-from tuner.results.store import ResultsFolder
-from tuner.results.view import build_view
-from tuner.text import printable
-from tuner.units import GIB
+from tuner.core.records import StageNumbers
+from tuner.core.text import printable
+from tuner.core.units import GIB
+from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan
+from tuner.report.report import report_html
+from tuner.search.facts import StageFacts
+from tuner.search.store import ResultsFolder
+from tuner.search.view import build_view
 
 TRIALS = 5000
 

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import GPU, SPACE, make_record, make_search, write_all
 
-from tuner.errors import UnavailableError
-from tuner.records import Outcome, Status
-from tuner.results import store
-from tuner.results.facts import SpaceFacts
-from tuner.results.figures import KnobFigure, knob_figures
-from tuner.results.plot import pareto_png
-from tuner.results.report import report_html
-from tuner.results.store import ResultsFolder, safe_name, write_atomically
-from tuner.results.view import build_view
-from tuner.text import printable
-from tuner.units import GIB, significant
+from tuner.core.errors import UnavailableError
+from tuner.core.records import Outcome, Status
+from tuner.core.text import printable
+from tuner.core.units import GIB, significant
+from tuner.report.figures import KnobFigure, knob_figures
+from tuner.report.plot import pareto_png
+from tuner.report.report import report_html
+from tuner.search import store
+from tuner.search.facts import SpaceFacts
+from tuner.search.store import ResultsFolder, safe_name, write_atomically
+from tuner.search.view import build_view
 
 FILES = {"trials.jsonl", "pareto.csv", "best.yaml", "pareto.png", "report.html"}
 COMMAND = "tuner search --space qlora27b --gpu a6000"
@@ -148,8 +148,8 @@ def test_the_picture_leaves_pyplot_alone():
     import sys
 
     code = (
-        "import sys; from results_samples import *; from tuner.results.view import build_view;"
-        "from tuner.results.plot import pareto_png;"
+        "import sys; from results_samples import *; from tuner.search.view import build_view;"
+        "from tuner.report.plot import pareto_png;"
         "pareto_png(build_view(make_search(5), SPACE, GPU));"
         "print('matplotlib.pyplot' in sys.modules)"
     )

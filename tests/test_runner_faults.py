@@ -23,14 +23,14 @@ from runner_bodies import CLOCK
 from test_runner_processes import alive
 from transformers import LlamaConfig
 
+from tuner.core import processes
+from tuner.core.nvml import device_use
+from tuner.core.records import Configuration, Exhausted, Status, TrialRecord
 from tuner.emulator.here import is_emulated
-from tuner.gpus import get_gpu
-from tuner.nvml import device_use
-from tuner.records import Configuration, Exhausted, Status, TrialRecord
-from tuner.runner import processes
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.isolated import MARK, IsolatedRunner
-from tuner.runner.preflight import obstacle
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.isolated import MARK, IsolatedRunner
+from tuner.trial.preflight import obstacle
 
 MIB = 2**20
 LIMIT_BYTES = 256 * MIB

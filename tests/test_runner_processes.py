@@ -15,13 +15,14 @@ import psutil
 import pytest
 from runner_bodies import CLOCK, JumpingClock
 
-from tuner.errors import InputError, UnavailableError
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Source, Status
-from tuner.runner import isolated, processes
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.isolated import IsolatedRunner
-from tuner.workloads import load_object
+from tuner.core import processes
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.records import Configuration, Source, Status
+from tuner.predict.training import load_object
+from tuner.space.gpus import get_gpu
+from tuner.trial import isolated
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.isolated import IsolatedRunner
 
 BODY = "runner_bodies:PLAIN"
 LONG_S = 120.0
@@ -396,10 +397,10 @@ def test_waiting_for_a_device_can_be_given_up():
 
 SUPERVISOR = """
 import json, os, signal, sys
-from tuner.gpus import get_gpu
-from tuner.records import Configuration
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.isolated import IsolatedRunner
+from tuner.space.gpus import get_gpu
+from tuner.core.records import Configuration
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.isolated import IsolatedRunner
 
 deaf, act, *group = sys.argv[1] == "deaf", *sys.argv[2:]
 if group:

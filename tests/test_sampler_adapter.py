@@ -13,13 +13,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from tune_fakes import FakeSpace, outcome_of, record_of
 
-from tuner.errors import InputError
-from tuner.records import Configuration, Outcome, Status, TrialRecord
-from tuner.tune.candidates import Candidates
-from tuner.tune.request import SEARCHERS, check_searcher
-from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
-from tuner.tune.score import score
-from tuner.workloads.memory_order import MemoryOrder
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration, Outcome, Status, TrialRecord
+from tuner.predict.training.memory_order import MemoryOrder
+from tuner.search.candidates import Candidates
+from tuner.search.request import SEARCHERS, check_searcher
+from tuner.search.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
+from tuner.search.score import score
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()

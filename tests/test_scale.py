@@ -21,15 +21,15 @@ from benchmarks.scale.decisions import decide, request_of
 from benchmarks.scale.in_ray import Row
 from benchmarks.scale.plot import draw
 from benchmarks.scale.world import ScaleSpace, predicted, scattered
-from tuner.cli.main import run
-from tuner.records import Outcome, Status
-from tuner.results.front import pareto_front, samples_per_s
-from tuner.results.journal import latest
-from tuner.runner.base import GiveUp, Instructions
-from tuner.tune.driver import make_adapter
-from tuner.tune.guided import GuidedSampler
-from tuner.tune.guided_gain import Front
-from tuner.tune.ranking import Ranking, give_up_rule
+from tuner.app.cli.main import run
+from tuner.core.records import Outcome, Status
+from tuner.search.front import pareto_front, samples_per_s
+from tuner.search.guided.gain import Front
+from tuner.search.guided.sampler import GuidedSampler
+from tuner.search.journal import latest
+from tuner.search.ranking import Ranking, give_up_rule
+from tuner.search.ray.driver import make_adapter
+from tuner.trial.base import GiveUp, Instructions
 
 
 class Watched(list):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from started import start
 
-from tuner.records import Status
-from tuner.results.journal import latest, read_journal
+from tuner.core.records import Status
+from tuner.search.journal import latest, read_journal
 
 ROOT = Path(__file__).parents[1]
 TESTS = Path(__file__).parent
@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 WORKLOAD = """\
 import time
 import torch
-from tuner.workloads.causal_lm import CausalLM
+from tuner.predict.training.causal_lm import CausalLM
 
 def eat():
     held = []

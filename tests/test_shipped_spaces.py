@@ -16,21 +16,21 @@ import torch
 from compiled_samples import shallow_model
 from results_samples import write_all
 
-from tuner.apply.assign import assignments
-from tuner.apply.plan import make_plan
-from tuner.cli.main import run
-from tuner.estimators.predict import check_supported, predict, resolve_subject
-from tuner.estimators.stages import predict_overall
-from tuner.export import ExportInput, export
-from tuner.gpus import get_gpu
-from tuner.models.catalogue import resolve_config
-from tuner.records import Outcome, Source, TrialRecord
-from tuner.results.facts import SpaceFacts
-from tuner.results.store import ResultsFolder
+from tuner.app.cli.main import run
+from tuner.core.records import Outcome, Source, TrialRecord
+from tuner.predict.predict import check_supported, predict, resolve_subject
+from tuner.predict.stages import predict_overall
+from tuner.predict.training import get_workload
+from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.program.edit.assign import assignments
+from tuner.program.edit.plan import make_plan
+from tuner.program.formats import ExportInput, export
+from tuner.search.facts import SpaceFacts
+from tuner.search.store import ResultsFolder
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
-from tuner.workloads import get_workload
-from tuner.workloads.causal_lm_settings import CausalLMSettings
+from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import resolve_config
 
 SHIPPED = {
     "qlora27b": ("a6000",),

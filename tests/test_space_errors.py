@@ -10,8 +10,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tuner.errors import InputError
-from tuner.expressions import Expression
+from tuner.core.errors import InputError
+from tuner.core.expressions import Expression
 from tuner.space import SCHEMAS, configure, load_space
 from tuner.space.format import KEYS, read_space
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from encoder_samples import shallow_encoder
 
-from tuner.errors import InputError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.estimators.stages import StageWork, combine, predict_stages, stage_work
-from tuner.gpus import get_gpu
-from tuner.records import Memory, Prediction, Speed
+from tuner.core.errors import InputError
+from tuner.core.records import Memory, Prediction, Speed
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.stages import StageWork, combine, predict_stages, stage_work
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
+from tuner.space.gpus import get_gpu
 
 SPACES = Path(__file__).parents[1] / "search_spaces"
 GIB = 2**30

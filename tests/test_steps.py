@@ -13,21 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measure_samples import job, knobs, model_folder, quick
 
-from tuner.estimators.replay.memory import peak_memory
-from tuner.estimators.tracing.trace import trace
-from tuner.records import Measurement, Phase
-from tuner.runner import step_plan
-from tuner.runner.base import GiveUp, Instructions, MeasureOptions
-from tuner.runner.device import RealEnvironment
-from tuner.runner.gpu_watch import GpuActivity
-from tuner.runner.measure import measure
-from tuner.runner.step_parts import StepParts
-from tuner.runner.step_plan import LONG_STEP_S, StepPlan
-from tuner.runner.steps import Stepper, time_steps, warm_up
-from tuner.runner.stop_rule import STEP_SCATTER, VERIFIED_STEPS, StopRule, thorough
+from tuner.core.records import Measurement, Phase
+from tuner.cost.replay.memory import peak_memory
+from tuner.predict.tracing.trace import trace
+from tuner.predict.training import get_workload
+from tuner.predict.training.base import Counts
 from tuner.space.data import DataFacts, TokenLengths
-from tuner.workloads import get_workload
-from tuner.workloads.base import Counts
+from tuner.trial import step_plan
+from tuner.trial.base import GiveUp, Instructions, MeasureOptions
+from tuner.trial.device import RealEnvironment
+from tuner.trial.gpu_watch import GpuActivity
+from tuner.trial.measure import measure
+from tuner.trial.step_parts import StepParts
+from tuner.trial.step_plan import LONG_STEP_S, StepPlan
+from tuner.trial.steps import Stepper, time_steps, warm_up
+from tuner.trial.stop_rule import STEP_SCATTER, VERIFIED_STEPS, StopRule, thorough
 
 FIRST_S, LATER_S, UPDATE_S = 0.75, 1.0, 0.5
 MICRO_STEPS = 16

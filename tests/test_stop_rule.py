@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from measure_samples import job, knobs, model_folder, quick
 
-from tuner.records import Measurement, Status
-from tuner.runner.base import GiveUp, Instructions, MeasureOptions
-from tuner.runner.isolated import IsolatedRunner
-from tuner.runner.rate import RunningMean
-from tuner.runner.stop_rule import STEP_SCATTER, VERIFIED_STEPS, StopRule
+from tuner.core.records import Measurement, Status
+from tuner.trial.base import GiveUp, Instructions, MeasureOptions
+from tuner.trial.isolated import IsolatedRunner
+from tuner.trial.rate import RunningMean
+from tuner.trial.stop_rule import STEP_SCATTER, VERIFIED_STEPS, StopRule
 
 
 def rule_of(give_up: GiveUp, device_bytes: int = 100) -> StopRule:

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 
-from tuner.errors import InputError
-from tuner.results.facts import SpaceFacts
-from tuner.results.objectives import objectives_of
-from tuner.tune.candidates import Candidates
-from tuner.tune.guided import MEMORY_CONSTRAINT, GuidedSampler
-from tuner.tune.guided_gain import Front, LogNormal, staircase
-from tuner.tune.guided_goals import Goal, GoalFront, goals_of
-from tuner.tune.guided_model import Prior, ResidualModel, features
-from tuner.tune.guided_pool import Pool
-from tuner.tune.request import SearchRequest
+from tuner.core.errors import InputError
+from tuner.search.candidates import Candidates
+from tuner.search.facts import SpaceFacts
+from tuner.search.guided.gain import Front, LogNormal, staircase
+from tuner.search.guided.goals import Goal, GoalFront, goals_of
+from tuner.search.guided.model import Prior, ResidualModel, features
+from tuner.search.guided.pool import Pool
+from tuner.search.guided.sampler import MEMORY_CONSTRAINT, GuidedSampler
+from tuner.search.objectives import objectives_of
+from tuner.search.request import SearchRequest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()

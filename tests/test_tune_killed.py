@@ -20,9 +20,9 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
-from tuner.results.journal import JournalWriter, read_journal
-from tuner.tune.driver import search
-from tuner.tune.request import SearchRequest
+from tuner.search.journal import JournalWriter, read_journal
+from tuner.search.ray.driver import search
+from tuner.search.request import SearchRequest
 
 journal, log = Path(sys.argv[1]), Path(sys.argv[2])
 log.mkdir(exist_ok=True)

@@ -14,13 +14,13 @@ import pytest
 from device_fakes import A6000, H200, measured, measurement_of, pretend
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
-from tuner.errors import UnavailableError
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Outcome, Source, Status, TrialRecord
-from tuner.runner.base import PLAIN, Instructions
-from tuner.tune.driver import search
-from tuner.tune.request import SearchOutcome, SearchRequest, TrialDevice
-from tuner.tune.verified import VerifiedFactory
+from tuner.core.errors import UnavailableError
+from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
+from tuner.search.ray.driver import search
+from tuner.search.request import SearchOutcome, SearchRequest, TrialDevice
+from tuner.search.verified import VerifiedFactory
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import PLAIN, Instructions
 
 BENCH = TrialDevice("Testium 9")
 SPACE = FakeSpace()

@@ -18,14 +18,14 @@ from device_fakes import measurement_of
 from prometheus_client.parser import text_string_to_metric_families
 from tune_fakes import GPU, FakeSpace, outcome_of
 
-from tuner.records import Configuration, Outcome, Source, Status, TrialRecord
-from tuner.results.front import hypervolume
-from tuner.results.journal import JournalWriter, read_journal
-from tuner.runner.base import PLAIN, Instructions
-from tuner.tune.driver import search
-from tuner.tune.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from tuner.tune.request import SearchRequest, TrialDevice
-from tuner.tune.watch import Watch
+from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
+from tuner.search.front import hypervolume
+from tuner.search.journal import JournalWriter, read_journal
+from tuner.search.ray.driver import search
+from tuner.search.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from tuner.search.request import SearchRequest, TrialDevice
+from tuner.search.watch import Watch
+from tuner.trial.base import PLAIN, Instructions
 
 TRIALS = 14
 WAIT_S = 120.0

@@ -12,18 +12,18 @@ import pytest
 from device_fakes import measured, measurement_of
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
-from tuner.records import Configuration, Outcome, Source, Status, TrialRecord
-from tuner.results.facts import SpaceFacts
-from tuner.results.front import pareto_front
-from tuner.results.journal import latest
-from tuner.results.objectives import objectives_of
-from tuner.runner.base import PLAIN, GiveUp, Instructions
-from tuner.tune.candidates import Candidates
-from tuner.tune.driver import make_adapter, search
-from tuner.tune.ranking import MOST_RUNS, Ranking, give_up_rule, near_tie, to_verify
-from tuner.tune.request import SearchRequest, TrialDevice
-from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
-from tuner.tune.state import SearchState
+from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
+from tuner.search.candidates import Candidates
+from tuner.search.facts import SpaceFacts
+from tuner.search.front import pareto_front
+from tuner.search.journal import latest
+from tuner.search.objectives import objectives_of
+from tuner.search.ranking import MOST_RUNS, Ranking, give_up_rule, near_tie, to_verify
+from tuner.search.ray.driver import make_adapter, search
+from tuner.search.request import SearchRequest, TrialDevice
+from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.search.state import SearchState
+from tuner.trial.base import PLAIN, GiveUp, Instructions
 
 SPACE = FakeSpace()
 NF4 = [c for c in SPACE.configurations() if c["precision"] == "nf4" and c["lora_rank"] == 16]

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of, record_of
 
-from tuner.errors import InputError, UnavailableError
-from tuner.records import Source, Status, TrialRecord
-from tuner.tune.candidates import Candidates
-from tuner.tune.driver import search
-from tuner.tune.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
-from tuner.tune.request import SearchOutcome, SearchRequest, StoppedBy
-from tuner.tune.sampler_adapter import SamplerAdapter
-from tuner.tune.state import SearchState
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.records import Source, Status, TrialRecord
+from tuner.search.candidates import Candidates
+from tuner.search.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
+from tuner.search.ray.driver import search
+from tuner.search.request import SearchOutcome, SearchRequest, StoppedBy
+from tuner.search.sampler_adapter import SamplerAdapter
+from tuner.search.state import SearchState
 
 SPACE = FakeSpace()
 VERSIONS = {"tuner": "1"}
@@ -351,9 +351,9 @@ INTERRUPTED = """
 import gc, json, sys
 from pathlib import Path
 from tune_fakes import GPU, FakeFactory, FakeSpace
-from tuner.tune.driver import search
-from tuner.tune.state import SearchState
-from tuner.tune.request import SearchRequest
+from tuner.search.ray.driver import search
+from tuner.search.state import SearchState
+from tuner.search.request import SearchRequest
 
 ledger_interrupt = SearchState.interrupt
 

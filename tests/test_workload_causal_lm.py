@@ -9,15 +9,15 @@ import torch
 from estimate_samples import BASE, configuration, tiny_config
 
 from benchmarks.accuracy import losses
-from tuner.errors import InputError
-from tuner.records import Configuration
-from tuner.space.optimizers import OPTIMIZERS
-from tuner.workloads import get_workload, tokens_per_sample
-from tuner.workloads.causal_lm_model import linear_names
-from tuner.workloads.causal_lm_settings import CausalLMSettings
-from tuner.workloads.losses import use_loss
-from tuner.workloads.optimizers import build_optimizer
-from tuner.workloads.quantized import logical_numel, quantize_linears, quantized_tensors
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration
+from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.predict.training import get_workload, tokens_per_sample
+from tuner.predict.training.causal_lm_model import linear_names
+from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.predict.training.losses import use_loss
+from tuner.predict.training.optimizers import build_optimizer
+from tuner.predict.training.quantized import logical_numel, quantize_linears, quantized_tensors
 
 
 def build(model: str = "llama", **sizes):

@@ -16,17 +16,17 @@ from encoder_samples import (
     shallow_encoder,
 )
 
-from tuner.errors import InputError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.gpus import get_gpu
-from tuner.models.catalogue import resolve_config
-from tuner.workloads import get_workload, tokens_per_sample
-from tuner.workloads.contrastive_model import (
+from tuner.core.errors import InputError
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.training import get_workload, tokens_per_sample
+from tuner.predict.training.contrastive_model import (
     Experts,
     _imbalance,
     _lorentz_distance,
     _on_hyperboloid,
 )
+from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import resolve_config
 
 NAICS = {
     "channels": ("title", "description", "excluded", "examples"),
@@ -114,7 +114,7 @@ def test_parameters_of_the_four_channel_embedder_on_minilm():
 
 
 def sizes_on_meta(model, values):
-    from tuner.estimators.tracing.trace import _packages_on_meta, _setup
+    from tuner.predict.tracing.trace import _packages_on_meta, _setup
 
     config = resolve_config(model)
     recorder, path, environment = _setup(config, values, (7, 5))
@@ -162,7 +162,7 @@ def test_experts_give_what_their_formula_says():
 
 
 def test_the_imbalance_is_least_where_experts_are_equally_busy():
-    from tuner.workloads.contrastive_model import Routing
+    from tuner.predict.training.contrastive_model import Routing
 
     even = Routing(torch.full((4, 4), 0.25), torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]))
     skewed = Routing(torch.tensor([[0.7, 0.3, 0.0, 0.0]]).repeat(4, 1), torch.tensor([[0, 1]] * 4))

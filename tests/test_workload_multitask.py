@@ -16,12 +16,12 @@ from encoder_samples import (
     shallow_encoder,
 )
 
-from tuner.errors import InputError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.gpus import get_gpu
-from tuner.records import Configuration
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.training import tokens_per_sample
 from tuner.space import configure, load_space
-from tuner.workloads import tokens_per_sample
+from tuner.space.gpus import get_gpu
 
 TASKS = {
     "classification_tasks": ("sentiment",),

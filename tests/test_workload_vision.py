@@ -8,13 +8,13 @@ import pytest
 import torch
 from estimate_samples import SEVEN_LINEARS, SIZES, configuration, tiny_config, traced
 
-from tuner.errors import InputError
-from tuner.estimators.predict import predict, resolve_subject
-from tuner.gpus import get_gpu
-from tuner.runner.device import RealEnvironment, open_session
+from tuner.core.errors import InputError
+from tuner.predict.predict import predict, resolve_subject
+from tuner.predict.training import get_workload
+from tuner.predict.training.flops import step_flops
 from tuner.space.data import DataFacts
-from tuner.workloads import get_workload
-from tuner.workloads.flops import step_flops
+from tuner.space.gpus import get_gpu
+from tuner.trial.device import RealEnvironment, open_session
 
 RANK, HIDDEN, VISION_HIDDEN = 8, 64, 32
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_trained_whole_is_refused(values, message):
     ],
 )
 def test_gradients_of_fp16_copies_cannot_be_scaled(values, refused):
-    from tuner.workloads.causal_lm_settings import CausalLMSettings
+    from tuner.predict.training.causal_lm_settings import CausalLMSettings
 
     settings = CausalLMSettings.from_configuration(configuration(mixed_precision="fp16", **values))
     if refused:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from tuner.errors import UnavailableError
-from tuner.gpus import Gpu, get_gpu
-from tuner.nvml import DeviceLostError
-from tuner.records import (
+from tuner.core.errors import UnavailableError
+from tuner.core.nvml import DeviceLostError
+from tuner.core.records import (
     Configuration,
     Memory,
     MemoryCategory,
@@ -26,8 +25,9 @@ from tuner.records import (
     Status,
     TrialRecord,
 )
-from tuner.runner.base import PLAIN, Instructions
-from tuner.units import GIB
+from tuner.core.units import GIB
+from tuner.space.gpus import Gpu, get_gpu
+from tuner.trial.base import PLAIN, Instructions
 
 GPU: Gpu = get_gpu("a6000")
 

@@ -8,7 +8,7 @@ from collections import Counter
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from tuner.terminal.tables import Sheet
+from tuner.report.terminal.tables import Sheet
 
 WIDTHS = (60, 80, 200)
 

@@ -16,29 +16,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.api.recommended import Recommendation
-    from tuner.api.result import SearchResult, SearchResults
-    from tuner.api.searching import estimate, load_results, search
-    from tuner.engine.estimate import Estimate
-    from tuner.errors import InputError, NothingFitsError, TunerError, UnavailableError
+    from tuner.app.api.recommended import Recommendation
+    from tuner.app.api.result import SearchResult, SearchResults
+    from tuner.app.api.searching import estimate, load_results, search
+    from tuner.app.estimate import Estimate
+    from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
     from tuner.space import SearchSpace, load_space
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Estimate": "tuner.engine.estimate",
-    "InputError": "tuner.errors",
-    "NothingFitsError": "tuner.errors",
-    "Recommendation": "tuner.api.recommended",
-    "SearchResult": "tuner.api.result",
-    "SearchResults": "tuner.api.result",
+    "Estimate": "tuner.app.estimate",
+    "InputError": "tuner.core.errors",
+    "NothingFitsError": "tuner.core.errors",
+    "Recommendation": "tuner.app.api.recommended",
+    "SearchResult": "tuner.app.api.result",
+    "SearchResults": "tuner.app.api.result",
     "SearchSpace": "tuner.space",
-    "TunerError": "tuner.errors",
-    "UnavailableError": "tuner.errors",
-    "estimate": "tuner.api.searching",
-    "load_results": "tuner.api.searching",
+    "TunerError": "tuner.core.errors",
+    "UnavailableError": "tuner.core.errors",
+    "estimate": "tuner.app.api.searching",
+    "load_results": "tuner.app.api.searching",
     "load_space": "tuner.space",
-    "search": "tuner.api.searching",
+    "search": "tuner.app.api.searching",
 }
 
 __all__ = [

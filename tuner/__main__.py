@@ -1,6 +1,6 @@
 """`python -m tuner` is `tuner`."""
 
-from tuner.cli.main import main
+from tuner.app.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -13,13 +13,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tuner.gpus import get_gpu
-from tuner.models.catalogue import resolve_config
-from tuner.records import Configuration, Phase, Status
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.device import RealEnvironment
-from tuner.runner.isolated import IsolatedRunner
-from tuner.workloads import get_workload
+from tuner.core.records import Configuration, Phase, Status
+from tuner.predict.training import get_workload
+from tuner.space.gpus import get_gpu
+from tuner.space.models.catalogue import resolve_config
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.device import RealEnvironment
+from tuner.trial.isolated import IsolatedRunner
 
 _STEPS = 2
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.accuracy.rows import Row
-from tuner.records import Configuration
+from tuner.core.records import Configuration
 
 GIB = 1024**3
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tuner.errors import InputError
+from tuner.core.errors import InputError
 
 _AFTER_THE_HEAD = {"logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}
 """What some models do to their logits, with the values that do nothing (Granite, Cohere, Gemma)."""
@@ -17,7 +17,7 @@ _AFTER_THE_HEAD = {"logits_scaling": 1, "logit_scale": 1, "final_logit_softcappi
 
 def register() -> None:
     """Make them known to the workload."""
-    from tuner.workloads.losses import LOSSES, CrossEntropy, use_shifted
+    from tuner.predict.training.losses import LOSSES, CrossEntropy, use_shifted
 
     def widened(model: Any, cross_entropy: CrossEntropy) -> None:
         _require_plain_logits(model)

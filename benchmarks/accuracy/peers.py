@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.accuracy.harnesses import GIB, Case
 from benchmarks.accuracy.predictions import GPUS, Predicted
-from tuner.gpus import get_gpu
+from tuner.space.gpus import get_gpu
 
 _FOLDER = Path(__file__).parent
 _WEIGHT_BYTES = {"nf4": 0.5, "int8": 1.0, "fp16": 2.0, "bf16": 2.0, "fp32": 4.0, "tf32": 4.0}
@@ -100,7 +100,7 @@ def tool(script: str, python: str, cases: Sequence[Case]) -> list[float | None]:
 
 def describe(case: Case) -> dict[str, Any]:
     """A case as plain JSON: architecture, settings and GPU."""
-    from tuner.models.catalogue import resolve_config
+    from tuner.space.models.catalogue import resolve_config
 
     config = resolve_config(case.model)
     settings = case.configuration.to_dict()
@@ -142,7 +142,7 @@ def parameter_count(model: str) -> int:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tuner.models.catalogue import resolve_config
+    from tuner.space.models.catalogue import resolve_config
 
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(resolve_config(model))
@@ -186,10 +186,10 @@ def naive_sum(case: Case) -> float:
     from unittest import mock
 
     from benchmarks.accuracy.attention import register
-    from tuner.estimators.predict import resolve_subject
-    from tuner.estimators.tracing import trace as tracing
-    from tuner.estimators.tracing.cuda_path import CudaPath
-    from tuner.estimators.tracing.leaf_kernels import Kernels
+    from tuner.cost.operators.leaf_kernels import Kernels
+    from tuner.predict.predict import resolve_subject
+    from tuner.predict.tracing import trace as tracing
+    from tuner.predict.tracing.cuda_path import CudaPath
 
     def as_on_meta(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.accuracy.harnesses import Case
 from benchmarks.accuracy.traces import GPUS, Task, code_digest, traced
-from tuner.estimators.speed.roofline import (
+from tuner.cost.speed.roofline import (
     Efficiency,
     Roofline,
     StepTimes,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.errors import InputError, Problem
+from tuner.core.errors import InputError, Problem
 
 TABLE = Path(__file__).parent / "measured_runs.csv"
 """All rows of the survey, those that cannot be expressed included."""

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tuner.estimators.cache import user_cache
-from tuner.estimators.compiler.work_arrays import WorkArrays
-from tuner.estimators.speed.roofline import StepWork
-from tuner.gpu import Gpu
-from tuner.gpus import get_gpu
-from tuner.records import Configuration
+from tuner.core.gpu import Gpu
+from tuner.core.records import Configuration
+from tuner.cost.speed.roofline import StepWork
+from tuner.cost.work_arrays import WorkArrays
+from tuner.predict.cache import user_cache
+from tuner.space.gpus import get_gpu
 
 HERE = Path(__file__).parent
 GPUS = HERE / "gpus.yaml"
@@ -120,10 +120,10 @@ def _trace(task: Task, gpu: Gpu) -> tuple[Sizes, StepWork]:
     from benchmarks.accuracy import attention, losses
     from benchmarks.accuracy.caching import CachingWorkload
     from benchmarks.accuracy.chunked_loss import ChunkedLossWorkload
-    from tuner.estimators.predict import resolve_subject, step_work
-    from tuner.estimators.replay.allocator import replay
-    from tuner.estimators.replay.memory import peak_memory
-    from tuner.estimators.tracing.trace import trace
+    from tuner.cost.replay.allocator import replay
+    from tuner.cost.replay.memory import peak_memory
+    from tuner.predict.predict import resolve_subject, step_work
+    from tuner.predict.tracing.trace import trace
 
     attention.register()
     losses.register()

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.chaos.trials import ChaosSpace, front_of, gate_of, request_of, true_front
-from tuner.records import Status, TrialRecord
-from tuner.results.journal import JournalWriter, read_journal
-from tuner.tune.budget import StoppedBy
-from tuner.tune.driver import search_all
-from tuner.tune.request import SearchOutcome
+from tuner.core.records import Status, TrialRecord
+from tuner.search.budget import StoppedBy
+from tuner.search.journal import JournalWriter, read_journal
+from tuner.search.ray.driver import search_all
+from tuner.search.request import SearchOutcome
 
 
 @dataclass

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.trials import DEVICE, LOST, NODE
-from tuner.meanwhile import environment
+from tuner.core.meanwhile import environment
 
 OBJECT_STORE_BYTES = 80_000_000
 """About the least that Ray takes for a node."""

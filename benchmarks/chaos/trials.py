@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from tuner.gpus import Gpu, get_gpu
-from tuner.nvml import DeviceIdentity
-from tuner.records import (
+from tuner.core.nvml import DeviceIdentity
+from tuner.core.records import (
     Configuration,
     KnobValue,
     Memory,
@@ -29,11 +28,12 @@ from tuner.records import (
     Status,
     TrialRecord,
 )
-from tuner.results.front import pareto_front
-from tuner.runner.base import PLAIN, Instructions
-from tuner.tune.request import SearchRequest
-from tuner.tune.verified import VerifiedFactory
-from tuner.units import GIB
+from tuner.core.units import GIB
+from tuner.search.front import pareto_front
+from tuner.search.request import SearchRequest
+from tuner.search.verified import VerifiedFactory
+from tuner.space.gpus import Gpu, get_gpu
+from tuner.trial.base import PLAIN, Instructions
 
 DEVICE = "TUNER_CHAOS_DEVICE"
 """Environment variable of a node: the id of the GPU type that it really has."""

@@ -124,7 +124,7 @@ def source(root: Path, package: str, version: str) -> Path:
 
 def offer(hub: Path, model: str) -> None:
     """Lay a hollow checkpoint of `model` into a hub cache, as a download of it would lie there."""
-    from tuner.models.hollow import write_hollow
+    from tuner.space.models.hollow import write_hollow
 
     revision = "0" * 40
     folder = hub / "hub" / f"models--{model.replace('/', '--')}"

@@ -15,9 +15,9 @@ from benchmarks.accuracy.predictions import GPUS
 from benchmarks.accuracy.rows import Row
 from benchmarks.emulated_runs.environments import Environment, offer
 from benchmarks.emulated_runs.programs import Program
-from tuner.engine.emulating import EmulateOptions, emulate
-from tuner.gpus import get_gpu
-from tuner.meanwhile import environment
+from tuner.core.meanwhile import environment
+from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.space.gpus import get_gpu
 
 TIME_LIMIT_S = 1800.0
 

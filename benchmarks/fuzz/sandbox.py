@@ -58,7 +58,7 @@ class Sandbox:
 
     def run(self, data: bytes) -> None:
         """Read `data`. Raises AssertionError where it did anything but answer."""
-        from tuner.errors import TunerError
+        from tuner.core.errors import TunerError
 
         self.inputs += 1
         self.path.write_bytes(data)

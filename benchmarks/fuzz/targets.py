@@ -135,7 +135,7 @@ def expression_inputs() -> st.SearchStrategy[bytes]:
 
 def read_expression(path: Path) -> None:
     """As `--where` and as `--set`."""
-    from tuner.errors import InputError
+    from tuner.core.errors import InputError
     from tuner.space.settings import parse_settings
 
     text = os.fsdecode(path.read_bytes())  # as Python reads a command line
@@ -165,10 +165,10 @@ def journal_inputs() -> st.SearchStrategy[bytes]:
 
 def read_a_journal(path: Path) -> None:
     """Read it, write to a copy of it, and make of it what `tuner show` and `best` print."""
-    from tuner.results.best import best_yaml
-    from tuner.results.journal import encode, latest, read_journal
-    from tuner.results.table import pareto_csv
-    from tuner.results.view import build_view
+    from tuner.report.table import pareto_csv
+    from tuner.search.best import best_yaml
+    from tuner.search.journal import encode, latest, read_journal
+    from tuner.search.view import build_view
 
     records = read_journal(path).records
     _write_on(path, len(records))
@@ -185,7 +185,7 @@ def read_a_journal(path: Path) -> None:
 
 def _write_on(path: Path, count: int) -> None:
     """A search goes on in a copy: one more record, and nothing else is lost."""
-    from tuner.results.journal import JournalWriter, read_journal
+    from tuner.search.journal import JournalWriter, read_journal
 
     copy = path.parent / "scratch" / "trials.jsonl"
     copy.write_bytes(path.read_bytes())
@@ -198,7 +198,7 @@ def _write_on(path: Path, count: int) -> None:
 
 @cache
 def _record() -> Any:
-    from tuner.results.journal import read_journal
+    from tuner.search.journal import read_journal
 
     return read_journal(next(iter(sorted(ROOT.glob("results/*/*/trials.jsonl"))))).records[0]
 
@@ -206,8 +206,8 @@ def _record() -> Any:
 def _facts(record: Any) -> tuple[Any, Any]:
     import dataclasses
 
-    from tuner.gpus import get_gpu
-    from tuner.results.facts import SpaceFacts
+    from tuner.search.facts import SpaceFacts
+    from tuner.space.gpus import get_gpu
 
     gpu = dataclasses.replace(get_gpu("a6000"), id=record.gpu, memory_bytes=record.gpu_memory_bytes)
     space = SpaceFacts(
@@ -232,8 +232,8 @@ def neighbour_inputs() -> st.SearchStrategy[bytes]:
 
 def read_neighbour(path: Path) -> None:
     """What a report shows of it, beside the fronts of others."""
-    from tuner.results.other_gpus import read_other_gpus
-    from tuner.results.store import ResultsFolder
+    from tuner.report.other_gpus import read_other_gpus
+    from tuner.search.store import ResultsFolder
 
     beside = path.parent / "scratch" / "neighbours" / "space"
     table = next(iter(sorted(ROOT.glob("results/*/*/pareto.csv"))))
@@ -313,8 +313,8 @@ def table_inputs() -> st.SearchStrategy[bytes]:
 
 @cache
 def _works() -> Any:
-    from tuner.estimators.compiler.work_arrays import WorkArrays
-    from tuner.estimators.tracing.timeline import Work
+    from tuner.cost.operators.timeline import Work
+    from tuner.cost.work_arrays import WorkArrays
 
     def work(kind: str, dtype: str, moved: int, flops: int = 0, shape: Any = None) -> Work:
         values = {"name": kind, "kind": kind, "flops": flops, "tensor_bytes": (moved,),
@@ -334,10 +334,10 @@ def _works() -> Any:
 
 def read_profile(path: Path) -> None:
     """Read it, and predict kernel times with it: each is a number above 0."""
-    from tuner.estimators.speed.kernel_times import on_measured_device
-    from tuner.estimators.speed.processor import processor
-    from tuner.estimators.speed.profile import load_profile
-    from tuner.gpus import get_gpu
+    from tuner.cost.speed.kernel_times import on_measured_device
+    from tuner.cost.speed.processor import processor
+    from tuner.cost.speed.profile import load_profile
+    from tuner.space.gpus import get_gpu
 
     profile = load_profile(path)
     for gpu in (get_gpu("a6000"), processor(profile)):
@@ -396,8 +396,8 @@ def gpu_inputs() -> st.SearchStrategy[bytes]:
 
 
 def read_gpus(path: Path) -> None:
-    from tuner.gpu import PRECISIONS
-    from tuner.gpus import get_gpu, load_catalogue, match_device
+    from tuner.core.gpu import PRECISIONS
+    from tuner.space.gpus import get_gpu, load_catalogue, match_device
 
     found = load_catalogue(path)
     for name in ("mine", "other"):
@@ -411,14 +411,14 @@ def read_gpus(path: Path) -> None:
 
 
 def model_inputs() -> st.SearchStrategy[bytes]:
-    shipped = map(json.loads, _files("tuner/models/configs/*.json"))
+    shipped = map(json.loads, _files("tuner/space/models/configs/*.json"))
     known = [json.dumps(entry["config"]).encode() for entry in shipped]
     words = ("llama", "gemma3", "bert", "qwen2_vl", "t5", "evil.EvilConfig", "bfloat16")
     return damaged([json.dumps(MODEL).encode(), *known], form="json", values=words)
 
 
 def read_model(path: Path) -> None:
-    from tuner.models.catalogue import architecture, auto_class, config_digest, resolve_config
+    from tuner.space.models.catalogue import architecture, auto_class, config_digest, resolve_config
 
     config = resolve_config(str(path))
     auto_class(config)
@@ -436,7 +436,7 @@ def data_inputs() -> st.SearchStrategy[bytes]:
 
 
 def read_data(path: Path) -> None:
-    from tuner.data.read import read_lengths
+    from tuner.space.lengths.read import read_lengths
 
     found = read_lengths(path, length_column="tokens")
     assert found.known
@@ -451,8 +451,8 @@ def training_inputs(name: str) -> Callable[[], st.SearchStrategy[bytes]]:
 
 def plan_changes(path: Path) -> None:
     """What `tuner apply` would write; it changes nothing itself."""
-    from tuner.apply.assign import Assignment
-    from tuner.apply.plan import make_plan
+    from tuner.program.edit.assign import Assignment
+    from tuner.program.edit.plan import make_plan
     from tuner.space.keypath import read_key
 
     wanted = [

@@ -88,7 +88,7 @@ def compare(
     rows: Sequence[Mapping[str, Any]], *, gpu_name: str | None, profile_path: Path | None
 ) -> tuple[list[Compared], list[tuple[Mapping[str, Any], str]]]:
     """The rows that can be predicted, with their predictions, and the others with the reason."""
-    from tuner.errors import InputError
+    from tuner.core.errors import InputError
 
     compared: list[Compared] = []
     left_out: list[tuple[Mapping[str, Any], str]] = []
@@ -112,7 +112,7 @@ def compare(
 
 
 def _gpu(row: Mapping[str, Any], gpu_name: str | None) -> Any:
-    from tuner.gpus import get_gpu, match_device
+    from tuner.space.gpus import get_gpu, match_device
 
     if gpu_name is not None:
         return get_gpu(gpu_name)
@@ -140,13 +140,13 @@ def _predicted(
     row: Mapping[str, Any], gpu: Any, profile_path: Path | None
 ) -> tuple[dict[str, Any], bool]:
     """What is predicted of a row, and whether it is to fit."""
-    from tuner.estimators.replay.allocator import AllocatorSettings, replay
-    from tuner.estimators.replay.memory import peak_memory
-    from tuner.estimators.speed.kernel_times import MeasuredKernelTimes
-    from tuner.estimators.speed.profile import find_profile, load_profile
-    from tuner.estimators.tracing.trace import trace
-    from tuner.records import Configuration
-    from tuner.workloads import get_workload
+    from tuner.core.records import Configuration
+    from tuner.cost.replay.allocator import AllocatorSettings, replay
+    from tuner.cost.replay.memory import peak_memory
+    from tuner.cost.speed.kernel_times import MeasuredKernelTimes
+    from tuner.cost.speed.profile import find_profile, load_profile
+    from tuner.predict.tracing.trace import trace
+    from tuner.predict.training import get_workload
 
     settings = {name: row[name] for name in _KNOBS if row[name] is not None}
     configuration = Configuration(settings)
@@ -180,12 +180,12 @@ def _predicted(
 def _step_s(traced: Any, gpu: Any, settings: Mapping[str, Any], times: Any) -> float:
     import numpy as np
 
-    from tuner.estimators.compiler.work_arrays import (
+    from tuner.cost.speed.roofline import StepWork, step_times
+    from tuner.cost.work_arrays import (
         WorkArrays,
         executions_of,
         optimizer_executions_of,
     )
-    from tuner.estimators.speed.roofline import StepWork, step_times
 
     works = WorkArrays.of_works(traced.timeline.works)
     work = StepWork(

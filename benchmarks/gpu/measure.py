@@ -41,7 +41,7 @@ def warm_up() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import importlib
 
-    from tuner.runner.training import import_libraries
+    from tuner.trial.training import import_libraries
 
     import_libraries()
     for family in ("llama", "qwen2", "mistral", "gemma2", "gemma3"):
@@ -82,15 +82,15 @@ def probe_main(device: str, row_path: Path) -> None:
 
 def calibrate_main(device: str, path: Path, budget_s: float, smoke: bool) -> None:
     """Measure the device as `tuner calibrate` does, and write its profile to `path`."""
-    from tuner.estimators.measure_device import measure_device
+    from tuner.app.measure_device import measure_device
 
     measure_device(device, budget_s=budget_s, smoke=smoke).save(path)
 
 
 def _measure(task: Task, row: dict[str, Any], save: Callable[[], None]) -> None:
-    from tuner.errors import InputError
-    from tuner.runner.device import RealEnvironment
-    from tuner.runner.outcome import is_out_of_memory, requested_bytes
+    from tuner.core.errors import InputError
+    from tuner.core.outcome import is_out_of_memory, requested_bytes
+    from tuner.trial.device import RealEnvironment
 
     environment = None
     try:
@@ -119,8 +119,8 @@ def _measure(task: Task, row: dict[str, Any], save: Callable[[], None]) -> None:
 def _set_up(task: Task, row: dict[str, Any]) -> None:
     import torch
 
-    from tuner.runner.device import limit_memory
-    from tuner.runner.settings import set_allocator
+    from tuner.trial.device import limit_memory
+    from tuner.trial.settings import set_allocator
 
     started = time.perf_counter()
     if task.device.startswith("cuda"):
@@ -143,9 +143,9 @@ def _set_up(task: Task, row: dict[str, Any]) -> None:
 
 
 def _train(task: Task, environment: Any, row: dict[str, Any], save: Callable[[], None]) -> None:
-    from tuner.records import Configuration
-    from tuner.runner.device import open_session
-    from tuner.workloads import get_workload
+    from tuner.core.records import Configuration
+    from tuner.predict.training import get_workload
+    from tuner.trial.device import open_session
 
     configuration = Configuration(task.case.settings)
     started = time.perf_counter()
@@ -176,7 +176,7 @@ def _train(task: Task, environment: Any, row: dict[str, Any], save: Callable[[],
 
 def model_config(case: Case) -> Any:
     """The architecture of the case's model, with the case's changes."""
-    from tuner.models.catalogue import resolve_config
+    from tuner.space.models.catalogue import resolve_config
 
     config = resolve_config(case.model)
     for name, value in case.model_overrides.items():
@@ -232,7 +232,7 @@ PHASES = ("load", "forward", "backward", "optimizer")
 def _cuda_memory(device: str) -> dict[str, Any]:
     import torch
 
-    from tuner.nvml import device_use
+    from tuner.core.nvml import device_use
 
     stats = torch.cuda.memory_stats(device)
     use = device_use(torch.device(device).index or 0)

@@ -162,7 +162,7 @@ def _in_child(start: str, target: Any, arguments: tuple[Any, ...], timeout_s: fl
 
 def _from_log(log: Path, exit_code: int, row: dict[str, Any]) -> dict[str, Any]:
     """What the end of a log says of a process that died: bitsandbytes exits when memory ends."""
-    from tuner.runner.outcome import is_out_of_memory, requested_bytes
+    from tuner.core.outcome import is_out_of_memory, requested_bytes
 
     text = log.read_text(errors="replace")[-4000:] if log.exists() else ""
     message = row.get("message") or f"exit code {exit_code}: {text.strip()[-300:]}"
@@ -225,7 +225,7 @@ def _described(case: Case) -> dict[str, Any]:
 def _versions(device: str) -> dict[str, Any]:
     import torch
 
-    from tuner.nvml import device_identity
+    from tuner.core.nvml import device_identity
 
     identity = device_identity() if device.startswith("cuda") else None
     return {
@@ -246,7 +246,7 @@ def _version(name: str) -> str | None:
 
 def _device_bytes(device: str) -> int | None:
     """Device memory in use while no case runs."""
-    from tuner.nvml import device_use
+    from tuner.core.nvml import device_use
 
     if not device.startswith("cuda"):
         return None

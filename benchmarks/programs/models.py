@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.models.hollow import is_hollow, write_hollow
+from tuner.space.models.hollow import is_hollow, write_hollow
 
 # https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/config.json
 _QWEN_VL_3B: dict[str, Any] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from benchmarks.programs.catalogue import PROGRAMS
 from benchmarks.programs.running import Row
-from tuner.units import GIB
+from tuner.core.units import GIB
 
 INTRODUCTION = """\
 # Programs on an emulated GPU

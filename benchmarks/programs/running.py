@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.catalogue import Program
-from tuner.engine.emulating import EmulateOptions, emulate
-from tuner.engine.emulation import Emulation
-from tuner.gpus import get_gpu
+from tuner.emulator.emulating import EmulateOptions, emulate
+from tuner.emulator.emulation import Emulation
+from tuner.space.gpus import get_gpu
 
 STEPS = 3
 # Which of the modules are missing, and the versions of the packages.

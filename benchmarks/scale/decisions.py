@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from benchmarks.scale.world import DEVICE, GPU, ScaleSpace, predicted, scattered
-from tuner.records import Configuration, Prediction
-from tuner.runner.base import TrialRunner
-from tuner.tune.driver import make_adapter, quiet_optuna
-from tuner.tune.request import SearchRequest, TrialDevice
-from tuner.tune.state import SearchState
+from tuner.core.records import Configuration, Prediction
+from tuner.search.ray.driver import make_adapter, quiet_optuna
+from tuner.search.request import SearchRequest, TrialDevice
+from tuner.search.state import SearchState
+from tuner.trial.base import TrialRunner
 
 
 def no_runner() -> TrialRunner:

@@ -15,10 +15,10 @@ import psutil
 from benchmarks.scale.decisions import request_of
 from benchmarks.scale.shared import sharing
 from benchmarks.scale.world import Instant
-from tuner.records import TrialRecord
-from tuner.results.journal import JournalWriter
-from tuner.tune.driver import search
-from tuner.tune.state import SearchState
+from tuner.core.records import TrialRecord
+from tuner.search.journal import JournalWriter
+from tuner.search.ray.driver import search
+from tuner.search.state import SearchState
 
 WINDOW = 250
 """Trials between two rows."""

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from tuner.gpus import Gpu, get_gpu
-from tuner.records import (
+from tuner.core.records import (
     Configuration,
     KnobValue,
     Measurement,
@@ -20,7 +19,8 @@ from tuner.records import (
     Speed,
     Status,
 )
-from tuner.runner.base import PLAIN, Instructions
+from tuner.space.gpus import Gpu, get_gpu
+from tuner.trial.base import PLAIN, Instructions
 
 GPU: Gpu = get_gpu("a100_80gb")
 DEVICE = "Simulated GPU"

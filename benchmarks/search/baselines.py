@@ -13,8 +13,7 @@ from benchmarks.search.replay import Asked
 from benchmarks.search.samplers import CLASSES
 from benchmarks.search.scenarios import BATCH, Trial
 from benchmarks.search.tables import DEVICE, SAMPLES_PER_S, Table
-from tuner.estimators.shortlist import shortlist
-from tuner.records import (
+from tuner.core.records import (
     Configuration,
     Measurement,
     Memory,
@@ -24,10 +23,11 @@ from tuner.records import (
     Status,
     TrialRecord,
 )
-from tuner.tune.candidates import Candidates
-from tuner.tune.guided_gain import staircase
-from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
-from tuner.workloads.memory_order import memory_order
+from tuner.predict.shortlist import shortlist
+from tuner.predict.training.memory_order import memory_order
+from tuner.search.candidates import Candidates
+from tuner.search.guided.gain import staircase
+from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
 
 
 class Measured:
@@ -50,7 +50,7 @@ class Measured:
 
 
 class Proposed(Measured):
-    """A sampler of `tuner.tune.sampler_adapter`: each configuration at most once, OOM a constraint.
+    """A sampler of `search.sampler_adapter`: each configuration at most once, OOM a constraint.
 
     That is more than plain Optuna has, which proposes invalid and repeated configurations.
     """

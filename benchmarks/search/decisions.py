@@ -21,15 +21,23 @@ import numpy as np
 import optuna
 
 from benchmarks.search.samplers import CLASSES
-from tuner.gpus import Gpu, get_gpu
-from tuner.records import Configuration, Measurement, Memory, Outcome, Prediction, Speed, Status
-from tuner.runner.base import TrialRunner
+from tuner.core.records import (
+    Configuration,
+    Measurement,
+    Memory,
+    Outcome,
+    Prediction,
+    Speed,
+    Status,
+)
+from tuner.predict.training.memory_order import memory_order
+from tuner.search.candidates import Candidates
+from tuner.search.request import SearchRequest, TrialDevice
+from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.search.state import SearchState
 from tuner.space import SearchSpace, load_space
-from tuner.tune.candidates import Candidates
-from tuner.tune.request import SearchRequest, TrialDevice
-from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
-from tuner.tune.state import SearchState
-from tuner.workloads.memory_order import memory_order
+from tuner.space.gpus import Gpu, get_gpu
+from tuner.trial.base import TrialRunner
 
 DECISIONS = 30
 SAMPLERS = ("guided", "tpe", "nsga2", "random", "grid")

@@ -16,9 +16,9 @@ from benchmarks.search.scenarios import (
     Trial,
 )
 from benchmarks.search.tables import DEVICE, LOADED, SAMPLES_PER_S, STEP, Table
-from tuner.tune.candidates import Candidates
-from tuner.tune.guided import GuidedSampler
-from tuner.tune.guided_pool import Pool
+from tuner.search.candidates import Candidates
+from tuner.search.guided.pool import Pool
+from tuner.search.guided.sampler import GuidedSampler
 
 
 class Guided(Measured):

@@ -25,13 +25,13 @@ import numpy as np
 
 from benchmarks.search.decisions import SAMPLERS, predicted
 from benchmarks.search.samplers import CLASSES
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Outcome, Prediction, Source, Status
-from tuner.runner.base import PLAIN, Instructions
+from tuner.core.records import Configuration, Outcome, Prediction, Source, Status
+from tuner.search.ray.driver import search
+from tuner.search.request import SearchRequest
+from tuner.search.state import SearchState
 from tuner.space import load_space
-from tuner.tune.driver import search
-from tuner.tune.request import SearchRequest
-from tuner.tune.state import SearchState
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import PLAIN, Instructions
 
 LAST = 50
 """Trials at the end of each search that are counted."""

@@ -24,7 +24,7 @@ LOAD_BYTES_PER_S = 1.5e9
 """Reading and quantising weights: an ordinary NVMe drive through the CPU."""
 
 TIMED_S, WARMUP_STEPS, MIN_STEPS = 20.0, 2, 3
-"""As `tuner.runner.base.MeasureOptions` has them."""
+"""As `tuner.trial.base.MeasureOptions` has them."""
 
 BATCH = "micro_batch"
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.errors import TunerError
-from tuner.estimators.compiling import default_workers
-from tuner.estimators.predict import check_supported
-from tuner.estimators.predictor import PredictionJob, Predictor
-from tuner.estimators.stages import predict_overall
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Prediction
+from tuner.core.errors import TunerError
+from tuner.core.records import Configuration, Prediction
+from tuner.predict.compiling import default_workers
+from tuner.predict.predict import check_supported
+from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.stages import predict_overall
 from tuner.space import SearchSpace, configure, list_spaces, load_space
+from tuner.space.gpus import get_gpu
 
 Floats = NDArray[np.float64]
 

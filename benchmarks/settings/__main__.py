@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.settings.cases import CASES, Case
-from tuner.engine.emulating import EmulateOptions, emulate
-from tuner.engine.program_predictions import PredictedProgram, ProgramPredictions
-from tuner.errors import InputError
-from tuner.gpus import get_gpu
-from tuner.models.hollow import is_hollow, write_hollow
+from tuner.app.program_predictions import PredictedProgram, ProgramPredictions
+from tuner.core.errors import InputError
+from tuner.core.units import GIB
+from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.program.launch import read_launch
 from tuner.program.program import read_program
-from tuner.units import GIB
+from tuner.space.gpus import get_gpu
+from tuner.space.models.hollow import is_hollow, write_hollow
 
 EMULATED = Path(__file__).with_name("emulated.json")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tuner.records import Configuration, Phase
-from tuner.workloads.base import Counts, Environment
+from tuner.core.records import Configuration, Phase
+from tuner.predict.training.base import Counts, Environment
 
 FEATURES = 64
 

@@ -10,7 +10,7 @@ from benchmarks.accuracy.harnesses import GIB, Case, Measured, express
 from benchmarks.accuracy.predictions import Predicted
 from benchmarks.accuracy.report import Comparison, groups, markdown, summarise, verdicts
 from benchmarks.accuracy.rows import Row, read_rows
-from tuner.models.catalogue import get_entry
+from tuner.space.models.catalogue import get_entry
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tuner.apply.assign import Assignment
-from tuner.apply.plan import make_plan
-from tuner.apply.source import open_source
-from tuner.cli.main import run
-from tuner.engine.arriving import Arrival, Arrivals, look
-from tuner.engine.user_program import user_program
-from tuner.errors import InputError
-from tuner.gpus import get_gpu
-from tuner.records import KnobValue
+from tuner.app.arriving import Arrival, Arrivals, look
+from tuner.app.cli.main import run
+from tuner.app.user_program import user_program
+from tuner.core.errors import InputError
+from tuner.core.records import KnobValue
+from tuner.program.edit.assign import Assignment
+from tuner.program.edit.plan import make_plan
+from tuner.program.edit.source import open_source
+from tuner.space.gpus import get_gpu
 from tuner.space.keypath import read_key
 
 KBIT = """\
@@ -236,7 +236,7 @@ def test_apply_writes_nothing_that_does_not_arrive(folder_of_kbit: Path, capsys)
 def folder_of_kbit(tmp_path, monkeypatch):
     from cli_samples import SPACE, make_trial, write_samples
 
-    from tuner.results.store import ResultsFolder
+    from tuner.search.store import ResultsFolder
 
     write_samples(tmp_path)
     keys = "{.batch: micro_batch, .grad_ckpt: gradient_checkpointing}"

@@ -10,13 +10,13 @@ import pytest
 from cli_samples import CONFIG as MODEL_CONFIG
 from cli_samples import SPACE, make_trial, write_samples
 
-from tuner.apply.assign import assignments
-from tuner.cli.main import run
-from tuner.errors import InputError
-from tuner.models.same import same_architecture
-from tuner.results.store import ResultsFolder
+from tuner.app.cli.main import run
+from tuner.core.errors import InputError
+from tuner.program.edit.assign import assignments
+from tuner.search.store import ResultsFolder
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
+from tuner.space.models.same import same_architecture
 
 ROOT = Path(__file__).parents[2]
 APPLY = ["apply", "--space", "tiny.yaml", "--gpu", "a6000"]
@@ -115,7 +115,7 @@ def test_yes_writes_and_keeps_a_dated_copy(folder, capsys):
 def test_it_asks_before_it_writes(folder, answer, text):
     from click.testing import CliRunner
 
-    from tuner.cli.main import cli
+    from tuner.app.cli.main import cli
 
     result = CliRunner().invoke(cli, [*APPLY, "--to", "config.yaml"], input=answer)
     assert result.exit_code == 0
@@ -242,7 +242,7 @@ def test_each_stage_has_its_file(tmp_path):
         ("length", 128, "two"),
     ]
     assert [a.is_for(Path("conf/stage_2.yaml")) for a in found] == [True, False, True]
-    from tuner.apply.plan import make_plan
+    from tuner.program.edit.plan import make_plan
 
     for name in ("stage_1.yaml", "stage_2.yaml", "config.yaml"):
         (tmp_path / name).write_text("batch: 0\nlength: 0\n")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tuner.apply.assign import Assignment
-from tuner.apply.place import Location
-from tuner.apply.plan import Following, make_plan
-from tuner.apply.source import SourceFile, open_source
-from tuner.engine.applying import following
-from tuner.engine.user_program import user_program
-from tuner.errors import InputError
+from tuner.app.applying import following
+from tuner.app.user_program import user_program
+from tuner.core.errors import InputError
+from tuner.program.edit.assign import Assignment
+from tuner.program.edit.place import Location
+from tuner.program.edit.plan import Following, make_plan
+from tuner.program.edit.source import SourceFile, open_source
 from tuner.program.names import Script, set_at
 from tuner.space.keypath import read_key
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tuner.apply.assign import assignments
-from tuner.apply.plan import make_plan
-from tuner.apply.write import replace_files
-from tuner.errors import InputError
+from tuner.core.errors import InputError
+from tuner.program.edit.assign import assignments
+from tuner.program.edit.plan import make_plan
+from tuner.program.edit.write import replace_files
 from tuner.space import configure, load_space
 
 SPACES = Path(__file__).parents[2] / "search_spaces"

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from results_samples import make_record
 from tune_fakes import FakeSpace, outcome_of, record_of
 
-from tuner.errors import InputError
-from tuner.tune.budget import Budget, Meter, Spent, StoppedBy
-from tuner.tune.candidates import Candidates
-from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.core.errors import InputError
+from tuner.search.budget import Budget, Meter, Spent, StoppedBy
+from tuner.search.candidates import Candidates
+from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
 
 HOUR_S = 3600.0
 

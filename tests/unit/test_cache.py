@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.estimators import cache
+from tuner.predict import cache
 
 ARRAYS = {"counts": np.arange(12, dtype=np.int32).reshape(3, 4), "names": np.array(["a", "bc"])}
 

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from results_samples import GPU, make_memory, make_record, make_speed
 
-from tuner.estimators.calibration.calibrate import (
+from tuner.core.records import Exhausted, Measurement, Outcome, Prediction, Status, TrialRecord
+from tuner.core.units import GIB
+from tuner.cost.calibration.calibrate import (
     Calibrations,
     calibrations_from,
     observations_of,
     prior_intervals,
     prior_of,
 )
-from tuner.estimators.calibration.correction import (
+from tuner.cost.calibration.correction import (
     ALLOCATED,
     DEVICE,
     QUANTITIES,
@@ -26,8 +28,6 @@ from tuner.estimators.calibration.correction import (
     TOKENS,
     uncorrected,
 )
-from tuner.records import Exhausted, Measurement, Outcome, Prediction, Status, TrialRecord
-from tuner.units import GIB
 
 SPACE = "qlora27b"
 CATALOGUE, PROFILE = "trace; roofline from the GPU catalogue", "trace; device profile"

@@ -14,12 +14,12 @@ from cli_samples import SPACE, make_trial, write_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.cli.main import COMMANDS, run
-from tuner.gpus import get_gpu
-from tuner.results.store import ResultsFolder
-from tuner.terminal.progress import PlainLines, drawn, progress_line
-from tuner.tune.progress import Progress
-from tuner.units import significant
+from tuner.app.cli.main import COMMANDS, run
+from tuner.core.units import significant
+from tuner.report.terminal.progress import PlainLines, drawn, progress_line
+from tuner.search.progress import Progress
+from tuner.search.store import ResultsFolder
+from tuner.space.gpus import get_gpu
 
 ROOT = Path(__file__).parents[2]
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
@@ -80,7 +80,7 @@ class TestQuickCommands:
         ]
         code = (
             "import contextlib, io, json, sys\n"
-            "from tuner.cli.main import run\n"
+            "from tuner.app.cli.main import run\n"
             "for arguments in json.loads(sys.argv[1]):\n"
             "    with contextlib.redirect_stdout(io.StringIO()) as printed:\n"
             "        code = run(arguments)\n"
@@ -406,7 +406,7 @@ class TestBadInput:
         def bug(*arguments, **options):
             raise ZeroDivisionError
 
-        monkeypatch.setattr("tuner.cli.gpus.load_catalogue", bug)
+        monkeypatch.setattr("tuner.app.cli.gpus.load_catalogue", bug)
         with pytest.raises(ZeroDivisionError):
             run(["gpus"])
 

@@ -9,9 +9,9 @@ import pytest
 from device_fakes import measured
 from results_samples import GPU, SPACE, make_record
 
-from tuner.engine.target import comparable, sorted_by_use, stale_text, with_margin
-from tuner.records import Source, Status
-from tuner.units import GIB
+from tuner.app.target import comparable, sorted_by_use, stale_text, with_margin
+from tuner.core.records import Source, Status
+from tuner.core.units import GIB
 
 TARGET = SimpleNamespace(space=SimpleNamespace(name=SPACE.name, knobs={}), gpu=GPU)
 CPU = dataclasses.replace(GPU, id="cpu", name="a processor", memory_bytes=24 * GIB)

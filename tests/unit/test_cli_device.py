@@ -8,15 +8,15 @@ import math
 import pytest
 from device_fakes import A6000, H200, T4, UNKNOWN, pretend, profile_of
 
-from tuner import host
-from tuner.cli.listening import Printer
-from tuner.cli.main import run
-from tuner.engine.device import cpu_label, find_gpu, local_gpus, with_profile
-from tuner.engine.measuring import Measuring, Mode, Predicting, decide
-from tuner.errors import InputError, UnavailableError
-from tuner.estimators.speed.profile import profile_path
-from tuner.gpus import LIMIT_OF_TYPE, get_gpu
-from tuner.units import GIB
+from tuner.app.cli.listening import Printer
+from tuner.app.cli.main import run
+from tuner.app.device import cpu_label, find_gpu, local_gpus, with_profile
+from tuner.app.measuring import Measuring, Mode, Predicting, decide
+from tuner.core import host
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.units import GIB
+from tuner.cost.speed.profile import profile_path
+from tuner.space.gpus import LIMIT_OF_TYPE, get_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ class TestProcessor:
         assert gpu.sources["tflops"] == "measured by tuner calibrate, 2026-05-01T12:00:00+00:00"
 
     def test_is_measured_where_rates_are_needed_and_the_profile_is_kept(self, monkeypatch, capsys):
-        from tuner.estimators import measure_device
+        from tuner.app import measure_device
 
         asked = []
 
@@ -193,7 +193,7 @@ class TestDecide:
         ],
     )
     def test_cluster_measures_where_a_node_offers_the_type(self, monkeypatch, offered, measures):
-        from tuner.tune import cluster
+        from tuner.search.ray import cluster
 
         monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer(offered))
         found = decide(Mode.AUTO, get_gpu("a6000"), address="10.0.0.1:6379")
@@ -207,7 +207,7 @@ class TestDecide:
             assert "tuner node-resources" in found.why
 
     def test_a_cluster_that_grows_is_asked_for_the_type(self, monkeypatch):
-        from tuner.tune import cluster
+        from tuner.search.ray import cluster
 
         monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer({"CPU": 4.0}, True))
         found = decide(Mode.AUTO, get_gpu("a6000"), address="10.0.0.1:6379")

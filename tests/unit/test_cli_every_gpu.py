@@ -8,9 +8,9 @@ import json
 import pytest
 from cli_samples import make_trial, write_samples
 
-from tuner.cli.main import run
-from tuner.gpus import get_gpu
-from tuner.results.journal import JournalWriter
+from tuner.app.cli.main import run
+from tuner.search.journal import JournalWriter
+from tuner.space.gpus import get_gpu
 
 COMMAND = ["best", "--space", "tiny.yaml", "--gpu", "all"]
 

@@ -9,7 +9,7 @@ import shlex
 import click
 import pytest
 
-from tuner.cli.main import COMMANDS, cli, run
+from tuner.app.cli.main import COMMANDS, cli, run
 
 LINES = {"search": 50, "": 46, "trial": 42, "apply": 46}
 """More than a screen of 40 lines only where there is most to say."""

@@ -8,8 +8,8 @@ import json
 import pytest
 from cli_samples import make_trial, write_samples
 
-from tuner.cli.main import run
-from tuner.results.journal import JournalWriter
+from tuner.app.cli.main import run
+from tuner.search.journal import JournalWriter
 
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
 

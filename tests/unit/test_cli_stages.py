@@ -7,8 +7,8 @@ import json
 import pytest
 from encoder_samples import TINY_ROBERTA
 
-from tuner.cli.main import run
-from tuner.estimators import cache
+from tuner.app.cli.main import run
+from tuner.predict import cache
 
 SPACE = """\
 name: phases

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Status
-from tuner.runner.base import GiveUp, Instructions, MeasureOptions, TrialJob
-from tuner.runner.command_progress import CommandProgress
-from tuner.runner.isolated import IsolatedRunner
-from tuner.runner.stop_rule import STEP_SCATTER
+from tuner.core.records import Configuration, Status
 from tuner.space.command import Command
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import GiveUp, Instructions, MeasureOptions, TrialJob
+from tuner.trial.command_progress import CommandProgress
+from tuner.trial.isolated import IsolatedRunner
+from tuner.trial.stop_rule import STEP_SCATTER
 
 
 def heard_of(give_up: GiveUp | None, times_s: list[float], *, tagged: bool) -> CommandProgress:

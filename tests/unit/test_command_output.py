@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.runner.base import MeasureOptions
-from tuner.runner.command_output import (
+from tuner.trial.base import MeasureOptions
+from tuner.trial.command_output import (
     Counted,
     NotFinite,
     OutputReader,
@@ -19,8 +19,8 @@ from tuner.runner.command_output import (
     TaggedLine,
     events_of,
 )
-from tuner.runner.command_progress import CommandProgress
-from tuner.runner.step_timer import Amounts, StepTimer
+from tuner.trial.command_progress import CommandProgress
+from tuner.trial.step_timer import Amounts, StepTimer
 
 OPTIONS = MeasureOptions(device="cpu", budget_s=1.0, min_steps=3, warmup_steps=2)
 

@@ -12,7 +12,7 @@ import click
 import pytest
 
 import tuner
-from tuner.cli.main import COMMANDS, cli
+from tuner.app.cli.main import COMMANDS, cli
 
 FOLDER = Path(tuner.__file__).parent
 _SHOWN = re.compile(r"`tuner ([^`]+)`|(?:^|[ :(])tuner ([a-z-]+ [^`;]*--[^`;]*)")

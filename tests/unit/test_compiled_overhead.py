@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimators.compiler.compiled import SEGMENTS, CompiledPasses, Events, Replayed
-from tuner.estimators.compiler.overhead import EXACT_UP_TO, anchors, interpolate
-from tuner.estimators.compiler.polynomial import Probe, Terms, fit
-from tuner.estimators.replay.allocator import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES, replay
-from tuner.units import KIB, MIB
+from tuner.core.units import KIB, MIB
+from tuner.cost.compiled import SEGMENTS, CompiledPasses, Events, Replayed
+from tuner.cost.polynomial import Probe, Terms, fit
+from tuner.cost.replay.allocator import SMALL_LIMIT_BYTES, SMALL_SEGMENT_BYTES, replay
+from tuner.predict.compiler.overhead import EXACT_UP_TO, anchors, interpolate
 
 PROBES = (Probe(11, 640, 13), Probe(7, 896, 17))
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimators.compiler.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
-from tuner.estimators.compiler.structure import Structure
-from tuner.records import Configuration
+from tuner.core.records import Configuration
+from tuner.cost.polynomial import NotPolynomialError, Polynomial, Probe, Terms, fit
+from tuner.predict.compiler.structure import Structure
 
 PLAIN = Configuration(
     {"micro_batch": 4, "max_length": 512, "lora_rank": 8, "attention": "sdpa", "precision": "bf16"}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from cli_samples import make_trial, write_samples
 
-from tuner.cli.main import COMMANDS, run
-from tuner.results.store import ResultsFolder
+from tuner.app.cli.main import COMMANDS, run
+from tuner.search.store import ResultsFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,7 +99,7 @@ def test_no_heavy_library_is_loaded_to_complete_a_word(folder, words):
         "heavy = {'torch', 'ray', 'optuna', 'transformers', 'numpy', 'plotly'}\n"
         "atexit.register(lambda: print('heavy', *sorted(heavy & set(sys.modules))))\n"
         "sys.argv = ['tuner']\n"
-        "from tuner.cli.main import main\n"
+        "from tuner.app.cli.main import main\n"
         "main()"
     )
     environment = {
@@ -128,7 +128,7 @@ def test_the_script_is_of_the_shell_that_was_asked_for(capsys):
 def test_every_command_is_offered(folder):
     from click.shell_completion import ShellComplete
 
-    from tuner.cli.main import cli
+    from tuner.app.cli.main import cli
 
     offered = ShellComplete(cli, {}, "tuner", "_X").get_completions([], "")
     assert {item.value for item in offered} <= set(COMMANDS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuner.cli.main import run
+from tuner.app.cli.main import run
 
 SPACE = """\
 workload: causal_lm

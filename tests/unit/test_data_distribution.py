@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.data import PADDING_MODES, Bounds, LengthDistribution
-from tuner.errors import InputError
+from tuner.core.errors import InputError
 from tuner.space import TokenLengths
+from tuner.space.lengths import PADDING_MODES, Bounds, LengthDistribution
 
 lengths_st = st.lists(st.integers(0, 300), min_size=1, max_size=40).filter(any)
 max_length_st = st.integers(1, 350)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.data import LengthDistribution, jsonl, read, read_lengths
-from tuner.errors import InputError
-from tuner.models import guarded
+from tuner.core.errors import InputError
+from tuner.space.lengths import LengthDistribution, jsonl, read, read_lengths
+from tuner.space.models import guarded
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}"

@@ -7,10 +7,10 @@ from slow_body import FIRST_STEP_WITHIN_S as SHORT_S
 from slow_body import LONGER_S
 from test_runner_processes import job
 
-from tuner.records import Configuration, Status
-from tuner.runner.base import MeasureOptions
-from tuner.runner.deadline import FIRST_STEP_WITHIN_S, LONGEST_S, NEEDED_S, SLACK, Deadline
-from tuner.runner.isolated import IsolatedRunner
+from tuner.core.records import Configuration, Status
+from tuner.trial.base import MeasureOptions
+from tuner.trial.deadline import FIRST_STEP_WITHIN_S, LONGEST_S, NEEDED_S, SLACK, Deadline
+from tuner.trial.isolated import IsolatedRunner
 
 
 def test_time_of_the_user_stands():

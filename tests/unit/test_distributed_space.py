@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from documents import blocks
 
-from tuner.engine.support import supported_part
-from tuner.errors import InputError
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, KnobValue
-from tuner.space import configure, load_space
-from tuner.space.distributed_knobs import (
+from tuner.app.support import supported_part
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration, KnobValue
+from tuner.core.setup.distributed_knobs import (
     Parallelism,
     gpus_per_trial,
     most_gpus_per_trial,
     strategy,
 )
+from tuner.space import configure, load_space
+from tuner.space.gpus import get_gpu
 
 SPACE = """
 name: pair

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.cli.emulated_text import print_emulation
+from tuner.app.cli.emulated_text import print_emulation
+from tuner.core.errors import EXIT_CODES
+from tuner.core.units import GIB
+from tuner.emulator.emulation import EmulatedDeviceUse, Emulation, UnknownValues
+from tuner.emulator.ending import OUT_OF_MEMORY, Ended, Ending, ProgramError, find_ending
 from tuner.emulator.session import Account
-from tuner.engine.emulation import EmulatedDeviceUse, Emulation, UnknownValues
-from tuner.errors import EXIT_CODES
-from tuner.gpus import get_gpu
-from tuner.runner.emulated_ending import OUT_OF_MEMORY, Ended, Ending, ProgramError, find_ending
-from tuner.units import GIB
+from tuner.space.gpus import get_gpu
 
 MAIN, OTHER = 7, 8
 SECOND = 1_000_000_000

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from results_samples import GPU, MARGIN_BYTES, SPACE, make_record
 
-from tuner.cli.answers import print_front, print_recommendation, sources_text
-from tuner.cli.comparison import print_ran
-from tuner.records import Outcome, Source, Status, TrialRecord
-from tuner.results.best import best_yaml, check_text, recommend
-from tuner.results.front import trusted
-from tuner.results.journal import encode, latest, read_journal
-from tuner.results.plot import emulated_among_others, labels
-from tuner.results.report import report_html
-from tuner.results.table import pareto_csv
-from tuner.results.view import Kind, build_view
-from tuner.tune.request import TrialDevice
-from tuner.units import GIB
+from tuner.app.cli.answers import print_front, print_recommendation, sources_text
+from tuner.app.cli.comparison import print_ran
+from tuner.core.records import Outcome, Source, Status, TrialRecord
+from tuner.core.units import GIB
+from tuner.report.plot import emulated_among_others, labels
+from tuner.report.report import report_html
+from tuner.report.table import pareto_csv
+from tuner.search.best import best_yaml, check_text, recommend
+from tuner.search.front import trusted
+from tuner.search.journal import encode, latest, read_journal
+from tuner.search.request import TrialDevice
+from tuner.search.view import Kind, build_view
 
 SMALL, LARGE = {"micro_batch": 1, "lora_rank": 128}, {"micro_batch": 8, "lora_rank": 128}
 

@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from tuner.cli.emulated_text import sizes_text
+from tuner.app.cli.emulated_text import sizes_text
+from tuner.emulator.emulation import UnknownValues, sizes_rest_on, unknown_values
 from tuner.emulator.inside.notes import ASSUMED, AT_MOST, MADE_UP, worst
-from tuner.engine.emulation import UnknownValues, sizes_rest_on, unknown_values
 
 ROW = UnknownValues("aten::index", "train.py:3", AT_MOST, decides_shape=True, times=2)
 

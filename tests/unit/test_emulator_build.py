@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tuner.core.errors import UnavailableError
 from tuner.emulator import build as building
 from tuner.emulator.build import CORE, build
 from tuner.emulator.toolchain import TorchBuild
-from tuner.errors import UnavailableError
 
 TORCH = TorchBuild(folder=Path("torch"), version="2.13.0+cu130", cuda=(13, 0))
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.estimators.replay.allocator import (
+from tuner.core.units import KIB, MIB
+from tuner.cost.replay.allocator import (
     AllocatorSettings,
     CachingAllocator,
     replay,
     round_size,
 )
-from tuner.units import KIB, MIB
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 SPLIT_32 = AllocatorSettings(max_split_size_bytes=32 * MIB)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.main import run
-from tuner.engine.correcting import corrected
-from tuner.engine.estimate import Estimate, estimate_configuration, one_configuration
-from tuner.gpus import get_gpu
-from tuner.records import Measurement, Outcome, Source, Status, TrialRecord
-from tuner.results.journal import JournalWriter
-from tuner.results.store import ResultsFolder
+from tuner.app.cli.main import run
+from tuner.app.correcting import corrected
+from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
+from tuner.core.records import Measurement, Outcome, Source, Status, TrialRecord
+from tuner.search.journal import JournalWriter
+from tuner.search.store import ResultsFolder
+from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")
 SLOWER, LARGER = 1.5, 1.1

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tuner.cli.main import run
-from tuner.export import FORMATS, ExportInput, export
-from tuner.records import Configuration
+from tuner.app.cli.main import run
+from tuner.core.records import Configuration
+from tuner.program.formats import FORMATS, ExportInput, export
 from tuner.space import configure, default_space, load_space, parse_settings
 from tuner.space.apply import is_meant
 
@@ -482,7 +482,7 @@ def test_command_line_is_quoted_for_a_shell():
 
 
 def test_a_tool_for_language_models_refuses_other_workloads():
-    from tuner.errors import InputError
+    from tuner.core.errors import InputError
 
     with pytest.raises(InputError, match="does not train workload 'contrastive'"):
         export("axolotl", ExportInput(Configuration({"micro_batch": 2}), "contrastive", None, "t"))
@@ -523,7 +523,7 @@ def test_flags_take_the_names_of_a_mapping(committed, capsys):
 def test_the_command_of_the_space_is_printed_with_its_values(tmp_path, monkeypatch, capsys):
     from cli_samples import make_trial, write_samples
 
-    from tuner.results.store import ResultsFolder
+    from tuner.search.store import ResultsFolder
 
     write_samples(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -551,10 +551,10 @@ def test_what_best_suggests_works(name, monkeypatch, capsys):
 
     The trial that verifies is one of the recommended configuration.
     """
-    from tuner.cli.next_commands import use_commands, verify_command
-    from tuner.cli.trial import command
-    from tuner.engine.recommendation import recommended
-    from tuner.engine.target import load_target
+    from tuner.app.cli.next_commands import use_commands, verify_command
+    from tuner.app.cli.trial import command
+    from tuner.app.recommendation import recommended
+    from tuner.app.target import load_target
 
     monkeypatch.chdir(ROOT)
     gpu = next((p.name for p in (ROOT / "results" / name).glob("*") if p.is_dir()), None)

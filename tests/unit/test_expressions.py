@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.errors import InputError
-from tuner.expressions import MAX_LENGTH, compile_expression, show
+from tuner.core.errors import InputError
+from tuner.core.expressions import MAX_LENGTH, compile_expression, show
 
 VALUES = {
     "effective_batch": 32,

@@ -12,22 +12,22 @@ import pynvml
 import pytest
 from nvml_fakes import GPU_IS_LOST, NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN, FakeNvml
 
-from tuner import nvml
-from tuner.advice.doctor import MachineFacts, Severity, examine
-from tuner.advice.watch import Watcher, advice
-from tuner.cli import monitor
-from tuner.cli.main import run
-from tuner.engine.device import local_gpus, lost_gpus
-from tuner.errors import UnavailableError
-from tuner.gpus import get_gpu
-from tuner.records import Configuration, Exhausted, Status
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.gpu_watch import GpuWatch
-from tuner.runner.isolated import IsolatedRunner
-from tuner.runner.outcome import Ending, Raised, classify
-from tuner.runner.preflight import obstacle, require_answer
-from tuner.tune.verified import VerifiedFactory
-from tuner.units import GIB
+from tuner.app.cli import monitor
+from tuner.app.cli.main import run
+from tuner.app.device import local_gpus, lost_gpus
+from tuner.app.doctor import MachineFacts, Severity, examine
+from tuner.app.watch import Watcher, advice
+from tuner.core import nvml
+from tuner.core.errors import UnavailableError
+from tuner.core.outcome import Ending, Raised, classify
+from tuner.core.records import Configuration, Exhausted, Status
+from tuner.core.units import GIB
+from tuner.search.verified import VerifiedFactory
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.gpu_watch import GpuWatch
+from tuner.trial.isolated import IsolatedRunner
+from tuner.trial.preflight import obstacle, require_answer
 
 MEMORY = get_gpu("a6000").memory_bytes
 LOST = [GPU_IS_LOST, RESET_REQUIRED, UNKNOWN]

@@ -15,15 +15,15 @@ from results_samples import SPACE as SAMPLE_SPACE
 from results_samples import make_record, write_all
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 
-from tuner.records import Exhausted, Outcome, Status
-from tuner.results.journal import JournalWriter, read_journal
-from tuner.results.store import ResultsFolder
-from tuner.terminal.progress import progress_line
-from tuner.tune import trial_record
-from tuner.tune.driver import make_adapter
-from tuner.tune.request import SearchRequest, StoppedBy
-from tuner.tune.state import SearchState
-from tuner.units import GIB
+from tuner.core.records import Exhausted, Outcome, Status
+from tuner.core.units import GIB
+from tuner.report.terminal.progress import progress_line
+from tuner.search import trial_record
+from tuner.search.journal import JournalWriter, read_journal
+from tuner.search.ray.driver import make_adapter
+from tuner.search.request import SearchRequest, StoppedBy
+from tuner.search.state import SearchState
+from tuner.search.store import ResultsFolder
 
 COUNT = 1000
 WIDE = FakeSpace(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tuner.cli.evidence import fits_text
-from tuner.records import Memory, Prediction, Speed
+from tuner.app.cli.evidence import fits_text
+from tuner.core.records import Memory, Prediction, Speed
 
 GIB = 1 << 30
 

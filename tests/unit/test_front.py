@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import GPU, MARGIN_BYTES, make_record
 
-from tuner.records import Outcome, Status
-from tuner.results.front import (
+from tuner.core.records import Outcome, Status
+from tuner.core.units import GIB
+from tuner.search.front import (
     DEFAULT_OBJECTIVES,
     OBJECTIVES,
     Direction,
@@ -22,7 +23,6 @@ from tuner.results.front import (
     pareto_front,
     samples_per_s,
 )
-from tuner.units import GIB
 
 LIMIT_GIB = GPU.memory_bytes / GIB
 # Few distinct values, so that ties and duplicates happen often.

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from results_samples import GPU, SPACE, make_record, make_search
 
-from tuner.cli.front_plot import HEIGHT, plot_text
-from tuner.results.view import build_view
+from tuner.app.cli.front_plot import HEIGHT, plot_text
+from tuner.search.view import build_view
 
 
 @pytest.fixture(scope="module")

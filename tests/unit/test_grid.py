@@ -10,15 +10,15 @@ import shlex
 import pytest
 from grid_samples import EVIL, make_grid
 
-from tuner.cli.estimate import command as estimate
-from tuner.cli.main import run
-from tuner.engine.grid import GPUS, MODELS
-from tuner.estimators.compiler.overhead import LARGEST_GPU_BYTES
-from tuner.gpus import load_catalogue
-from tuner.models.catalogue import get_entry
-from tuner.models.positions import configured_positions
-from tuner.results.grid import grid_csv
-from tuner.results.grid_page import grid_html
+from tuner.app.cli.estimate import command as estimate
+from tuner.app.cli.main import run
+from tuner.app.grid import GPUS, MODELS
+from tuner.predict.compiler.overhead import LARGEST_GPU_BYTES
+from tuner.report.grid import grid_csv
+from tuner.report.grid_page import grid_html
+from tuner.space.gpus import load_catalogue
+from tuner.space.models.catalogue import get_entry
+from tuner.space.models.positions import configured_positions
 
 
 def test_what_is_shown_by_default_is_in_the_catalogues():

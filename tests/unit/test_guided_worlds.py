@@ -8,13 +8,13 @@ import numpy as np
 import optuna
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
-from tuner.records import MemoryBudget, Status
-from tuner.tune.candidates import Candidates
-from tuner.tune.guided import GuidedSampler
-from tuner.tune.guided_pool import Pool
-from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
-from tuner.units import GIB
-from tuner.workloads.memory_order import MemoryOrder
+from tuner.core.records import MemoryBudget, Status
+from tuner.core.units import GIB
+from tuner.predict.training.memory_order import MemoryOrder
+from tuner.search.candidates import Candidates
+from tuner.search.guided.pool import Pool
+from tuner.search.guided.sampler import GuidedSampler
+from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()

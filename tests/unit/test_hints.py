@@ -8,16 +8,16 @@ from typing import Any
 import click
 import pytest
 
-from tuner.aliases import meant
-from tuner.cli.main import COMMANDS, cli, run
-from tuner.errors import InputError, UnavailableError, nearest, unknown
-from tuner.export import FORMATS
-from tuner.export.settings_reader import SettingsReader
-from tuner.gpus import get_gpu, load_catalogue
-from tuner.models.catalogue import load_catalogue as load_models
-from tuner.records import Configuration
+from tuner.app.cli.main import COMMANDS, cli, run
+from tuner.core.aliases import meant
+from tuner.core.errors import InputError, UnavailableError, nearest, unknown
+from tuner.core.records import Configuration
+from tuner.core.setup.schemas import SCHEMAS
+from tuner.program.formats import FORMATS
+from tuner.program.formats.settings_reader import SettingsReader
 from tuner.space import configure, default_space
-from tuner.space.schemas import SCHEMAS
+from tuner.space.gpus import get_gpu, load_catalogue
+from tuner.space.models.catalogue import load_catalogue as load_models
 
 KNOBS = list(SCHEMAS["causal_lm"].terms)
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tuner import host
-from tuner.units import GIB
+from tuner.core import host
+from tuner.core.units import GIB
 
 CPUINFO = "processor\t: 0\nmodel name\t: Testium 9 @ 3.0GHz\nprocessor\t: 1\nmodel name\t: other\n"
 

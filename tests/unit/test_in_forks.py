@@ -14,8 +14,8 @@ from types import FrameType
 import psutil
 import pytest
 
-from tuner.estimators.compiling import in_forks
-from tuner.estimators.predict import Subject
+from tuner.predict.compiling import in_forks
+from tuner.predict.predict import Subject
 
 LONG_S = 60.0
 FOREVER_S = 20.0
@@ -73,7 +73,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_in_forks import compute
-from tuner.estimators.compiling import in_forks
+from tuner.predict.compiling import in_forks
 folder = Path(sys.argv[2])
 list(in_forks(compute, [(1, folder), (2, folder)], None, workers=2, traces=False))
 """

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import make_memory, make_speed
 
-from tuner.estimators.inert import InertKnob, inert_knobs
-from tuner.records import Configuration, Prediction
-from tuner.units import GIB
+from tuner.core.records import Configuration, Prediction
+from tuner.core.units import GIB
+from tuner.predict.inert import InertKnob, inert_knobs
 
 KNOBS = {
     "micro_batch": (1, 2, 4),

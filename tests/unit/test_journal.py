@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import make_record
 
-from tuner.errors import InputError, UnavailableError
-from tuner.records import Configuration, Status, TrialRecord
-from tuner.results.journal import (
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.records import Configuration, Status, TrialRecord
+from tuner.search.journal import (
     MAX_LINES,
     MAX_PROBLEMS,
     JournalWriter,

@@ -8,17 +8,17 @@ from types import SimpleNamespace
 import pytest
 from encoder_samples import TINY_ROBERTA, configuration
 
-from tuner.engine.custom_workload import model_version, require_lengths
-from tuner.errors import InputError
-from tuner.gpus import get_gpu
-from tuner.runner.base import MeasureOptions, TrialJob
-from tuner.runner.command import COMMAND_TRIAL
-from tuner.runner.device import RealEnvironment, open_session
+from tuner.app.custom_workload import model_version, require_lengths
+from tuner.core.errors import InputError
+from tuner.predict.training import get_workload
+from tuner.predict.training.token_data import LoaderSettings, TokenBatches, build_loader
 from tuner.space import load_space
 from tuner.space.command import Command
 from tuner.space.data import DataFacts, TokenLengths
-from tuner.workloads import get_workload
-from tuner.workloads.token_data import LoaderSettings, TokenBatches, build_loader
+from tuner.space.gpus import get_gpu
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.command import COMMAND_TRIAL
+from tuner.trial.device import RealEnvironment, open_session
 
 DRAWN = TokenLengths(10.0, 20, ((0.0, 0.0), (20.0, 1.0)))
 
@@ -68,8 +68,8 @@ def test_the_longest_come_once_however_few_examples_there_are(workers):
 
 
 def test_a_search_measures_on_the_lengths_that_were_asked_for():
-    from tuner.engine.measuring import Measuring
-    from tuner.engine.prepare import measure_options
+    from tuner.app.measuring import Measuring
+    from tuner.app.prepare import measure_options
 
     given = SimpleNamespace(
         budget_s=None, timeout_s=None, weights=None, wait_s=None, lengths="data", whole_steps=True

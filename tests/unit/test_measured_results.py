@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
 
-from tuner.records import Outcome, Source, Status, TrialRecord
-from tuner.results.best import recommend
-from tuner.results.figures import prediction_error_figure
-from tuner.results.journal import latest
-from tuner.results.prediction_error import (
+from tuner.core.records import Outcome, Source, Status, TrialRecord
+from tuner.core.units import GIB
+from tuner.report.figures import prediction_error_figure
+from tuner.report.prediction_error import (
     QUANTITIES,
     pairs,
     prediction_errors,
     verdict_text,
     verdicts,
 )
-from tuner.results.report import report_html
-from tuner.results.view import Kind, build_view
-from tuner.units import GIB
+from tuner.report.report import report_html
+from tuner.search.best import recommend
+from tuner.search.journal import latest
+from tuner.search.view import Kind, build_view
 
 NAME = "NVIDIA RTX A6000"
 

@@ -14,12 +14,12 @@ from device_fakes import A6000, pretend
 from nvml_fakes import FakeNvml
 from rich.console import Console
 
-from tuner import host, nvml
-from tuner.advice.watch import DeviceReading, HostReading, MachineReading, Watcher, advice
-from tuner.cli import monitor
-from tuner.cli.main import run
-from tuner.nvml import DeviceProcess, DeviceReader
-from tuner.units import GIB
+from tuner.app.cli import monitor
+from tuner.app.cli.main import run
+from tuner.app.watch import DeviceReading, HostReading, MachineReading, Watcher, advice
+from tuner.core import host, nvml
+from tuner.core.nvml import DeviceProcess, DeviceReader
+from tuner.core.units import GIB
 
 WHOLE = {
     "name": "NVIDIA RTX A6000",

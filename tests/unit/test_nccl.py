@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.gpus import get_gpu
-from tuner.nccl import CONNECTION_BYTES, nccl_bytes
-from tuner.units import GIB, MIB
+from tuner.core.units import GIB, MIB
+from tuner.cost.nccl import CONNECTION_BYTES, nccl_bytes
+from tuner.space.gpus import get_gpu
 
 
 def test_a_connection_has_the_buffers_of_three_protocols() -> None:

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from device_fakes import A6000, H200, T4, UNKNOWN, pretend
 
-from tuner import nvml
-from tuner.cli.node_resources import command
-from tuner.nvml import DeviceIdentity
-from tuner.units import GIB
+from tuner.app.cli.node_resources import command
+from tuner.core import nvml
+from tuner.core.nvml import DeviceIdentity
+from tuner.core.units import GIB
 
 
 def run(*arguments: str):
@@ -86,7 +86,7 @@ def test_json_says_of_every_device_what_it_is(monkeypatch):
 @pytest.mark.skipif(nvml.device_identity() is not None, reason="this machine has a GPU")
 def test_a_machine_without_a_gpu_offers_nothing_and_loads_nothing_heavy():
     code = (
-        "import sys\nfrom tuner.cli.main import run\ncode = run(['node-resources'])\n"
+        "import sys\nfrom tuner.app.cli.main import run\ncode = run(['node-resources'])\n"
         "heavy = [n for n in ('torch', 'ray', 'numpy', 'transformers') if n in sys.modules]\n"
         "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
     )

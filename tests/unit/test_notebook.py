@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program_samples import FOLDER
 
-from tuner.apply.notebook import code_cells, notebook_python, read_notebook
-from tuner.errors import InputError
+from tuner.core.errors import InputError
+from tuner.program.edit.notebook import code_cells, notebook_python, read_notebook
 
 
 def notebook(*sources: object, **more: object) -> str:

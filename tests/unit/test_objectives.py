@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import GPU, SPACE, make_record, make_search, write_all
 
-from tuner.errors import InputError, UnavailableError
-from tuner.results import report
-from tuner.results.levels import levels
-from tuner.results.objective_plot import axes_of, points_of
-from tuner.results.objectives import NAMES, coverage, objectives_of, require_known
-from tuner.results.report import report_html
-from tuner.results.store import ResultsFolder
-from tuner.results.table import pareto_csv
-from tuner.results.view import Kind, build_view
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.units import GIB
+from tuner.report import report
+from tuner.report.objective_plot import axes_of, points_of
+from tuner.report.report import report_html
+from tuner.report.table import pareto_csv
+from tuner.search.levels import levels
+from tuner.search.objectives import NAMES, coverage, objectives_of, require_known
+from tuner.search.store import ResultsFolder
+from tuner.search.view import Kind, build_view
 from tuner.space import load_space
 from tuner.space.searchspace import METRICS
-from tuner.units import GIB
 
 CAPACITY = dataclasses.replace(
     SPACE,
@@ -158,7 +158,7 @@ class TestLevels:
         assert levels(build_view(make_search(20), SPACE, GPU)) == ()
 
     def test_shipped_space_has_rank_and_length(self):
-        from tuner.results.facts import SpaceFacts
+        from tuner.search.facts import SpaceFacts
 
         facts = SpaceFacts.of(load_space("qlora27b"))
         assert facts.capacity == ("lora_rank", "max_length")

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tuner.estimators.compiler.compiled import SEGMENTS
-from tuner.estimators.compiler.work_arrays import WorkArrays
-from tuner.estimators.speed.operators import most_expensive
-from tuner.estimators.speed.roofline import Roofline, StepWork, step_times
-from tuner.estimators.tracing.timeline import MASK, Work
-from tuner.gpus import get_gpu
+from tuner.cost.compiled import SEGMENTS
+from tuner.cost.operators.timeline import MASK, Work
+from tuner.cost.speed.operators import most_expensive
+from tuner.cost.speed.roofline import Roofline, StepWork, step_times
+from tuner.cost.work_arrays import WorkArrays
+from tuner.space.gpus import get_gpu
 
 GIB = 1 << 30
 

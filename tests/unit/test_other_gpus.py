@@ -10,11 +10,11 @@ import pytest
 from results_samples import GPU, SPACE, make_search
 
 from benchmarks.fuzz.hostile import bomb
-from tuner.errors import UnavailableError
-from tuner.results.other_gpus import MAX_BYTES, read_other_gpus
-from tuner.results.store import ResultsFolder, write_atomically
-from tuner.results.view import build_view
-from tuner.results.writing import write_tables, write_view
+from tuner.core.errors import UnavailableError
+from tuner.report.other_gpus import MAX_BYTES, read_other_gpus
+from tuner.report.writing import write_tables, write_view
+from tuner.search.store import ResultsFolder, write_atomically
+from tuner.search.view import build_view
 
 
 def fifo(path: Path) -> None:

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from cli_samples import make_trial, write_samples
 
-from tuner.cli.main import run
-from tuner.engine.plausible import excluded_text, sorted_out
-from tuner.results.store import ResultsFolder
+from tuner.app.cli.main import run
+from tuner.app.plausible import excluded_text, sorted_out
+from tuner.search.store import ResultsFolder
 from tuner.space import load_space
 
 GOOD = {"micro_batch": 2}

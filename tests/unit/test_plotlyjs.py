@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 
-from tuner.results.plotlyjs import SHA256, VERSION, plotlyjs
+from tuner.report.plotlyjs import SHA256, VERSION, plotlyjs
 
 
 def test_the_bundle_is_the_published_one_and_comes_with_its_licence():
-    vendored = files("tuner.results") / "page/vendor"
+    vendored = files("tuner.report") / "page/vendor"
     data = (vendored / "plotly-basic.min.js").read_bytes()
     assert hashlib.sha256(data).hexdigest() == SHA256
     assert f"plotly.js (basic - minified) v{VERSION}" in plotlyjs()[:200]

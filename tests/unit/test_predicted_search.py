@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_fakes import prediction_of
 
-from tuner.engine.measuring import Mode
-from tuner.engine.plan import SearchOptions, make_plan, without_effect
-from tuner.engine.predicted import keep_predictions, search_predicted
-from tuner.engine.target import load_target
-from tuner.errors import InputError
-from tuner.estimators.predictor import COMPILED_TOLERANCE
-from tuner.gpu import Gpu
-from tuner.records import Configuration, Outcome, Prediction
-from tuner.results.front import pareto_front
-from tuner.results.journal import read_journal
-from tuner.tune.budget import StoppedBy
-from tuner.units import GIB
+from tuner.app.measuring import Mode
+from tuner.app.plan import SearchOptions, make_plan, without_effect
+from tuner.app.predicted import keep_predictions, search_predicted
+from tuner.app.target import load_target
+from tuner.core.errors import InputError
+from tuner.core.gpu import Gpu
+from tuner.core.records import Configuration, Outcome, Prediction
+from tuner.core.units import GIB
+from tuner.predict.predictor import COMPILED_TOLERANCE
+from tuner.search.budget import StoppedBy
+from tuner.search.front import pareto_front
+from tuner.search.journal import read_journal
 
 
 class Tracer:

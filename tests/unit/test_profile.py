@@ -11,11 +11,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.errors import InputError
-from tuner.estimators.compiler.work_arrays import WorkArrays
-from tuner.estimators.speed import profile as profiles
-from tuner.estimators.speed.kernel_times import MeasuredKernelTimes
-from tuner.estimators.speed.profile import (
+from tuner.core.errors import InputError
+from tuner.core.records.reading import written
+from tuner.cost.operators.timeline import Work
+from tuner.cost.speed import profile as profiles
+from tuner.cost.speed.kernel_times import MeasuredKernelTimes
+from tuner.cost.speed.profile import (
     AttentionRate,
     DeviceProfile,
     MatmulRate,
@@ -24,10 +25,9 @@ from tuner.estimators.speed.profile import (
     load_profile,
     profile_path,
 )
-from tuner.estimators.speed.roofline import KernelTimes, Roofline
-from tuner.estimators.tracing.timeline import Work
-from tuner.gpus import get_gpu
-from tuner.records.reading import written
+from tuner.cost.speed.roofline import KernelTimes, Roofline
+from tuner.cost.work_arrays import WorkArrays
+from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")
 PROFILE = DeviceProfile(

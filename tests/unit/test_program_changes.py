@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_samples import FOLDER, make_tools, program, sections
 
-from tuner.apply.source import read_places
-from tuner.errors import InputError
+from tuner.core.errors import InputError
 from tuner.program.changes import can_change, change
+from tuner.program.edit.source import read_places
 from tuner.program.knob_names import NAMES
 from tuner.program.program import Program
 from tuner.program.settings import Setting, find_settings

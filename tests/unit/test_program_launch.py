@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tuner.engine.measuring import gpus_of_trials
-from tuner.errors import InputError
-from tuner.models.catalogue import resolve_config
+from tuner.app.measuring import gpus_of_trials
+from tuner.core.errors import InputError
 from tuner.program.launch import Launch, read_launch
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
 from tuner.program.settings import find_settings
 from tuner.program.space_text import knobs_of, space_text
 from tuner.space import load_space
+from tuner.space.models.catalogue import resolve_config
 
 SFT = """\
 from trl import SFTConfig, SFTTrainer

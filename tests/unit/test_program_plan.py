@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.main import run
-from tuner.engine.program_predictions import ProgramPredictions
-from tuner.errors import InputError, UnsupportedError
-from tuner.gpus import get_gpu
+from tuner.app.cli.main import run
+from tuner.app.program_predictions import ProgramPredictions
+from tuner.core.errors import InputError, UnsupportedError
+from tuner.core.units import GIB
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
-from tuner.units import GIB
+from tuner.space.gpus import get_gpu
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 MODEL = "tiny-llama-3m"

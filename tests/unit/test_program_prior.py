@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from tuner.app.program_prior import program_predictions
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.records import KnobValue
+from tuner.emulator.emulation import EmulatedDeviceUse, Emulation
 from tuner.emulator.step_time import EmulatedStepTime
-from tuner.engine.emulation import EmulatedDeviceUse, Emulation
-from tuner.engine.program_prior import program_predictions
-from tuner.errors import InputError, UnavailableError
-from tuner.gpus import get_gpu
-from tuner.records import KnobValue
-from tuner.runner.emulated_command import FEW
 from tuner.space.format import read_space
+from tuner.space.gpus import get_gpu
+from tuner.trial.emulated_command import FEW
 
 SPACE = read_space(
     """

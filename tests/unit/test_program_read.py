@@ -7,8 +7,8 @@ import sys
 import pytest
 from program_samples import TOOLS, make_tools
 
-from tuner.errors import InputError, UnavailableError
-from tuner.host import find_program
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.host import find_program
 from tuner.program.program import read_program
 
 FILES = {

@@ -8,18 +8,18 @@ import pytest
 import yaml
 from results_samples import GPU, MARGIN_BYTES, SPACE, make_record
 
-from tuner.cli.answers import print_front, print_recommendation
-from tuner.cli.every_gpu import print_answers
-from tuner.engine.gpus_compared import Answer
-from tuner.engine.target import with_margin
-from tuner.gpus import get_gpu
-from tuner.records import MemoryBudget, RankMemory, Source, TrialRecord
-from tuner.results.best import best_yaml, recommend
-from tuner.results.by_gpus import trade_text
-from tuner.results.report import report_html
-from tuner.results.table import pareto_csv
-from tuner.results.view import build_view
-from tuner.units import GIB
+from tuner.app.cli.answers import print_front, print_recommendation
+from tuner.app.cli.every_gpu import print_answers
+from tuner.app.gpus_compared import Answer
+from tuner.app.target import with_margin
+from tuner.core.records import MemoryBudget, RankMemory, Source, TrialRecord
+from tuner.core.units import GIB
+from tuner.report.report import report_html
+from tuner.report.table import pareto_csv
+from tuner.search.best import best_yaml, recommend
+from tuner.search.by_gpus import trade_text
+from tuner.search.view import build_view
+from tuner.space.gpus import get_gpu
 
 TWO = {**SPACE.baseline, "gpus_per_trial": 2}
 CPU = replace(GPU, id="cpu", name="a processor", memory_bytes=16 * GIB)

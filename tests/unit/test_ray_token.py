@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.errors import UnavailableError
-from tuner.tune.ray_token import TOKEN_BYTES, keep_private
+from tuner.core.errors import UnavailableError
+from tuner.search.ray.ray_token import TOKEN_BYTES, keep_private
 
 
 @pytest.fixture

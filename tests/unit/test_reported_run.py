@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import reported_runs as benchmark
-from tuner.advice.versions import tested
-from tuner.cli.main import run
-from tuner.engine.reported_run import reported_runs
-from tuner.engine.targets import load_targets
-from tuner.results.journal import read_journal
-from tuner.results.store import ResultsFolder
+from tuner.app.cli.main import run
+from tuner.app.reported_run import reported_runs
+from tuner.app.targets import load_targets
+from tuner.app.versions import tested
+from tuner.search.journal import read_journal
+from tuner.search.store import ResultsFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 WHERE = ("--space", "tiny_cpu", "--gpu", "cpu")

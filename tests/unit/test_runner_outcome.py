@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner_bodies import measurement
 
-from tuner.errors import InputError, UnavailableError
-from tuner.records import Configuration, Exhausted, Outcome, Status, TrialRecord
-from tuner.runner.outcome import (
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.outcome import (
     MESSAGE_CHARS,
     Ending,
     Raised,
@@ -21,6 +20,7 @@ from tuner.runner.outcome import (
     requested_bytes,
     unavailable,
 )
+from tuner.core.records import Configuration, Exhausted, Outcome, Status, TrialRecord
 
 GIB = 2**30
 CUDA_OOM = (

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from tuner import nvml
-from tuner.errors import UnavailableError
-from tuner.nvml import DeviceProcess, DeviceUse, UnknownDeviceError
-from tuner.runner import preflight
-from tuner.runner.base import MeasureOptions
+from tuner.core import nvml
+from tuner.core.errors import UnavailableError
+from tuner.core.nvml import DeviceProcess, DeviceUse, UnknownDeviceError
+from tuner.trial import preflight
+from tuner.trial.base import MeasureOptions
 
 GIB = 2**30
 TRAINER = DeviceProcess(pid=4711, name="train.py", used_bytes=5 * GIB)

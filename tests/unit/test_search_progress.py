@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results_samples import GPU, SPACE, make_record, make_search
 
-from tuner.results.front import hypervolume
-from tuner.results.progress_figure import progress, progress_figure, progress_text
-from tuner.results.view import build_view
-from tuner.units import GIB
+from tuner.core.units import GIB
+from tuner.report.progress_figure import progress, progress_figure, progress_text
+from tuner.search.front import hypervolume
+from tuner.search.view import build_view
 
 
 def view_of(records):

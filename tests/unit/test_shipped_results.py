@@ -9,8 +9,8 @@ from statistics import median
 import pytest
 import yaml
 
-from tuner.cli.main import run
-from tuner.results.store import ResultsFolder
+from tuner.app.cli.main import run
+from tuner.search.store import ResultsFolder
 from tuner.space import load_space
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.estimators.shortlist import NEAR_LIMIT, shortlist
-from tuner.records import Configuration, Memory, Prediction, Speed
+from tuner.core.records import Configuration, Memory, Prediction, Speed
+from tuner.predict.shortlist import NEAR_LIMIT, shortlist
 
 LIMIT, MARGIN = 1000, 30
 

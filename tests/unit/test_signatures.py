@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.signatures import read_all
-from tuner.apply.source import SourceFile, read_places
-from tuner.errors import InputError
+from tuner.core.errors import InputError
 from tuner.program.arguments import Found
+from tuner.program.edit.source import SourceFile, read_places
 from tuner.program.names import Script
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program

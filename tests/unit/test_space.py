@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.errors import InputError
-from tuner.expressions import Expression, compile_expression
+from tuner.core.errors import InputError
+from tuner.core.expressions import Expression, compile_expression
 from tuner.space import (
     SCHEMAS,
     SearchSpace,
@@ -122,7 +122,7 @@ def test_matches(qlora27b: SearchSpace) -> None:
 
 
 def test_matches_is_false_for_a_configuration_without_the_name(qlora27b: SearchSpace) -> None:
-    from tuner.records import Configuration
+    from tuner.core.records import Configuration
 
     assert not qlora27b.matches(Configuration({"micro_batch": 1}))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.errors import InputError
+from tuner.core.errors import InputError
+from tuner.core.setup.schemas import NO_NAMES, unmodelled
 from tuner.space import SCHEMAS, configure, default_space, pin
 from tuner.space.format import read_space
-from tuner.space.schemas import NO_NAMES, unmodelled
 
 TERMS = SCHEMAS["causal_lm"].terms
 
@@ -101,8 +101,8 @@ def test_every_knob_that_the_workload_reads_is_in_the_vocabulary():
     """And the other way round: a name that nothing reads would be inert."""
     from dataclasses import fields
 
-    from tuner.workloads.causal_lm_settings import CausalLMSettings
-    from tuner.workloads.token_data import LoaderSettings
+    from tuner.predict.training.causal_lm_settings import CausalLMSettings
+    from tuner.predict.training.token_data import LoaderSettings
 
     read = {f.name for cls in (CausalLMSettings, LoaderSettings) for f in fields(cls)} - {"loader"}
     read = {"padding" if name == "padded" else name for name in read} - {"parallelism"}
@@ -111,9 +111,9 @@ def test_every_knob_that_the_workload_reads_is_in_the_vocabulary():
 
 
 def test_defaults_are_those_of_the_workload():
-    from tuner.records import Configuration
-    from tuner.space.distributed_knobs import Parallelism
-    from tuner.workloads.causal_lm_settings import CausalLMSettings
+    from tuner.core.records import Configuration
+    from tuner.core.setup.distributed_knobs import Parallelism
+    from tuner.predict.training.causal_lm_settings import CausalLMSettings
 
     required = {name: TERMS[name].default for name in ("micro_batch", "max_length", "lora_rank")}
     required |= {

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.errors import InputError
+from tuner.core.errors import InputError
+from tuner.predict.training.memory_order import memory_order
 from tuner.space import configure, load_space
 from tuner.space.command import fill
 from tuner.space.format import read_space
-from tuner.workloads.memory_order import memory_order
 
 GOOD = """
 name: mine

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from tuner.errors import InputError
-from tuner.results.facts import SpaceFacts
+from tuner.core.errors import InputError
+from tuner.search.facts import SpaceFacts
 from tuner.space import configure, pin
 from tuner.space.format import read_space
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from test_stages import prediction
 
-from tuner.estimators.calibration.calibrate import observations_of
-from tuner.estimators.calibration.correction import multiplied, uncorrected
-from tuner.estimators.stages import combine, hardest_first
-from tuner.records import Measurement, Outcome, Source, Status, TrialRecord
-from tuner.runner.base import PLAIN, GiveUp, Instructions
-from tuner.runner.staged import StagedFactory, StagedRunner
+from tuner.core.records import Measurement, Outcome, Source, Status, TrialRecord
+from tuner.cost.calibration.calibrate import observations_of
+from tuner.cost.calibration.correction import multiplied, uncorrected
+from tuner.predict.stages import combine, hardest_first
+from tuner.search.score import score
 from tuner.space import configure, load_space
-from tuner.tune.score import score
+from tuner.trial.base import PLAIN, GiveUp, Instructions
+from tuner.trial.staged import StagedFactory, StagedRunner
 
 GIB = 2**30
 SPACE = load_space(str(Path(__file__).parents[2] / "search_spaces" / "naics_embedder.yaml"))

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_tables import WIDTHS, assert_whole, printed
 
-from tuner.cli.main import run
-from tuner.results.interval import ShownInterval
-from tuner.results.store import ResultsFolder
-from tuner.terminal.tables import Sheet
-from tuner.units import GIB, MIB, format_duration, format_range, format_size, significant
+from tuner.app.cli.main import run
+from tuner.core.units import GIB, MIB, format_duration, format_range, format_size, significant
+from tuner.report.terminal.tables import Sheet
+from tuner.search.interval import ShownInterval
+from tuner.search.store import ResultsFolder
 
 PACKAGE = Path(__file__).parents[2] / "tuner"
 NAMES = ["id", "memory", "samples/s", "settings", "note"]

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from cli_samples import make_trial, write_samples
 
-from tuner.cli.main import run
-from tuner.results.store import ResultsFolder
+from tuner.app.cli.main import run
+from tuner.search.store import ResultsFolder
 
 ROOT = Path(__file__).parents[2]
 SHOWS = """
-from tuner.terminal.progress import compiling, reporting
-from tuner.tune.progress import Progress
+from tuner.report.terminal.progress import compiling, reporting
+from tuner.search.progress import Progress
 with compiling(err=False, quiet=False) as report:
     for done in range(4):
         report(done, 3)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tuner.advice.baseline import read_baseline
-from tuner.engine.exporting import export_recommended
-from tuner.engine.recommendation import recommended
-from tuner.engine.target import load_target
+from tuner.app.baseline import read_baseline
+from tuner.app.exporting import export_recommended
+from tuner.app.recommendation import recommended
+from tuner.app.target import load_target
 from tuner.space import SearchSpace, load_space
 
 SAME = ("micro_batch", "grad_accum", "max_length", "lora_rank", "gradient_checkpointing",

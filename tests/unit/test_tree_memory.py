@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner import nvml
-from tuner.nvml import DeviceProcess, DeviceUse
-from tuner.runner import tree_memory
-from tuner.runner.tree_memory import TreeMemory, descendants
+from tuner.core import nvml, tree_memory
+from tuner.core.nvml import DeviceProcess, DeviceUse
+from tuner.core.tree_memory import TreeMemory, descendants
 
 GIB = 2**30
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from tune_fakes import SMALL_SPACE, FakeFactory, outcome_of
 
-from tuner.errors import UnavailableError
-from tuner.gpus import get_gpu
-from tuner.tune.candidates import Candidates
-from tuner.tune.capacity import FIXED_CLUSTER, OWN_CLUSTER, REFRESH_S, Capacity, fits_on
-from tuner.tune.concurrent import TURN, ConcurrentSearches
-from tuner.tune.request import SearchRequest, StoppedBy
-from tuner.tune.reuse import IDLE_S, RequestedResources, WorkerCache
-from tuner.tune.sampler_adapter import SamplerAdapter
-from tuner.tune.state import LOSSES_THAT_END_A_SEARCH, SearchState
+from tuner.core.errors import UnavailableError
+from tuner.search.candidates import Candidates
+from tuner.search.ray.capacity import FIXED_CLUSTER, OWN_CLUSTER, REFRESH_S, Capacity, fits_on
+from tuner.search.ray.concurrent import TURN, ConcurrentSearches
+from tuner.search.ray.reuse import IDLE_S, RequestedResources, WorkerCache
+from tuner.search.request import SearchRequest, StoppedBy
+from tuner.search.sampler_adapter import SamplerAdapter
+from tuner.search.state import LOSSES_THAT_END_A_SEARCH, SearchState
+from tuner.space.gpus import get_gpu
 
 A6000 = {"GPU": 1.0, "a6000": 1.0, "CPU": 1.0}
 L4 = {"GPU": 1.0, "l4": 1.0, "CPU": 1.0}

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner import scratch
-from tuner.errors import InputError, UnavailableError
-from tuner.scratch import OWNER, scratch_folder
-from tuner.tune import cluster
-from tuner.tune.cluster import connected, cpus_for, quiet
+from tuner.core import scratch
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.scratch import OWNER, scratch_folder
+from tuner.search.ray import cluster
+from tuner.search.ray.cluster import connected, cpus_for, quiet
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_scratch_folder_is_private_short_and_removed(tmp_path, monkeypatch):
 OWNER_OF_ONE = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from tuner import scratch
+from tuner.core import scratch
 scratch.SOCKET_ROOM = 0
 with scratch.scratch_folder() as folder:
     print(folder, flush=True)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 
-from tuner.errors import UnavailableError
-from tuner.records import Exhausted, Outcome, Status
-from tuner.tune.driver import make_adapter
-from tuner.tune.failures import FAILURES_THAT_END, MOST_FAILURES, Failures, failure_of
-from tuner.tune.request import SEARCHERS, SearchRequest
-from tuner.tune.state import SearchState
+from tuner.core.errors import UnavailableError
+from tuner.core.records import Exhausted, Outcome, Status
+from tuner.search.failures import FAILURES_THAT_END, MOST_FAILURES, Failures, failure_of
+from tuner.search.ray.driver import make_adapter
+from tuner.search.request import SEARCHERS, SearchRequest
+from tuner.search.state import SearchState
 
 SPACE = FakeSpace()
 ALL = list(SPACE.configurations())

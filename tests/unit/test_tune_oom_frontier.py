@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.records import Configuration
-from tuner.tune.oom_frontier import OomFrontier
-from tuner.workloads.memory_order import MEMORY_ORDERS, memory_order
+from tuner.core.records import Configuration
+from tuner.predict.training.memory_order import MEMORY_ORDERS, memory_order
+from tuner.search.oom_frontier import OomFrontier
 
 ORDER = MEMORY_ORDERS["causal_lm"]
 VALUES = {

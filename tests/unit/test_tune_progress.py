@@ -6,9 +6,9 @@ import dataclasses
 
 from tune_fakes import FakeSpace, outcome_of, record_of, samples_per_s, tokens_per_s
 
-from tuner.records import Outcome, Status
-from tuner.terminal.progress import progress_line
-from tuner.tune.progress import ProgressTracker
+from tuner.core.records import Outcome, Status
+from tuner.report.terminal.progress import progress_line
+from tuner.search.progress import ProgressTracker
 
 ALL = list(FakeSpace().configurations())
 FITTING = [c for c in ALL if record_of(c).fits]

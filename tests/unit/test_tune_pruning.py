@@ -9,14 +9,14 @@ import pytest
 from device_fakes import measured
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
-from tuner.estimators.calibration.calibrate import calibrations_from
-from tuner.records import Exhausted, Outcome, Status
-from tuner.results.pruned import write_pruned
-from tuner.results.store import ResultsFolder
-from tuner.tune.candidates import Candidates
-from tuner.tune.pruning import MOST_RISK
-from tuner.tune.sampler_adapter import Knowledge, SamplerAdapter
-from tuner.workloads.memory_order import MemoryOrder
+from tuner.core.records import Exhausted, Outcome, Status
+from tuner.cost.calibration.calibrate import calibrations_from
+from tuner.predict.training.memory_order import MemoryOrder
+from tuner.search.candidates import Candidates
+from tuner.search.pruned import write_pruned
+from tuner.search.pruning import MOST_RISK
+from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.search.store import ResultsFolder
 
 SPACE = FakeSpace()
 ALL = list(SPACE.configurations())

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 from results_samples import GPU, SPACE, make_record
 
-from tuner.cli.answers import print_front, print_recommendation
-from tuner.cli.next_commands import measure_command
-from tuner.engine.target import load_target
-from tuner.records import Configuration
-from tuner.results.best import recommend
-from tuner.results.figures import front_figure
-from tuner.results.report import report_html
-from tuner.results.undecided import MOST_MEASURED, PAIR_ERROR, may_be_as_fast
-from tuner.results.view import build_view
-from tuner.units import GIB
+from tuner.app.cli.answers import print_front, print_recommendation
+from tuner.app.cli.next_commands import measure_command
+from tuner.app.target import load_target
+from tuner.core.records import Configuration
+from tuner.core.units import GIB
+from tuner.report.figures import front_figure
+from tuner.report.report import report_html
+from tuner.search.best import recommend
+from tuner.search.undecided import MOST_MEASURED, PAIR_ERROR, may_be_as_fast
+from tuner.search.view import build_view
 
 
 def record(rate, gib, *, interval=None, **fields):

@@ -22,9 +22,9 @@ from typing import Any
 
 from packaging.version import Version
 
+from tuner.core.errors import UnavailableError
+from tuner.core.files import user_cache
 from tuner.emulator.toolchain import TorchBuild, find_compiler
-from tuner.errors import UnavailableError
-from tuner.estimators.cache import user_cache
 
 SOURCES = Path(__file__).with_name("device")
 CORE = "libtuner_device.so"

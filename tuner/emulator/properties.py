@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.errors import InputError
-from tuner.gpu import Gpu
-from tuner.units import KIB
+from tuner.core.errors import InputError
+from tuner.core.gpu import Gpu
+from tuner.core.units import KIB
 
 
 @dataclass(frozen=True, slots=True)

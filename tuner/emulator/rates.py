@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.gpu import Gpu
+from tuner.core.gpu import Gpu
 
 TRANSFER, EXCHANGE = "transfer", "exchange"
 """Kinds of work that no trace has: copies to and from the host, and between devices."""

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.core.errors import InputError
+from tuner.core.gpu import Gpu
+from tuner.cost.nccl import nccl_bytes
 from tuner.emulator.build import build
 from tuner.emulator.here import DEVICE_VARIABLE, LIBRARIES_VARIABLE
 from tuner.emulator.properties import (
@@ -27,9 +30,6 @@ from tuner.emulator.properties import (
 )
 from tuner.emulator.rates import gpu_to_dict
 from tuner.emulator.toolchain import TorchBuild, find_torch
-from tuner.errors import InputError
-from tuner.gpu import Gpu
-from tuner.nccl import nccl_bytes
 
 ON_PATH = Path(__file__).parent / "inside" / "path"
 

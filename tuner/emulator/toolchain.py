@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from tuner.errors import UnavailableError
+from tuner.core.errors import UnavailableError
 
 OLDEST_TORCH = (2, 8)
 CUDA_MAJORS = (12, 13)

@@ -1,6 +1,6 @@
 """Tagged lines from training code: a step has ended, with so many samples.
 
-They go to standard output, which the runner of the trial reads (tuner.runner.command_output).
+They go to standard output, which the runner of the trial reads (tuner.trial.command_output).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 import time
 from typing import Any
 
-from tuner.runner.base import MeasureOptions
-from tuner.runner.command_output import TAG
-from tuner.runner.step_timer import StepTimer
+from tuner.trial.base import MeasureOptions
+from tuner.trial.command_output import TAG
+from tuner.trial.step_timer import StepTimer
 
 _TRIAL = "TUNER_TRIAL"
 _STDOUT = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-from tuner.apply.source import PYTHON
 from tuner.program.arguments import Argument, values_of_files, values_of_words
+from tuner.program.edit.source import PYTHON
 from tuner.program.names import Script
 from tuner.program.parsed import last_name
 from tuner.program.program import Program, file_in

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.apply.source import SourceFile
-from tuner.errors import Problem
-from tuner.expressions import show
+from tuner.core.errors import Problem
+from tuner.core.expressions import show
+from tuner.program.edit.source import SourceFile
 from tuner.program.knob_names import typed
 
 EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"

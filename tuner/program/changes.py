@@ -8,14 +8,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tuner.apply.place import Location, NotWritableError
-from tuner.apply.source import PYTHON, SourceFile, read_places
-from tuner.errors import InputError, Problem
-from tuner.expressions import show
+from tuner.core.errors import InputError, Problem
+from tuner.core.expressions import show
+from tuner.core.records import KnobValue
+from tuner.program.edit.place import Location, NotWritableError
+from tuner.program.edit.source import PYTHON, SourceFile, read_places
 from tuner.program.knob_names import as_named
 from tuner.program.program import Program
 from tuner.program.settings import Setting, Switch, arguments_of_trainers, find_settings
-from tuner.records import KnobValue
 
 _BESIDE: Mapping[str, Mapping[str, str]] = {
     "per_device_train_batch_size": {

@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tuner.apply.source import PYTHON, SourceFile
+from tuner.program.edit.source import PYTHON, SourceFile
 from tuner.program.names import Literal, Script
 from tuner.program.parsed import last_name
 

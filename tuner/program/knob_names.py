@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tuner.aliases import PROGRAM_NAMES
-from tuner.apply.place import Value
-from tuner.records import KnobValue
+from tuner.core.aliases import PROGRAM_NAMES
+from tuner.core.records import KnobValue
+from tuner.program.edit.place import Value
 
 NAMES = PROGRAM_NAMES
 """By knob: what a program's files and options call it, the most certain name first."""

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import Problem
-from tuner.program.arguments import EMULATE, values_of_files, values_of_words
-from tuner.program.program import Program, file_in
-from tuner.program.reads import opened
-from tuner.program.zero_file import zero_knobs, zero_of_file
-from tuner.records import KnobValue
-from tuner.space.distributed_knobs import (
+from tuner.core.errors import Problem
+from tuner.core.records import KnobValue
+from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
     GPUS_PER_TRIAL,
     MACHINES,
     REDUCE_BUCKET,
     RESHARD,
 )
+from tuner.program.arguments import EMULATE, values_of_files, values_of_words
+from tuner.program.program import Program, file_in
+from tuner.program.reads import opened
+from tuner.program.zero_file import zero_knobs, zero_of_file
 
 _START_RANKS = ("Axolotl", "LLaMA-Factory")
 """Tools whose command starts a process on each GPU that there is."""

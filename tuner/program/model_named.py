@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.apply.source import PYTHON, SourceFile
-from tuner.models.catalogue import HUB_ID, get_entry
 from tuner.program.arguments import Argument, Found
+from tuner.program.edit.source import PYTHON, SourceFile
 from tuner.program.keywords import CallReader
 from tuner.program.parsed import last_name
 from tuner.program.program import Program
 from tuner.program.settings import scripts_of
 from tuner.program.training import loads_model
+from tuner.space.models.catalogue import HUB_ID, get_entry
 
 _KEYS = (
     "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from tuner.apply.place import Location
-from tuner.apply.source import SourceFile
+from tuner.program.edit.place import Location
+from tuner.program.edit.source import SourceFile
 from tuner.program.parsed import (
     ANY,
     Function,

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuner.apply.notebook import notebook_python
-from tuner.apply.place import Location
-from tuner.apply.source import SourceFile
+from tuner.program.edit.notebook import notebook_python
+from tuner.program.edit.place import Location
+from tuner.program.edit.source import SourceFile
 
 ANY = None
 """In place of a key that is chosen while the program runs."""

@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tuner.errors import InputError, Problem, UnsupportedError
-from tuner.expressions import show
-from tuner.models.catalogue import resolve_config
-from tuner.models.trainable import model_defaults
+from tuner.core.errors import InputError, Problem, UnsupportedError
+from tuner.core.expressions import show
+from tuner.core.records import Configuration, KnobValue
+from tuner.core.setup.distributed_knobs import (
+    DISTRIBUTED,
+    REDUCE_BUCKET,
+    Parallelism,
+    gpus_per_trial,
+)
+from tuner.core.setup.schemas import SCHEMAS
 from tuner.program import trainers
 from tuner.program.arguments import EMULATE, Arguments
 from tuner.program.keywords import DTYPES
@@ -24,10 +30,9 @@ from tuner.program.trainers.behaviour import PEFT_DEFAULT, STORED, Behaviour, Pl
 from tuner.program.training import ProgramTraining, read_training
 from tuner.program.unexpected import CannotStart, hold_loading
 from tuner.program.zero_file import AUTO, zero_of_file
-from tuner.records import Configuration, KnobValue
 from tuner.space import configure, default_space
-from tuner.space.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, Parallelism, gpus_per_trial
-from tuner.space.schemas import SCHEMAS
+from tuner.space.models.catalogue import resolve_config
+from tuner.space.models.trainable import model_defaults
 
 WORKLOAD = "causal_lm"
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from tuner.apply.place import Location
-from tuner.apply.source import PYTHON, SourceFile, read_places
-from tuner.errors import InputError, UnavailableError
-from tuner.host import find_program
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.host import find_program
+from tuner.program.edit.place import Location
+from tuner.program.edit.source import PYTHON, SourceFile, read_places
 from tuner.program.reads import SETTINGS_FILES, module_path, opened, read_by
 from tuner.space.keypath import Path as Keys
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import yaml
 
-from tuner.apply.notebook import notebook_python
-from tuner.apply.source import READERS, SourceFile, read_places
-from tuner.errors import InputError
-from tuner.files import read_file
+from tuner.core.errors import InputError
+from tuner.core.files import read_file
+from tuner.program.edit.notebook import notebook_python
+from tuner.program.edit.source import READERS, SourceFile, read_places
 from tuner.space.keypath import Path as Keys
 
 NOTEBOOK = ".ipynb"

@@ -14,11 +14,11 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tuner.apply.notebook import code_cells
-from tuner.apply.source import PYTHON, SourceFile
+from tuner.core.scratch import scratch_folder
+from tuner.program.edit.notebook import code_cells
+from tuner.program.edit.source import PYTHON, SourceFile
 from tuner.program.program import Program, file_in
 from tuner.program.reads import NOTEBOOK
-from tuner.scratch import scratch_folder
 
 _START = """\
 import sys as _sys

@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tuner.apply.place import Location, Value
-from tuner.apply.source import PYTHON, SourceFile
+from tuner.core.records import KnobValue
+from tuner.program.edit.place import Location, Value
+from tuner.program.edit.source import PYTHON, SourceFile
 from tuner.program.knob_names import (
     BOOLEANS,
     NAMES,
@@ -36,7 +37,6 @@ from tuner.program.names import (
 )
 from tuner.program.parsed import Option, last_name
 from tuner.program.program import Program
-from tuner.records import KnobValue
 from tuner.space.keypath import Path
 
 _MOST_STEPS = 8

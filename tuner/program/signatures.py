@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import nearest
+from tuner.core.errors import nearest
 from tuner.program.knob_names import NAMES
 
 FILE = Path(__file__).with_name("signatures.json")

@@ -10,8 +10,8 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.apply.source import PYTHON
-from tuner.errors import Problem
+from tuner.core.errors import Problem
+from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.argument_classes import (
     base_in,
     class_of,
@@ -26,6 +26,7 @@ from tuner.program.arguments import (
     values_of_files,
     values_of_words,
 )
+from tuner.program.edit.source import PYTHON
 from tuner.program.keywords import CallReader, place_in
 from tuner.program.names import Script
 from tuner.program.parsed import last_name
@@ -33,7 +34,6 @@ from tuner.program.program import Program, words_behind_tool
 from tuner.program.settings import scripts_of
 from tuner.program.signatures import signature
 from tuner.program.unexpected import hold_calls, hold_file, hold_words
-from tuner.space.schemas import SCHEMAS
 
 _MODEL_CLASSES = (
     "ForCausalLM",

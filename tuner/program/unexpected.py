@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from tuner.errors import Problem
-from tuner.expressions import show
-from tuner.models.catalogue import resolve_config
+from tuner.core.errors import Problem
+from tuner.core.expressions import show
 from tuner.program.argument_classes import (
     PARSERS,
     class_of,
@@ -29,6 +28,7 @@ from tuner.program.names import Script
 from tuner.program.parsed import last_name, unrolled
 from tuner.program.program import Program
 from tuner.program.signatures import Signature, beside, signature
+from tuner.space.models.catalogue import resolve_config
 
 _IGNORING = ("BitsAndBytesConfig", "Axolotl")
 """What takes any name, and does nothing with those that it does not know."""

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import Problem
+from tuner.core.errors import Problem
+from tuner.core.records import KnobValue
+from tuner.core.setup.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, ZERO_STAGES
 from tuner.program.arguments import EMULATE, values_of_files
 from tuner.program.reads import opened
-from tuner.records import KnobValue
-from tuner.space.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, ZERO_STAGES
 
 AUTO = "auto"
 """In place of a number: Trainer fills it in."""

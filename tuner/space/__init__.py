@@ -1,11 +1,11 @@
 """Search spaces: the YAML format, the knob schemas, and the valid configurations."""
 
+from tuner.core.setup.schemas import SCHEMAS, KnobSchema, WorkloadSchema
 from tuner.space.apply import ApplyTarget
 from tuner.space.data import DataFacts, TokenLengths
 from tuner.space.knobs import Knob
 from tuner.space.load import SpaceInfo, default_space, list_spaces, load_space
 from tuner.space.rules import Stage
-from tuner.space.schemas import SCHEMAS, KnobSchema, WorkloadSchema
 from tuner.space.searchspace import ObjectiveName, SearchSpace
 from tuner.space.settings import configure, parse_settings, pin
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from yaml.nodes import MappingNode, Node, SequenceNode
 
-from tuner.errors import InputError
+from tuner.core.errors import InputError
 from tuner.space.document import Entry, Problems, mapping, scalar, sequence, suggestion
 from tuner.space.keypath import read_key
 

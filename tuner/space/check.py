@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from yaml.nodes import Node
 
-from tuner.errors import InputError
+from tuner.core.errors import InputError
 from tuner.space.apply import check_apply
 from tuner.space.document import Problems
 from tuner.space.rules import (

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tuner.errors import InputError, nearest
-from tuner.expressions import compile_expression, show
-from tuner.records import Configuration, KnobValue
+from tuner.core.errors import InputError, nearest
+from tuner.core.expressions import compile_expression, show
+from tuner.core.records import Configuration, KnobValue
 
 COMMAND = "command"
 """The workload of a space that has a command."""

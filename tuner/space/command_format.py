@@ -7,9 +7,9 @@ from pathlib import Path
 
 from yaml.nodes import Node, SequenceNode
 
-from tuner.errors import InputError
+from tuner.core.errors import InputError
+from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.space.command import COMMAND, PROGRAM, Command, check_placeholders, split
-from tuner.space.distributed_knobs import GPUS_PER_TRIAL
 from tuner.space.document import Entry, Problems, mapping, scalar, sequence
 
 _BESIDE = ("cwd", "env", "samples_per_step", "progress")

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from yaml.nodes import Node
 
-from tuner.errors import InputError
+from tuner.core.errors import InputError
+from tuner.core.setup.schemas import KnobSchema
 from tuner.space.document import Entry, Problems, mapping, sequence
 from tuner.space.knobs import read_value
-from tuner.space.schemas import KnobSchema
 
 PADDING = ("longest", "max_length")
 

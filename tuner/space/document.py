@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from tuner.errors import InputError, Problem, nearest
+from tuner.core.errors import InputError, Problem, nearest
 
 MAX_BYTES = 256 * 1024
 """A space file is a page of text; anything larger is the wrong file."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from tuner.records import KnobValue
+from tuner.core.records import KnobValue
+from tuner.core.setup.schemas import SCHEMAS, KnobSchema
 from tuner.space.apply import ApplyTarget, read_apply
 from tuner.space.check import check_expressions, check_meaning
 from tuner.space.command import COMMAND, PROGRAM
@@ -27,7 +28,6 @@ from tuner.space.document import (
 from tuner.space.knobs import Knob, read_knob, read_order, read_value
 from tuner.space.own_knobs import own_terms as terms_of_own_code
 from tuner.space.rules import Stage, stage_terms
-from tuner.space.schemas import SCHEMAS, KnobSchema
 from tuner.space.searchspace import (
     DEFAULT_OBJECTIVES,
     METRICS,

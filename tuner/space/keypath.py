@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tuner.errors import InputError
+from tuner.core.errors import InputError
 
 Step = str | int
 Path = tuple[Step, ...]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from yaml.nodes import MappingNode, Node, SequenceNode
 
-from tuner.errors import InputError
-from tuner.expressions import show
-from tuner.records import KnobValue
+from tuner.core.errors import InputError
+from tuner.core.expressions import show
+from tuner.core.records import KnobValue
+from tuner.core.setup.schemas import KnobSchema
 from tuner.space.document import Problems, kind_of, mapping, scalar, sequence
-from tuner.space.schemas import KnobSchema
 
 MAX_VALUES = 1000
 """More values of one knob than anyone tells apart."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.errors import InputError, unknown
+from tuner.core.errors import InputError, unknown
 from tuner.space.document import read_text
 from tuner.space.format import read_space
 from tuner.space.searchspace import SearchSpace, complete_space

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from tuner.core.setup.knob_schema import Kind, KnobSchema
 from tuner.space.document import Entry, Problems
-from tuner.space.knob_schema import Kind, KnobSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TAG = "tag:yaml.org,2002:"

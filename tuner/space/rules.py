@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tuner.errors import InputError
-from tuner.expressions import Expression, show
-from tuner.records import KnobValue
-from tuner.space.schemas import KnobSchema
+from tuner.core.errors import InputError
+from tuner.core.expressions import Expression, show
+from tuner.core.records import KnobValue
+from tuner.core.setup.schemas import KnobSchema
 
 Values = Mapping[str, KnobValue]
 

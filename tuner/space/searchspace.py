@@ -9,13 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.errors import InputError, Problem, nearest
-from tuner.expressions import Expression, compile_expression
-from tuner.records import Configuration, KnobValue
+from tuner.core.errors import InputError, Problem, nearest
+from tuner.core.expressions import Expression, compile_expression
+from tuner.core.records import Configuration, KnobValue
+from tuner.core.setup.distributed_knobs import rule_with_ranks
+from tuner.core.setup.schemas import SCHEMAS, KnobSchema
 from tuner.space.apply import ApplyTarget
 from tuner.space.command import Command
 from tuner.space.data import DataFacts
-from tuner.space.distributed_knobs import rule_with_ranks
 from tuner.space.knobs import Knob
 from tuner.space.rules import (
     Derivations,
@@ -27,7 +28,6 @@ from tuner.space.rules import (
     solutions,
     stage_terms,
 )
-from tuner.space.schemas import SCHEMAS, KnobSchema
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tuner.errors import InputError, Problem, unknown
-from tuner.expressions import show
-from tuner.records import Configuration, KnobValue
-from tuner.space.distributed_knobs import GPUS_PER_TRIAL, rule_with_ranks
+from tuner.core.errors import InputError, Problem, unknown
+from tuner.core.expressions import show
+from tuner.core.records import Configuration, KnobValue
+from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, rule_with_ranks
 from tuner.space.knobs import Knob
 from tuner.space.rules import show_values
 from tuner.space.searchspace import SearchSpace

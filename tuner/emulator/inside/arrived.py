@@ -1,7 +1,7 @@
 """The settings of a training as they arrived: read from the model and the trainer that run.
 
 A value in a file or on a command line may never reach the trainer; these did. Names are those of
-`tuner.space.schemas` (micro_batch, lora_rank, ...), values are JSON.
+`tuner.core.setup.schemas` (micro_batch, lora_rank, ...), values are JSON.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from tuner.cost.operators.operators import launches_nothing, tensors_in
+from tuner.cost.operators.timeline import Work
 from tuner.emulator.inside.works import COPIES, ranks_of
-from tuner.estimators.tracing.operators import launches_nothing, tensors_in
-from tuner.estimators.tracing.timeline import Work
 
 _Tensor = torch.Tensor
 _STRIDED = torch.strided

@@ -2,7 +2,7 @@
 
 safetensors maps a file, and each tensor that is made of it touches the mapping: on Linux the page
 cache then fills with zeros by its reading ahead, at megabytes a tensor. Files that say that they
-are hollow (tuner/models/sparse.py) are not mapped here: their tensors lie in memory that nobody
+are hollow (tuner/core/sparse.py) are not mapped here: their tensors lie in memory that nobody
 has written, which reads as zeros and takes no page. What only moves or converts such tensors on
 the host gives such a tensor again, so that 16 GB of bfloat16 become 32 GB of float32 at no cost.
 So does what quantises them there: zeros have a scale of zero, under which any code is zero. Large
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tuner.core.sparse import read_header, says_hollow
 from tuner.emulator.inside.aliases import FLOATS
 from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.transfers import FRESH_BYTES
-from tuner.models.sparse import read_header, says_hollow
 
 if TYPE_CHECKING:
     from tuner.emulator.inside.values import Values

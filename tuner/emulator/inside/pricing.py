@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tuner.core.gpu import Gpu
+from tuner.cost.operators.timeline import Work
 from tuner.emulator.inside.calls import (
     Function,
     any_on_device,
@@ -30,8 +32,6 @@ from tuner.emulator.inside.calls import (
 from tuner.emulator.inside.core import MOST_KEPT, Core, KernelLaunch, readable
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.works import Describer, Prices, has_own_rules
-from tuner.estimators.tracing.timeline import Work
-from tuner.gpu import Gpu
 
 _NS = 1e9
 _UNSEEN: Any = object()

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from tuner.cost.operators.timeline import Work
 from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.pricing import Described, Pricer
-from tuner.estimators.tracing.timeline import Work
 
 _FEW = {
     "warmup": 0,

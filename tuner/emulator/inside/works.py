@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from tuner.core.gpu import Gpu
+from tuner.cost.operators.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES
+from tuner.cost.operators.bnb_kernels import bnb_kernels
+from tuner.cost.operators.leaf_kernels import Kernels
+from tuner.cost.operators.operators import WRAPPING, launches_nothing, tensors_in, work_of
+from tuner.cost.operators.timeline import Work
+from tuner.cost.speed.roofline import Roofline
+from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.inside.sparse import STRIDED, parts_of
 from tuner.emulator.rates import EXCHANGE, TRANSFER, pcie_bytes_per_s
-from tuner.estimators.compiler.work_arrays import WorkArrays
-from tuner.estimators.speed.roofline import Roofline
-from tuner.estimators.tracing.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES
-from tuner.estimators.tracing.bnb_kernels import bnb_kernels
-from tuner.estimators.tracing.leaf_kernels import Kernels
-from tuner.estimators.tracing.operators import WRAPPING, launches_nothing, tensors_in, work_of
-from tuner.estimators.tracing.timeline import Work
-from tuner.gpu import Gpu
 
 COPIES = frozenset({"_to_copy", "copy_", "_copy_from", "_foreach_copy_"})
 """Operators that may copy between host and device."""

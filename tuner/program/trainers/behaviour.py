@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.core.records import KnobValue
+from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.core.setup.schemas import ALL_LINEAR
 from tuner.program.arguments import EMULATE, Arguments
 from tuner.program.keywords import DTYPES
 from tuner.program.launch import sharding
 from tuner.program.training import ProgramTraining
-from tuner.records import KnobValue
-from tuner.space.optimizers import OPTIMIZERS
-from tuner.space.schemas import ALL_LINEAR
 
 STORED = "stored"
 """In place of a dtype: the one that the checkpoint has."""

@@ -1,1 +1,0 @@
-"""What to change, and why: explanations, comparisons, the state of the machine."""

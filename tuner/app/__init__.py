@@ -1,0 +1,1 @@
+"""One function for each thing people do, the Python API and the command line."""

@@ -1,0 +1,125 @@
+"""Results in a notebook and in rich: the front as a table and a picture.
+
+The HTML has no script and loads nothing: the picture is part of it. Text from files (names,
+settings, notes) is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+
+from tuner.app.gpus_compared import Answer
+from tuner.core.units import format_duration, format_size, significant
+from tuner.report.objective_plot import objective_png
+from tuner.report.plot import pareto_png
+from tuner.report.table import value_text
+from tuner.report.terminal.tables import Sheet
+from tuner.search.cost import run_cost
+from tuner.search.ranks import times_text
+from tuner.search.view import View
+
+ROWS = 20
+"""Rows of a front that are shown; all are in `front`."""
+
+
+def front_rows(view: View) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of the front: the recommended one has a star, then numbers and settings."""
+    knobs = view.space.knobs or view.knobs
+    varying = [n for n in knobs if len({str(r.configuration.get(n)) for r in view.front}) > 1]
+    rows = []
+    for record in view.front:
+        evidence = record.outcome.evidence
+        assert evidence is not None  # without numbers a trial is on no front
+        cost = run_cost(record, view.space, view.gpu)
+        best = view.best is not None and view.best.configuration == record.configuration
+        rows.append(
+            [
+                "*" if best else "",
+                format_size(evidence.memory.device_bytes),
+                significant(evidence.speed.samples_per_s),
+                format_duration(cost.epoch_s) if cost else "?",
+                *(value_text(record.configuration.get(name)) for name in varying),
+            ]
+        )
+    return ["", "memory", "samples/s", "epoch", *varying], rows
+
+
+def comparison_rows(answers: Sequence[Answer]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a comparison of GPU types."""
+    rows = []
+    for answer in answers:
+        best = answer.best
+        if best is None:
+            rows.append([answer.gpu.id, "", "", "", "", answer.reason])
+            continue
+        knobs = best.space.knobs or tuple(best.configuration)
+        settings = " ".join(f"{n}={value_text(best.configuration.get(n))}" for n in knobs)
+        rows.append(
+            [
+                times_text(best.gpus, answer.gpu.id),
+                "?" if answer.epoch_usd is None else f"{answer.epoch_usd:,.2f}",
+                format_duration(best.cost.epoch_s) if best.cost else "?",
+                significant(best.evidence.speed.samples_per_s),
+                format_size(best.evidence.memory.device_bytes),
+                settings,
+            ]
+        )
+    return ["GPU", "USD/epoch", "epoch", "samples/s", "memory", "settings"], rows
+
+
+def front_table(view: View) -> Sheet:
+    """The front for rich."""
+    return _table(*front_rows(view), title=_title(view))
+
+
+def comparison_table(answers: Sequence[Answer]) -> Sheet:
+    """A comparison of GPU types for rich."""
+    return _table(*comparison_rows(answers), title="the cheapest epoch first")
+
+
+def result_html(view: View) -> str:
+    """The front as a table and as a picture."""
+    columns, rows = front_rows(view)
+    png = pareto_png(view) if view.is_default else objective_png(view)
+    picture = base64.b64encode(png).decode("ascii")
+    more = f"<p>{len(rows) - ROWS} more are in <code>front</code></p>" if len(rows) > ROWS else ""
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in view.notes)
+    return (
+        f"<p><b>{html.escape(_title(view))}</b></p>{_html_table(columns, rows[:ROWS])}{more}{notes}"
+        f'<img alt="{html.escape(_title(view))}" style="max-width:100%" '
+        f'src="data:image/png;base64,{picture}">'
+    )
+
+
+def results_html(answers: Sequence[Answer], views: Sequence[View]) -> str:
+    """The comparison of the GPU types, then the front of each."""
+    parts = [f"<p><b>the cheapest epoch first</b></p>{_html_table(*comparison_rows(answers))}"]
+    parts += [
+        f"<details><summary>{html.escape(view.gpu.name)}</summary>{result_html(view)}</details>"
+        for view in views
+    ]
+    return "".join(parts)
+
+
+def _title(view: View) -> str:
+    text = f"{view.space.name} on {view.gpu.name}: {len(view.records):,} configurations"
+    if not view.front:
+        return f"{text}, nothing fits ({view.source})"
+    return f"{text}, {len(view.front)} on the front ({view.source}), * recommended"
+
+
+def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Sheet:
+    sheet = Sheet(columns, title=title)
+    for row in rows:
+        sheet.add_row(*row)
+    return sheet

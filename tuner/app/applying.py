@@ -1,0 +1,234 @@
+"""The recommended values into the user's own configuration files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.app.user_program import UserProgram, user_program
+from tuner.core.errors import InputError, Problem
+from tuner.core.expressions import show
+from tuner.core.records import Configuration, KnobValue
+from tuner.program.changes import change
+from tuner.program.edit.assign import Assignment, assignments, unmapped
+from tuner.program.edit.comments import stale_comments
+from tuner.program.edit.place import Location
+from tuner.program.edit.plan import EditPlan, FileEdit, Following, make_plan
+from tuner.program.edit.source import Edit, SourceFile, open_source
+from tuner.program.edit.write import replace_files
+from tuner.program.knob_names import NAMES
+from tuner.program.model_named import named_models
+from tuner.program.names import Script, set_at
+from tuner.program.program import read_program
+from tuner.program.settings import Setting, find_settings, scripts_of
+from tuner.search.best import BestTrial
+from tuner.space import SearchSpace
+from tuner.space.command import Command
+from tuner.space.keypath import Path as KeySteps
+from tuner.space.models.same import same_architecture
+
+
+@dataclass(frozen=True, slots=True)
+class Applying:
+    """What is to be written.
+
+    `rest` are texts of values that no file has a key for, `wanted` are the values by knob that the
+    files then say, and `user` is the program that takes them.
+    """
+
+    plan: EditPlan
+    rest: tuple[str, ...]
+    wanted: Mapping[str, KnobValue]
+    user: UserProgram
+
+    @property
+    def difference(self) -> str:
+        """The changes of all files as a unified diff; empty where there are none."""
+        return "".join(edit.diff() for edit in self.plan.files)
+
+    def write(self) -> dict[Path, Path]:
+        """Write the files; returns the dated copy of each as it was.
+
+        Raises `InputError` where a file changed meanwhile, and `UnavailableError` where the disk
+        refuses; in both cases every file is as it was.
+        """
+        return replace_files({edit.path: (edit.before, edit.after) for edit in self.plan.changed})
+
+
+def applying(
+    space: SearchSpace,
+    best: BestTrial,
+    files: Sequence[Path],
+    *,
+    targets: Sequence[str] = (),
+    maps: Sequence[str] = (),
+    words: Sequence[str] = (),
+    force_model: bool = False,
+) -> Applying:
+    """How the recommended values are written into `files`; nothing is written here.
+
+    `targets` and `maps` say where values belong, as `--as` and `--map` do; `words` start the
+    program that the files are of. Raises one `InputError` with everything that cannot be done
+    safely; one of them is a program that trains another model, unless `force_model`.
+    """
+    if space.command is not None and space.command.is_program and not targets and not maps:
+        return _into_program(space.command, best.configuration, files)
+    wanted = assignments(space, best.configuration, targets=targets, maps=maps)
+    sources = _readable(files)
+    user = user_program(sources, words)
+    compared = [] if force_model else _compare_models(space, user, sources)
+    plan = make_plan(files, wanted, following(user))
+    rest = [_missing_text(assignment) for assignment in plan.missing]
+    for name in unmapped(space, wanted, maps):
+        rest.append(f"{name} = {show(best.configuration[name])}")
+    values = _by_knob(space, plan.reached, best.configuration)
+    notes = (*compared, *_batch_notes(plan.before, best.configuration), *plan.notes)
+    return Applying(dataclasses.replace(plan, notes=notes), tuple(rest), values, user)
+
+
+def _compare_models(
+    space: SearchSpace, user: UserProgram, sources: Sequence[SourceFile]
+) -> list[str]:
+    """A note where the model of the files could not be compared with the recommendation's.
+
+    Raises `InputError` where the files train another one.
+    """
+    if space.model is None:
+        return []
+    named = named_models(user.program, sources)
+    same = {one: same_architecture(one.name, space.model) for one in named}
+    if True in same.values():
+        return []
+    others = [one for one, is_same in same.items() if is_same is False]
+    if others and len(others) == len(named):
+        problems = [Problem(f"trains {one.name}", one.where) for one in others]
+        raise InputError(
+            f"the recommendation is for {space.model}, and the files train another model",
+            problems=problems,
+            hint=f"search with --model {others[0].name}, or write it all the same: --force-model",
+        )
+    which = ", ".join(f"{one.where} names {one.name}" for one in named)
+    why = f"{which}, which could not be looked up" if named else "the files name none"
+    return [f"the model was not compared with {space.model}: {why}"]
+
+
+def _readable(files: Sequence[Path]) -> list[SourceFile]:
+    """Those of `files` that can be changed; the plan says what is wrong with the others."""
+    found = []
+    for path in files:
+        with contextlib.suppress(InputError):
+            found.append(open_source(path))
+    return found
+
+
+def following(user: UserProgram) -> Following:
+    """Where the program takes values from: by default, as its script alone says."""
+    if user.program is None:
+        return Following(lambda source, place: set_at(Script(source), place))
+    scripts = {script.source.path.resolve(): script for script in scripts_of(user.program)}
+    settings = find_settings(user.program)
+
+    def placed(source: SourceFile, place: Location) -> Location | None:
+        script = scripts.get(source.path.resolve())
+        return set_at(script or Script(source), place)
+
+    def used(source: SourceFile) -> set[KeySteps]:
+        return {
+            setting.location.path
+            for setting in settings.values()
+            if setting.source is not None
+            and setting.location is not None
+            and setting.problem is None
+            and setting.source.path.resolve() == source.path.resolve()
+        }
+
+    return Following(placed, used)
+
+
+def _by_knob(
+    space: SearchSpace, reached: Sequence[Assignment], configuration: Configuration
+) -> dict[str, KnobValue]:
+    """The knobs that keys say; a stage's values are those of some steps only."""
+    found: dict[str, KnobValue] = {}
+    for assignment in reached:
+        names = space.condition(assignment.expression).names
+        if assignment.stage is None and len(names) == 1:
+            [name] = names
+            found[name] = configuration[name]
+    return found
+
+
+def _batch_notes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """That another number of samples makes an optimizer step, where that is known."""
+    old, new = _batch(before), _batch(after)
+    if old is None or new is None or old == new:
+        return []
+    return [
+        f"the effective batch of a GPU changes from {old} to {new}: fewer or more steps make an "
+        "epoch, and the learning rate that suited the one may not suit the other"
+    ]
+
+
+def _batch(values: Mapping[str, object]) -> int | None:
+    size, rounds = values.get("micro_batch"), values.get("grad_accum")
+    return size * rounds if isinstance(size, int) and isinstance(rounds, int) else None
+
+
+def _into_program(
+    command: Command, configuration: Configuration, files: Sequence[Path]
+) -> Applying:
+    """The values into the settings of the program that was searched, where it takes them from."""
+    program = read_program(command.argv, Path(command.cwd))
+    own = {source.path.resolve(): word for word, source in program.files.items()}
+    others = [str(path) for path in files if path.resolve() not in own]
+    if others:
+        raise InputError(
+            f"{', '.join(others)} is not a file of the searched program",
+            hint=f"its files are {', '.join(map(str, own))}",
+        )
+    settings = find_settings(program)
+    values = {name: value for name, value in configuration.items() if name in NAMES}
+    after = change(program, settings, values).after
+    edits, notes = [], list[str]()
+    for path in files:
+        before = program.files[own[path.resolve()]]
+        changed = after.files[own[path.resolve()]]
+        edits.append(FileEdit(path, before.data, changed.data, (), len(values)))
+        replaced = [
+            Edit(setting.location, values[knob], "")
+            for knob, setting in settings.items()
+            if knob in values
+            and setting.source is before
+            and setting.location is not None
+            and setting.value != values[knob]
+        ]
+        notes += stale_comments(before, replaced)
+    rest = [
+        f"{settings[name].name} = {show(value)}, in {settings[name].where}"
+        for name, value in values.items()
+        if name in settings and settings[name].value != value and not _is_in(settings[name], files)
+    ]
+    inside = {
+        name: value
+        for name, value in values.items()
+        if name not in settings or settings[name].value == value or _is_in(settings[name], files)
+    }
+    now = {name: setting.value for name, setting in settings.items()}
+    notes = [*_batch_notes(now, {**now, **values}), *notes]
+    plan = EditPlan(tuple(edits), (), notes=tuple(notes))
+    return Applying(plan, tuple(rest), inside, UserProgram(program, may_run=True))
+
+
+def _is_in(setting: Setting, files: Sequence[Path]) -> bool:
+    source = setting.source
+    return source is not None and source.path.resolve() in {path.resolve() for path in files}
+
+
+def _missing_text(assignment: Assignment) -> str:
+    stage = f" in stage {assignment.stage}" if assignment.stage else ""
+    knob = assignment.expression
+    name = knob if knob.isidentifier() else str(assignment.key).lstrip(".")
+    return f"{name} = {show(assignment.value)}{stage}"

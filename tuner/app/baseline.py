@@ -1,0 +1,192 @@
+"""What people use now, read from a file of knobs or from their own configuration files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tuner.app.trained_file import read_trained
+from tuner.core.errors import InputError, Problem, nearest
+from tuner.core.expressions import show
+from tuner.core.records import Configuration, KnobValue
+from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
+from tuner.program.edit.assign import value_of
+from tuner.program.edit.place import Location
+from tuner.program.edit.source import SourceFile, open_source
+from tuner.space import ApplyTarget, SearchSpace, configure
+from tuner.space.apply import is_meant
+from tuner.space.keypath import read_key
+from tuner.space.settings import default_values
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The configuration in use.
+
+    `assumed` are the knobs that nobody gave a value: they have the space's own. `notes` are what
+    a reader should know of how it was read. `outside` is what the files say and the configuration
+    does not: its numbers are of another run in that.
+    """
+
+    configuration: Configuration
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A value of a name, and where it stands."""
+
+    name: str
+    value: KnobValue
+    where: str
+
+
+def read_baseline(
+    space: SearchSpace, paths: Sequence[Path], settings: Mapping[str, str] | None = None
+) -> Baseline:
+    """The configuration that the files at `paths` hold, `settings` (as typed) over them.
+
+    A file is either flat, `knob: value`, or one of the user's own, of which the keys that the
+    space names under `apply` are read; what those leave open comes from the rest of a trainer's
+    file, with the trainer's defaults. Without files it is the space's baseline. Raises `InputError`
+    with everything that is wrong.
+    """
+    problems: list[Problem] = []
+    found: dict[str, _Found] = {}
+    sources = [open_source(path) for path in paths]
+    trained = [one for source in sources if (one := read_trained(space, source)) is not None]
+    for source in sources:
+        for each in _read(space, source, problems, is_trained=bool(trained)):
+            first = found.setdefault(each.name, each)
+            if first.value != each.value:
+                text = f"{each.name} is {show(each.value)} here and {show(first.value)} in "
+                problems.append(Problem(text + first.where, each.where))
+    if problems:
+        raise InputError("the baseline cannot be read", problems=problems)
+    values: dict[str, KnobValue] = {name: each.value for name, each in found.items()}
+    for one in trained:
+        values = {**one.knobs, **values}
+    baseline = _complete(space, values, settings or {}, from_files=bool(paths))
+    outside = tuple(text for one in trained for text in one.outside)
+    return replace(baseline, outside=outside)
+
+
+def _complete(
+    space: SearchSpace,
+    found: dict[str, KnobValue],
+    settings: Mapping[str, str],
+    *,
+    from_files: bool,
+) -> Baseline:
+    """The rest of the configuration: what the files say of derived values is compared."""
+    wanted = {**{n: v for n, v in found.items() if n not in space.derived}, **settings}
+    if "grad_accum" in space.derived and "effective_batch" not in settings:
+        # People write the accumulation down; the effective batch that they train with is theirs.
+        accumulation = settings.get("grad_accum", found.get("grad_accum"))
+        if accumulation is not None:
+            values = {**default_values(space), **wanted}
+            factors = ("micro_batch", GPUS_PER_TRIAL)
+            read = {n: space.terms[n].read(values[n]) for n in factors if n in values}
+            rounds = space.terms["grad_accum"].read(accumulation)
+            wanted["effective_batch"] = math.prod(int(str(n)) for n in (*read.values(), rounds))
+    configuration = configure(space, wanted, strict=False)
+    notes = [
+        f"{name}={show(found[name])} in the file is compared as {show(configuration[name])}, "
+        f"which the space derives as {space.derived[name]}"
+        for name in found
+        if name in space.derived and name not in settings and configuration[name] != found[name]
+    ]
+    unset = [name for name in space.knobs if name not in found and name not in settings]
+    return Baseline(configuration, tuple(unset) if from_files else (), tuple(notes))
+
+
+def _read(
+    space: SearchSpace, source: SourceFile, problems: list[Problem], *, is_trained: bool
+) -> list[_Found]:
+    top = {str(place.path[0]) for place in source.places if place.path}
+    if top and top <= space.terms.keys():
+        return list(_flat(space, source, problems))
+    found = [
+        each
+        for target in space.apply.values()
+        if is_meant(source.path, target.files)
+        for each in _mapped(space, source, target, problems)
+    ]
+    if not found and not problems and not is_trained:
+        problems.append(Problem(_nothing(space, top), str(source.path)))
+    return found
+
+
+def _nothing(space: SearchSpace, top: set[str]) -> str:
+    strange = sorted(top - space.terms.keys())
+    if strange and top & space.terms.keys():
+        close = nearest(strange[0], space.terms)
+        hint = f" (did you mean {close!r}?)" if close else ""
+        return f"{strange[0]!r} is not a knob of this space{hint}"
+    return (
+        "it has no knob of this space (such as micro_batch: 4) and no key that the space names "
+        "under apply"
+    )
+
+
+def _flat(space: SearchSpace, source: SourceFile, problems: list[Problem]) -> Iterator[_Found]:
+    for place in source.places:
+        if len(place.path) != 1:
+            continue  # an item of a list that is a value itself
+        name = str(place.path[0])
+        if place.value is None:
+            problems.append(Problem(place.problem or "has no value", source.at(place)))
+            continue
+        yield from _term_value(space, name, place, source, problems)
+
+
+def _mapped(
+    space: SearchSpace, source: SourceFile, target: ApplyTarget, problems: list[Problem]
+) -> Iterator[_Found]:
+    """The mapping of `apply` backwards: from keys to what their expressions say of knobs."""
+    staged = next((s.values for s in space.stages if s.name == target.stage), {})
+    for key, expression in target.keys.items():
+        places = [p for p in source.find(read_key(key)) if p.value is not None]
+        names = space.condition(expression).names
+        # A key that is there with two values says nothing; a stage's own values are the space's.
+        if len({p.raw for p in places}) != 1 or len(names) != 1 or names & staged.keys():
+            continue
+        (name,) = names
+        if expression == name:
+            yield from _term_value(space, name, places[0], source, problems)
+            continue
+        value = _value_behind(space, name, expression, places[0])
+        if value is not None:
+            yield _Found(name, value, source.at(places[0]))
+
+
+def _value_behind(
+    space: SearchSpace, name: str, expression: str, place: Location
+) -> KnobValue | None:
+    """The only value of `name` for which the expression is what stands at `place`.
+
+    The space's own values are tried first, then all that the name can have. None where several
+    values would do.
+    """
+    term = space.terms[name]
+    booleans: tuple[KnobValue, ...] = (True, False) if term.kind == "bool" else ()
+    for candidates in (space.choices.get(name, ()), (*term.allowed, *booleans)):
+        fitting = [
+            value for value in candidates if place.same(value_of(space, expression, {name: value}))
+        ]
+        if fitting:
+            return fitting[0] if len(fitting) == 1 else None
+    return None
+
+
+def _term_value(
+    space: SearchSpace, name: str, place: Location, source: SourceFile, problems: list[Problem]
+) -> Iterator[_Found]:
+    try:
+        yield _Found(name, space.terms[name].read(place.value), source.at(place))
+    except InputError as error:
+        problems.append(Problem(error.message, source.at(place)))

@@ -1,0 +1,392 @@
+"""Whether somebody's program fits a GPU type, and which change of it fits or is faster.
+
+Everything is found by running the program on the emulated GPU, or by predicting it from its
+settings: as it is, and with changes of them that keep the result of the training, which are its
+effective batch, its adapters and lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.app.program_predictions import PredictedProgram, ProgramPredictions
+from tuner.app.program_runs import ProgramRuns
+from tuner.core.errors import InputError
+from tuner.core.expressions import show
+from tuner.core.records import KnobValue
+from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.emulator.emulation import Emulation
+from tuner.program.changes import Change, can_change, change
+from tuner.program.program import Program
+from tuner.program.settings import Setting
+from tuner.trial.emulated_command import FEW
+
+LEAST_GAIN = 0.02
+"""A change that is faster by less is not worth a word."""
+
+FAR = 4
+"""Beyond so many times the micro-batch a straight line is not drawn from it."""
+
+CHECKPOINTING_WAYS = frozenset(("unsloth", "offload", "offload_disk"))
+"""What Unsloth and Axolotl take for a way to checkpoint, in place of true."""
+
+FLASH_KERNELS = {
+    "flash_attention_2": ("kernels-community/flash-attn2",),
+    "flash_attention_3": ("kernels-community/vllm-flash-attn3",),
+}
+"""What transformers runs where the package of a name is not installed, from the hub
+(`modeling_flash_attention_utils.py`, transformers 5.23)."""
+
+Report = Callable[[str], None]
+"""Called with what is done next."""
+
+
+RunAnswer = Emulation | PredictedProgram
+"""What is known of one run of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """One run of the program. `accumulation` is how many micro-batches a step of it had."""
+
+    micro_batch: int
+    checkpointing: bool | None
+    accumulation: int
+    found: RunAnswer
+
+    def step_s(self, accumulation: int) -> float | None:
+        """The step time with this many micro-batches a step; None where it is not known."""
+        time = self.found.time
+        if time is None:
+            return None
+        updating_s = time.phases_s.get("optimizer", 0.0)
+        return (time.step_s - updating_s) * accumulation / self.accumulation + updating_s
+
+
+@dataclass(frozen=True, slots=True)
+class BetterChange:
+    """A change that fits. `step_s` is the time of an optimizer step with it."""
+
+    change: Change
+    found: RunAnswer
+    step_s: float | None
+    base_step_s: float | None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the program as it is; None where one of them is not known."""
+        if self.step_s is None or self.base_step_s is None:
+            return None
+        return self.base_step_s / self.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedProgram:
+    """What was found of a program; every number is *emulated*, or every one is *predicted*.
+
+    - `found` is the program as it is. `needed` is the same on a GPU with more memory, where it ran
+      out: what it would take.
+    - `settings` are those that its files and its command set, `ignored` those whose value did not
+      arrive: (knob, as written, as it arrived).
+    - `suggestion` keeps the training's result and fits, and is faster or the program does not fit.
+    - `least_bytes` is the device memory of the smallest that was tried, where nothing fits.
+    - `notes` say why no better change was looked for.
+    """
+
+    program: Program
+    found: RunAnswer
+    needed: RunAnswer | None
+    settings: Mapping[str, Setting]
+    ignored: tuple[tuple[str, KnobValue, KnobValue], ...]
+    suggestion: BetterChange | None
+    least_bytes: int | None
+    runs: int
+    notes: tuple[str, ...]
+    log_tail: str
+
+    @property
+    def source(self) -> str:
+        """What its numbers are."""
+        return "emulated" if isinstance(self.found, Emulation) else "predicted"
+
+
+def check_program(
+    runs: ProgramRuns | ProgramPredictions,
+    *,
+    improve: bool = True,
+    report: Report = lambda text: None,
+) -> CheckedProgram:
+    """Run the program as it is, and look for a better change unless `improve` is false.
+
+    Raises `UnavailableError` where nothing can be emulated.
+    """
+    is_run = isinstance(runs, ProgramRuns)
+    report("running the program as it is" if is_run else "predicting the program as it is")
+    found = runs.as_it_is()
+    log_tail = runs.log_tail
+    needed = None
+    if found.ended == "oom":
+        report("out of memory: running on a larger GPU to see what it needs")
+        needed = runs.as_it_is(roomy=True)
+    base = needed or found
+    notes: list[str] = []
+    suggestion, least_bytes = None, None
+    if improve and base.fits is not None:
+        search = _Search(runs, base, notes, report)
+        if search.is_possible:
+            suggestion = search.best(fits=bool(found.fits))
+            least_bytes = search.least_bytes
+    return CheckedProgram(
+        program=runs.program,
+        found=found,
+        needed=needed,
+        settings=runs.settings,
+        ignored=tuple(ignored(runs.settings, base)),
+        suggestion=suggestion,
+        least_bytes=least_bytes,
+        runs=runs.count,
+        notes=tuple(notes),
+        log_tail=log_tail,
+    )
+
+
+def ignored(
+    settings: Mapping[str, Setting], found: RunAnswer
+) -> list[tuple[str, KnobValue, KnobValue]]:
+    """The settings whose value is not the one that reached the trainer."""
+    return [
+        (knob, setting.value, found.settings[knob])
+        for knob, setting in settings.items()
+        if setting.value is not None
+        and setting.problem is None
+        and knob in found.settings
+        and not is_same(setting.value, found.settings[knob])
+    ]
+
+
+def is_same(written: object, arrived: object) -> bool:
+    """Whether a setting arrived as it was written, perhaps under another of its names."""
+    if isinstance(written, str) and isinstance(arrived, bool):
+        return (written in CHECKPOINTING_WAYS) == arrived
+    if isinstance(written, str) and isinstance(arrived, str):
+        row = OPTIMIZERS.get(written)
+        kernels = FLASH_KERNELS.get(written, ())
+        return written == arrived or arrived in kernels or (
+            row is not None and row == OPTIMIZERS.get(arrived)
+        )  # fmt: skip
+    return written == arrived
+
+
+@dataclass(slots=True)
+class _Search:
+    """Looks for the fastest change that fits, by a few runs for each way of checkpointing.
+
+    Device memory and the time of a micro-step are straight lines over the micro-batch: two runs,
+    on a GPU with room for them, give each. What the lines promise is then run on the real one.
+    """
+
+    runs: ProgramRuns | ProgramPredictions
+    base: RunAnswer
+    notes: list[str]
+    report: Report
+    micro_batch: int = 0
+    accumulation: int = 0
+    checkpointing: bool | None = None
+    least_bytes: int | None = None
+    _lines: dict[bool | None, list[CheckRun]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.micro_batch = self._number("micro_batch") or 0
+        self.accumulation = self._number("grad_accum") or 1
+        found = self.base.settings.get("gradient_checkpointing")
+        self.checkpointing = found if isinstance(found, bool) else None
+
+    def _number(self, knob: str) -> int | None:
+        setting = self.runs.settings.get(knob)
+        for value in (self.base.settings.get(knob), setting.value if setting else None):
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+        return None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the program has settings to change; notes say which are missing."""
+        program, settings = self.runs.program, self.runs.settings
+        for knob in ("micro_batch", "grad_accum"):
+            if can_change(program, settings, knob):
+                continue
+            setting = settings.get(knob)
+            why = f"{setting.name} {setting.problem}" if setting else "the program does not set it"
+            self.notes.append(f"no other {knob} was tried: {why}")
+        if self.micro_batch == 0:
+            self.notes.append("no change was tried: the micro-batch is not known")
+            return False
+        return bool(self._sizes) or len(self._ways) > 1
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The micro-batches that keep the effective batch, from small to large."""
+        program, settings = self.runs.program, self.runs.settings
+        if not all(can_change(program, settings, knob) for knob in ("micro_batch", "grad_accum")):
+            return [self.micro_batch] if self.micro_batch else []
+        batch = self.micro_batch * self.accumulation
+        return [size for size in range(1, batch + 1) if batch % size == 0]
+
+    @property
+    def _ways(self) -> list[bool | None]:
+        """The ways of checkpointing to try, the program's own first."""
+        own = self.checkpointing
+        can = can_change(self.runs.program, self.runs.settings, "gradient_checkpointing")
+        return [own] if own is None or not can else [own, not own]
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def best(self, *, fits: bool) -> BetterChange | None:
+        """The fastest change that was seen to fit; None where there is none worth a word."""
+        base = CheckRun(self.micro_batch, self.checkpointing, self.accumulation, self.base)
+        self._lines = {way: [] for way in self._ways}
+        self._lines[self.checkpointing].append(base)
+        self._look(fits=fits)
+        base_step_s = base.step_s(self.accumulation)
+        for size, way, promised_s in self._promising():
+            if fits and base_step_s and promised_s and promised_s > base_step_s * (1 - LEAST_GAIN):
+                return None
+            if (size, way) == (self.micro_batch, self.checkpointing):
+                return None
+            run = self._verified(size, way)
+            if run is None:
+                continue
+            step_s = run.step_s(self._rounds(size))
+            if fits and base_step_s and step_s and step_s > base_step_s * (1 - LEAST_GAIN):
+                continue
+            made = change(self.runs.program, self.runs.settings, self._values(size, way))
+            return BetterChange(made, run.found, step_s, base_step_s)
+        return None
+
+    def _verified(self, size: int, way: bool | None) -> CheckRun | None:
+        """A run with these values that fits; None where they do not, or do not arrive.
+
+        What ran on the larger GPU and stayed below the memory of the real one is the same there.
+        """
+        for run in self._lines[way]:
+            if run.micro_batch == size:
+                return run if run.found.fits else None
+        ran = self._run_all([(size, way)], roomy=False)
+        return next((run for run in ran if run.found.fits), None)
+
+    def _look(self, *, fits: bool) -> None:
+        """Two runs for each way of checkpointing; the program itself is one of them."""
+        wanted = []
+        for way, runs in self._lines.items():
+            picked = {self._other_size(larger=fits)}
+            if not runs:
+                if not fits and not way:
+                    continue  # without checkpointing it takes more still
+                # Itself, and one that needs less where that may be too much.
+                picked = {self.micro_batch, self._other_size(larger=fits and bool(way))}
+            wanted += [(size, way) for size in sorted(picked - {r.micro_batch for r in runs})]
+        for run in self._run_all(wanted, roomy=True):
+            self._lines[run.checkpointing].append(run)
+        used = [run.found.used_bytes for runs in self._lines.values() for run in runs]
+        self.least_bytes = min(used, default=None)
+
+    def _other_size(self, *, larger: bool) -> int:
+        """A micro-batch not too far from the program's own; that one where there is no other."""
+        near = [s for s in self._sizes if self.micro_batch < s <= FAR * self.micro_batch]
+        below = [s for s in self._sizes if s <= self.micro_batch / 2]
+        if larger and near:
+            return near[-1]
+        return below[-1] if below else near[0] if near else self.micro_batch
+
+    def _run_all(self, wanted: Sequence[tuple[int, bool | None]], *, roomy: bool) -> list[CheckRun]:
+        """The runs that came far enough, with the values that they were given."""
+        values = [self._values(size, way, few=True) for size, way in wanted]
+        if not wanted:
+            return []
+        shown = "; ".join(" ".join(f"{n}={show(v)}" for n, v in one.items()) for one in values)
+        doing = "running" if isinstance(self.runs, ProgramRuns) else "predicting"
+        self.report(f"{doing} it with {shown}")
+        runs = []
+        for (size, way), answer in zip(
+            wanted, self.runs.with_values(values, roomy=roomy), strict=True
+        ):
+            if isinstance(answer, InputError):
+                self.notes.append(str(answer))
+            elif answer.fits is not None:
+                problem = self._not_arrived(answer, size, way)
+                if problem is None:
+                    runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))
+                elif problem not in self.notes:
+                    self.notes.append(problem)
+        return runs
+
+    def _promising(self) -> list[tuple[int, bool | None, float | None]]:
+        """What fits by the lines, the fastest first: micro-batch, checkpointing, step time."""
+        found = []
+        budget = self.base.gpu.memory_bytes - self.base.margin_bytes
+        for way, runs in self._lines.items():
+            for size in self._sizes:
+                used = _on_line([(r.micro_batch, float(r.found.used_bytes)) for r in runs], size)
+                if used is None or used > budget:
+                    continue
+                times = [(r.micro_batch, s) for r in runs if (s := r.step_s(1)) is not None]
+                micro_s = _on_line(times, size)
+                found.append((size, way, None if micro_s is None else micro_s * self._rounds(size)))
+        fastest = min((s for _, _, s in found if s is not None), default=0.0)
+
+        def order(one: tuple[int, bool | None, float | None]) -> tuple[Any, ...]:
+            size, way, step_s = one
+            # Of those that are about as fast, the smallest change.
+            rank = math.inf if step_s is None else max(step_s, fastest * (1 + LEAST_GAIN))
+            return rank, len(self._values(size, way)), -size
+
+        return sorted(found, key=order)
+
+    def _rounds(self, size: int) -> int:
+        return self.micro_batch * self.accumulation // size
+
+    def _values(self, size: int, way: bool | None, *, few: bool = False) -> dict[str, KnobValue]:
+        """The settings to change; with `few` no more micro-batches a step than memory needs."""
+        values: dict[str, KnobValue] = {}
+        rounds = self._rounds(size)
+        if few and can_change(self.runs.program, self.runs.settings, "grad_accum"):
+            rounds = min(rounds, FEW)
+        if size != self.micro_batch:
+            values["micro_batch"] = size
+        if rounds != self.accumulation:
+            values["grad_accum"] = rounds
+        if way is not None and way != self.checkpointing:
+            values["gradient_checkpointing"] = way
+        return values
+
+    def _not_arrived(self, found: RunAnswer, size: int, way: bool | None) -> str | None:
+        """What of the values did not reach the training; None where all did."""
+        arrived, rounds = found.settings, min(self._rounds(size), FEW)
+        checkpointing = arrived.get("gradient_checkpointing")
+        if way is not None and checkpointing is not None and checkpointing != way:
+            return (
+                f"gradient_checkpointing={show(way)} has no effect in this program: the training "
+                f"still has {show(checkpointing)}"
+            )
+        # A loop of one's own tells no settings: then what its model got has to be different.
+        same_size = found.inputs and set(found.inputs) == set(self.base.inputs)
+        if arrived.get("micro_batch", size) != size or (size != self.micro_batch and same_size):
+            return f"micro_batch={size} does not reach the training"
+        changed = rounds != self.accumulation and len(self._sizes) > 1
+        same_rounds = found.inputs and len(found.inputs) == len(self.base.inputs)
+        if changed and (arrived.get("grad_accum", rounds) != rounds or same_rounds):
+            return f"grad_accum={rounds} does not reach the training"
+        return None
+
+
+def _on_line(points: Sequence[tuple[int, float]], at: int) -> float | None:
+    """The value at `at` of the line through the outermost of `points`; None where there is none."""
+    if not points:
+        return None
+    (x0, y0), (x1, y1) = min(points), max(points)
+    if x0 == x1:
+        return y0 if at == x0 else None
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)

@@ -1,0 +1,306 @@
+"""How `tuner emulate` prints what came of a program."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+
+from tuner.core.expressions import show
+from tuner.core.outcome import signal_name
+from tuner.core.units import format_duration, format_range, format_size, significant
+from tuner.emulator.emulation import EmulatedAllocation, EmulatedDeviceUse, Emulation, UnknownValues
+from tuner.emulator.ending import OUT_OF_MEMORY, Ended, ProgramError
+from tuner.report.terminal.render import count, echo, print_fields
+from tuner.report.terminal.tables import print_rows
+
+_ROWS = 12
+"""Lines of code that are shown; `--json` has more."""
+
+_LOG_LINES = 15
+_LINE_CHARS = 300
+
+_MORE_GPUS = "More GPUs are emulated with --gpus N"
+
+# Lightning's MisconfigurationException, and CUDA error 101 in PyTorch's words.
+_TOO_FEW_GPUS = re.compile(
+    r"You requested gpu: .*But your machine only has|invalid device ordinal", re.DOTALL
+)
+
+_LEAST = 0.005
+"""Share of the memory from which on a line is shown."""
+
+
+def print_emulation(found: Emulation, *, refused: Emulation | None = None) -> None:
+    """The answer: whether it fits, what takes the memory, and how long a step takes.
+
+    `refused` is the run that ran out of memory, where `found` is of a GPU with more.
+    """
+    use = found.limiting
+    echo()
+    print_fields(
+        [
+            ("program", shlex.join(found.command)),
+            ("GPU", _gpu_text(found)),
+            ("source", f"emulated: torch {found.torch}, after {_steps_text(found)}"),
+            ("ended", _ended_text(refused or found)),
+            ("fault", _fault_text(found)),
+            ("fits", _fits_text(found)),
+            ("memory", _memory_text(use) if use else ""),
+            ("phases", _phases_text(use) if use else ""),
+            ("ranks", _ranks_text(found)),
+            ("training", training_text(found)),
+            ("speed", _speed_text(found)),
+            ("limited by", _limit_text(found)),
+            ("trainable", _trainable_text(use)),
+            ("unknown", _unknown_text(found)),
+            ("sizes", sizes_text(found.unknown_values)),
+            ("input", _asked_text(found)),
+            ("took", format_duration(found.duration_s)),
+        ]
+    )
+    if use is not None and use.breakdown:
+        _print_peak(found, use)
+
+
+def print_last_lines(log_tail: str, *, of: str = "the program") -> None:
+    """The end of what a program printed that failed."""
+    echo()
+    echo(f"{of}'s last lines:")
+    for line in log_tail.splitlines()[-_LOG_LINES:]:
+        echo(f"  {line[:_LINE_CHARS]}{'...' * (len(line) > _LINE_CHARS)}")
+
+
+def _gpu_text(found: Emulation) -> str:
+    number = f"{found.gpus} x " if found.gpus > 1 else ""
+    return f"{number}{found.gpu.name}, {format_size(found.gpu.memory_bytes)}"
+
+
+def _steps_text(found: Emulation) -> str:
+    return f"{found.steps} optimizer step{'' if found.steps == 1 else 's'}"
+
+
+def _ended_text(found: Emulation) -> str:
+    error = found.error
+    if found.ended is Ended.OOM:
+        size = f": {format_size(found.refused_bytes)} asked for" if found.refused_bytes else ""
+        if error is None or error.type == OUT_OF_MEMORY:
+            return f"out of memory{size}{_at(error)}"
+        return f"out of memory{size}; then {_error_text(error)}"
+    if error is not None and found.ended is Ended.UNSUPPORTED:
+        return f"it cannot be emulated: {error.message}{_at(error)}"
+    if error is not None:
+        more = f". {_MORE_GPUS}" if _wants_more_gpus(error) else ""
+        return f"the program failed: {_error_text(error)}{more}"
+    texts = {
+        Ended.CRASH: f"{signal_name(-found.exit_status)} ended the program: a fault of the "
+        "emulator, of the program, or too little memory in this machine",
+        Ended.ERROR: f"the program ended with exit status {found.exit_status} after "
+        f"{_steps_text(found)}",
+        Ended.TIMEOUT: f"stopped by --timeout, after {_steps_text(found)}",
+    }
+    nothing = "" if found.steps else "no optimizer step ran: the memory below is of what did"
+    return texts.get(found.ended, nothing)
+
+
+def _error_text(error: ProgramError) -> str:
+    return f"{error.type.removeprefix('builtins.')}: {error.message}{_at(error)}"
+
+
+def _at(error: ProgramError | None) -> str:
+    return f", at {error.line}" if error is not None and error.line else ""
+
+
+def _wants_more_gpus(error: ProgramError) -> bool:
+    return _TOO_FEW_GPUS.search(error.message) is not None
+
+
+def _fault_text(found: Emulation) -> str:
+    if found.own_fault is None:
+        return ""
+    return f"{found.own_fault}. Please report it; no number below can be relied on"
+
+
+def _fits_text(found: Emulation) -> str:
+    limit = found.gpu.memory_bytes
+    if found.ended is Ended.OOM and found.fits is False:
+        return f"no: out of memory on {format_size(limit)}"
+    use = found.limiting
+    if found.fits is None or use is None:
+        return f"unknown: {_why_unknown(found)}"
+    margin = f"margin {format_size(found.margin_bytes)}"
+    needs = f"{format_size(use.device_bytes)} of {format_size(limit)}"
+    if found.fits:
+        return f"yes: {needs}, {format_size(limit - use.device_bytes)} free, {margin}"
+    over = use.device_bytes + found.margin_bytes - limit
+    return f"no: {needs}, {format_size(over)} too much; {margin}"
+
+
+def _why_unknown(found: Emulation) -> str:
+    sizes = {
+        "unknown": "sizes of tensors depend on values that are not emulated",
+        "at most": "sizes of tensors are upper bounds, and with these it does not fit",
+    }
+    reasons = {
+        Ended.ERROR: "the program failed",
+        Ended.CRASH: "the program failed",
+        Ended.FAULT: "tuner itself failed",
+        Ended.UNSUPPORTED: "it was not emulated to its end",
+    }
+    why = reasons.get(found.ended)
+    if why is None and found.ended is not Ended.OOM and not (found.steps and found.devices):
+        why = "no optimizer step ran on the device"
+    return (
+        why
+        or sizes.get(found.sizes)
+        or f"{_steps_text(found)} ran, and the peak shows from the second on"
+    )
+
+
+def _memory_text(use: EmulatedDeviceUse) -> str:
+    text = (
+        f"device memory {format_size(use.device_bytes)}, peak of"
+        f" {format_size(use.peak_allocated_bytes)} allocated and"
+        f" {format_size(use.peak_reserved_bytes)} reserved, in the {use.peak_phase} phase"
+    )
+    if use.managed_bytes:
+        text += f"; {format_size(use.managed_bytes)} more in managed memory"
+    if use.alloc_retries:
+        text += f"; the allocator gave cached blocks back {use.alloc_retries} times"
+    return text
+
+
+def _phases_text(use: EmulatedDeviceUse) -> str:
+    return ", ".join(f"{name} {format_size(size)}" for name, size in use.phase_peak_bytes.items())
+
+
+def training_text(found: Emulation) -> str:
+    """What the program trains with, as it reached the trainer: shapes first, then settings."""
+    shapes = Counter(found.inputs)
+    texts = [
+        f"{number} x " * (number > 1) + f"{rows} x {count(tokens)} tokens"
+        for (rows, tokens), number in shapes.most_common(3)
+    ]
+    more = f" and {len(shapes) - 3} other shapes" if len(shapes) > 3 else ""
+    off = [name for name, value in found.settings.items() if value is False]
+    if not found.settings.get("gradient_checkpointing"):
+        off.append("use_reentrant")  # a way to do what is not done
+    else:
+        off = [name for name in off if name != "use_reentrant"]
+    settings = ", ".join(
+        f"{name}={show(tuple(value) if isinstance(value, list) else value)}"
+        for name, value in found.settings.items()
+        if name not in off or name == "gradient_checkpointing"
+    )
+    inputs = f"{', '.join(texts)}{more} a step" if texts else ""
+    return "; ".join(filter(None, (inputs, settings)))
+
+
+def _speed_text(found: Emulation) -> str:
+    time = found.time
+    if time is None:
+        return ""
+    low, high = time.interval_s
+    mfu = f", MFU {time.mfu:.0%}" if time.mfu is not None else ""
+    rate = found.sequences_per_s
+    where = " on each GPU" if max(len(found.devices), found.stands_for) > 1 else ""
+    each = f", {significant(rate)} sequences/s{where}" if rate is not None else ""
+    text = (
+        f"{format_duration(time.step_s)} an optimizer step (90 %: "
+        f"{format_range(low, high, format_duration)}){each}{mfu}"
+    )
+    return "; ".join((text, *time.notes))
+
+
+def _limit_text(found: Emulation) -> str:
+    if found.time is None:
+        return ""
+    kind, seconds = max(found.time.breakdown_s.items(), key=lambda item: item[1])
+    slowest = found.time.most_expensive[:1]
+    text = f"{kind} ({seconds / found.time.step_s:.0%} of the time)"
+    return text + "".join(f"; most of all by {one.label}" for one in slowest)
+
+
+def _ranks_text(found: Emulation) -> str:
+    if found.stands_for > 1:
+        return f"rank 0, which stands for all {found.stands_for}; --all-ranks runs each"
+    if len(found.devices) < 2:
+        return ""
+    sizes = [use.peak_allocated_bytes for use in found.devices]
+    return (
+        f"{len(sizes)}, {format_range(min(sizes), max(sizes), format_size)} allocated; the "
+        "largest is shown"
+    )
+
+
+def _trainable_text(use: EmulatedDeviceUse | None) -> str:
+    return f"{count(use.trainable_params)} parameters" if use and use.trainable_params else ""
+
+
+def _unknown_text(found: Emulation) -> str:
+    shown = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return f"not emulated: {', '.join(shown[:8])}{more}" if shown else ""
+
+
+def _asked_text(found: Emulation) -> str:
+    if found.asked is None:
+        return ""
+    where = f" at {found.asked}" if found.asked else ""
+    return f"the program asked for input{where} and got end of file: answer in its arguments"
+
+
+_TAKEN = {
+    "at most": "at most that large",
+    "assumed": "assumed (even choices, finite floats)",
+}
+
+
+def sizes_text(values: Sequence[UnknownValues]) -> str:
+    """The operators whose sizes nobody knows, and what was taken instead."""
+    shown: dict[str, list[str]] = {}
+    for one in values:
+        if one.decides_shape:
+            where = f" at {one.line}" if one.line else ""
+            shown.setdefault(_TAKEN.get(one.kind, "unknown"), []).append(f"{one.operator}{where}")
+    texts = []
+    for taken, operators in shown.items():
+        more = f" and {len(operators) - 4} more (--json has all)" if len(operators) > 4 else ""
+        texts.append(f"{taken}: {', '.join(operators[:4])}{more}")
+    return "; ".join(texts)
+
+
+def _print_peak(found: Emulation, use: EmulatedDeviceUse) -> None:
+    parts = dict(use.breakdown)
+    # Sizes of the history are rounded up as the allocator does; a rest that it does not split off
+    # belongs to the block.
+    overhead = use.peak_reserved_bytes - sum(parts.values())
+    parts["allocator_overhead"] = overhead
+    parts["context"] = use.device_bytes - use.peak_reserved_bytes
+    echo()
+    rows = [
+        (name.replace("_", " "), format_size(size), f"{size / use.device_bytes:.1%}")
+        for name, size in sorted(parts.items(), key=lambda item: -item[1])
+        if size
+    ]
+    title = "device memory at the peak (emulated)"
+    print_rows(
+        [title, "", "share"],
+        [*rows, ("total", format_size(use.device_bytes), "")],
+        right=("", "share"),
+    )
+    echo()
+    shown = [row for row in use.allocations[:_ROWS] if row.bytes >= _LEAST * use.device_bytes]
+    print_rows(
+        ["", "kind", "allocated at (by your line)"],
+        [(format_size(row.bytes), row.kind.replace("_", " "), _place(row)) for row in shown],
+        right=("",),
+    )
+
+
+def _place(row: EmulatedAllocation) -> str:
+    number = f", {row.count} blocks" if row.count > 1 else ""
+    if not row.line or row.line == row.where:
+        return f"{row.line or row.where}{number}"
+    return f"{row.where} ({row.line}){number}"

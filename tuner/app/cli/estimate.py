@@ -1,0 +1,121 @@
+"""`tuner estimate`: the memory and speed of one configuration on one GPU, without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tuner.app.cli.evidence import print_evidence
+from tuner.app.cli.listening import Printer
+from tuner.app.cli.options import (
+    calibration_option,
+    examples,
+    gpu_options,
+    json_option,
+    model_option,
+    results_option,
+    set_option,
+    space_option,
+)
+from tuner.app.cli.stages import print_staged
+from tuner.app.correcting import corrected, correction_text
+from tuner.app.device import find_gpu, with_profile
+from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
+from tuner.app.margin import parse_margin
+from tuner.app.quiet import quiet_libraries
+from tuner.core.records import Configuration
+from tuner.report.terminal.render import print_fields, print_json, settings_text
+from tuner.search.facts import SpaceFacts
+from tuner.search.ranks import gpus_text
+from tuner.space import parse_settings
+from tuner.space.models.trainable import model_defaults
+
+
+@click.command(
+    "estimate",
+    epilog=examples(
+        "tuner estimate --space qlora27b --gpu a6000 --set micro_batch=4",
+        "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
+    ),
+)
+@space_option(required=False)
+@model_option(
+    "Model to use instead of the space's; without --space, all settings have their defaults."
+)
+@gpu_options
+@set_option
+@click.option("--margin", metavar="SHARE", help="Memory to keep free. [default: 3%]")
+@results_option
+@calibration_option
+@json_option
+def command(  # noqa: PLR0913 - one argument for each option
+    *,
+    space_name: str | None,
+    model: str | None,
+    gpu_name: str,
+    gpu_memory: int | None,
+    price: float | None,
+    settings: tuple[str, ...],
+    margin: str | None,
+    results: Path,
+    calibrated: bool,
+    as_json: bool,
+) -> None:
+    """Predict memory and speed of one configuration, without running or writing anything.
+
+    Where trials of the space ran on this GPU type, they correct the prediction, and it says so.
+    Exit code 0 whether or not it fits: see `fits`.
+    """
+    gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
+    fraction = parse_margin(margin, gpu)
+    if space_name is None and model is None:
+        raise click.UsageError("Missing option '--space' or '--model'.")
+    space, configuration = one_configuration(space_name, model, parse_settings(settings))
+    with quiet_libraries():
+        gpu, profile = with_profile(gpu, Printer(err=True))
+        found = estimate_configuration(
+            space, configuration, gpu, margin_fraction=fraction, profile=profile
+        )
+        if calibrated and space_name is not None:
+            found = corrected(found, results)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    print_fields(
+        [
+            ("model", str(space.model)),
+            ("GPU", gpus_text(configuration, gpu)),
+            ("settings", settings_text(configuration)),
+            ("chosen", _chosen_text(model, settings) if space_name is None else ""),
+            ("corrected", _correction_text(found)),
+        ]
+    )
+    print_evidence(
+        found.prediction, fits=found.prediction.fits, limit_bytes=found.prediction.limit_bytes
+    )
+    if found.stages is not None:
+        print_staged(found.stages, configuration, SpaceFacts.of(space))
+
+
+def _correction_text(found: Estimate) -> str:
+    """Which trials changed the prediction, and by how much; empty where none did."""
+    if not found.corrected_by:
+        return ""
+    factors = ", ".join(
+        f"{label} x {found.prediction.corrections[name]:.2f}"
+        for name, label in _CORRECTED.items()
+        if name in found.prediction.corrections
+    )
+    return correction_text(found.corrected_by, factors).removeprefix("corrected ")
+
+
+_CORRECTED = {"device_bytes": "device memory", "step_s": "step time"}
+
+
+def _chosen_text(model: str | None, settings: tuple[str, ...]) -> str:
+    """The settings that are not the usual defaults, because the model's class has not got those."""
+    given = parse_settings(settings)
+    chosen = {k: v for k, v in model_defaults(str(model)).items() if k not in given}
+    text = settings_text(Configuration(chosen))
+    return f"{text}: transformers has nothing else for this kind of model" if chosen else ""

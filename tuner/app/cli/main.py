@@ -1,0 +1,229 @@
+"""The command `tuner`: finds the subcommand, and turns what it raises into an exit code.
+
+Subcommands are imported when they are named, and each imports what it needs when it runs:
+`tuner --help` and the commands that only read files answer at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import io
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, add_completion_class
+
+from tuner import __version__
+from tuner.app.cli import completing
+from tuner.app.cli.options import examples, with_help_all
+from tuner.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_CODES_TEXT,
+    EXIT_FOUND,
+    EXIT_INTERRUPTED,
+    EXIT_UNAVAILABLE,
+    TunerError,
+    unknown,
+)
+from tuner.core.extras import missing_extra
+from tuner.core.text import printable
+from tuner.report.terminal.render import echo
+
+COMMANDS = {
+    "check": "Check your own program, and find a change that fits.",
+    "tune": "Search the settings of your own program.",
+    "emulate": "Run your own program on an emulated GPU.",
+    "diff": "Compare what your program needs under two library versions.",
+    "search": "Search a space for the fastest configuration that fits.",
+    "best": "Print the recommendation of a search.",
+    "show": "Print the front of a search, or one trial.",
+    "report": "Redraw the report of a search.",
+    "explain": "Explain why a configuration does not fit, and what would.",
+    "compare": "Compare what you use now with the recommendation.",
+    "apply": "Write the recommendation into your own files.",
+    "export": "Print the recommendation as another tool's settings.",
+    "grid": "Predict which models fit which GPU types.",
+    "estimate": "Predict memory and speed of one configuration.",
+    "trial": "Train one configuration for a few steps.",
+    "calibrate": "Measure this machine's GPU to improve its predictions.",
+    "report-run": "Print measured trials as rows to give away.",
+    "node-resources": "Print the GPU types of this machine for `ray start`.",
+    "doctor": "Check drivers, libraries and settings of this machine.",
+    "monitor": "Watch this machine's GPUs, processors and memory.",
+    "data": "Show truncation and padding of the training data.",
+    "gpus": "List the GPU types, or print one.",
+    "models": "List the models that work offline, or print one.",
+    "spaces": "List the search spaces, or print one.",
+    "completion": "Print the shell completion script.",
+}
+"""What each does, in the order in which people need them. Each is `command` in the module of its
+name."""
+
+
+def module_of(command: str) -> str:
+    """The module of a command: `tuner.app.cli.node_resources` for "node-resources"."""
+    return f"tuner.app.cli.{command.replace('-', '_')}"
+
+
+ANSWERS = ("best", "show", "report")
+"""Commands that read a journal, answer and end: of 100,000 trials, looking for cycles, of which
+records have none, took seconds while they ran and two more at the end."""
+
+COMPLETE_VARIABLE = "_TUNER_COMPLETE"
+"""Set by the script of `tuner completion`, when a shell asks how a word may end."""
+
+AT_ONCE_S = 1.0
+"""SIGTERMs that are not further apart are one."""
+
+EXIT_BROKEN_PIPE = 128 + 13
+"""What a shell reports of a program that SIGPIPE ended."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when the subcommand is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand, or None when there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        found = importlib.import_module(module_of(cmd_name)).command
+        assert isinstance(found, click.Command)
+        return with_help_all(found)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of `--help`, for which no command is imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click does, without importing the commands."""
+        found = [
+            CompletionItem(name, help=text)
+            for name, text in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does. Raises `InputError` with the nearest spelling of an unknown name."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise unknown("command", args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does, but a reader that has gone is not the code 1 of "nothing fits"."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise click.exceptions.Exit(EXIT_BROKEN_PIPE) from None
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=f"Exit codes: {EXIT_CODES_TEXT}.\n\n"
+    + examples(
+        "tuner search --space qlora27b --gpu a6000  # search, and recommend",
+        "tuner best --space qlora27b --gpu a6000    # the recommendation again",
+        "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --set precision=nf4",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="tuner")
+def cli() -> None:
+    """Finds the fastest fine-tuning configuration that fits a GPU.
+
+    No GPU and no model weights are needed: memory and speed are predicted from the training
+    step itself.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line, and return its exit code.
+
+    Errors that are answers to the user go to stderr without a traceback; anything else that
+    is raised is a bug and is passed on.
+    """
+    try:
+        result = cli.main(
+            list(arguments), prog_name="tuner", standalone_mode=False, obj=tuple(arguments)
+        )
+    except TunerError as error:
+        echo(f"error: {error}", err=True)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        echo(f"error: {missing}", err=True)
+        return missing.exit_code
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.ClickException as error:
+        _as_printable(error).show()
+        return EXIT_BAD_INPUT
+    except (KeyboardInterrupt, click.Abort):
+        echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    return result if isinstance(result, int) else EXIT_FOUND
+
+
+def _as_printable(error: click.ClickException) -> click.ClickException:
+    """The same complaint, with what was typed spelled out where a terminal would obey it."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error  # the help itself
+    text = printable(error.format_message())
+    if isinstance(error, click.UsageError):
+        return click.UsageError(text, error.ctx)
+    return click.ClickException(text)
+
+
+class _Stop:
+    """What SIGTERM does: `timeout` sends it twice at once, which is to stop a command once."""
+
+    _heard_s = -math.inf
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        before_s, self._heard_s = self._heard_s, time.monotonic()
+        if self._heard_s - before_s > AT_ONCE_S:
+            raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point of the console script. SIGTERM stops a command as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _Stop())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A name that the terminal's encoding lacks is spelled out, and ends nothing.
+            stream.reconfigure(errors="backslashreplace")
+    if COMPLETE_VARIABLE in os.environ:
+        add_completion_class(completing.Bash)
+    if sys.argv[1:2] and sys.argv[1] in ANSWERS:
+        gc.disable()
+    try:
+        code = run(sys.argv[1:])
+    except Exception:  # noqa: BLE001 - Python would end with 1, which says "does not fit"
+        traceback.print_exc()
+        code = EXIT_UNAVAILABLE
+    if not gc.isenabled():
+        gc.freeze()  # the interpreter looks for cycles once more when it ends
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it is ending
+    if code == EXIT_BROKEN_PIPE:
+        # Whoever read the output has gone; the interpreter must not try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

@@ -1,0 +1,264 @@
+"""Which device `--gpu` means: a type of the catalogue, this machine's GPU, or its processor."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tuner.app.notices import UNHEARD, Notices
+from tuner.core import host, nvml
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.units import format_gib
+from tuner.cost.speed.profile import (
+    DeviceProfile,
+    find_profile,
+    load_profile,
+    profile_path,
+    slug_of,
+)
+from tuner.space.gpus import Gpu, as_told, get_gpu, match_device
+
+CPU, AUTO = "cpu", "auto"
+
+CPU_BUDGET_S = 20.0
+"""Time for the kernels of a processor that has no profile; small trainings come on top. Both take
+about 15 s together."""
+
+BUSY_SPREAD = 0.3
+"""From here on a processor was too busy to be measured: so far apart were half of the steps of a
+reference training, or so much of it was taken by others."""
+
+_NO_TF32 = "TF32 is a format of NVIDIA's tensor cores"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGpu:
+    """A CUDA device of this machine; `gpu` is its type, None when nobody knows it."""
+
+    index: int
+    name: str
+    total_bytes: int
+    gpu: Gpu | None
+
+
+def find_gpu(
+    text: str, *, memory_bytes: int | None = None, price_usd_per_hour: float | None = None
+) -> Gpu:
+    """The device type that `--gpu` names, with the user's own memory and price where given.
+
+    "auto" is this machine's GPU and "cpu" its processor. Raises `InputError` for an unknown name,
+    `UnavailableError` when there is no such device here.
+    """
+    word = text.strip().lower()
+    if word not in (CPU, AUTO):
+        return get_gpu(text, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
+    gpu = this_cpu() if word == CPU else this_gpu()
+    return as_told(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
+
+
+def is_cpu(gpu: Gpu) -> bool:
+    """Whether this "GPU type" is a processor."""
+    return gpu.id == CPU
+
+
+# -- this machine's processor -----------------------------------------------------------------
+
+
+def this_cpu() -> Gpu:
+    """The processor of this machine, with the rates of its device profile where there is one.
+
+    Without a profile it has no rates: nothing can be predicted for it, only read and measured.
+    """
+    gpu = _gpu_of(
+        CPU,
+        host.cpu_name(),
+        host.usable_memory_bytes(),
+        sources={
+            "device": "/proc/cpuinfo",
+            "memory": "the smaller of /proc/meminfo and the container's limit",
+        },
+    )
+    gpu = replace(gpu, unsupported={"tf32": _NO_TF32}, sm_count=host.usable_cpus())
+    return _with_rates(gpu, _profile_named(cpu_label()))
+
+
+def cpu_label() -> str:
+    """The processor's name as its device profile has it."""
+    return f"CPU {host.cpu_name()}"
+
+
+def with_profile(gpu: Gpu, notices: Notices = UNHEARD) -> tuple[Gpu, DeviceProfile | None]:
+    """`gpu` and what was measured of it; a processor that has no profile is measured now.
+
+    Nobody publishes what a processor computes in which precision: its rates are measured, in a
+    quarter of a minute, and kept as `tuner calibrate --device cpu` would. Imports torch then.
+    """
+    if not is_cpu(gpu):
+        return gpu, find_profile(gpu) or _profile_named(gpu.name)
+    _let_threads_sleep()
+    label = cpu_label()
+    profile = _profile_named(label)
+    if profile is None or profile.lacks_reference:
+        from tuner.app.measure_device import measure_device
+
+        notices.say(f"measuring {gpu.name} once: it has no device profile")
+        profile = measure_device(CPU, budget_s=CPU_BUDGET_S)
+        try:
+            profile.save(profile_path(label))
+        except (OSError, UnavailableError) as error:
+            notices.warn(f"cannot keep the profile: {error}")
+    if (profile.step_spread or 0.0) > BUSY_SPREAD:
+        notices.warn(
+            f"warning: {gpu.name} was busy when measured: predicted speeds are uncertain; `tuner "
+            "calibrate --device cpu` measures again"
+        )
+    return _with_rates(gpu, profile), profile
+
+
+def _let_threads_sleep() -> None:
+    """Let OpenMP's threads sleep while they wait, here and in all processes that are started.
+
+    By default they spin. Where anything else runs on the processor, the searching program
+    included, spinning threads hold up those they wait for: a step of a tiny model took 0.7 s with
+    sleeping and 3.3 s with spinning threads on two busy cores. A setting of the user's stands.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+# -- this machine's GPUs ----------------------------------------------------------------------
+
+
+def local_gpus() -> list[LocalGpu]:
+    """The CUDA devices that this process may use, in the driver's order."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return []
+    count = nvml.MOST_DEVICES if visible is None else len(visible.split(","))
+    found: list[LocalGpu] = []
+    for index in range(count):
+        try:
+            identity = nvml.device_identity(index)
+        except nvml.DeviceLostError:
+            continue  # `lost_gpus` tells of it
+        except LookupError:
+            break
+        if identity is None:
+            break
+        gpu = _type_of(identity.name, identity.total_bytes, identity.compute_capability)
+        found.append(LocalGpu(index, identity.name, identity.total_bytes, gpu))
+    return found
+
+
+def lost_gpus() -> list[str]:
+    """What the driver says of each device that it knows and cannot talk to."""
+    found: list[str] = []
+    for index in range(nvml.MOST_DEVICES):
+        try:
+            if nvml.device_use(index) is None:
+                break
+        except nvml.DeviceLostError as error:
+            found.append(error.message)
+        except LookupError:
+            break
+    return found
+
+
+def this_gpu() -> Gpu:
+    """The type of this machine's GPU.
+
+    Raises `UnavailableError` without one, and for one that is neither in the catalogue nor has a
+    device profile; `InputError` when this machine has GPUs of several types.
+    """
+    devices = local_gpus()
+    if not devices:
+        raise UnavailableError(
+            "this machine has no NVIDIA GPU with a working driver, so --gpu auto finds none",
+            hint="--gpu cpu uses its processor; `tuner gpus` lists the types that can be "
+            "predicted without one",
+        )
+    types = {device.name: device for device in devices}
+    if len({(d.gpu.id if d.gpu else d.name) for d in devices}) > 1:
+        raise InputError(
+            f"--gpu auto is ambiguous: this machine has {', '.join(types)}",
+            hint="name the type, or leave only one visible with CUDA_VISIBLE_DEVICES",
+        )
+    first = devices[0]
+    if first.gpu is None:
+        raise UnavailableError(
+            f"this machine's {first.name} with {format_gib(first.total_bytes)} is not in the "
+            "catalogue of GPUs, and has no device profile",
+            hint="`tuner calibrate` measures it in about a minute, and then --gpu auto knows it; "
+            "or describe it in ~/.config/tuner/gpus.yaml",
+        )
+    return first.gpu
+
+
+def _type_of(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu | None:
+    """The catalogue's type, else one made of the device's profile."""
+    known = match_device(name, total_bytes)
+    if known is not None:
+        return known
+    profile = _profile_named(name)
+    if profile is None:
+        return None
+    gpu = _gpu_of(
+        _slug(name),
+        name,
+        profile.memory_bytes,
+        sources={"device": "the NVIDIA driver", "memory": _measured_at(profile)},
+    )
+    gpu = replace(gpu, compute_capability=capability, context_bytes=profile.context_bytes or 0)
+    return _with_rates(gpu, profile)
+
+
+def _gpu_of(gpu_id: str, name: str, memory_bytes: int, *, sources: Mapping[str, str]) -> Gpu:
+    """A device type that is not in the catalogue, without rates."""
+    return Gpu(
+        id=gpu_id,
+        name=name,
+        device_names=(name,),
+        aliases=(),
+        memory_bytes=memory_bytes,
+        flops={},
+        bandwidth_bytes_per_s=math.nan,
+        compute_capability=(0, 0),
+        sm_count=1,
+        unsupported={},
+        price_usd_per_hour=None,
+        price_date=None,
+        sources=sources,
+        context_bytes=0,
+    )
+
+
+def _with_rates(gpu: Gpu, profile: DeviceProfile | None) -> Gpu:
+    """`gpu` with the best rates that were measured on it."""
+    if profile is None:
+        return gpu
+    rates = {p: profile.peak_flops_per_s(p) for p in ("fp32", "tf32", "fp16", "bf16", "int8")}
+    measured = _measured_at(profile)
+    return replace(
+        gpu,
+        flops={p: rate for p, rate in rates.items() if rate is not None},
+        bandwidth_bytes_per_s=profile.bandwidth_bytes_per_s() or math.nan,
+        link_bytes_per_s=profile.link_bytes_per_s,
+        sources={**gpu.sources, "tflops": measured, "bandwidth": measured},
+    )
+
+
+def _measured_at(profile: DeviceProfile) -> str:
+    return f"measured by tuner calibrate, {profile.measured_at}"
+
+
+def _profile_named(name: str) -> DeviceProfile | None:
+    try:
+        path = profile_path(name)
+    except UnavailableError:
+        return None
+    return load_profile(path) if path.is_file() else None
+
+
+def _slug(name: str) -> str:
+    return slug_of(name)

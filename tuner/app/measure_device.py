@@ -1,0 +1,314 @@
+"""Runs the measurements of `microbench` on one device and collects them in a profile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from tuner import __version__
+from tuner.core import host
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.nvml import device_identity, device_use
+from tuner.core.units import MIB
+from tuner.cost.speed import microbench
+from tuner.cost.speed.link import measure_link
+from tuner.cost.speed.measure_plan import (
+    MeasurePlan,
+    cpu_plan,
+    cuda_plan,
+    fitting,
+    traffic_sizes,
+)
+from tuner.cost.speed.microbench import Stopwatch
+from tuner.cost.speed.profile import (
+    REFERENCE,
+    AttentionRate,
+    DeviceProfile,
+    MatmulRate,
+    TrafficRate,
+)
+from tuner.predict.reference import run_reference
+from tuner.predict.reference_fit import calibrated_on_reference
+from tuner.space.gpus import match_device
+
+Report = Callable[[str], None]
+"""Called with one line for people after each figure."""
+
+_SLOWEST_CALL_S = 0.25
+"""Shapes that would take longer are left out: they run at the rate of somewhat smaller ones."""
+
+
+@dataclass(slots=True)
+class _Survey:
+    """Figures so far. A figure that fails for want of support or memory is listed as skipped."""
+
+    watch: Stopwatch
+    deadline: float
+    report: Report
+    skipped: list[str] = field(default_factory=list)
+
+    def attempt(self, label: str, measure: Callable[..., Any], *arguments: Any) -> Any | None:
+        if time.monotonic() > self.deadline:
+            self.skipped.append(f"{label}: no time left")
+            return None
+        try:
+            return measure(self.watch, *arguments)
+        # What a library raises for what a device cannot do: no kernel, no memory.
+        except (
+            RuntimeError,
+            NotImplementedError,
+            ImportError,
+            AssertionError,
+            ValueError,
+        ) as error:
+            self.skipped.append(f"{label}: {str(error).splitlines()[0][:160]}")
+            return None
+        finally:
+            if self.watch.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def measure_device(
+    device: str, *, budget_s: float = 90.0, smoke: bool = False, report: Report = lambda line: None
+) -> DeviceProfile:
+    """Measure "cuda:0" or "cpu". `smoke` measures a few tiny shapes, to try the code.
+
+    Raises `UnavailableError` without such a device.
+    """
+    started = time.monotonic()
+    torch_device = _torch_device(device)
+    use_before = device_use(torch_device.index or 0) if torch_device.type == "cuda" else None
+    plan = _plan(torch_device, smoke)
+    watch = Stopwatch(torch_device, plan.per_figure_s)
+    survey = _Survey(watch, started + budget_s, report)
+    microbench.spin_up(watch)
+    launch = microbench.time_launch(watch)
+    report(f"launch  {launch.typical_s * 1e6:.2f} us an operator")
+    shortest = microbench.time_shortest_kernel(watch)
+    report(f"kernel  {shortest.typical_s * 1e6:.2f} us at least")
+    traffic = (*_traffic(survey, plan), *_dequantise(survey, plan))
+    attention = tuple(_attention(survey, plan))
+    matmul = tuple(_matmul(survey, plan))
+    if not matmul:
+        raise UnavailableError(
+            f"{device}: no matrix product could be measured", hint="; ".join(survey.skipped[:3])
+        )
+    profile = DeviceProfile(
+        **_identity(torch_device),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=_versions(torch_device),
+        launch_s=launch.typical_s,
+        kernel_s=shortest.typical_s,
+        context_bytes=_context_bytes(torch_device, use_before.used_bytes if use_before else None),
+        matmul=matmul,
+        traffic=traffic,
+        attention=attention,
+        skipped=tuple(survey.skipped),
+        duration_s=time.monotonic() - started,
+    )
+    if torch_device.type == "cpu" and not smoke:
+        profile = _with_reference(profile, report)
+        profile = _with_link(profile, report)
+    return replace(profile, duration_s=time.monotonic() - started)
+
+
+def _with_reference(profile: DeviceProfile, report: Report) -> DeviceProfile:
+    """The processor's profile with what small trainings add; with the reason where they fail."""
+    taken = _taken_by_others()
+    try:
+        profile = calibrated_on_reference(profile, run_reference())
+    except UnavailableError as error:
+        return replace(profile, skipped=(*profile.skipped, f"{REFERENCE}: {error}"))
+    report(
+        f"steps   take {profile.step_factor:.2f} times their kernels, "
+        f"and {profile.launch_s * 1e6:.2f} us an operator"
+    )
+    return replace(profile, step_spread=max(profile.step_spread or 0.0, taken))
+
+
+def _with_link(profile: DeviceProfile, report: Report) -> DeviceProfile:
+    """The profile with what two processes send each other; with the reason where they cannot."""
+    try:
+        link = measure_link()
+    except UnavailableError as error:
+        return replace(profile, skipped=(*profile.skipped, f"link: {error}"))
+    report(f"link    {link / 1e9:.2f} GB/s between two processes")
+    return replace(profile, link_bytes_per_s=link)
+
+
+def _taken_by_others(seconds: float = 0.5) -> float:
+    """The share of the processors that is in use while this process waits."""
+    before = host.cpu_times()
+    time.sleep(seconds)
+    after = host.cpu_times()
+    if before is None or after is None or after.total == before.total:
+        return 0.0
+    return (after.busy - before.busy) / (after.total - before.total)
+
+
+def _torch_device(text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise InputError(f"device {text!r} does not exist", hint="write cuda:0 or cpu") from None
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise InputError(f"device {text!r} cannot be measured", hint="write cuda:0 or cpu")
+    index = device.index or 0
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise UnavailableError(
+            f"there is no CUDA device {index} on this machine",
+            hint="--device cpu measures the processor",
+        )
+    return torch.device("cuda", index)
+
+
+def _plan(device: torch.device, smoke: bool) -> MeasurePlan:
+    if device.type == "cpu" or smoke:
+        return cpu_plan(smoke=smoke)
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return cuda_plan(torch.cuda.get_device_capability(device), free_bytes)
+
+
+def _traffic(survey: _Survey, plan: MeasurePlan) -> Iterator[TrafficRate]:
+    for kind in ("elementwise", "copy", "read"):
+        for size in traffic_sizes(plan.largest_traffic_bytes):
+            found = survey.attempt(
+                f"{kind} {size}",
+                microbench.time_traffic,
+                kind,
+                size,
+            )
+            if found is not None:
+                moved, timing = found
+                rate = TrafficRate(kind, moved, moved / timing.typical_s, timing.spread)
+                survey.report(
+                    f"{kind:<12}{moved / MIB:9.1f} MiB {rate.bytes_per_s / 1e9:9.1f} GB/s"
+                )
+                yield rate
+
+
+def _dequantise(survey: _Survey, plan: MeasurePlan) -> Iterator[TrafficRate]:
+    for kind, name in (("nf4", "dequantise"), ("int8", "dequantise_int8")):
+        for rows, columns in plan.weights:
+            found = survey.attempt(
+                f"{name} {rows}x{columns}",
+                microbench.time_dequantise,
+                kind,
+                rows,
+                columns,
+            )
+            if found is not None:
+                moved, timing = found
+                rate = TrafficRate(name, moved, moved / timing.typical_s, timing.spread)
+                survey.report(
+                    f"{name:<16}{moved / MIB:5.1f} MiB {rate.bytes_per_s / 1e9:9.1f} GB/s"
+                )
+                yield rate
+
+
+def _attention(survey: _Survey, plan: MeasurePlan) -> Iterator[AttentionRate]:
+    for case in plan.attention:
+        label = (
+            f"{case.kernel} {case.dtype} {case.batch}x{case.heads}x{case.length}x{case.head_dim}"
+        )
+        found = survey.attempt(
+            f"attention {label}",
+            microbench.time_attention,
+            case,
+        )
+        if found is not None:
+            forward, backward = found
+            rate = AttentionRate(
+                *case,
+                forward_flops_per_s=case.forward_flops / forward.typical_s,
+                backward_flops_per_s=2.5 * case.forward_flops / backward.typical_s,
+                spread=max(forward.spread, backward.spread),
+            )
+            survey.report(
+                f"attention {label}: {rate.forward_flops_per_s / 1e12:.2f} forward, "
+                f"{rate.backward_flops_per_s / 1e12:.2f} TFLOP/s backward"
+            )
+            yield rate
+
+
+def _matmul(survey: _Survey, plan: MeasurePlan) -> Iterator[MatmulRate]:
+    best = dict.fromkeys(plan.dtypes, 0.0)
+    items = {dtype: microbench.DTYPES[dtype].itemsize for dtype in plan.dtypes}
+    # Small shapes of all dtypes first: a cut for want of time leaves the large ones out.
+    for shape in fitting(plan.shapes, max(items.values()), plan.memory_bytes):
+        m, n, k = shape
+        for dtype in plan.dtypes:
+            if best[dtype] and 2 * m * n * k / best[dtype] > _SLOWEST_CALL_S:
+                continue
+            timing = survey.attempt(
+                f"matmul {dtype} {m}x{n}x{k}",
+                microbench.time_product,
+                dtype,
+                shape,
+            )
+            if timing is not None:
+                rate = 2 * m * n * k / timing.typical_s
+                best[dtype] = max(best[dtype], rate)
+                survey.report(f"matmul {dtype} {m}x{n}x{k}: {rate / 1e12:.3f} TFLOP/s")
+                yield MatmulRate(dtype, m, n, k, rate, timing.spread)
+
+
+def _identity(device: torch.device) -> dict[str, Any]:
+    if device.type == "cpu":
+        return {
+            "device": f"CPU {host.cpu_name()}",
+            "gpu": None,
+            "memory_bytes": host.usable_memory_bytes(),
+            "compute_capability": None,
+        }
+    properties = torch.cuda.get_device_properties(device)
+    gpu = match_device(properties.name, properties.total_memory)
+    return {
+        "device": properties.name,
+        "gpu": gpu.id if gpu else None,
+        "memory_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+    }
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    versions = {"tuner": __version__, "torch": str(torch.__version__)}
+    try:
+        versions["bitsandbytes"] = metadata.version("bitsandbytes")
+    except metadata.PackageNotFoundError:
+        versions["bitsandbytes"] = "not installed"
+    if device.type == "cuda":
+        identity = device_identity(device.index or 0)
+        versions["cuda"] = str(torch.version.cuda)
+        versions["driver"] = identity.driver if identity else "unknown"
+    else:
+        versions["threads"] = str(torch.get_num_threads())
+    return versions
+
+
+def _context_bytes(device: torch.device, used_before_bytes: int | None) -> int | None:
+    """Device memory of this process beyond what torch reserved; None where it cannot be told.
+
+    Where the driver does not tell processes apart, all memory that the device lost since before
+    the measurement counts, which is right as long as nothing else runs on it.
+    """
+    if device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()
+    use = device_use(device.index or 0)
+    if use is None:
+        return None
+    reserved = torch.cuda.memory_reserved(device)
+    if use.process_bytes is not None:
+        return max(0, use.process_bytes - reserved)
+    if used_before_bytes is None:
+        return None
+    return max(0, use.used_bytes - used_before_bytes - reserved)

@@ -1,0 +1,328 @@
+"""Whether the trials of a search run, and on what: `--mode` and `--memory-limit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus
+from tuner.core import host
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.setup.distributed_knobs import most_gpus_per_trial, most_machines
+from tuner.core.units import GIB, format_gib
+from tuner.emulator.here import is_emulated
+from tuner.emulator.toolchain import unavailable
+from tuner.search.request import TrialDevice
+from tuner.search.verified import VerifiedFactory
+from tuner.space import SearchSpace
+from tuner.space.gpus import LIMIT_OF_TYPE, Gpu
+from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob
+from tuner.trial.factories import EmulatedFactory, MeasuredFactory
+
+SMALLER = 0.95
+"""A memory below this share of the device's is another amount, not another driver."""
+
+
+class Mode(enum.StrEnum):
+    """How trials are run."""
+
+    AUTO = "auto"
+    MEASURE = "measure"
+    EMULATE = "emulate"
+    PREDICT = "predict"
+
+
+@dataclass(frozen=True, slots=True)
+class Predicting:
+    """No trial runs, all is predicted; `why` says why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """Trials run for real on `device` ("cuda:0" or "cpu", as a trial's process sees it).
+
+    `names` and `sizes_bytes` are the exact names and memory that the device may have;
+    `stands_in` says that it is a larger GPU than the type that was asked for. `local` are the
+    indices of GPUs of this machine; empty for a processor, and for a cluster. `awaited` says that
+    the cluster has yet to start a node with one. `emulated` says that the device is not there:
+    `gpus` emulated ones are made for each trial.
+    """
+
+    device: str
+    names: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    resources: Mapping[str, float]
+    local: tuple[int, ...] = ()
+    memory_limit_bytes: int | None = None
+    stands_in: bool = False
+    awaited: bool = False
+    emulated: bool = False
+    gpus: int = 1
+
+    @property
+    def threads(self) -> int:
+        """How many threads a trial computes with: as many as it has processors."""
+        return max(1, int(self.resources.get("CPU", 1)))
+
+    @property
+    def trial_device(self) -> TrialDevice:
+        """Where trials run, for the records."""
+        return TrialDevice(self.names[0], self.memory_limit_bytes, self.emulated)
+
+    def options(self, **values: object) -> MeasureOptions:
+        """How one trial runs."""
+        given = {name: value for name, value in values.items() if value is not None}
+        return MeasureOptions(
+            device=self.device,
+            memory_limit_bytes=self.memory_limit_bytes,
+            **given,  # type: ignore[arg-type]
+        )
+
+    def factory(self, job: TrialJob, options: MeasureOptions) -> RunnerFactory:
+        """What makes runners in the workers; it looks at the worker's GPU first."""
+        if self.emulated and not is_emulated():
+            return EmulatedFactory(job, options, self.gpus)
+        make = MeasuredFactory(job, options)
+        if self.device == CPU:
+            return make
+        return VerifiedFactory(make, self.names, self.sizes_bytes)
+
+    def text(self, gpu: Gpu) -> str:
+        """Where the numbers come from, for people."""
+        name = self.names[0]
+        if self.emulated:
+            many = f"{self.gpus} x " if self.gpus > 1 else ""
+            return f"emulated {many}{name}: memory as counted there, times estimated"
+        many = f"{len(self.local)} x " if len(self.local) > 1 else ""
+        text = f"measured on {many}{name}"
+        if self.memory_limit_bytes is not None:
+            text += f", of which a trial may use {format_gib(self.memory_limit_bytes)} of memory"
+        if self.stands_in:
+            text += f": memory as on {gpu.name}, speed as on {name}"
+        if self.awaited:
+            text += ", for which the cluster has to start a node first"
+        return text
+
+
+def decide(
+    mode: Mode,
+    gpu: Gpu,
+    *,
+    memory_limit: int | None = None,
+    address: str | None = None,
+    workers: int | None = None,
+    gpus_per_trial: int = 1,
+    machines: int = 1,
+) -> Measuring | Predicting:
+    """Whether to measure: a device of the asked type is here, or in the cluster at `address`.
+
+    With several `gpus_per_trial` a trial gets all of them on one machine; on several `machines`
+    no trial runs.
+
+    Raises `UnavailableError` where measuring was asked for and nothing can be measured on,
+    `InputError` for a memory limit that makes no sense.
+    """
+    if mode is Mode.PREDICT:
+        if memory_limit is not None:
+            raise InputError(
+                "--memory-limit is for real trials, and --mode predict runs none",
+                hint="--gpu-memory predicts for another amount of memory",
+            )
+        return Predicting("--mode predict")
+    if machines > 1:
+        if mode is Mode.AUTO:
+            return Predicting(f"no trial runs on several machines (machines {machines})")
+        require_one_machine(machines)
+    if mode is Mode.EMULATE:
+        return emulating(gpu, memory_limit, gpus=gpus_per_trial)
+    found = _for_ranks(_found(gpu, memory_limit, address, workers), gpus_per_trial)
+    if isinstance(found, Predicting) and mode is Mode.MEASURE:
+        raise UnavailableError(
+            f"--mode measure has nothing to measure on: {found.why}",
+            hint="--mode emulate trains on an emulated GPU, --mode predict runs none, "
+            "--gpu cpu measures on the processor",
+        )
+    return found
+
+
+def _found(
+    gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
+) -> Measuring | Predicting:
+    if is_cpu(gpu):
+        return _on_processor(gpu, memory_limit, address, workers)
+    if address is not None:
+        return _in_cluster(gpu, memory_limit, address)
+    return _on_local_gpu(gpu, memory_limit)
+
+
+EMULATED_HOST_BYTES = 6 * GIB
+"""Main memory that one emulated trial may take: what is asked of a 27B model in NF4."""
+
+
+def emulating(gpu: Gpu, memory_limit: int | None = None, *, gpus: int = 1) -> Measuring:
+    """Trials on emulated GPUs of this type, with the memory that `gpu` has.
+
+    Raises `InputError` for a processor, `UnavailableError` where nothing can be emulated here.
+    """
+    if is_cpu(gpu):
+        raise InputError(
+            "--mode emulate needs a GPU type, and --gpu cpu is this machine's processor",
+            hint="--mode measure runs trials on it, --gpu names a GPU type to emulate",
+        )
+    reason = unavailable()
+    if reason is not None:
+        raise UnavailableError(f"--mode emulate cannot run here: {reason}")
+    at_once = max(1, host.usable_memory_bytes() // EMULATED_HOST_BYTES)
+    return Measuring(
+        "cuda:0",
+        (gpu.device_names[0] if gpu.device_names else gpu.name,),
+        (gpu.memory_bytes,),
+        {"CPU": float(cpu_share(min(at_once, host.usable_cpus())))},
+        memory_limit_bytes=limit_of(gpu, memory_limit, gpu.memory_bytes),
+        emulated=True,
+        gpus=gpus,
+    )
+
+
+def gpus_of_trials(space: SearchSpace) -> int:
+    """The GPUs that each trial of a space is given room for: those of the largest one.
+
+    Raises `InputError` where the name is taken for something else.
+    """
+    return most_gpus_per_trial(space.choices, space.fixed)
+
+
+def machines_of_trials(space: SearchSpace) -> int:
+    """The machines of the trial of a space that has the most."""
+    return most_machines(space.choices, space.fixed) if space.predictable else 1
+
+
+def require_one_machine(machines: int) -> None:
+    """Raise `UnavailableError` for a trial on several: its processes find each other on one."""
+    if machines > 1:
+        raise UnavailableError(
+            f"a trial runs on one machine, and this one has machines {machines}",
+            hint="`tuner estimate` or --mode predict predicts it; `tuner emulate` runs "
+            "a script of one `torchrun --nnodes` a machine; for one machine, set machines=1",
+        )
+
+
+def _for_ranks(found: Measuring | Predicting, count: int) -> Measuring | Predicting:
+    """The same with `count` GPUs a trial; the ranks of a processor share its cores."""
+    if count == 1 or isinstance(found, Predicting) or found.device == CPU:
+        return found
+    if found.local and len(found.local) < count:
+        return Predicting(
+            f"a trial needs {count} GPUs (gpus_per_trial), and this machine has {len(found.local)}"
+        )
+    # Ray gives out the resources of one bundle on one node.
+    resources = {name: amount * count for name, amount in found.resources.items()}
+    return dataclasses.replace(found, resources=resources)
+
+
+def _on_processor(
+    gpu: Gpu, memory_limit: int | None, address: str | None, workers: int | None
+) -> Measuring | Predicting:
+    if address is not None:
+        return Predicting(
+            "--gpu cpu is this machine's processor, but --address names another machine"
+        )
+    if workers is not None and workers > 1:
+        raise InputError(
+            f"{workers} trials at once on one processor would disturb each other's timing",
+            hint="leave --workers out, or predict with --mode predict",
+        )
+    # What the user says the machine has is all that a trial may use.
+    limit = limit_of(gpu, memory_limit, host.usable_memory_bytes())
+    resources = {"CPU": float(cpu_share(1))}
+    return Measuring(CPU, (gpu.name,), (gpu.memory_bytes,), resources, memory_limit_bytes=limit)
+
+
+def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring | Predicting:
+    from tuner.search.ray.cluster import offer  # Ray: seconds to import
+
+    found = offer(address)
+    there = found.resources.get(gpu.id, 0) >= 1 and found.resources.get("GPU", 0) >= 1
+    if not there and not found.grows:
+        return Predicting(
+            f"no node of the cluster has a GPU and the resource {gpu.id!r}, with which "
+            '`ray start --resources="$(tuner node-resources)"` starts one'
+        )
+    return Measuring(
+        "cuda:0",
+        gpu.device_names,
+        tuple(filter(None, (gpu.memory_bytes, gpu.ecc_memory_bytes))),
+        {"GPU": 1.0, gpu.id: 1.0, "CPU": 1.0},
+        memory_limit_bytes=limit_of(gpu, memory_limit, gpu.memory_bytes),
+        awaited=not there,
+    )
+
+
+def _on_local_gpu(gpu: Gpu, memory_limit: int | None) -> Measuring | Predicting:
+    devices = local_gpus()
+    same = [d for d in devices if d.gpu is not None and d.gpu.id == gpu.id]
+    if same:
+        return _measuring(gpu, same, limit_of(gpu, memory_limit, same[0].total_bytes))
+    if not devices:
+        if memory_limit is not None:
+            raise InputError(
+                "--memory-limit needs a GPU to limit, and this machine has none",
+                hint="--gpu-memory predicts for another amount of memory",
+            )
+        return Predicting("this machine has no NVIDIA GPU")
+    largest = max(devices, key=lambda d: d.total_bytes)
+    there = f"{largest.name} with {format_gib(largest.total_bytes)}"
+    if memory_limit is None:
+        text = f"this machine has no {gpu.name}"
+        if largest.total_bytes > gpu.memory_bytes:
+            return Predicting(f"{text} ({there} stands in for one with --memory-limit auto)")
+        return Predicting(f"{text}, only {there}")
+    if largest.total_bytes < gpu.memory_bytes * SMALLER:
+        raise InputError(
+            f"{there} is too small to stand in for {gpu.name} with {format_gib(gpu.memory_bytes)}"
+        )
+    limit = limit_of(gpu, memory_limit, largest.total_bytes)
+    same = [d for d in devices if d.name == largest.name]
+    return _measuring(gpu, same, limit, stands_in=True)
+
+
+def _measuring(
+    gpu: Gpu, devices: Sequence[LocalGpu], limit_bytes: int | None, *, stands_in: bool = False
+) -> Measuring:
+    return Measuring(
+        "cuda:0",
+        (devices[0].name,),
+        tuple(dict.fromkeys(d.total_bytes for d in devices)),
+        {"GPU": 1.0, "CPU": float(cpu_share(len(devices)))},
+        local=tuple(d.index for d in devices),
+        memory_limit_bytes=limit_bytes,
+        stands_in=stands_in,
+        emulated=is_emulated(),  # where this process runs on an emulated machine itself
+    )
+
+
+def cpu_share(devices: int) -> int:
+    """Processors of one trial where each of so many devices runs one.
+
+    On the processor there is one device: two trials at once would slow each other down.
+    """
+    return max(1, host.usable_cpus() // devices)
+
+
+def limit_of(gpu: Gpu, asked: int | None, device_bytes: int) -> int | None:
+    """The limit in bytes; None for none. `device_bytes` is what the device itself has."""
+    own = gpu.memory_bytes
+    if asked is None:
+        # The memory that the user says the GPU has, or that a smaller type has.
+        return own if gpu.memory_bytes < device_bytes * SMALLER else None
+    limit = own if asked == LIMIT_OF_TYPE else asked
+    if limit > device_bytes:
+        raise InputError(
+            f"--memory-limit {format_gib(limit)} is more than the device has "
+            f"({format_gib(device_bytes)})"
+        )
+    return limit

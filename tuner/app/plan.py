@@ -1,0 +1,316 @@
+"""What is checked before a search: its options, its conditions, and where its trials run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.app.custom_workload import (
+    has_predictions,
+    model_version,
+    require_lengths,
+    require_trials,
+)
+from tuner.app.device import with_profile
+from tuner.app.margin import parse_margin
+from tuner.app.measuring import (
+    Measuring,
+    Mode,
+    Predicting,
+    decide,
+    gpus_of_trials,
+    machines_of_trials,
+)
+from tuner.app.notices import UNHEARD, Notices
+from tuner.app.target import CannotRunError, Target, check_conditions
+from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
+from tuner.core.records import Configuration, KnobValue, MemoryBudget, Source, TrialRecord
+from tuner.cost.speed.profile import DeviceProfile
+from tuner.search.budget import Budget
+from tuner.search.facts import SpaceFacts
+from tuner.search.front import DEFAULT_OBJECTIVES, Objective
+from tuner.search.objectives import objectives_of
+from tuner.search.request import (
+    DEFAULT_SEARCHER,
+    DEFAULT_TRIALS,
+    TrialDevice,
+    check_min_gain,
+    check_objectives,
+)
+from tuner.search.watch import check_metrics_port, parse_tracking
+from tuner.space import pin
+from tuner.trial.base import outcome_versions
+
+if TYPE_CHECKING:
+    from tuner.app.support import SupportedSpace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How to search: what the options of `tuner search` and the arguments of `tuner.search` say.
+
+    Times are in seconds, memory is in bytes; `margin` is a share ("3%") or a size ("2GiB").
+    `verify` asks for a verification of what is recommended: where trials run, or emulated.
+    """
+
+    trials: int = DEFAULT_TRIALS
+    seed: int = 0
+    time_limit_s: float | None = None
+    margin: str | None = None
+    searcher: str = DEFAULT_SEARCHER
+    workers: int | None = None
+    fresh: bool = False
+    address: str | None = None
+    where: tuple[str, ...] = ()
+    settings: Mapping[str, KnobValue] = field(default_factory=dict)
+    mode: Mode = Mode.AUTO
+    memory_limit: int | None = None
+    budget_s: float | None = None
+    timeout_s: float | None = None
+    weights: str | None = None
+    wait_s: float | None = None
+    lengths: str | None = None
+    whole_steps: bool = False
+    gpu_hours: float | None = None
+    max_cost_usd: float | None = None
+    min_gain: float | None = None
+    study: Path | None = None
+    metrics_port: int | None = None
+    dashboard: bool = False
+    track: tuple[str, ...] = ()
+    objectives: tuple[str, ...] = ()
+    verify: bool = True
+
+
+_OF_TRIALS = {
+    "searcher": "--searcher",
+    "workers": "--workers",
+    "gpu_hours": "--gpu-hours",
+    "max_cost_usd": "--max-cost",
+    "min_gain": "--min-gain",
+    "study": "--study",
+    "track": "--track",
+    "metrics_port": "--metrics-port",
+    "dashboard": "--dashboard",
+}
+"""The options that say how trials run, as the command line has them."""
+
+
+def without_effect(options: SearchOptions) -> str:
+    """The options that were given and mean nothing to a search that runs no trials."""
+    usual = SearchOptions()
+    given = (
+        option
+        for name, option in _OF_TRIALS.items()
+        if getattr(options, name) != getattr(usual, name)
+    )
+    return ", ".join(given)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """A search that has been checked: what is tried, under which conditions."""
+
+    target: Target
+    options: SearchOptions
+    part: SupportedSpace
+    conditions: tuple[str, ...]
+    pinned: Mapping[str, KnobValue]
+    margin_fraction: float | None
+    versions: Mapping[str, str]
+    trials_on: Measuring | Predicting
+    profile: DeviceProfile | None = None
+    objectives: tuple[Objective, ...] = ()
+
+    @property
+    def facts(self) -> SpaceFacts:
+        """What results are written from, with the objectives that were asked for."""
+        facts = self.target.facts
+        named = tuple(dict.fromkeys(self.options.objectives))
+        return dataclasses.replace(facts, objectives=named) if named else facts
+
+    @property
+    def trial_device(self) -> TrialDevice | None:
+        """Where trials run; None where none does."""
+        return self.trials_on.trial_device if isinstance(self.trials_on, Measuring) else None
+
+    def is_alike(self, record: TrialRecord) -> bool:
+        """Whether an earlier trial was run as this search runs its own."""
+        if self.trial_device is None:
+            return record.source is Source.PREDICTED
+        return self.trial_device.ran(record)
+
+    @property
+    def margin_bytes(self) -> int:
+        """The memory to keep free; rounded as the prediction does."""
+        return MemoryBudget.of(self.target.gpu.memory_bytes, self.margin_fraction).margin_bytes
+
+    @property
+    def all_conditions(self) -> tuple[str, ...]:
+        """The conditions and the settings, for people."""
+        return (*self.conditions, *(f"{n} == {v!r}" for n, v in self.pinned.items()))
+
+    def meets(self, configuration: Configuration) -> bool:
+        """Whether a configuration of an earlier search is one that this one may recommend."""
+        held = all(configuration.get(name) == value for name, value in self.pinned.items())
+        return held and self.part.space.matches(configuration, self.options.where)
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedGpu:
+    """A GPU type on which no trial is run, and why."""
+
+    target: Target
+    error: TunerError
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        problems = getattr(self.error, "problems", ())
+        listed = "; ".join(str(problem) for problem in problems)
+        return f"{self.error.message}: {listed}" if listed else self.error.message
+
+    @property
+    def field(self) -> tuple[str, str]:
+        """The type, and that it is not searched: a field for people."""
+        return self.target.gpu.id, f"not searched: {self.reason}"
+
+
+def make_plans(
+    targets: Sequence[Target], options: SearchOptions, notices: Notices = UNHEARD
+) -> list[SearchPlan | SkippedGpu]:
+    """A plan for each GPU type, or what it lacks; see `make_plan`.
+
+    What is wrong with the question itself is raised. So is what the only type lacks, and
+    `NothingFitsError` where all types lack something.
+    """
+    if len(targets) == 1:
+        return [make_plan(targets[0], options, notices)]
+    plans: list[SearchPlan | SkippedGpu] = []
+    for target in targets:
+        try:
+            plans.append(make_plan(target, options, notices))
+        except (CannotRunError, UnavailableError) as error:
+            plans.append(SkippedGpu(target, error))
+    refused = [plan for plan in plans if isinstance(plan, SkippedGpu)]
+    if len(refused) == len(plans):
+        raise none_left(refused)
+    return plans
+
+
+def none_left(refused: Sequence[SkippedGpu]) -> TunerError:
+    """The error where every GPU type is refused, with all reasons."""
+    if len(refused) == 1:
+        return refused[0].error
+    missing = all(isinstance(one.error, UnavailableError) for one in refused)
+    kind = UnavailableError if missing else NothingFitsError
+    return kind(
+        "none of these GPU types can be searched:\n"
+        + "\n".join(f"  {one.target.gpu.id}: {one.reason}" for one in refused),
+        hint=refused[0].error.hint,
+    )
+
+
+def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD) -> SearchPlan:
+    """Check everything that can be wrong. Raises `InputError`; writes no results."""
+    settings = options.settings
+    space = pin(target.space, settings) if settings else target.space
+    narrowed = dataclasses.replace(target, space=space)
+    check_study(options.study)
+    check_metrics_port(options.metrics_port, options.address)
+    for text in options.track:
+        parse_tracking(text)
+    conditions = check_conditions(narrowed, options.where)
+    margin = parse_margin(options.margin, target.gpu)
+    trials_on = decide(
+        options.mode,
+        target.gpu,
+        memory_limit=options.memory_limit,
+        address=options.address,
+        workers=options.workers,
+        gpus_per_trial=gpus_of_trials(space),
+        machines=machines_of_trials(space),
+    )
+    require_trials(space, trials_on)
+    lengths = options.lengths if isinstance(trials_on, Measuring) else None
+    if lengths == "data":
+        require_lengths(space)
+    _check_budget(options, target)
+    objectives = _objectives(options, target)
+    space.require_configurations(options.where)
+    target.folder.check_writable()
+    target.folder.read()  # a journal that cannot be read is found now
+    gpu, profile = target.gpu, None
+    if space.predictable:
+        gpu, profile = with_profile(gpu, notices)
+    from tuner.app.support import supported_part
+
+    narrowed = dataclasses.replace(narrowed, gpu=gpu)
+    part = supported_part(space, gpu, options.where)
+    if objectives:
+        from tuner.search.guided.goals import check_known
+
+        check_known(objectives, part.supported, gpu)
+    return SearchPlan(
+        target=narrowed,
+        options=options,
+        part=part,
+        conditions=conditions,
+        pinned={name: space.terms[name].read(value) for name, value in settings.items()},
+        margin_fraction=margin,
+        # The architecture too: a trial of another one under the same name says nothing.
+        versions={**outcome_versions(), "model": model_version(space, lengths)},
+        trials_on=trials_on,
+        profile=profile,
+        objectives=objectives,
+    )
+
+
+def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]:
+    """What to search for; empty for throughput and memory. Raises `InputError` for what cannot be.
+
+    Those of the space count where none are named, as far as the searcher knows them.
+    """
+    names = tuple(dict.fromkeys(options.objectives)) or target.facts.objectives
+    found = objectives_of(names, target.facts, target.gpu)
+    known = has_predictions(target.space, target.gpu)
+    searcher = options.searcher if known else f"{options.searcher} without predictions"
+    if options.objectives:
+        check_objectives(names, searcher)
+    usual = not found or {o.name for o in found} == {o.name for o in DEFAULT_OBJECTIVES}
+    return () if usual or searcher != DEFAULT_SEARCHER else found
+
+
+def _check_budget(options: SearchOptions, target: Target) -> None:
+    """Raise `InputError` for limits that no search can have."""
+    check_min_gain(options.min_gain, options.searcher)
+    Budget(
+        trials=options.trials,
+        time_limit_s=options.time_limit_s,
+        gpu_hours=options.gpu_hours,
+        max_cost_usd=options.max_cost_usd,
+        usd_per_hour=target.gpu.price_usd_per_hour,
+        min_gain=options.min_gain,
+    )
+
+
+def check_study(path: Path | None) -> None:
+    """Raise `InputError` unless an Optuna study can be kept at `path`. Creates nothing."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise InputError(f"--study {str(path)!r} is in a folder that does not exist")
+    if path.is_dir():
+        raise InputError(f"--study {str(path)!r} is a folder", hint="name a file in it")
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        start = file.readline(1000)
+    if start and b'"op_code"' not in start:  # in each line of Optuna's journal files
+        raise InputError(
+            f"--study {str(path)!r} exists and is not an Optuna study",
+            hint="name a new file",
+        )

@@ -1,0 +1,256 @@
+"""A predicted search: every configuration of the space, and full traces of those that decide.
+
+Compiled timelines say of all configurations how fast they are, exactly, and how much memory they
+take, within a few percent (`COMPILED_TOLERANCE`). What that leaves open, the front and what is
+recommended, is settled by traces at full depth, which go into the journal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from tuner.app.plan import SearchOptions, SearchPlan
+from tuner.app.target import comparable
+from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
+from tuner.predict.predictor import COMPILED_TOLERANCE, Predictor
+from tuner.predict.stages import predict_overall
+from tuner.predict.undecided import Bound, undecided
+from tuner.search.budget import StoppedBy
+from tuner.search.front import DEFAULT_OBJECTIVES
+from tuner.search.interrupts import Interrupts
+from tuner.search.journal import read_journal
+from tuner.search.progress import Progress, samples_per_s
+from tuner.search.request import SearchOutcome
+
+WIDENING = 1.5
+"""Where traces are further off than that: so much more than the worst of them is allowed for."""
+
+SEARCHER = "predicted"
+"""What proposed a configuration of a predicted search: nobody, all are predicted."""
+
+OnRecord = Callable[[TrialRecord], None]
+OnProgress = Callable[[Progress], None]
+
+
+def search_predicted(
+    plan: SearchPlan,
+    predictions: Sequence[Prediction],
+    known: Sequence[TrialRecord],
+    predictor: Predictor,
+    *,
+    on_record: OnRecord,
+    on_progress: OnProgress,
+) -> SearchOutcome:
+    """Trace what decides the front and the recommendation; its records go to `on_record`.
+
+    `predictions` are those of the supported configurations, in their order. `known` are records of
+    earlier searches: what was traced is not traced again. At most as many configurations are
+    traced as the search may have trials. Ctrl-C and the time limit leave the others as compiled.
+    """
+    candidates = _Candidates(plan, predictions)
+    for record in known:
+        if plan.is_alike(record):
+            candidates.settle(record)
+    reused, stops = candidates.traced, _Stops(plan.options)
+    # Forks inherit the handlers: what they trace is finished, and nothing of it is lost.
+    with Interrupts(stops.interrupt).handled():
+        while (todo := candidates.undecided()) and not stops.reached(candidates.traced):
+            batch = todo[: min(predictor.at_once, plan.options.trials - candidates.traced)]
+            for record in _traced(plan, [one.configuration for one in batch], predictor):
+                on_record(record)
+                candidates.settle(record)
+                on_progress(candidates.progress(reused, stops.spent_s))
+    return SearchOutcome(
+        records=tuple(candidates.records),
+        reused=reused,
+        candidates=len(candidates.records),
+        traced=candidates.traced - reused,
+        stopped_by=stops.by if candidates.undecided() else StoppedBy.EXHAUSTED,
+        duration_s=stops.spent_s,
+    )
+
+
+class _Stops:
+    """What ends a search before all is decided: its limits, or the user."""
+
+    def __init__(self, options: SearchOptions) -> None:
+        self._options = options
+        self._started_s = time.monotonic()
+        self.by = StoppedBy.EXHAUSTED
+
+    @property
+    def spent_s(self) -> float:
+        """Time since the search began."""
+        return time.monotonic() - self._started_s
+
+    def interrupt(self) -> None:
+        """End it when what is under way is done."""
+        self.by = StoppedBy.INTERRUPTED
+
+    def reached(self, traced: int) -> bool:
+        """Whether it is to end now."""
+        limit_s = self._options.time_limit_s
+        if self.by is StoppedBy.EXHAUSTED and traced >= self._options.trials:
+            self.by = StoppedBy.BUDGET
+        elif self.by is StoppedBy.EXHAUSTED and limit_s is not None and self.spent_s > limit_s:
+            self.by = StoppedBy.TIME_LIMIT
+        return self.by is not StoppedBy.EXHAUSTED
+
+
+def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
+    """Write what is predicted of the space beside the journal.
+
+    What earlier searches predicted under other conditions stays, where it is comparable; it has the
+    margin of this search since its journal was opened (`tuner.app.journals`). Raises
+    `UnavailableError` when the disk refuses it.
+    """
+    folder = plan.target.folder
+    kept = {record.configuration.key: record for record in records}
+    if not plan.options.fresh and folder.predicted.exists():
+        for record in comparable(read_journal(folder.predicted).records, plan.target):
+            if record.versions == plan.versions:
+                kept.setdefault(record.configuration.key, record)
+    folder.write_predicted(kept.values())
+
+
+class _Candidates:
+    """The configurations of a search: as compiled, and as traced as far as they were.
+
+    Configurations whose compiled numbers are all equal are traced once.
+    """
+
+    def __init__(self, plan: SearchPlan, predictions: Sequence[Prediction]) -> None:
+        self._objectives = plan.objectives or DEFAULT_OBJECTIVES
+        self._limit = plan.options.trials
+        self.records = [
+            _record(plan, configuration, prediction, trial_id=f"predicted-{place:05d}")
+            for place, (configuration, prediction) in enumerate(
+                zip(plan.part.supported, predictions, strict=True)
+            )
+        ]
+        self._place = {r.configuration.key: place for place, r in enumerate(self.records)}
+        self._twins: dict[object, list[int]] = {}
+        for place, prediction in enumerate(predictions):
+            numbers = (repr(prediction.memory), prediction.speed.step_s)
+            self._twins.setdefault(numbers, []).append(place)
+        self._twins_of = {place: twins for twins in self._twins.values() for place in twins}
+        self._settled: set[int] = set()
+        self._tolerance = COMPILED_TOLERANCE
+        self.traced = 0
+
+    def settle(self, record: TrialRecord) -> None:
+        """Take the trace of a configuration for it and for those that are like it."""
+        place = self._place.get(record.configuration.key)
+        if place is None:
+            return
+        self.traced += 1
+        if place not in self._settled:
+            off = abs(_reserved_bytes(record) / max(1, _reserved_bytes(self.records[place])) - 1)
+            if off > COMPILED_TOLERANCE:
+                self._tolerance = max(self._tolerance, WIDENING * off)
+        for twin in self._twins_of[place]:
+            if twin == place or twin not in self._settled:
+                old = self.records[twin]
+                self.records[twin] = dataclasses.replace(old, outcome=record.outcome)
+                self._settled.add(twin)
+        self.records[place] = record
+
+    def undecided(self) -> list[TrialRecord]:
+        """What is not traced and may be on the front; the best of the first goal first."""
+        best_first = undecided(self._bound(-self._tolerance), self._bound(self._tolerance))
+        todo = [place for place in best_first if place not in self._settled]
+        one_of_twins = {id(self._twins_of[place]): place for place in reversed(todo)}
+        return [self.records[place] for place in one_of_twins.values()][::-1]
+
+    def progress(self, reused: int, elapsed_s: float) -> Progress:
+        """How far it is: of those that are known to be in question."""
+        traced = [self.records[place] for place in self._settled]
+        fitting = [record for record in traced if record.fits]
+        return Progress(
+            done=self.traced,
+            running=0,
+            oom=sum(not record.fits for record in traced),
+            failed=0,
+            reused=reused,
+            total=min(self._limit, self.traced + len(self.undecided())),
+            best=max(fitting, key=samples_per_s, default=None),
+            elapsed_s=elapsed_s,
+            eta_s=None,
+        )
+
+    def _bound(self, share: float) -> Bound:
+        """All of them, if what is compiled needs this much more."""
+        records = [
+            record if place in self._settled else _needing(record, share)
+            for place, record in enumerate(self.records)
+        ]
+        gains = [
+            [-math.inf if (gain := o.gain(record)) is None else gain for o in self._objectives]
+            for record in records
+        ]
+        return Bound(gains, [record.fits for record in records])
+
+
+def _record(
+    plan: SearchPlan, configuration: Configuration, prediction: Prediction, *, trial_id: str
+) -> TrialRecord:
+    return TrialRecord(
+        trial_id=trial_id,
+        space=plan.part.space.name,
+        gpu=plan.target.gpu.id,
+        gpu_memory_bytes=plan.target.gpu.memory_bytes,
+        configuration=configuration,
+        outcome=Outcome.predicted(prediction),
+        seed=plan.options.seed,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=plan.versions,
+        searcher=SEARCHER,
+        run_id=trial_id.partition("-")[0],
+    )
+
+
+def _traced(
+    plan: SearchPlan, configurations: Sequence[Configuration], predictor: Predictor
+) -> list[TrialRecord]:
+    """Records of configurations from traces at full depth."""
+
+    def predict(chosen: Sequence[Configuration]) -> list[Prediction]:
+        return predictor.traced(
+            chosen, plan.target.gpu, margin_fraction=plan.margin_fraction, profile=plan.profile
+        )
+
+    run_id = uuid.uuid4().hex[:8]
+    found = predict_overall(plan.part.space, configurations, predict)
+    return [
+        _record(plan, configuration, prediction, trial_id=f"{run_id}-{number:03d}")
+        for number, (configuration, prediction) in enumerate(
+            zip(configurations, found, strict=True)
+        )
+    ]
+
+
+def _reserved_bytes(record: TrialRecord) -> int:
+    prediction = record.outcome.prediction
+    return 0 if prediction is None else prediction.memory.peak_reserved_bytes
+
+
+def _needing(record: TrialRecord, share: float) -> TrialRecord:
+    """The record with this share more of what the allocator reserves."""
+    prediction = record.outcome.prediction
+    if not share or prediction is None:
+        return record
+    memory = prediction.memory
+    more = round(share * memory.peak_reserved_bytes)
+    changed = dataclasses.replace(
+        memory,
+        device_bytes=memory.device_bytes + more,
+        peak_reserved_bytes=memory.peak_reserved_bytes + more,
+    )
+    fits = prediction.budget.fits(changed.device_bytes)
+    moved = dataclasses.replace(prediction, memory=changed, fits=fits)
+    return dataclasses.replace(record, outcome=Outcome.predicted(moved))

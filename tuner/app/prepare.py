@@ -1,0 +1,295 @@
+"""From a checked plan to the request of a search: predictions, what is tried first, the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.app.custom_workload import GUIDED, has_program_prior, trial_job
+from tuner.app.device import CPU
+from tuner.app.listener import SILENT, Listener
+from tuner.app.measuring import Measuring
+from tuner.app.plan import SearchOptions, SearchPlan
+from tuner.app.target import sorted_by_use
+from tuner.core.records import Configuration, Prediction, TrialRecord
+from tuner.core.units import format_duration, format_size
+from tuner.predict.shortlist import shortlist
+from tuner.predict.stages import hardest_first, predict_overall
+from tuner.program.program import read_program
+from tuner.search.request import SearchRequest
+from tuner.search.watch import Watch, parse_tracking
+from tuner.space import SearchSpace, configure
+from tuner.trial.base import MeasureOptions, RunnerFactory
+from tuner.trial.factories import MeasuredFactory
+from tuner.trial.staged import StagedFactory
+
+if TYPE_CHECKING:
+    from tuner.predict.predictor import PredictionJob, Predictor
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A search that is ready to run.
+
+    `predictions` are those of the supported configurations, in their order; empty where nothing
+    had to be predicted. `notes` are sentences about the space for people. `why_infeasible` says why
+    no trial is worth running; empty where some may fit.
+    """
+
+    request: SearchRequest
+    predictions: tuple[Prediction, ...]
+    notes: tuple[str, ...]
+    why_infeasible: str = ""
+
+
+class Predictors:
+    """Makes one predictor for each workload and model, so that GPU types share what is traced."""
+
+    def __init__(self) -> None:
+        self._made: dict[PredictionJob, Predictor] = {}
+
+    def of(self, space: SearchSpace) -> Predictor:
+        """The predictor of the space's workload and model."""
+        from tuner.predict.compiling import default_workers
+        from tuner.predict.predictor import PredictionJob, Predictor
+
+        job = PredictionJob(space.workload, space.predicted_model())
+        if job not in self._made:
+            self._made[job] = Predictor(job, workers=default_workers())
+        return self._made[job]
+
+
+def prepare(
+    plan: SearchPlan,
+    known: tuple[TrialRecord, ...],
+    listener: Listener = SILENT,
+    *,
+    predictors: Predictors | None = None,
+) -> Prepared:
+    """Predict what is to be searched, and say all that a search needs to know.
+
+    Where the budget is spent already, nothing is tried and nothing is predicted. Several GPU
+    types are predicted in little more time than one with the same `predictors`.
+    """
+    options, space = plan.options, plan.part.space
+    gpu, trials_on = plan.target.gpu, plan.trials_on
+    job = trial_job(space, gpu, plan.margin_fraction, plan.profile)
+    # Without a device it is only asked what trials on one would be.
+    runners: RunnerFactory = MeasuredFactory(job, MeasureOptions())
+    how: dict[str, Any] = {}
+    if isinstance(trials_on, Measuring):
+        runners = trials_on.factory(job, measure_options(trials_on, options))
+        how = {
+            "trial_device": trials_on.trial_device,
+            "resources_per_trial": trials_on.resources,
+            "local_gpus": trials_on.local,
+            # What a command does at worst is what it does in any trial of its own.
+            "verify": options.verify and job.command is None,
+        }
+    initial: list[Configuration] = []
+    predictions: list[Prediction] = []
+    # What was traced before is no budget that was spent: a space is predicted in seconds.
+    spent = isinstance(trials_on, Measuring) and _known_number(plan, known) >= options.trials
+    if not space.predictable:
+        initial = _baseline(space)
+        if has_program_prior(space, gpu) and options.searcher == GUIDED and not spent:
+            predictions = _program_predictions(plan, listener)
+    elif not spent:
+        predictions = _predictions(plan, predictors or Predictors(), listener)
+        initial = _initial(plan, predictions)
+    if predictions:
+        how["predictions"] = {
+            configuration.key: prediction
+            for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
+        }
+    request = SearchRequest(
+        runner_factory=_in_stages(plan, runners, predictions),
+        space=plan.part,
+        gpu=gpu,
+        trials=options.trials,
+        seed=options.seed,
+        time_limit_s=options.time_limit_s,
+        gpu_hours=options.gpu_hours,
+        max_cost_usd=options.max_cost_usd,
+        min_gain=options.min_gain,
+        study_path=options.study,
+        watch=_watch(options, listener),
+        max_concurrent=options.workers,
+        where=options.where,
+        searcher=options.searcher,
+        objectives=plan.objectives,
+        initial=initial,
+        resume=(*sorted_by_use(plan.target.folder.read().records, plan.target).stale, *known),
+        workload=space.workload,
+        margin_bytes=plan.margin_bytes,
+        address=options.address,
+        versions=plan.versions,
+        **how,
+    )
+    return Prepared(
+        request,
+        tuple(predictions),
+        _inert(plan, predictions, listener),
+        why_infeasible(plan, known, predictions),
+    )
+
+
+def _known_number(plan: SearchPlan, known: tuple[TrialRecord, ...]) -> int:
+    """How many trials of this search there were; those outside its conditions are of another."""
+    own = {configuration.key for configuration in plan.part.supported}
+    return sum(
+        plan.is_alike(record) and not record.verification and record.configuration.key in own
+        for record in known
+    )
+
+
+def _watch(options: SearchOptions, listener: Listener) -> Watch:
+    return Watch(
+        metrics_port=options.metrics_port,
+        dashboard=options.dashboard,
+        track=tuple(map(parse_tracking, options.track)),
+        tell=listener.say,
+    )
+
+
+def _in_stages(
+    plan: SearchPlan, runners: RunnerFactory, predictions: Sequence[Prediction]
+) -> RunnerFactory:
+    """What runs a trial in each stage, the one that needs most memory first, if there are some."""
+    space = plan.part.space
+    if not space.stages:
+        return runners
+    known = zip(plan.part.supported, predictions, strict=True) if predictions else ()
+    return StagedFactory(runners, space, {c.key: hardest_first(p) for c, p in known})
+
+
+PROCESSOR_BUDGET_S = 0.5
+"""Time for the timed steps of a trial on a processor: tiny models, and steps of milliseconds."""
+
+
+def measure_options(trials_on: Measuring, options: SearchOptions) -> MeasureOptions:
+    """How each real trial of a search runs."""
+    budget = options.budget_s
+    if budget is None and trials_on.device == CPU:
+        budget = PROCESSOR_BUDGET_S
+    return trials_on.options(
+        budget_s=budget,
+        timeout_s=options.timeout_s,
+        weights=options.weights,
+        wait_for_device_s=options.wait_s,
+        lengths=options.lengths,
+        whole_steps=options.whole_steps,
+    )
+
+
+SHORTLIST_SHARE = 0.75
+"""Part of the budget that goes to the predicted short list; Optuna proposes the rest."""
+
+
+def _initial(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[Configuration]:
+    """What is tried first: the space's baseline, and the short list of the predicted space."""
+    space = plan.part.space
+    baseline = _baseline(space)
+    if plan.options.searcher == "guided":  # it starts from the predicted front by itself
+        return baseline
+    number = round(plan.options.trials * SHORTLIST_SHARE)
+    return [*baseline, *shortlist(plan.part.supported, predictions, number)]
+
+
+def _baseline(space: SearchSpace) -> list[Configuration]:
+    return [configure(space, space.baseline)] if space.baseline else []
+
+
+def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -> list[Prediction]:
+    """A prediction of every configuration that can be tried, in their order."""
+    space = plan.part.space
+    predictor = predictors.of(space)
+    started = time.monotonic()
+    with listener.compiling() as report:
+
+        def predict(configurations: Sequence[Configuration]) -> list[Prediction]:
+            return predictor.predict(
+                configurations,
+                plan.target.gpu,
+                margin_fraction=plan.margin_fraction,
+                profile=plan.profile,
+                on_progress=report,
+            )
+
+        predictions = predict_overall(space, plan.part.supported, predict)
+    fitting = sum(prediction.fits for prediction in predictions)
+    stages = f" in {len(space.stages)} stages" if space.stages else ""
+    listener.say(
+        f"predicted all {len(predictions):,} configurations{stages} for {plan.target.gpu.id} in "
+        f"{format_duration(time.monotonic() - started)}: {fitting:,} fit"
+    )
+    return predictions
+
+
+def _program_predictions(plan: SearchPlan, listener: Listener) -> list[Prediction]:
+    """A prediction of every configuration of a program, after a few emulated runs of it."""
+    from tuner.app.program_prior import program_predictions  # numpy
+    from tuner.app.program_runs import ProgramRuns
+
+    command = plan.part.space.command
+    assert command is not None
+    started = time.monotonic()
+    listener.say("running the program with a few values to predict all of them")
+    program = read_program(command.argv, Path(command.cwd))
+    with ProgramRuns(program, plan.target.gpu, margin_fraction=plan.margin_fraction) as runs:
+        predictions = program_predictions(plan.part.space, plan.part.supported, runs)
+        listener.say(
+            f"predicted all {len(predictions):,} configurations from {runs.count} emulated runs in "
+            f"{format_duration(time.monotonic() - started)}: "
+            f"{sum(prediction.fits for prediction in predictions):,} fit"
+        )
+    return predictions
+
+
+def why_infeasible(
+    plan: SearchPlan, known: Sequence[TrialRecord], predictions: Sequence[Prediction]
+) -> str:
+    """Why no trial can fit, from the predictions alone; empty where one may, or one did.
+
+    A trial may need less than is predicted: it is infeasible only where the lower end of the
+    prediction's interval is too much as well.
+    """
+    if not predictions or any(record.fits for record in known):
+        return ""
+    if any(
+        _may_fit(prediction, measured=plan.trial_device is not None) for prediction in predictions
+    ):
+        return ""
+    least = min(prediction.memory.device_bytes for prediction in predictions)
+    gpu = plan.target.gpu
+    return (
+        f"none of the {len(predictions):,} configurations is predicted to fit {gpu.name}: the "
+        f"smallest needs {format_size(least)} of {format_size(gpu.memory_bytes)}, of which "
+        f"{format_size(plan.margin_bytes)} must stay free"
+    )
+
+
+def _may_fit(prediction: Prediction, *, measured: bool) -> bool:
+    if prediction.fits or not measured:
+        return prediction.fits
+    # Without an interval nothing is known of how wrong the prediction may be.
+    low_bytes, _ = prediction.intervals.get("device_bytes", (0.0, 0.0))
+    return prediction.budget.fits(low_bytes)
+
+
+def _inert(
+    plan: SearchPlan, predictions: Sequence[Prediction], listener: Listener
+) -> tuple[str, ...]:
+    """What is to be said of knobs that change nothing; said once here, and in the report."""
+    from tuner.predict.inert import inert_knobs
+
+    if not predictions:
+        return ()
+    found = inert_knobs(plan.part.supported, predictions, tuple(plan.part.knobs))
+    notes = tuple(f"{inert} (predicted)" for inert in found)
+    for note in notes:
+        listener.note(note)
+    return notes

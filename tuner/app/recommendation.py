@@ -1,0 +1,110 @@
+"""The configuration that a search recommends, looked up in its journal; or why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.app.margin import parse_margin
+from tuner.app.target import Target, check_conditions, require_records, with_margin
+from tuner.core.errors import NothingFitsError
+from tuner.core.expressions import all_of
+from tuner.core.records import MemoryBudget, TrialRecord
+from tuner.core.units import format_size
+from tuner.search.best import BestTrial, recommend
+from tuner.search.front import device_bytes
+from tuner.search.journal import latest
+from tuner.search.objectives import objectives_of, require_known
+from tuner.search.view import source_label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criteria:
+    """What may be recommended, and what is best.
+
+    `where` are conditions on knobs. `headroom` ("10%") takes the place of the margin of the search,
+    and `max_memory` (bytes) of the GPU's memory where it is less; the first of `objectives` takes
+    the place of the space's.
+    """
+
+    where: tuple[str, ...] = ()
+    headroom: str | None = None
+    max_memory: int | None = None
+    objectives: tuple[str, ...] = ()
+
+
+ANY_THAT_FITS = Criteria()
+
+
+def recommended(target: Target, criteria: Criteria = ANY_THAT_FITS) -> BestTrial:
+    """The recommendation from the journal of `target`; see `recommended_of`.
+
+    Raises `UnavailableError` where nothing was searched yet.
+    """
+    check_conditions(target, criteria.where)  # what is wrong in itself is said first
+    return recommended_of(target, latest(require_records(target)), criteria)
+
+
+def recommended_of(
+    target: Target,
+    records: Sequence[TrialRecord],
+    criteria: Criteria,
+) -> BestTrial:
+    """The recommendation from `records`, one of each configuration.
+
+    Raises `NothingFitsError`, with how far away it is.
+    """
+    conditions = check_conditions(target, criteria.where)
+    share = parse_margin(criteria.headroom, target.gpu, what="headroom")
+    if share is not None:
+        margin = MemoryBudget.of(target.gpu.memory_bytes, share).margin_bytes
+        records = tuple(with_margin(record, margin) for record in records)
+    allowed = target.gpu
+    if criteria.max_memory is not None:
+        allowed = dataclasses.replace(
+            allowed, memory_bytes=min(criteria.max_memory, target.gpu.memory_bytes)
+        )
+    facts = target.facts
+    chosen = objectives_of(criteria.objectives or facts.objectives, facts, allowed)
+    require_known(records, chosen)
+    best = recommend(
+        records,
+        facts,
+        allowed,
+        where=lambda configuration: target.space.matches(configuration, criteria.where),
+        conditions=conditions,
+        objective=chosen[0],
+    )
+    if best is None:
+        met = [r for r in records if target.space.matches(r.configuration, criteria.where)]
+        raise nothing_fits_error(dataclasses.replace(target, gpu=allowed), met, conditions)
+    return best
+
+
+def nothing_fits(target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]) -> str:
+    """Why there is no recommendation, with the number that says how far away it is."""
+    sizes = [size for r in records if (size := device_bytes(r)) is not None]
+    tried = f"none of the {len(records)} configurations fits {target.gpu.name}"
+    if conditions:
+        tried += f" where {all_of(conditions)}"
+    if not sizes:
+        return tried
+    limit = format_size(target.gpu.memory_bytes)
+    margin = max((record.budget.margin_bytes for record in records), default=0)
+    return (
+        f"{tried}: the smallest needs {format_size(min(sizes))} ({source_label(records)}) of "
+        f"{limit}, of which "
+        f"{format_size(margin)} must stay free"
+    )
+
+
+def nothing_fits_error(
+    target: Target, records: Sequence[TrialRecord], conditions: Sequence[str]
+) -> NothingFitsError:
+    """The error that ends a command which has nothing to recommend."""
+    return NothingFitsError(
+        nothing_fits(target, records, conditions),
+        hint="lower the floors with --where, allow smaller values in the space, run more trials, "
+        "or choose a larger GPU",
+    )

@@ -1,0 +1,294 @@
+"""Searches GPU types: reads the journals, runs what is missing, writes every result.
+
+Nothing is written, and Ray is not started, before all that can be checked has been checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.app.journals import journal_of
+from tuner.app.listener import SILENT, Listener
+from tuner.app.measuring import Predicting
+from tuner.app.memory_timeline import timeline_of
+from tuner.app.plan import SearchPlan, SkippedGpu, none_left, without_effect
+from tuner.app.plausible import excluded_text
+from tuner.app.prepare import Predictors, Prepared, prepare
+from tuner.app.target import sorted_by_use, stale_text, with_margin
+from tuner.app.verifying import verify_all
+from tuner.app.writing import Contents, write_results
+from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
+from tuner.core.records import TrialRecord
+from tuner.search.journal import JournalWriter
+from tuner.search.progress import Progress
+from tuner.search.pruned import write_pruned
+from tuner.search.request import SearchOutcome, SearchRequest
+from tuner.search.view import View
+
+HINT = "lower the floors with --where, allow smaller values in the space, or choose a larger GPU"
+
+LEAST_TIME_S = 1e-3
+"""What is left of a time limit that is over: no trial starts, and what is known is still told."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedGpu:
+    """What a search of one GPU type came to: its trials, and what its files show."""
+
+    plan: SearchPlan
+    result: SearchOutcome
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A search that is about to run, with its journal."""
+
+    plan: SearchPlan
+    prepared: Prepared
+    writer: JournalWriter
+    known: tuple[TrialRecord, ...]
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether no trial runs."""
+        return isinstance(self.plan.trials_on, Predicting)
+
+
+def run_plans(
+    plans: Sequence[SearchPlan | SkippedGpu], *, command: str, listener: Listener = SILENT
+) -> list[SearchedGpu | SkippedGpu]:
+    """Search every GPU type that is planned; `command` is what the reports tell to repeat.
+
+    A type that no configuration is predicted to fit is refused, and no trial is run on it. Raises
+    `NothingFitsError` where that leaves no type. All journals are valid then, as they are after
+    an interruption and after any other error.
+    """
+    found: dict[str, SearchedGpu | SkippedGpu] = {}
+    with contextlib.ExitStack() as journals:
+        predictors = Predictors()
+        opened = _open(plans, journals, found, listener, predictors)
+        if not opened:
+            raise none_left([one for one in found.values() if isinstance(one, SkippedGpu)])
+        try:
+            results = _run(opened, listener, predictors)
+        except UnavailableError:
+            _write_known(opened, command=command)
+            raise
+        verify_all(
+            [(one.plan, one.writer, r) for one, r in zip(opened, results, strict=True)], listener
+        )
+    ran = []
+    for one, result in zip(opened, results, strict=True):
+        error = _failure(result)
+        if result is None or (error is not None and (len(plans) == 1 or not result.records)):
+            assert error is not None
+            found[one.plan.target.gpu.id] = SkippedGpu(one.plan.target, error)
+            continue
+        if error is not None:
+            listener.warn(f"{one.plan.target.gpu.id}: {error}")
+        ran.append((one, result))
+    if not ran:
+        raise none_left([one for one in found.values() if isinstance(one, SkippedGpu)])
+    for one_found in _write(ran, command=command):
+        found[one_found.plan.target.gpu.id] = one_found
+    return [found[plan.target.gpu.id] for plan in plans]
+
+
+def _failure(result: SearchOutcome | None) -> TunerError | None:
+    """Why a search did not come to its end; an interruption after it began is no failure."""
+    if result is None:
+        return TunerError("interrupted before its first trial")
+    return result.failure
+
+
+def _open(
+    plans: Sequence[SearchPlan | SkippedGpu],
+    journals: contextlib.ExitStack,
+    found: dict[str, SearchedGpu | SkippedGpu],
+    listener: Listener,
+    predictors: Predictors,
+) -> list[_Open]:
+    """What is to run, with its journal open in `journals`; who is refused goes to `found`."""
+    begun: list[tuple[SearchPlan, JournalWriter, tuple[TrialRecord, ...]]] = []
+    for plan in plans:
+        if isinstance(plan, SkippedGpu):
+            found[plan.target.gpu.id] = plan
+            listener.refused(plan)
+        else:
+            begun.append((plan, *journals.enter_context(journal_of(plan))))
+            listener.planned(plan, begun[-1][2])
+    opened = []
+    for plan, writer, known in begun:
+        prepared = prepare(plan, known, listener, predictors=predictors)
+        if not prepared.why_infeasible:
+            opened.append(_Open(plan, prepared, writer, known))
+            continue
+        refused = SkippedGpu(plan.target, NothingFitsError(prepared.why_infeasible, hint=HINT))
+        found[plan.target.gpu.id] = refused
+        if len(plans) > 1:  # else it is the error that the search ends with
+            listener.refused(refused)
+    return opened
+
+
+def _run(
+    opened: Sequence[_Open], listener: Listener, predictors: Predictors
+) -> list[SearchOutcome | None]:
+    """The result of each search; None for the last ones, if an interruption left them no time."""
+    results: dict[str, SearchOutcome | None] = {}
+    predicted = [one for one in opened if one.is_predicted]
+    if predicted and (unused := without_effect(predicted[0].plan.options)):
+        listener.note(f"no effect on a predicted search, which runs no trials: {unused}")
+    with listener.searching() as report:
+        latest: dict[str, Progress] = {}
+
+        def progress(states: Mapping[str, Progress]) -> None:
+            latest.update(states)
+            report(latest)
+
+        results |= _predict(predicted, progress, predictors)
+        others = [one for one in opened if not one.is_predicted]
+        if any(found is None or found.interrupted for found in results.values()):
+            results |= {one.plan.target.gpu.id: None for one in others}
+        else:
+            results |= _run_trials(others, progress)
+    return [results[one.plan.target.gpu.id] for one in opened]
+
+
+_OnProgress = Callable[[Mapping[str, Progress]], None]
+
+
+def _predict(
+    opened: Sequence[_Open], progress: _OnProgress, predictors: Predictors
+) -> dict[str, SearchOutcome | None]:
+    """The results of searches without trials, by GPU type."""
+    from tuner.app.predicted import search_predicted  # numpy
+
+    results: dict[str, SearchOutcome | None] = {}
+    for one in opened:
+        gpu = one.plan.target.gpu.id
+        if any(found is None or found.interrupted for found in results.values()):
+            results[gpu] = None
+            continue
+
+        def told(state: Progress, gpu: str = gpu) -> None:
+            progress({gpu: state})
+
+        results[gpu] = search_predicted(
+            one.plan,
+            one.prepared.predictions,
+            one.known,
+            predictors.of(one.plan.part.space),
+            on_record=one.writer.append,
+            on_progress=told,
+        )
+    return results
+
+
+def _run_trials(opened: Sequence[_Open], progress: _OnProgress) -> dict[str, SearchOutcome | None]:
+    """The results of searches that run trials, by GPU type."""
+    if not opened:
+        return {}
+    from tuner.search.ray.driver import search_all  # Ray and Optuna: seconds to import
+
+    writers = {one.plan.target.gpu.id: one.writer for one in opened}
+    results: list[SearchOutcome | None] = []
+    started_s = time.monotonic()
+    for batch in batches([one.prepared.request for one in opened]):
+        if any(result is None or result.interrupted for result in results):
+            results += [None] * len(batch)
+            continue
+        ids = list(writers)[len(results) : len(results) + len(batch)]
+        spent_s = time.monotonic() - started_s
+
+        def told(states: Sequence[Progress], ids: Sequence[str] = ids) -> None:
+            progress(dict(zip(ids, states, strict=True)))
+
+        results += search_all(
+            [_with_time_left(request, spent_s) for request in batch],
+            on_progress=told,
+            on_record=lambda record: writers[record.gpu].append(record),
+        )
+    return dict(zip(writers, results, strict=True))
+
+
+def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
+    """The searches that run at the same time, batch after batch, in their order.
+
+    On a cluster all do, and so do emulated ones. A search that measures on this
+    machine has it for itself: Ray does not tell apart the GPU types of one machine.
+    """
+    together: list[SearchRequest] = []
+    for request in requests:
+        alone = request.trial_device is not None and not request.trial_device.emulated
+        if not alone or request.address is not None:
+            together.append(request)
+            continue
+        if together:
+            yield together
+            together = []
+        yield [request]
+    if together:
+        yield together
+
+
+def _with_time_left(request: SearchRequest, spent_s: float) -> SearchRequest:
+    """`request` with what earlier batches have left of the time."""
+    if request.time_limit_s is None:
+        return request
+    left_s = max(request.time_limit_s - spent_s, LEAST_TIME_S)
+    return dataclasses.replace(request, time_limit_s=left_s)
+
+
+def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[SearchedGpu]:
+    """Write every file of every GPU type's folder, and return what they show."""
+    for one, result in ran:
+        if one.is_predicted:
+            from tuner.app.predicted import keep_predictions  # numpy
+
+            keep_predictions(one.plan, result.records)
+        elif result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
+            write_pruned(one.plan.target.folder, result.pruned)
+    views = write_results([_contents(one, result, command=command) for one, result in ran])
+    return [
+        SearchedGpu(one.plan, result, view) for (one, result), view in zip(ran, views, strict=True)
+    ]
+
+
+def _write_known(opened: Sequence[_Open], *, command: str) -> None:
+    """Write the files of what the journals hold, where the search ends with an error of its own."""
+    known = [_contents(one, None, command=command) for one in opened if not one.is_predicted]
+    with contextlib.suppress(TunerError):  # the error that ended the search is the answer
+        write_results([contents for contents in known if contents.records])
+
+
+def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Contents:
+    """What the journal holds now of what can be compared; `result` where the search came to one."""
+    plan, target = one.plan, one.plan.target
+    found = target.folder.read_all()
+    known = sorted_by_use(found, target)
+    records = known.comparable or (result.records if result else ())
+    old = stale_text(known.stale, records)
+    used = f" (hints for this search: {result.stale})" if result and result.stale else ""
+    return Contents(
+        target,
+        plan.facts,
+        [with_margin(record, plan.margin_bytes) for record in records],
+        {
+            "where": plan.meets,
+            "conditions": plan.all_conditions,
+            "command": command,
+            "notes": [
+                *one.prepared.notes,
+                *([f"{old} left out{used}"] if old else []),
+                *(result.warnings if result else ()),
+                *filter(None, [excluded_text(known.aside)]),
+            ],
+        },
+        functools.partial(timeline_of, plan),
+    )

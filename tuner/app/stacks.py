@@ -1,0 +1,204 @@
+"""One program under two sets of library versions: what it needs in each, and which code grew."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.core.errors import InputError
+from tuner.core.gpu import Gpu
+from tuner.core.meanwhile import environment
+from tuner.core.supervised import Tail
+from tuner.emulator.emulating import EmulateOptions, emulate, emulate_roomy
+from tuner.emulator.emulation import EmulatedAllocation, Emulation
+from tuner.program.edit.source import PYTHON
+from tuner.program.program import read_program
+from tuner.program.running import runnable
+
+_PACKAGES = """
+import importlib.metadata, json
+found = {}
+for each in importlib.metadata.distributions():  # of two that shadow each other, the first counts
+    found.setdefault(each.name, each.version)
+print(json.dumps({name: version for name, version in found.items() if name}))
+"""
+_ANSWER_WITHIN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackRun:
+    """The program in one environment.
+
+    `needed` is what it needs: of the same GPU with more memory, where it ran out of it in `found`.
+    """
+
+    python: str
+    packages: Mapping[str, str]
+    found: Emulation
+    needed: Emulation
+    log_tail: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "python": self.python,
+            "fits": self.found.fits,
+            "needed": self.needed.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CodeMemory:
+    """What the lines of one file hold at the peak of each run, in bytes, for one purpose.
+
+    `lines` are those of the second run, the largest first; of the first where the second has none.
+    """
+
+    kind: str
+    file: str
+    before_bytes: int
+    after_bytes: int
+    lines: tuple[int, ...]
+
+    @property
+    def grown_bytes(self) -> int:
+        """What the second run has more; negative for less."""
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StackDifference:
+    """Two runs, the packages that differ (None: not installed), and the files, by what changed."""
+
+    before: StackRun
+    after: StackRun
+    packages: Mapping[str, tuple[str | None, str | None]]
+    code: tuple[CodeMemory, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "source": "emulated",
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "packages": {name: list(pair) for name, pair in self.packages.items()},
+            "code": [
+                {**dataclasses.asdict(one), "grown_bytes": one.grown_bytes} for one in self.code
+            ],
+        }
+
+
+def compare_stacks(
+    stacks: Sequence[Path], program: Sequence[str], gpu: Gpu, options: EmulateOptions
+) -> StackDifference:
+    """Run `program` in two environments, each named by its folder or its interpreter.
+
+    Raises `InputError` where one is no environment or lacks the program, and `UnavailableError`
+    where it cannot be emulated.
+    """
+    before, after = (_run(_interpreter(stack), program, gpu, options) for stack in stacks)
+    return StackDifference(
+        before, after, _differing(before.packages, after.packages), _code(before, after)
+    )
+
+
+def _interpreter(stack: Path) -> Path:
+    """The Python of an environment. A link is not followed: it is what makes the environment."""
+    for path in (stack, stack / "bin" / "python"):
+        if path.is_file() and os.access(path, os.X_OK):
+            return path.absolute()
+    raise InputError(
+        f"there is no environment {str(stack)!r}",
+        hint="name the folder of a virtual environment, or the Python in it",
+    )
+
+
+def _run(python: Path, program: Sequence[str], gpu: Gpu, options: EmulateOptions) -> StackRun:
+    # As an activated environment: a launcher finds its own Python by PATH.
+    activated = {"PATH": os.pathsep.join((str(python.parent), os.environ.get("PATH", os.defpath)))}
+    tail = Tail()
+    with _command(python, program) as command, environment(activated):
+        found = needed = emulate(command, gpu, options, output=tail)
+        if found.ended == "oom":
+            needed = emulate_roomy(command, gpu, options, output=tail)
+    return StackRun(str(python), _packages(python), found, needed, tail.text)
+
+
+@contextlib.contextmanager
+def _command(python: Path, program: Sequence[str]) -> Iterator[list[str]]:
+    """The command line of `program` in the environment of `python`."""
+    if Path(program[0]).suffix in PYTHON:  # a script or a notebook, as `tuner check` takes it
+        with runnable(read_program(program)) as command:
+            yield [str(python), *command[1:]]
+        return
+    own = python if program[0] in ("python", "python3") else python.with_name(program[0])
+    if not own.is_file():
+        raise InputError(
+            f"the environment of {str(python)!r} has no program {program[0]!r}",
+            hint="name one that is installed in both, or a script of Python",
+        )
+    yield [str(own), *program[1:]]
+
+
+def _packages(python: Path) -> dict[str, str]:
+    """The distributions that are installed for an interpreter, with their versions."""
+    answer = subprocess.run(  # noqa: S603 - the user's own environment
+        [python, "-c", _PACKAGES],
+        capture_output=True,
+        check=True,
+        timeout=_ANSWER_WITHIN_S,
+    )
+    return dict(json.loads(answer.stdout))
+
+
+def _differing(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> dict[str, tuple[str | None, str | None]]:
+    return {
+        name: (before.get(name), after.get(name))
+        for name in sorted({*before, *after}, key=str.lower)
+        if before.get(name) != after.get(name)
+    }
+
+
+def _code(before: StackRun, after: StackRun) -> tuple[CodeMemory, ...]:
+    """Files by how much more or less they hold: numbers of lines differ between versions."""
+    first, second = _by_file(before.needed), _by_file(after.needed)
+    found = [
+        CodeMemory(
+            kind,
+            file,
+            sum(one.bytes for one in first.get((kind, file), ())),
+            sum(one.bytes for one in second.get((kind, file), ())),
+            _lines(second.get((kind, file)) or first[kind, file]),
+        )
+        for kind, file in {**first, **second}
+    ]
+    return tuple(sorted(found, key=lambda one: -abs(one.grown_bytes)))
+
+
+def _by_file(found: Emulation) -> dict[tuple[str, str], list[EmulatedAllocation]]:
+    grouped: dict[tuple[str, str], list[EmulatedAllocation]] = defaultdict(list)
+    for one in found.limiting.allocations if found.limiting else ():
+        grouped[one.kind, (one.where or one.line).rpartition(":")[0]].append(one)
+    return grouped
+
+
+def _lines(allocations: Sequence[EmulatedAllocation]) -> tuple[int, ...]:
+    ordered = sorted(allocations, key=lambda one: -one.bytes)
+    numbers = [(one.where or one.line).rpartition(":")[2] for one in ordered]
+    return tuple(int(number) for number in dict.fromkeys(numbers) if number.isdigit())
+
+
+def this_stack() -> Path:
+    """The environment that this program itself runs in."""
+    return Path(sys.executable)

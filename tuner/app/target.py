@@ -1,0 +1,289 @@
+"""What is searched: a search space, a GPU type and the folder of their results."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tuner.app.device import find_gpu
+from tuner.app.plausible import Excluded, excluded_text, say, sorted_out
+from tuner.core.errors import InputError, TunerError, UnavailableError
+from tuner.core.gpu import Gpu
+from tuner.core.records import MemoryBudget, Outcome, Prediction, Source, TrialRecord
+from tuner.core.records.trial import PROCESSOR
+from tuner.core.units import format_gib
+from tuner.search.facts import SpaceFacts
+from tuner.search.store import ResultsFolder, shipped
+from tuner.space import SearchSpace, load_space
+from tuner.space.load import is_shipped
+from tuner.space.models.catalogue import get_entry
+
+DEFAULT_RESULTS = Path("results")
+
+
+class CannotRunError(InputError):
+    """A GPU type can run no configuration of a search space; another one may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A space with its model settled, a GPU with the user's memory and price, their folder."""
+
+    space: SearchSpace
+    gpu: Gpu
+    folder: ResultsFolder
+    arguments: tuple[str, ...]
+    """What selects this target on a command line."""
+
+    @property
+    def known(self) -> ResultsFolder:
+        """Where its results are read, which may be those that come with tuner."""
+        return known_folder(self.space, self.folder)
+
+    @property
+    def facts(self) -> SpaceFacts:
+        """The extract of the space that results are written from."""
+        return SpaceFacts.of(self.space)
+
+    def command(self, name: str, *more: str) -> str:
+        """A command line about this target, for people to copy."""
+        return shlex.join(["tuner", name, *self.arguments, *more])
+
+
+def known_folder(space: SearchSpace, folder: ResultsFolder) -> ResultsFolder:
+    """Where results are read: `folder`, or those that come with tuner.
+
+    The latter where no other folder was named and has results, and the space came with tuner, too.
+    """
+    if folder.root != DEFAULT_RESULTS or folder.has_results or not is_shipped(space):
+        return folder
+    return shipped(folder.space, folder.gpu) or folder
+
+
+def load_target(
+    space: str | SearchSpace,
+    gpu_name: str,
+    *,
+    model: str | None = None,
+    results: Path = DEFAULT_RESULTS,
+    gpu_memory: int | None = None,
+    price: float | None = None,
+) -> Target:
+    """Look everything up that can be without torch. Raises `InputError`.
+
+    `space` is a name, the path of a YAML file, or a space that was read already.
+    """
+    if isinstance(space, str):
+        name, read = space, load_space(space)
+    else:
+        name, read = str(space.path or space.name), space
+    return target_of(
+        with_model(read, model),
+        gpu_name,
+        selected=["--space", name, *(["--model", model] if model else [])],
+        results=results,
+        gpu_memory=gpu_memory,
+        price=price,
+    )
+
+
+def target_of(
+    space: SearchSpace,
+    gpu_name: str,
+    *,
+    selected: Sequence[str],
+    results: Path,
+    gpu_memory: int | None = None,
+    price: float | None = None,
+) -> Target:
+    """The target of a space that is settled; `selected` are the arguments that select it."""
+    gpu = find_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
+    arguments = [*selected[:2], "--gpu", gpu_name, *selected[2:]]
+    arguments += ["--gpu-memory", f"{gpu_memory}B"] if gpu_memory else []
+    arguments += ["--results", str(results)] if results != DEFAULT_RESULTS else []
+    return Target(space, gpu, ResultsFolder(results, space.name, gpu.id), tuple(arguments))
+
+
+def with_model(space: SearchSpace, model: str | None) -> SearchSpace:
+    """`space` about `model`, where one is given.
+
+    The name says so then: numbers of two models must not end in one journal. Raises
+    `InputError` when neither the user nor the space names a model.
+    """
+    if space.command is not None and model is not None:
+        raise InputError(f"--model {model} has no meaning here: the space runs a command")
+    if model is None:
+        if space.model is None and space.predictable:
+            raise InputError(
+                f"search space {space.name!r} names no model",
+                hint="say which with --model; `tuner models` lists those that work offline",
+            )
+        return space
+    wanted, own = (get_entry(name) if name else None for name in (model, space.model))
+    if model == space.model or (wanted is not None and wanted == own):
+        return space
+    chosen = wanted.id if wanted else model
+    return dataclasses.replace(space, model=chosen, name=f"{space.name}-{chosen}")
+
+
+def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialRecord, ...]:
+    """The records of `target` that tell of the same: this GPU memory, the newest versions.
+
+    Trials with other versions of the libraries, on another device, under another limit or of a
+    model that the space no longer names are not comparable with the newest one of their source.
+    """
+    return sorted_by_use(records, target).comparable
+
+
+class Sorted(NamedTuple):
+    """Records by what they can be used for.
+
+    `stale` ones would be comparable but for the versions of the libraries, and those `aside`
+    cannot be, each with the reason.
+    """
+
+    comparable: tuple[TrialRecord, ...]
+    stale: tuple[TrialRecord, ...]
+    aside: list[Excluded]
+
+
+def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> Sorted:
+    """The records of this space, GPU and memory by their use; `aside` ones of any memory."""
+    here = (r for r in records if (r.space, r.gpu) == (target.space.name, target.gpu.id))
+    possible, aside = sorted_out(here, target.space)
+    own = [judged for r in possible if (judged := _with_memory(r, target)) is not None]
+    newest = {record.source: record for record in own}
+    places = {source: _place(record) for source, record in newest.items()}
+    kept: list[TrialRecord] = []
+    old: list[TrialRecord] = []
+    for record in own:
+        if _place(record) == places[record.source]:
+            same = record.versions == newest[record.source].versions
+            (kept if same else old).append(record)
+    return Sorted(tuple(kept), tuple(old), aside)
+
+
+def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> str:
+    """How many trials are stale and which versions they are of; empty where none is."""
+    if not old:
+        return ""
+    now = kept[-1].versions if kept else {}
+    changed = sorted({f"{k} {v}" for r in old for k, v in r.versions.items() if now.get(k) != v})
+    plural = "s" if len(old) > 1 else ""
+    return f"{len(old)} trial{plural} of other versions ({', '.join(changed)})"
+
+
+def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
+    """`record` where it is of the memory of `target`, or can be judged by it; else None.
+
+    Types of GPUs have variants of several sizes, which are searched apart. A processor's memory is
+    what the machine has at the moment, in containers another at each start.
+    """
+    before, now = record.gpu_memory_bytes, target.gpu.memory_bytes
+    if before == now:
+        return record
+    if target.gpu.id != PROCESSOR or before <= 0:
+        return None
+    outcome = record.outcome
+    if outcome.ran is None and record.source is not Source.PREDICTED and before < now:
+        return None  # it may not have ended well for want of memory that is there now
+    if outcome.prediction is not None:
+        judged = _judged(outcome.prediction, now / before)
+        status = Outcome.predicted(judged).status if record.source is Source.PREDICTED else None
+        outcome = dataclasses.replace(outcome, prediction=judged, status=status or outcome.status)
+    return dataclasses.replace(record, gpu_memory_bytes=now, outcome=outcome)
+
+
+def _judged(prediction: Prediction, share: float) -> Prediction:
+    """The prediction for ranks that have this share of the memory that they had."""
+    budget = MemoryBudget(
+        round(prediction.limit_bytes * share), round(prediction.margin_bytes * share)
+    )
+    return dataclasses.replace(
+        prediction,
+        limit_bytes=budget.limit_bytes,
+        margin_bytes=budget.margin_bytes,
+        fits=budget.fits(prediction.memory.device_bytes),
+    )
+
+
+def _place(record: TrialRecord) -> object:
+    """Where a trial ran, and what of."""
+    device = record.device or record.emulated_device
+    return (device, record.memory_limit_bytes, record.versions.get("model"))
+
+
+def require_records(target: Target) -> tuple[TrialRecord, ...]:
+    """The comparable records of `target`. Raises `UnavailableError` when there are none."""
+    return usable(target).comparable
+
+
+def usable(target: Target) -> Sorted:
+    """What is known of `target`, by its use; what is set aside is said.
+
+    Raises `UnavailableError` when nothing is comparable.
+    """
+    found = target.known.read_all()
+    known = sorted_by_use(found, target)
+    say(aside := known.aside)
+    if known.comparable:
+        return known
+    sizes = sorted({r.gpu_memory_bytes for r in found if r.gpu == target.gpu.id})
+    if aside and (target.gpu.id == PROCESSOR or target.gpu.memory_bytes in sizes):
+        raise UnavailableError(
+            f"{str(target.known.journal)!r} has no usable record: {excluded_text(aside)}",
+            hint=f"move it away, and run `{target.command('search')}`",
+        )
+    if sizes:
+        raise UnavailableError(
+            f"{str(target.known.journal)!r} has results for "
+            f"{' and '.join(format_gib(size) for size in sizes)} of memory, none for "
+            f"{format_gib(target.gpu.memory_bytes)}",
+            hint="say how much memory is meant with --gpu-memory, or run "
+            f"`{target.command('search')}`",
+        )
+    raise UnavailableError(
+        f"no results of {target.space.name!r} on {target.gpu.id!r} in "
+        f"{str(target.folder.path)!r} yet",
+        hint=f"run `{target.command('search')}`",
+    )
+
+
+def with_margin(record: TrialRecord, margin_bytes: int) -> TrialRecord:
+    """`record` as it would be if `margin_bytes` had to stay free."""
+    if record.source is not Source.PREDICTED:
+        record = dataclasses.replace(record, margin_bytes=margin_bytes)
+    if record.verified_by is not None:
+        check = with_margin(record.verified_by, margin_bytes)
+        record = dataclasses.replace(record, verified_by=check)
+    prediction = record.outcome.prediction
+    if prediction is None:
+        return record
+    # Ranks that share a processor's memory share what is to stay free of it, too.
+    limit_bytes = prediction.limit_bytes
+    budget = MemoryBudget(limit_bytes, round(margin_bytes * limit_bytes / record.gpu_memory_bytes))
+    changed = dataclasses.replace(
+        prediction,
+        margin_bytes=budget.margin_bytes,
+        fits=budget.fits(prediction.memory.device_bytes),
+    )
+    return dataclasses.replace(
+        record, outcome=dataclasses.replace(record.outcome, prediction=changed)
+    )
+
+
+def check_conditions(target: Target, where: tuple[str, ...]) -> tuple[str, ...]:
+    """The conditions in force: floors and `where`. Raises `InputError` for what is none."""
+    errors: list[TunerError] = []
+    for text in where:
+        try:
+            target.space.condition(text)
+        except InputError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return target.space.conditions(where)

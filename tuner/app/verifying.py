@@ -1,0 +1,146 @@
+"""After a predicted search: the recommendation is trained once on a GPU that is not there.
+
+A verification stands beside the prediction and changes none of its numbers; one that does not fit
+takes the configuration out, and the next best is verified.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tuner.app.custom_workload import trial_job
+from tuner.app.listener import Listener
+from tuner.app.measuring import Predicting, emulating, gpus_of_trials
+from tuner.app.plan import SearchPlan
+from tuner.app.target import comparable, with_margin
+from tuner.core.environment import trial_environment
+from tuner.core.errors import TunerError
+from tuner.core.records import Outcome, Source, Status, TrialRecord
+from tuner.emulator.toolchain import unavailable
+from tuner.predict.stages import hardest_first
+from tuner.search.best import BestTrial
+from tuner.search.journal import JournalWriter
+from tuner.search.request import SearchOutcome
+from tuner.search.view import build_view
+from tuner.trial.base import Instructions
+from tuner.trial.staged import StagedRunner
+
+MOST_TRIES = 3
+"""When so many of the best fail, another reason than the configuration is likely."""
+
+BEGIN_WITHIN_S = 300.0
+"""Of a search of many GPU types: no verification begins later than this after the first one."""
+
+SWITCH = "TUNER_VERIFY"
+"""Environment variable; with the value "no" nothing is verified."""
+
+
+def verify_all(
+    done: Sequence[tuple[SearchPlan, JournalWriter, SearchOutcome | None]], listener: Listener
+) -> None:
+    """Verify what each predicted search recommends, and write that into its journal.
+
+    Nothing is verified where nothing can be emulated. Ctrl-C ends the verification, and the search
+    goes on to its results.
+    """
+    wanted = [
+        (plan, writer) for plan, writer, result in done if result and _is_wanted(plan, result)
+    ]
+    if not wanted or unavailable() is not None:
+        return
+    started_s = time.monotonic()
+    try:
+        for plan, writer in wanted:
+            if time.monotonic() - started_s > BEGIN_WITHIN_S:
+                listener.warn("the other GPU types are not verified: that would take long")
+                return
+            _verify(plan, writer, listener)
+    except KeyboardInterrupt:
+        listener.warn("the verification was interrupted; the same command begins it again")
+
+
+def _is_wanted(plan: SearchPlan, result: SearchOutcome) -> bool:
+    return (
+        plan.options.verify
+        and os.environ.get(SWITCH, "").lower() != "no"
+        and isinstance(plan.trials_on, Predicting)
+        and plan.part.space.predictable
+        and plan.target.gpu.id != "cpu"
+        and result.failure is None
+        and not result.interrupted
+    )
+
+
+def _verify(plan: SearchPlan, writer: JournalWriter, listener: Listener) -> None:
+    """Verify the best, and the next best where it does not fit, so many times."""
+    gpu, run_id = plan.target.gpu, uuid.uuid4().hex[:8]
+    for number in range(MOST_TRIES):
+        best = _best(plan)
+        if best is None or best.source is not Source.PREDICTED or best.record.verified_by:
+            return
+        listener.say(
+            f"verifying the recommendation on an emulated {gpu.name}, seconds to two minutes "
+            "(--no-verify leaves it out)"
+        )
+        try:
+            outcome = _run(plan, best)
+        except TunerError as error:
+            listener.warn(f"not verified: {error}")
+            return
+        writer.append(_record(plan, best, outcome, trial_id=f"{run_id}-{number:03d}"))
+        if outcome.status is Status.INTERRUPTED:
+            return
+
+
+def _best(plan: SearchPlan) -> BestTrial | None:
+    """What the journal recommends now, under the conditions of the search."""
+    records = comparable(plan.target.folder.read_all(), plan.target)
+    return build_view(
+        [with_margin(record, plan.margin_bytes) for record in records],
+        plan.facts,
+        plan.target.gpu,
+        where=plan.meets,
+        conditions=plan.all_conditions,
+    ).best
+
+
+def _run(plan: SearchPlan, best: BestTrial) -> Outcome:
+    """The outcome of one emulated trial, in every stage where the space has some."""
+    from tuner.trial.emulated import EmulatedRunner
+
+    space, record = plan.part.space, best.record
+    where = emulating(plan.target.gpu, gpus=gpus_of_trials(space))
+    job = trial_job(space, plan.target.gpu, plan.margin_fraction, plan.profile)
+    with EmulatedRunner(
+        job, where.options(), gpus=where.gpus, environment=trial_environment(where.threads)
+    ) as runner:
+        verify = Instructions(verify=True)
+        if not space.stages:
+            return runner.run(record.configuration, verify)
+        prediction = record.outcome.prediction
+        orders = {record.configuration.key: hardest_first(prediction)} if prediction else {}
+        return StagedRunner(runner, space, orders).run(record.configuration, verify)
+
+
+def _record(plan: SearchPlan, best: BestTrial, outcome: Outcome, *, trial_id: str) -> TrialRecord:
+    return TrialRecord(
+        trial_id=trial_id,
+        space=plan.part.space.name,
+        gpu=plan.target.gpu.id,
+        gpu_memory_bytes=plan.target.gpu.memory_bytes,
+        configuration=best.configuration,
+        outcome=dataclasses.replace(outcome, prediction=best.record.outcome.prediction),
+        seed=plan.options.seed,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=plan.versions,
+        searcher=plan.options.searcher,
+        run_id=trial_id.partition("-")[0],
+        emulated_device=emulating(plan.target.gpu).names[0],
+        margin_bytes=plan.margin_bytes,
+        verification=True,
+    )

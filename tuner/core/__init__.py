@@ -1,0 +1,1 @@
+"""What every room uses: words, units, errors, settings, records, GPU types and processes."""

@@ -1,0 +1,167 @@
+"""What the operating system says of this machine: its processor, and what a process may use.
+
+Read from the kernel's files: the commands that only read results load this module, and psutil would
+be a good part of their time. It has no processor's name, no container's limit and no peak either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tuner.core.errors import UnavailableError
+
+_CPU_FACTS = Path("/proc/cpuinfo")
+_MEMORY_FACTS = Path("/proc/meminfo")
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),  # version 2
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1
+)
+
+_CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
+_CGROUP_FACTS = Path("/sys/fs/cgroup/memory.stat")
+_OWN_FACTS = Path("/proc/self/status")
+_CPU_TIMES = Path("/proc/stat")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, and nothing is put there
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of glibc's malloc.h."""
+_THRESHOLD_BYTES = 128 * 1024
+"""What glibc begins with for both."""
+
+
+class CpuTimes(NamedTuple):
+    """Ticks since the machine started, of all its processors: not idle, and in all."""
+
+    busy: int
+    total: int
+
+
+def find_program(name: str, path: str | None = None) -> str | None:
+    """The path of a program: on PATH, else beside the Python that runs this; None where it is not.
+
+    `python` is that Python itself where a machine has only `python3`. `path` takes the place of
+    PATH.
+    """
+    found = shutil.which(name, path=path)
+    if found is None and os.sep not in name:
+        found = shutil.which(str(Path(sys.executable).with_name(name)))
+    return sys.executable if found is None and name == "python" else found
+
+
+def give_back_freed() -> None:
+    """Let malloc give back to the kernel what is freed from now on, as it begins to do.
+
+    glibc keeps ever larger blocks that a process frees and allocates again (mallopt(3),
+    M_MMAP_THRESHOLD, "dynamic"). Ranks that share weights or gradients do so all the time, and what
+    they take would grow from step to step. Another C library is left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            mallopt(parameter, _THRESHOLD_BYTES)
+
+
+def cpu_name() -> str:
+    """The processor's name as the kernel has it ("AMD EPYC 7B13"), else its architecture."""
+    if _CPU_FACTS.is_file():
+        for line in _CPU_FACTS.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_memory_bytes() -> int:
+    """Memory that processes here may use: the container's limit where there is one, else all."""
+    limits = [path.read_text().strip() for path in _CGROUP_LIMITS if path.is_file()]
+    # "max" is no limit; version 1 writes no limit as a number larger than any memory.
+    return min([_memory_bytes(), *(int(text) for text in limits if text.isdigit())])
+
+
+def usable_cpus() -> int:
+    """Processors that this process may run on: in a container less than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not tell.
+
+    The kernel's estimate (proc(5), MemAvailable), and in a container no more than is left of its
+    limit, file caches not counted as used.
+    """
+    available = _memory_fact("MemAvailable:")
+    limit, used = usable_memory_bytes(), _cgroup_used_bytes()
+    if available is None or used is None:
+        return available
+    return max(0, min(available, limit - used))
+
+
+def cpu_times() -> CpuTimes | None:
+    """The processors' ticks until now; the share between two readings is how busy they were."""
+    if not _CPU_TIMES.is_file():
+        return None
+    # proc(5): user nice system idle iowait irq softirq steal guest guest_nice; guests are in user.
+    ticks = [int(text) for text in _CPU_TIMES.read_text().split("\n", 1)[0].split()[1:9]]
+    return CpuTimes(sum(ticks) - ticks[3] - ticks[4], sum(ticks))
+
+
+def shared_memory_bytes() -> int | None:
+    """Size of the shared memory through which data loaders hand batches over; None without."""
+    if not _SHARED_MEMORY.is_dir():
+        return None
+    facts = os.statvfs(_SHARED_MEMORY)
+    return facts.f_blocks * facts.f_frsize
+
+
+def _cgroup_used_bytes() -> int | None:
+    if not (_CGROUP_USE.is_file() and _CGROUP_FACTS.is_file()):
+        return None
+    pairs = (line.split() for line in _CGROUP_FACTS.read_text().splitlines())
+    facts = {name: int(value) for name, value in pairs}
+    return int(_CGROUP_USE.read_text()) - facts.get("inactive_file", 0)
+
+
+def _memory_bytes() -> int:
+    found = _memory_fact("MemTotal:")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if found is None else found
+
+
+def _memory_fact(name: str) -> int | None:
+    """A line of the kernel's memory facts in bytes."""
+    if _MEMORY_FACTS.is_file():
+        for line in _MEMORY_FACTS.read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is resident now (proc(5), VmRSS).
+
+    Raises `UnavailableError` where the kernel does not tell.
+    """
+    return _own_fact("VmRSS:")
+
+
+def peak_resident_bytes() -> int:
+    """The most that was resident since the process began, or since the peak was set back."""
+    return _own_fact("VmHWM:")
+
+
+def data_bytes() -> int:
+    """What this process has asked for of its own (VmData), which RLIMIT_DATA limits."""
+    return _own_fact("VmData:")
+
+
+def _own_fact(name: str) -> int:
+    if _OWN_FACTS.is_file():
+        for line in _OWN_FACTS.read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    raise UnavailableError(f"the kernel does not report {name[:-1]} of a process")

@@ -1,0 +1,341 @@
+"""What the NVIDIA driver says of a device: memory in use, by whom, driver version.
+
+Reading it creates no CUDA context, so a process that will fork may ask. Everything is None
+where the driver does not answer (no NVIDIA driver, or a container that hides processes). A
+device that the driver knows and cannot talk to, because it fell off the bus or needs a reset,
+is a `DeviceLostError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.core.errors import UnavailableError
+
+_CHIP = 0  # NVML_TEMPERATURE_GPU
+_MULTIPROCESSORS = 1  # NVML_CLOCK_SM
+
+
+_LOST = (
+    8,  # NVML_ERROR_INSUFFICIENT_POWER: a cable is not attached
+    10,  # NVML_ERROR_TIMEOUT
+    11,  # NVML_ERROR_IRQ_ISSUE
+    15,  # NVML_ERROR_GPU_IS_LOST
+    16,  # NVML_ERROR_RESET_REQUIRED
+    999,  # NVML_ERROR_UNKNOWN: "Unable to determine the device handle for GPU"
+)
+"""Errors of a device that is there and does not answer (nvml.h, nvmlReturn_t)."""
+
+MOST_DEVICES = 64
+"""More than any machine has."""
+
+
+class UnknownDeviceError(UnavailableError, LookupError):
+    """The driver has no device of this index."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="`tuner doctor` lists the GPUs of this machine")
+
+
+class DeviceLostError(UnavailableError, LookupError):
+    """The driver knows the device, and it does not answer any more."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            hint="the kernel log says why (`dmesg | grep -i xid`); a reset (`nvidia-smi "
+            "--gpu-reset`) or a reboot may bring it back",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Memory of a device at one moment, in bytes.
+
+    `used_bytes` is all of it, whoever holds it; `process_bytes` is what one process holds, None
+    where the driver does not tell (process ids of another namespace).
+    """
+
+    used_bytes: int
+    total_bytes: int
+    process_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """Exact name, memory in bytes, compute capability and driver version of a device."""
+
+    name: str
+    total_bytes: int
+    compute_capability: tuple[int, int]
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process that computes on a device; memory in bytes, None where the driver is silent.
+
+    In a container, `pid` may be of another namespace, and `name` then only its number.
+    """
+
+    pid: int
+    name: str
+    used_bytes: int | None
+
+
+def device_fault(index: int = 0) -> str | None:
+    """Why the driver cannot talk to CUDA device `index`; None where it can, or has none."""
+    try:
+        with _handle(index) as found:
+            if found is not None:
+                nvml, handle = found
+                nvml.nvmlDeviceGetMemoryInfo(handle)
+    except DeviceLostError as error:
+        return error.message
+    except UnknownDeviceError:
+        return None
+    return None
+
+
+def device_processes(index: int = 0) -> tuple[DeviceProcess, ...] | None:
+    """The processes that compute on CUDA device `index`; None where the driver does not tell."""
+    with _handle(index) as found:
+        if found is None:
+            return None
+        return _processes(*found)
+
+
+def device_use(index: int = 0, *, pid: int | None = None) -> DeviceUse | None:
+    """Memory in use on CUDA device `index`; None without an NVIDIA driver.
+
+    `pid` is the process to tell apart, this one by default.
+    """
+    with _handle(index) as found:
+        if found is None:
+            return None
+        nvml, handle = found
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        process = _process_bytes(nvml, handle, os.getpid() if pid is None else pid)
+        return DeviceUse(int(memory.used), int(memory.total), process)
+
+
+def device_identity(index: int = 0) -> DeviceIdentity | None:
+    """What CUDA device `index` is; None without an NVIDIA driver."""
+    with _handle(index) as found:
+        if found is None:
+            return None
+        nvml, handle = found
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return DeviceIdentity(
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            compute_capability=(int(major), int(minor)),
+            driver=_text(nvml.nvmlSystemGetDriverVersion()),
+        )
+
+
+def driver_cuda_version() -> tuple[int, int] | None:
+    """The newest CUDA that the driver can run, (12, 8); None without an NVIDIA driver."""
+    try:
+        import pynvml  # from the package nvidia-ml-py
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        version = int(pynvml.nvmlSystemGetCudaDriverVersion())
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return version // 1000, version % 1000 // 10
+
+
+SLOWDOWNS: Mapping[int, str] = {
+    0x4: "power limit",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "temperature (driver)",
+    0x40: "temperature (hardware)",
+    0x80: "power brake",
+}
+"""Why clocks are lower than they could be (nvml.h, nvmlClocksEventReasons). Not among them: an
+idle GPU (0x1), and clocks that somebody set (0x2, 0x100)."""
+
+
+class DeviceReader:
+    """Quick readings of one device; None where the device does not have what is asked for."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+
+    def energy_j(self) -> float | None:
+        """Joules since the driver was loaded."""
+        millijoules = self._read("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1e3
+
+    def power_w(self) -> float | None:
+        """Watts drawn now, by the whole board."""
+        milliwatts = self._read("nvmlDeviceGetPowerUsage")
+        return None if milliwatts is None else milliwatts / 1e3
+
+    def utilization(self) -> float | None:
+        """Share of the driver's last sample period in which a kernel ran, 0 to 1."""
+        rates = self._read("nvmlDeviceGetUtilizationRates")
+        return None if rates is None else rates.gpu / 100
+
+    def name(self) -> str:
+        """The device's exact name."""
+        return _text(self._read("nvmlDeviceGetName") or "unknown device")
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes in use, whoever holds them, and bytes in all."""
+        memory = self._read("nvmlDeviceGetMemoryInfo")
+        return None if memory is None else (int(memory.used), int(memory.total))
+
+    def power_limit_w(self) -> float | None:
+        """Watts that the board may draw."""
+        milliwatts = self._read("nvmlDeviceGetEnforcedPowerLimit")
+        return None if milliwatts is None else milliwatts / 1e3
+
+    def temperature_c(self) -> int | None:
+        """Degrees Celsius of the chip."""
+        degrees = self._read("nvmlDeviceGetTemperature", _CHIP)
+        return None if degrees is None else int(degrees)
+
+    def clocks_hz(self) -> tuple[float, float] | None:
+        """The multiprocessors' clock now, and the highest that it can be."""
+        now = self._read("nvmlDeviceGetClockInfo", _MULTIPROCESSORS)
+        most = self._read("nvmlDeviceGetMaxClockInfo", _MULTIPROCESSORS)
+        return None if now is None or most is None else (now * 1e6, most * 1e6)
+
+    def slowdowns(self) -> tuple[str, ...] | None:
+        """What holds the clocks down, in the words of `SLOWDOWNS`."""
+        reasons = self._read("nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:
+            return None
+        return tuple(text for bit, text in SLOWDOWNS.items() if reasons & bit)
+
+    def processes(self) -> tuple[DeviceProcess, ...] | None:
+        """The processes that compute on the device."""
+        try:
+            return _processes(self._nvml, self._handle)
+        except self._nvml.NVMLError:
+            return None
+
+    def fault(self) -> str | None:
+        """Why the device does not answer, in the driver's words; None where it does."""
+        try:
+            self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        except self._nvml.NVMLError as error:
+            return str(error) if _is_lost(error) else None
+        return None
+
+    def close(self) -> None:
+        """Let the driver's library go; the reader cannot be used after it."""
+        self._nvml.nvmlShutdown()
+
+    def _read(self, function: str, *arguments: int) -> Any:
+        try:
+            return getattr(self._nvml, function)(self._handle, *arguments)
+        except self._nvml.NVMLError:
+            return None
+
+
+def open_reader(index: int = 0) -> DeviceReader | None:
+    """A reader of CUDA device `index`; None without an NVIDIA driver or such a device."""
+    try:
+        import pynvml  # from the package nvidia-ml-py
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return DeviceReader(pynvml, _visible_handle(pynvml, index))
+    except pynvml.NVMLError:
+        pynvml.nvmlShutdown()
+        return None
+
+
+@contextlib.contextmanager
+def _handle(index: int) -> Iterator[tuple[Any, Any] | None]:
+    try:
+        import pynvml  # from the package nvidia-ml-py
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml, _visible_handle(pynvml, index)
+    except pynvml.NVMLError as error:
+        if _is_lost(error):
+            raise DeviceLostError(f"GPU {index} does not answer its driver: {error}") from None
+        raise UnknownDeviceError(f"the driver knows no CUDA device {index}: {error}") from None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _is_lost(error: Exception) -> bool:
+    return getattr(error, "value", None) in _LOST
+
+
+def _visible_handle(nvml: Any, index: int) -> Any:
+    """The driver's handle of what CUDA calls `index` under CUDA_VISIBLE_DEVICES."""
+    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    named = visible[index] if visible != [""] and index < len(visible) else str(index)
+    if named.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(named))
+    return nvml.nvmlDeviceGetHandleByUUID(named)
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...] | None:
+    try:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError as error:
+        if _is_lost(error):
+            raise
+        return None
+    return tuple(
+        DeviceProcess(
+            pid=int(process.pid),
+            name=_process_name(nvml, int(process.pid)),
+            used_bytes=None if process.usedGpuMemory is None else int(process.usedGpuMemory),
+        )
+        for process in processes
+    )
+
+
+def _process_name(nvml: Any, pid: int) -> str:
+    """The program's name without its folder, else the number."""
+    try:
+        return Path(_text(nvml.nvmlSystemGetProcessName(pid))).name
+    except nvml.NVMLError:
+        return f"process {pid}"
+
+
+def _process_bytes(nvml: Any, handle: Any, pid: int) -> int | None:
+    try:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return None
+    for process in processes:
+        if process.pid == pid and process.usedGpuMemory is not None:
+            return int(process.usedGpuMemory)
+    return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,36 @@
+"""Frozen values passed between the layers.
+
+Sizes are in bytes and times in seconds; every physical quantity carries its unit in its
+name. A `Prediction` comes from a model of a GPU, a `Measurement` from a device or an emulated one
+and says from which; a `TrialRecord` holds one or more of them, each in its own field.
+"""
+
+from tuner.core.kinds import Exhausted, MemoryCategory, Phase, Source, Status
+from tuner.core.records.budget import DEFAULT_MARGIN_FRACTION, MemoryBudget
+from tuner.core.records.configuration import Configuration, KnobValue
+from tuner.core.records.measurement import Measurement, RankMemory
+from tuner.core.records.numbers import Memory, Speed, StageNumbers, hardest_stage
+from tuner.core.records.prediction import Prediction
+from tuner.core.records.trial import JOURNAL_SCHEMA, Outcome, TrialRecord
+
+__all__ = [
+    "DEFAULT_MARGIN_FRACTION",
+    "JOURNAL_SCHEMA",
+    "Configuration",
+    "Exhausted",
+    "KnobValue",
+    "Measurement",
+    "Memory",
+    "MemoryBudget",
+    "MemoryCategory",
+    "Outcome",
+    "Phase",
+    "Prediction",
+    "RankMemory",
+    "Source",
+    "Speed",
+    "StageNumbers",
+    "Status",
+    "TrialRecord",
+    "hardest_stage",
+]

@@ -1,0 +1,322 @@
+"""Knobs of a training on more than one GPU: how many, and how the ranks share the work.
+
+A configuration has them only where its space names them; without them a trial is of one GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from tuner.core.errors import InputError, Problem
+from tuner.core.records import KnobValue
+from tuner.core.setup.knob_schema import KnobSchema
+from tuner.core.setup.optimizers import OPTIMIZERS
+
+GPUS_PER_TRIAL = "gpus_per_trial"
+DISTRIBUTED = "distributed"
+RESHARD = "reshard_after_forward"
+MACHINES = "machines"
+SHARD_SIZE = "dp_shard_size"
+REDUCE_BUCKET = "reduce_bucket_size"
+
+ZERO_STAGES: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
+"""Strategies that are stages of DeepSpeed's ZeRO."""
+
+REDUCE_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's default `reduce_bucket_size` (deepspeed/runtime/zero/config.py, 0.19), which
+accelerate leaves alone unless a file of settings says "auto": the square of the hidden size."""
+
+BUCKET_CAP_MIB = 25
+"""DistributedDataParallel's default `bucket_cap_mb`, which transformers' Trainer leaves alone."""
+
+MAX_GPUS = 16
+"""GPUs of the largest single machines on offer (HGX-2, p2.16xlarge)."""
+
+MAX_MACHINES = 128
+"""2,048 GPUs: a trace stands in for all of them, and nothing larger was compared with anything."""
+
+_NOT_PREDICTED: Mapping[str, str] = dict.fromkeys(
+    ("fsdp1", "tensor_parallel", "context_parallel"),
+    "the program itself runs on emulated GPUs, started by torchrun behind `tuner emulate`",
+)
+"""Strategies that people use, with the way to learn what they take."""
+
+DISTRIBUTED_TERMS: tuple[KnobSchema, ...] = (
+    KnobSchema(
+        GPUS_PER_TRIAL,
+        "int",
+        "GPUs that train one configuration together, one process each: of one machine, or of all "
+        "`machines` together",
+        default=1,
+        minimum=1,
+        below=MAX_GPUS * MAX_MACHINES + 1,
+        optional=True,
+    ),
+    KnobSchema(
+        MACHINES,
+        "int",
+        "machines that the GPUs of a configuration stand in, as many in each: predicted, and no "
+        "trial runs",
+        default=1,
+        minimum=1,
+        below=MAX_MACHINES + 1,
+        optional=True,
+    ),
+    KnobSchema(
+        DISTRIBUTED,
+        "word",
+        "with gpus_per_trial above 1: ddp keeps a whole model on each GPU and adds up gradients, "
+        "fsdp2 (fully_shard) keeps a share of weights, gradients and optimizer state on each, hsdp "
+        "does so inside groups of dp_shard_size GPUs and adds up gradients between them; zero1, "
+        "zero2 and zero3 are DeepSpeed's, which share the optimizer state, the gradients too, and "
+        "the weights too",
+        default="ddp",
+        allowed=("ddp", "fsdp2", "hsdp", *ZERO_STAGES),
+        refused=_NOT_PREDICTED,
+        optional=True,
+    ),
+    KnobSchema(
+        RESHARD,
+        "bool",
+        "under fsdp2 and hsdp: false keeps the gathered weights of a layer until its backward pass "
+        "has ended, which sends less and takes more memory (as ZeRO-2)",
+        default=True,
+        optional=True,
+    ),
+    KnobSchema(
+        SHARD_SIZE,
+        "int",
+        "under hsdp: GPUs that share one copy of the model (accelerate's dp_shard_size); 0 is "
+        "those of a machine, with several machines",
+        default=0,
+        minimum=0,
+        below=MAX_GPUS * MAX_MACHINES,
+        optional=True,
+    ),
+    KnobSchema(
+        REDUCE_BUCKET,
+        "int",
+        "under zero1 to zero3: gradients that are exchanged at once, as numbers; a rank has room "
+        "for them beside its gradients, whatever the size of the model",
+        default=REDUCE_BUCKET_ELEMENTS,
+        minimum=1,
+        optional=True,
+    ),
+)
+
+_ONE = "micro_batch * grad_accum"
+_MANY = f"{_ONE} * {GPUS_PER_TRIAL}"
+
+
+def gpus_per_trial(values: Mapping[str, KnobValue]) -> int:
+    """How many GPUs a configuration trains on, in all its machines; 1 where it does not say.
+
+    Raises `InputError` for what is no such number.
+    """
+    return _count(values, GPUS_PER_TRIAL, MAX_GPUS * machines(values))
+
+
+def machines(values: Mapping[str, KnobValue]) -> int:
+    """How many machines the GPUs of a configuration stand in; 1 where it does not say.
+
+    Raises `InputError` for what is no such number.
+    """
+    return _count(values, MACHINES, MAX_MACHINES)
+
+
+def _count(values: Mapping[str, KnobValue], name: str, most: int) -> int:
+    value = values.get(name, 1)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        several = f": {MAX_GPUS} for each of `{MACHINES}`" if name == GPUS_PER_TRIAL else ""
+        raise InputError(
+            f"{name} cannot be {value!r}",
+            hint=f"it is a whole number of at least 1 and at most {most}{several}",
+        )
+    return value
+
+
+def strategy(values: Mapping[str, KnobValue]) -> str:
+    """How the GPUs of a configuration share the work: a word that `distributed` allows."""
+    return str(values.get(DISTRIBUTED, "ddp"))
+
+
+def most_gpus_per_trial(
+    choices: Mapping[str, Collection[KnobValue]], fixed: Mapping[str, KnobValue]
+) -> int:
+    """The GPUs of the largest trial of a space: what each of its trials is given room for."""
+    values = choices.get(GPUS_PER_TRIAL) or (fixed.get(GPUS_PER_TRIAL, 1),)
+    number = most_machines(choices, fixed)
+    return max(gpus_per_trial({GPUS_PER_TRIAL: value, MACHINES: number}) for value in values)
+
+
+def most_machines(
+    choices: Mapping[str, Collection[KnobValue]], fixed: Mapping[str, KnobValue]
+) -> int:
+    """The machines of the trial of a space that has the most."""
+    values = choices.get(MACHINES) or (fixed.get(MACHINES, 1),)
+    return max(machines({MACHINES: value}) for value in values)
+
+
+def rule_with_ranks(rule: str, mentioned: Collection[str]) -> str:
+    """A rule of the vocabulary about the effective batch, where a space has several GPUs.
+
+    Every rank runs `grad_accum` micro-steps of `micro_batch` samples for one optimizer step.
+    """
+    if GPUS_PER_TRIAL not in mentioned:
+        return rule
+    if rule == "effective_batch // micro_batch":
+        return f"effective_batch // (micro_batch * {GPUS_PER_TRIAL})"
+    return rule.replace(_ONE, _MANY)
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How many ranks train a configuration together, on how many machines, and how.
+
+    `strategy` is a word of `distributed`; under hsdp `dp_shard_size` ranks share a copy of the
+    model (0: those of a machine). Ranks are numbered machine by machine, as torchrun does it.
+    """
+
+    ranks: int = 1
+    strategy: str = "ddp"
+    machines: int = 1
+    dp_shard_size: int = 0
+
+    @classmethod
+    def of(cls, configuration: Mapping[str, KnobValue]) -> Parallelism:
+        """That of a configuration. Raises `InputError` for what is none."""
+        return cls(
+            _count(configuration, GPUS_PER_TRIAL, MAX_GPUS * MAX_MACHINES),
+            strategy(configuration),
+            machines(configuration),
+            int(str(configuration.get(SHARD_SIZE, 0))),
+        )
+
+    @property
+    def per_machine(self) -> int:
+        """Ranks of each machine."""
+        return self.ranks // self.machines
+
+    @property
+    def group(self) -> int:
+        """How many ranks share one copy of the model under fsdp2 and hsdp."""
+        return (self.dp_shard_size or self.per_machine) if self.strategy == "hsdp" else self.ranks
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each of several ranks keeps all of everything."""
+        return self.ranks > 1 and self.strategy == "ddp"
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP2 leaves each rank a share of the model only."""
+        return self.ranks > 1 and self.strategy in ("fsdp2", "hsdp")
+
+    @property
+    def zero_stage(self) -> int:
+        """The stage of DeepSpeed's ZeRO; 0 without it."""
+        return ZERO_STAGES.get(self.strategy, 0) if self.ranks > 1 else 0
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether mixed precision is a matter of the weights that run, not of autocast."""
+        return self.is_sharded or self.zero_stage > 0
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether no device has to hold the whole model."""
+        return self.is_sharded or self.zero_stage == ZERO_STAGES["zero3"]
+
+    def problems(self, configuration: Mapping[str, KnobValue]) -> list[Problem]:
+        """What cannot be trained so, with the reason; empty on one GPU and where it works."""
+        found = [Problem(text, where=MACHINES) for text in self._against_machines()]
+        if self.is_sharded:
+            reasons = [*self._against_groups(), *_against_sharding(configuration)]
+            found += [Problem(text, where=DISTRIBUTED) for text in reasons]
+        if self.zero_stage:
+            found += [Problem(t, where=DISTRIBUTED) for t in _against_zero(configuration, self)]
+        return found
+
+    def _against_machines(self) -> Iterator[str]:
+        if self.ranks % self.machines:
+            yield (
+                f"{self.ranks} GPUs cannot stand in {self.machines} machines with as many in each: "
+                f"{GPUS_PER_TRIAL} is that of all machines together"
+            )
+        elif self.per_machine > MAX_GPUS:
+            yield (
+                f"{self.per_machine} GPUs are more than any machine has ({MAX_GPUS}): set "
+                f"{MACHINES} to at least {-(-self.ranks // MAX_GPUS)}"
+            )
+
+    def _against_groups(self) -> Iterator[str]:
+        if self.strategy != "hsdp":
+            return
+        if not 1 < self.group < self.ranks or self.ranks % self.group:
+            yield (
+                f"hsdp cannot divide {self.ranks} GPUs into groups of {self.group}: set "
+                f"{SHARD_SIZE} to a divisor of {self.ranks} between the two, or use fsdp2 (one "
+                "group) or ddp (groups of one)"
+            )
+        elif self.group % self.per_machine and self.per_machine % self.group:
+            yield (
+                f"groups of {self.group} GPUs and machines of {self.per_machine} do not fit into "
+                f"each other: set {SHARD_SIZE} to a divisor or a multiple of {self.per_machine}"
+            )
+
+    def require(self, configuration: Mapping[str, KnobValue]) -> None:
+        """Raise `InputError` with every reason why this cannot be trained."""
+        problems = self.problems(configuration)
+        if problems:
+            raise InputError(
+                f"this configuration cannot be trained with {self.strategy}", problems=problems
+            )
+
+
+def _against_sharding(configuration: Mapping[str, KnobValue]) -> Iterator[str]:
+    precision = configuration.get("precision")
+    if precision == "int8":
+        yield (
+            "fsdp2 shards floating parameters only, and bitsandbytes' int8 layers keep integers: "
+            "use nf4, whose codes can be packed into bf16 (bnb_4bit_quant_storage), or ddp"
+        )
+    optimizer = OPTIMIZERS.get(str(configuration.get("optimizer")))
+    if optimizer is not None and not optimizer.can_shard:
+        others = ", ".join(name for name, each in OPTIMIZERS.items() if each.can_shard)
+        yield (
+            f"{configuration['optimizer']} does not know sharded parameters (its kernels take no "
+            f"DTensor): use one of {others}, or ddp"
+        )
+    if configuration.get("mixed_precision") == "fp16":
+        yield (
+            "fp16 needs a gradient scaler that agrees between ranks, which is not supported: use "
+            "bf16, or ddp"
+        )
+    if configuration.get("offload"):
+        yield (
+            "offload moves whole layers, and fsdp2 shards them: use one of the two; a program with "
+            "FSDP2's own CPUOffloadPolicy can be emulated (tuner emulate)"
+        )
+    if configuration.get("torch_compile"):
+        yield "torch_compile with fsdp2 is not predicted: emulate the program, or use ddp"
+
+
+def _against_zero(
+    configuration: Mapping[str, KnobValue], parallelism: Parallelism
+) -> Iterator[str]:
+    precision = str(configuration.get("precision"))
+    mixed = configuration.get("mixed_precision", "no")
+    emulate = "a program of yours can be emulated, with `tuner emulate`"
+    if mixed == "fp16":
+        yield f"fp16 under DeepSpeed is not predicted: use bf16; {emulate}"
+    elif mixed == "no" and precision not in ("fp32", "tf32"):
+        yield (
+            f'DeepSpeed refuses weights of {precision} without mixed precision ("fp32 is enabled '
+            'but the following parameters have dtype that is not fp32"): set mixed_precision bf16'
+        )
+    if precision in ("nf4", "int8") and parallelism.shares_weights:
+        yield f"{precision} under zero3 is not predicted: use zero2 or fsdp2; {emulate}"
+    for name in ("offload", "torch_compile"):
+        if configuration.get(name):
+            yield f"{name} with DeepSpeed is not predicted: leave it out; {emulate}"

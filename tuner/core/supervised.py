@@ -1,0 +1,171 @@
+"""Runs a program below a process of its own, so that nothing of it is left, however that ends.
+
+docs/trials.md says which process ends which. This side starts the supervisor
+(`tuner.core.supervisor`), says when to end, and hears what came of the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import IO, Any, Literal
+
+from tuner.core.environment import search_path
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.outcome import signal_name
+from tuner.core.processes import end_marked
+
+END_WITHIN_S = 10.0
+"""Processes of a program have this long to disappear after they were killed."""
+
+TELL_WITHIN_S = 15.0
+"""Processes of a program have this long to send their results when its time is up."""
+
+TAIL_BYTES = 64 * 1024
+
+_ANSWER_WITHIN_S = 10.0
+_LOOK_EVERY_S = 0.05
+
+StoppedBy = Literal["timeout", "caller"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramTask:
+    """A program to run: its command line, all its environment, its folder (None: this one).
+
+    - `mark` ("NAME=value") is in the environment of all its processes, and of no other.
+    - `is_quiet` keeps the end of its output instead of printing it.
+    - When `timeout_s` is over, `tell_signal` is sent to those of its processes that have a handler
+      for it; they get `TELL_WITHIN_S` to send their results and to end.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    mark: str
+    cwd: str | None = None
+    is_quiet: bool = False
+    timeout_s: float | None = None
+    tell_signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEnd:
+    """How a program ended. None of its processes is left, but those that could not be ended.
+
+    `exit_status` is as in `subprocess`. `stopped_by` says why tuner ended the program: "timeout",
+    or "caller"; None where it ended by itself. `tail` is the end of its output, if that was kept.
+    """
+
+    exit_status: int
+    stopped_by: StoppedBy | None = None
+    tail: bytes = b""
+    left: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CannotStart:
+    """The operating system could not start the program: its own words."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class Tail:
+    """Takes the place of an output stream, and keeps the last `TAIL_BYTES` of it."""
+
+    data: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """The bytes that are kept, as text."""
+        return self.data.decode(errors="replace")
+
+
+@dataclass(slots=True)
+class _Supervisor:
+    """The process of `tuner.core.supervisor`, as seen from here."""
+
+    output: IO[Any] | None
+    process: subprocess.Popen[bytes] = field(init=False)
+    connection: Connection[Any, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection = Connection(ours.detach())
+        with theirs:
+            self.process = subprocess.Popen(  # noqa: S603 - this program itself
+                [
+                    sys.executable,
+                    "-P",  # the folder that this process is in may have files of any name
+                    "-m",
+                    "tuner.core.supervisor",
+                    str(os.getpid()),
+                    str(theirs.fileno()),
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self.output,
+                stderr=self.output,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": search_path()},
+            )
+
+    def end(self) -> ProgramEnd | CannotStart | None:
+        """Have the program ended, if it runs; None where the supervisor did not answer."""
+        answer = None
+        with contextlib.suppress(ConnectionError):  # it has answered meanwhile
+            if not self.connection.poll():
+                self.connection.send(None)
+        with contextlib.suppress(EOFError, ConnectionError):
+            if self.connection.poll(2 * END_WITHIN_S + _ANSWER_WITHIN_S):
+                answer = self.connection.recv()
+        self.connection.close()
+        try:
+            self.process.wait(_ANSWER_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        return answer
+
+
+def run_supervised(
+    task: ProgramTask,
+    *,
+    output: IO[Any] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> ProgramEnd:
+    """Run a program until it ends, its time is over, or `stopped` says so.
+
+    It reads end of file from its standard input, has no terminal, and prints to `output`, by
+    default where this process prints. Nothing of it is left when this returns or raises: no
+    process, no temporary file, no shared memory. Raises `InputError` where it cannot be started,
+    and `UnavailableError` where its supervisor was killed.
+    """
+    supervisor = _Supervisor(output)
+    answer: ProgramEnd | CannotStart | None = None
+    try:
+        supervisor.connection.send(task)
+        while not supervisor.connection.poll(_LOOK_EVERY_S) and not stopped():
+            pass
+    except ConnectionError:  # it has ended
+        pass
+    finally:
+        answer = supervisor.end()
+        if answer is None:
+            end_marked(task.mark, deadline_s=END_WITHIN_S)
+    if isinstance(answer, CannotStart):
+        raise InputError(f"{task.command[0]!r} cannot be run: {answer.reason}")
+    if answer is None:
+        code = supervisor.process.returncode
+        how = signal_name(-code) if code < 0 else f"exit code {code}"
+        raise UnavailableError(
+            f"the process that watches the program was ended ({how})",
+            hint="see whether memory ran out (`dmesg`)",
+        )
+    return answer

@@ -1,0 +1,210 @@
+"""The process above a program that is run: it ends the program in time, and clears up after it.
+
+It has one thread and inherits every process of the program whose parent ends. When the process
+that wants the program run ends, however that ends, it ends the program, and itself.
+
+Run as `python -m tuner.core.supervisor OWNER DESCRIPTOR`: the process id of the owner, and one
+end of a socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tuner.core.leftovers import Leftovers, leftovers
+from tuner.core.processes import (
+    become_subreaper,
+    descendants,
+    die_with,
+    end_child,
+    end_children,
+    handles,
+    has_ended,
+    tell,
+)
+from tuner.core.supervised import (
+    END_WITHIN_S,
+    TAIL_BYTES,
+    TELL_WITHIN_S,
+    CannotStart,
+    ProgramEnd,
+    ProgramTask,
+    StoppedBy,
+)
+
+_LOOK_EVERY_S = 1.0
+_TOLD_EVERY_S = 0.05
+_CHUNK_BYTES = 64 * 1024
+
+
+def main() -> int:
+    """Run one program for its owner."""
+    owner, descriptor = map(int, sys.argv[1:])
+    connection: Connection[Any, Any] = Connection(descriptor)
+    try:
+        alive = os.pidfd_open(owner)
+    except ProcessLookupError:
+        return 1
+    if os.getppid() != owner:  # it ended, and its id may mean another process by now
+        return 1
+    become_subreaper()
+    try:
+        task: ProgramTask = connection.recv()
+        answer = _run(task, connection, alive)
+        with contextlib.suppress(ConnectionError):  # nobody wants to know any more
+            connection.send(answer)
+    except (EOFError, ConnectionError):
+        return 0
+    return 0
+
+
+def _run(
+    task: ProgramTask, connection: Connection[Any, Any], alive: int
+) -> ProgramEnd | CannotStart:
+    with leftovers(os.getpid()) as found:
+        try:
+            program = _Program(task, found, (connection.fileno(), alive))
+        except OSError as error:
+            return CannotStart(error.strerror or str(error))
+        try:
+            stopped_by = program.follow(task)
+        finally:
+            found.look(now=True)
+            status = end_child(program.pid, deadline_s=END_WITHIN_S)
+            left = end_children(deadline_s=END_WITHIN_S)
+    return ProgramEnd(
+        exit_status=-signal.SIGKILL if status is None else status,
+        stopped_by=stopped_by,
+        tail=program.last_output(),
+        left=left,
+    )
+
+
+class _EndNowError(Exception):
+    """The owner has ended or has the program ended, or a signal does."""
+
+
+class _Program:
+    """The program that runs, and what is heard of it until one of `stops` can be read.
+
+    Raises `OSError` where it cannot be started.
+    """
+
+    def __init__(self, task: ProgramTask, found: Leftovers, stops: tuple[int, ...]) -> None:
+        self._found = found
+        self._tail = b""
+        self._output: int | None = None
+        output = None
+        if task.is_quiet:
+            self._output, output = os.pipe()
+            os.set_blocking(self._output, False)
+        self.pid = _started(task, found, output)
+        if output is not None:
+            os.close(output)
+        self._stops = (*stops, _signalled())
+        self._selector = selectors.DefaultSelector()
+        ended = os.pidfd_open(self.pid)
+        for source in (*self._stops, ended, self._output, found.descriptor):
+            if source is not None:
+                self._selector.register(source, selectors.EVENT_READ)
+
+    def follow(self, task: ProgramTask) -> StoppedBy | None:
+        """Listen until the program has ended (None) or is to be ended (why)."""
+        until_s = math.inf if task.timeout_s is None else time.monotonic() + task.timeout_s
+        try:
+            while not has_ended(self.pid):
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    if task.tell_signal is not None:
+                        self._tell(task.tell_signal)
+                    return "timeout"
+                self._listen(min(left_s, _LOOK_EVERY_S))
+        except _EndNowError:
+            return "caller"
+        return None
+
+    def last_output(self) -> bytes:
+        """The end of what it printed; to be called once, when it has ended."""
+        while self._output is not None and self._read():
+            pass
+        return self._tail
+
+    def _tell(self, number: int) -> None:
+        """Tell its processes that time is up, and wait until they have said what they know.
+
+        A process that has said it ends, or has no handler any more.
+        """
+        me = os.getpid()
+        told = [pid for pid in descendants(me) if tell(pid, number, below=me)]
+        until_s = time.monotonic() + TELL_WITHIN_S
+        while any(handles(pid, number) for pid in told) and time.monotonic() < until_s:
+            self._listen(_TOLD_EVERY_S)
+
+    def _listen(self, within_s: float) -> None:
+        """Hear what comes within the time. Raises `_EndNowError`."""
+        ready = [
+            key.fd for key, _ in self._selector.select(min(within_s, self._found.look_within_s))
+        ]
+        if any(stop in ready for stop in self._stops):
+            raise _EndNowError
+        self._found.look()
+        if self._output in ready and not self._read():
+            self._selector.unregister(self._output)
+
+    def _read(self) -> bool:
+        """Read on in what it prints; whether there was something."""
+        assert self._output is not None
+        try:
+            data = os.read(self._output, _CHUNK_BYTES)
+        except BlockingIOError:  # a process that could not be ended holds it open
+            return False
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        return bool(data)
+
+
+def _started(task: ProgramTask, found: Leftovers, output: int | None) -> int:
+    """The process id of the program, which has just been started."""
+    owner = os.getpid()
+
+    def settle() -> None:
+        die_with(owner)
+        _, most = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # no gigabytes of core files
+
+    process = subprocess.Popen(  # noqa: S603 - the user's own program
+        task.command,
+        env={**task.environment, **found.environment},
+        cwd=task.cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        # It has no terminal then: what asks there gets an error, and is not stopped.
+        start_new_session=True,
+        preexec_fn=settle,  # noqa: PLW1509 - this process has one thread
+    )
+    process.returncode = 0  # it is reaped by `end_child`
+    return process.pid
+
+
+def _signalled() -> int:
+    """A descriptor that can be read once a signal has asked this process to end."""
+    signalled, signal_it = os.pipe()
+    os.set_blocking(signal_it, False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(signal_it, warn_on_full_buffer=False)
+    return signalled
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Base units inside (bytes, seconds); what people read and type is converted here, once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tuner.core.errors import InputError
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+_SIZE = re.compile(r"^\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]i?B|B)?\s*$", re.IGNORECASE)
+_FACTORS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": 1024**4,
+}
+
+
+def parse_bytes(text: str, *, what: str = "size") -> int:
+    """Bytes for a size with its unit ("80GiB", "24 GB", "512MiB").
+
+    A bare number is refused: GB and GiB differ by 7 %, and guessing which was meant is how
+    memory budgets go wrong. Raises `InputError` for anything else.
+    """
+    match = _SIZE.match(text)
+    if match is None or match.group(2) is None:
+        raise InputError(
+            f"{what} {text!r} is not a size with a unit",
+            hint="write for example 80GiB (2^30 bytes) or 80GB (10^9 bytes)",
+        )
+    return round(float(match.group(1)) * _FACTORS[match.group(2).lower()])
+
+
+def format_gib(size_bytes: float) -> str:
+    """`size_bytes` as GiB with two decimals, for people ("47.40 GiB")."""
+    return f"{size_bytes / GIB:.2f} GiB"
+
+
+def format_size(size_bytes: float) -> str:
+    """A size in GiB, or in MiB where two decimals of a GiB would hide what differs."""
+    if abs(size_bytes) >= GIB or not size_bytes:
+        return format_gib(size_bytes)
+    return f"{size_bytes / MIB:.1f} MiB"
+
+
+def format_range(low: float, high: float, shown: Callable[[float], str]) -> str:
+    """Two numbers as `shown` writes them ("40.65 to 54.20 GiB", "812.3 MiB to 1.06 GiB").
+
+    A unit that both share stands once, at the end.
+    """
+    first, last = shown(low), shown(high)
+    number, _, unit = first.partition(" ")
+    has_one_unit = unit == last.partition(" ")[2] and not re.search(r"\d", unit)
+    return f"{number if has_one_unit else first} to {last}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` with so many significant digits and no exponent: more would feign accuracy."""
+    if value == 0:
+        return "0"
+    rounded = f"{value:.{digits - 1}e}"
+    decimals = digits - 1 - int(rounded.partition("e")[2])
+    return f"{float(rounded):,.{max(0, decimals)}f}"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration spelled out, never as a bare clock ("2 h 05 min", "43.1 s").
+
+    mm:ss was read as hours by users of one of the first systems; units cannot be misread.
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        whole_minutes, rest_s = divmod(round(seconds), 60)
+        return f"{whole_minutes} min {rest_s:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d {hours} h"

@@ -1,0 +1,326 @@
+"""Predictions corrected by measured trials, and the interval that every prediction carries.
+
+Trials of one workload on one GPU share an error: a clock that the board's power does not
+sustain, an allocator's habit, a kernel that is slower than its kind. `calibrations_from` learns
+it from a journal, separately for each GPU and search space, with the model of
+`tuner.cost.calibration.interval`; `Calibrations.apply` corrects a prediction by it. Before
+anything is measured, a prediction carries the interval of the prior: what the errors of published
+runs let expect of a GPU and workload never seen.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tuner.core.records import Memory, Outcome, Prediction, Speed, Status, TrialRecord
+from tuner.cost.calibration.correction import (
+    ALLOCATED,
+    DEVICE,
+    QUANTITIES,
+    RESERVED,
+    STEP,
+    TOKENS,
+    multiplied,
+    sizes_of,
+    uncorrected,
+)
+from tuner.cost.calibration.interval import (
+    Calibration,
+    ErrorPrior,
+    Floats,
+    Observation,
+    in_quadrature,
+)
+from tuner.cost.speed.profile import uses_profile
+
+_Ends = tuple[float, float]
+"""Lower and upper end of an interval."""
+
+_SOURCE = (
+    "{} published runs in {} groups of one GPU and program (and machine, for step times): a prior "
+    "with the interval that all priors give, each as probable as the runs make it, printed by "
+    "benchmarks/accuracy/coverage.py"
+)
+_DEVICE_PRIOR = ErrorPrior(
+    bias_scale=0.02,
+    spread=0.05,
+    spread_sd=1.0,
+    # Identical published runs differed by up to 11.7 % in reserved memory, most by far less.
+    least_spread=0.02,
+    source=_SOURCE.format(99, 5),
+)
+_ALLOCATED_PRIOR = ErrorPrior(
+    bias_scale=0.002,
+    spread=0.005,
+    spread_sd=1.0,
+    # What gaps left by loading 4-bit weights change (0.1 to 0.8 %, docs/accuracy.md).
+    least_spread=0.003,
+    source=_SOURCE.format(99, 5),
+)
+_STEP_PRIOR = ErrorPrior(  # of the whole error, which is what trials teach
+    bias_scale=0.07,
+    spread=0.07,
+    spread_sd=0.6,
+    # Configurations that one T4 ran twice on one day differ by 0.3 to 11 %.
+    least_spread=0.03,
+    source=_SOURCE.format(96, 9),
+    # Seconds that a micro-step takes beyond its kernels: thousands of operators at some
+    # microseconds each for the host (`roofline.Efficiency.launch_s`), and a batch to prepare.
+    fixed_cost=0.02,
+)
+_STEP_PRIOR_WITH_PROFILE = replace(
+    _STEP_PRIOR,
+    # A profile measures the GPU's rates. What programs make of them differs still: by 4 to 13 %
+    # between programs on the A100, by 15 % one configuration on two days of a T4.
+    bias_scale=0.05,
+    source="the two pairs of groups that share a GPU; no rows with a device profile yet",
+)
+PROGRAM_PRIOR = replace(
+    _STEP_PRIOR,
+    # What is left of the errors of step times beside what host, kernels and board account for.
+    bias_scale=0.05,
+    spread=0.05,
+    source="the most probable prior of 113 published runs in 10 groups of one GPU, program and "
+    "machine, less what `StepTimes.unknown` allows for; benchmarks/accuracy/coverage.py",
+)
+
+
+def prior_of(quantity: str, *, has_profile: bool) -> ErrorPrior:
+    """What is expected of the errors of one of `QUANTITIES` that trials are to teach.
+
+    A device profile narrows the step time: the GPU's own rates are then measured. It hardly
+    changes memory, of which it measures only the CUDA context.
+    """
+    if quantity == STEP:
+        return _STEP_PRIOR_WITH_PROFILE if has_profile else _STEP_PRIOR
+    return {DEVICE: _DEVICE_PRIOR, RESERVED: _DEVICE_PRIOR, ALLOCATED: _ALLOCATED_PRIOR}[quantity]
+
+
+def prior_intervals(
+    memory: Memory, speed: Speed, method: str, unknown: _Ends = (1.0, 1.0)
+) -> dict[str, _Ends]:
+    """The 90 % interval of each quantity of a prediction that nothing was measured for.
+
+    `method` is that of the prediction: it says whether a device profile was used. `unknown` are
+    the ends of what host, kernels and board may make of the step, over what is predicted
+    (`StepTimes.unknown`); how much programs differ comes on top.
+    """
+    # Thousands of predictions are made at once: plain tuples, and nothing looked up twice.
+    device, reserved, allocated, step = _prior_ends(uses_profile(method))
+    if memory.peak_allocated_bytes == memory.device_bytes:
+        # On a processor all three are resident bytes, which no allocator counts exactly.
+        reserved = allocated = device
+    low, high = in_quadrature(step, unknown)
+    return _named(
+        (memory.device_bytes * device[0], memory.device_bytes * device[1]),
+        (memory.peak_reserved_bytes * reserved[0], memory.peak_reserved_bytes * reserved[1]),
+        (memory.peak_allocated_bytes * allocated[0], memory.peak_allocated_bytes * allocated[1]),
+        (speed.step_s * low, speed.step_s * high),
+        tokens=speed.tokens_per_s * speed.step_s,
+    )
+
+
+def step_factors(*, has_profile: bool) -> _Ends:
+    """What programs may make of a step, over a prediction that nothing was measured for."""
+    return _prior_ends(has_profile)[-1]
+
+
+@functools.cache
+def _prior_ends(has_profile: bool) -> tuple[_Ends, ...]:
+    """The factors of the ends of the prior's intervals, in the order of `QUANTITIES`."""
+    priors = [prior_of(quantity, has_profile=has_profile) for quantity in QUANTITIES]
+    priors[-1] = priors[-1] if has_profile else PROGRAM_PRIOR
+    factors = [_prior_calibration(prior).factors for prior in priors]
+    return tuple((f.low, f.high) for f in factors)
+
+
+@functools.cache
+def _prior_calibration(prior: ErrorPrior) -> Calibration:
+    return Calibration.fit((), prior)
+
+
+def _named(
+    device: _Ends, reserved: _Ends, allocated: _Ends, step: _Ends, *, tokens: float
+) -> dict[str, _Ends]:
+    """Ends by name, sizes in whole bytes; a step's `tokens` give those of the rate."""
+    return {
+        DEVICE: (round(device[0]), round(device[1])),
+        RESERVED: (round(reserved[0]), round(reserved[1])),
+        ALLOCATED: (round(allocated[0]), round(allocated[1])),
+        STEP: step,
+        TOKENS: (tokens / step[1], tokens / step[0]),
+    }
+
+
+# -- learning from trials -------------------------------------------------------------------
+
+
+_Key = tuple[str, str, str, bool]
+"""Quantity, GPU, space, and whether a device profile was used (for step times only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrations:
+    """What trials taught, by GPU, space and quantity; where they taught nothing, the prior."""
+
+    learned: Mapping[_Key, Calibration] = field(default_factory=dict)
+
+    def of(self, quantity: str, prediction: Prediction, space: str) -> Calibration:
+        """How measured values of `quantity` scatter around predictions made like this one."""
+        key = _key(quantity, prediction, space)
+        return self.learned.get(key) or _prior_calibration(
+            prior_of(quantity, has_profile=uses_profile(prediction.method))
+        )
+
+    def probability_of_fitting(
+        self, prediction: Prediction, space: str, limit_bytes: int | None = None
+    ) -> float:
+        """The probability that device memory stays within the limit (by default the GPU's)."""
+        raw = uncorrected(prediction)
+        limit = raw.limit_bytes if limit_bytes is None else limit_bytes
+        return self.of(DEVICE, raw, space).probability_of_fitting(raw.memory.device_bytes, limit)
+
+    def probabilities_of_fitting(
+        self, predictions: Sequence[Prediction], space: str, limit_bytes: int | None = None
+    ) -> Floats:
+        """`probability_of_fitting` of many predictions at once, shape (predictions,)."""
+        groups: dict[tuple[Calibration, int], list[tuple[int, int]]] = {}
+        for place, prediction in enumerate(map(uncorrected, predictions)):
+            limit = prediction.limit_bytes if limit_bytes is None else limit_bytes
+            group = groups.setdefault((self.of(DEVICE, prediction, space), limit), [])
+            group.append((place, prediction.memory.device_bytes))
+        fitting = np.empty(len(predictions))
+        for (calibration, limit), members in groups.items():
+            places, sizes = zip(*members, strict=True)
+            above = calibration.probabilities_above(np.array(sizes, dtype=float), limit)
+            fitting[list(places)] = 1.0 - above
+        return fitting
+
+    def apply(self, prediction: Prediction, space: str) -> Prediction:
+        """The prediction with medians corrected by what was measured, and its intervals.
+
+        Applying to a prediction that was corrected before replaces that correction.
+        """
+        raw = uncorrected(prediction)
+        calibrations = {name: self.of(name, raw, space) for name in QUANTITIES}
+        values = {**sizes_of(raw.memory), STEP: raw.speed.step_s}
+        units = _micro_steps(raw.speed)
+        expected = {n: calibrations[n].correct(value, units=units) for n, value in values.items()}
+        factors = {
+            name: expected[name].median / value
+            for name, value in values.items()
+            if calibrations[name].count and value
+        }
+        ends = {name: (expected[name].low, expected[name].high) for name in QUANTITIES}
+        if not calibrations[STEP].count:
+            low, high = step_factors(has_profile=uses_profile(raw.method))
+            of_program = (raw.speed.step_s * low, raw.speed.step_s * high)
+            # Its own knows host, kernels and board; where memory was corrected, it may be older.
+            own = {} if prediction.corrections else prediction.intervals
+            ends[STEP] = own.get(STEP, of_program)
+        tokens = raw.speed.tokens_per_s * raw.speed.step_s
+        return replace(multiplied(raw, factors), intervals=_named(*ends.values(), tokens=tokens))
+
+
+def _micro_steps(speed: Speed) -> float:
+    return float(round(speed.it_per_s * speed.step_s))
+
+
+def _key(quantity: str, prediction: Prediction, space: str) -> _Key:
+    has_profile = quantity == STEP and uses_profile(prediction.method)
+    return quantity, prediction.gpu, space, has_profile
+
+
+def calibrations_from(records: Iterable[TrialRecord]) -> Calibrations:
+    """What the measured trials among `records` teach, for each GPU and space.
+
+    A trial needs a prediction to be compared with: its own, or that of another record of the
+    same configuration. Predictions teach nothing.
+    """
+    records = list(records)
+    predictions: dict[tuple[str, str, str], Prediction] = {}
+    for record in records:
+        if record.outcome.prediction is not None:
+            predictions[_trial_key(record)] = uncorrected(record.outcome.prediction)
+    groups: dict[_Key, list[Observation]] = {}
+    priors: dict[_Key, ErrorPrior] = {}
+    for record in records:
+        prediction = predictions.get(_trial_key(record))
+        if prediction is None:
+            continue
+        if record.outcome.prediction is not None:
+            prediction = uncorrected(record.outcome.prediction)
+        for observation in observations_of(record, prediction):
+            key = _key(observation.quantity, prediction, record.space)
+            groups.setdefault(key, []).append(observation)
+            priors[key] = prior_of(observation.quantity, has_profile=key[-1])
+    return Calibrations({key: Calibration.fit(seen, priors[key]) for key, seen in groups.items()})
+
+
+def _trial_key(record: TrialRecord) -> tuple[str, str, str]:
+    return record.space, record.gpu, record.configuration.key
+
+
+def observations_of(record: TrialRecord, prediction: Prediction) -> list[Observation]:
+    """What a trial says of an uncorrected prediction; nothing, when no trial ran.
+
+    Of an emulated one only what is not an estimate: its memory, and no time.
+    """
+    outcome = record.outcome
+    limit = float(record.memory_limit_bytes or record.gpu_memory_bytes)
+    if outcome.status is Status.OOM:
+        ran_out = outcome.device_ran_out and _refused(outcome)
+        return _bounds(prediction, at_least=limit) if ran_out else []
+    ran = outcome.ran
+    if ran is None:
+        return []
+    sizes = sizes_of(ran.memory)
+    seen = [
+        Observation(name, predicted, measured=sizes[name])
+        for name, predicted in sizes_of(prediction.memory).items()
+        if sizes[name] > 0 and predicted > 0
+    ]
+    # A trial that one stage ended has the speed of that stage, and was predicted for all.
+    if outcome.status is Status.OK and outcome.stage is None:
+        if sizes[DEVICE] <= 0:  # the driver did not tell, but it was enough
+            seen += _bounds(prediction, at_most=limit)[:1]
+        # Of the data's own lengths nothing is predicted: every sequence has the longest.
+        if outcome.measurement is not None and ran.lengths != "data":
+            step_s = ran.speed.step_s
+            units = _micro_steps(prediction.speed)
+            seen.append(Observation(STEP, prediction.speed.step_s, measured=step_s, units=units))
+    return seen
+
+
+def _refused(outcome: Outcome) -> bool:
+    """Whether a device refused memory, rather than a prediction that counted.
+
+    Only a device has a request that it refused, and only a device can refuse what was
+    predicted to fit.
+    """
+    prediction = outcome.prediction
+    return outcome.requested_bytes is not None or (
+        prediction is None or prediction.memory.device_bytes <= prediction.limit_bytes
+    )
+
+
+def _bounds(
+    prediction: Prediction, *, at_least: float | None = None, at_most: float | None = None
+) -> list[Observation]:
+    """A bound on device memory, and what it means for reserved memory."""
+    memory = prediction.memory
+    context = memory.device_bytes - memory.peak_reserved_bytes
+
+    def bound(name: str, predicted: int, outside: int) -> Observation:
+        low = None if at_least is None else at_least - outside
+        high = None if at_most is None else at_most - outside
+        return Observation(name, predicted, at_least=low, at_most=high)
+
+    return [
+        bound(DEVICE, memory.device_bytes, 0),
+        bound(RESERVED, memory.peak_reserved_bytes, context),
+    ]

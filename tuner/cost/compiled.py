@@ -1,0 +1,327 @@
+"""Compiled traces: arrays that give memory and work for many configurations at once.
+
+Only numpy is needed here, so a cached prediction loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.core.kinds import MemoryCategory, Phase
+from tuner.cost.operators.workspace import CUBLAS_WORKSPACE_BYTES
+from tuner.cost.polynomial import Terms
+from tuner.cost.replay.allocator import (
+    MIN_BLOCK_BYTES,
+    SMALL_LIMIT_BYTES,
+    SMALL_SEGMENT_BYTES,
+    replay,
+)
+
+CATEGORIES = tuple(MemoryCategory)
+
+Floats = NDArray[np.float64]
+
+
+class Segment(NamedTuple):
+    """One phase of one micro-step."""
+
+    phase: Phase
+    micro_step: int
+
+
+SEGMENTS = tuple(
+    Segment(phase, micro_step) for micro_step in (0, 1) for phase in (Phase.FORWARD, Phase.BACKWARD)
+)
+
+LOADING = len(SEGMENTS)
+"""Number of the segment before the first forward pass: loading and preparing the model."""
+
+ENDS = ("loaded", "end_of_first", "end_of_second")
+"""Moments between phases whose memory is kept: before the first forward, and after each
+backward pass."""
+
+
+class Replayed(NamedTuple):
+    """What the allocator has beside the blocks asked for, in bytes, from a replay.
+
+    `free_bytes` is reserved and not allocated. The others are the rests inside of allocated
+    blocks that were not worth splitting off, when each phase has its peak; `end_bytes` when the
+    optimizer begins.
+    """
+
+    free_bytes: int
+    load_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    end_bytes: int
+
+
+Replays = tuple[Replayed, ...]
+"""With one micro-step in an optimizer step, and with more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """A traced sequence of allocations: `events` (E, 2) of block and +1 or -1.
+
+    `sizes` says which of a structure's sizes each block has; `spans` (S + 1, 2) where the
+    events of each of `SEGMENTS`, and of `LOADING`, begin and end.
+    """
+
+    events: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    spans: NDArray[np.int64]
+
+    def is_consistent(self, sizes: int) -> bool:
+        """Whether these are events of blocks that have one of so many sizes."""
+        return (
+            self.events.ndim == 2
+            and self.events.shape[1] == 2
+            and _within(self.events[:, 0], len(self.sizes))
+            and bool((np.abs(self.events[:, 1]) == 1).all())
+            and _within(self.sizes, sizes)
+            and self.spans.shape == (len(SEGMENTS) + 1, 2)
+            and _within(self.spans, len(self.events) + 1)
+        )
+
+    def replayed(self, block_bytes: Floats) -> Replays:
+        """What the allocator adds with one micro-step and with two, for blocks of sizes (U,).
+
+        Only the large pool is replayed. Of the small one, whose segments of 2 MiB fill up
+        without rests, it is enough to know how much of it was in use at most.
+        """
+        index, sign = self.events[: self.spans[len(SEGMENTS) - 1][1]].T
+        blocks = block_bytes[self.sizes].astype(np.int64)
+        changes = blocks[index] * sign
+        large = blocks[index] > SMALL_LIMIT_BYTES
+        pool = replay(
+            zip(index[large].tolist(), sign[large].tolist(), strict=True),
+            blocks.tolist(),
+            keep_history=True,
+        )
+        place = np.cumsum(large)
+        small = np.cumsum(np.where(large, 0, changes))
+        segments = -(-np.maximum.accumulate(small) // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
+        history = _History(
+            asked=np.cumsum(changes),
+            allocated=np.array((0, *pool.allocated_bytes))[place] + small,
+            reserved=np.array((0, *pool.reserved_bytes))[place] + segments,
+        )
+        return tuple(self._added(history, micro_steps) for micro_steps in (1, 2))
+
+    def _added(self, history: _History, micro_steps: int) -> Replayed:
+        numbers = [n for n, s in enumerate(SEGMENTS) if s.micro_step < micro_steps]
+        end = int(self.spans[numbers[-1]][1])
+
+        def rest(numbers: Sequence[int]) -> int:
+            places = np.concatenate([np.arange(*self.spans[number]) for number in numbers])
+            allocated = history.allocated[places].max(initial=0)
+            return int(allocated - history.asked[places].max(initial=0))
+
+        return Replayed(
+            int(history.reserved[end - 1] - history.allocated[:end].max()),
+            rest([LOADING]),
+            rest([n for n in numbers if SEGMENTS[n].phase is Phase.FORWARD]),
+            rest([n for n in numbers if SEGMENTS[n].phase is Phase.BACKWARD]),
+            int(history.allocated[end - 1] - history.asked[end - 1]),
+        )
+
+
+class _History(NamedTuple):
+    """Bytes after each event of a replay: of the blocks asked for, and as the allocator has it."""
+
+    asked: NDArray[np.int64]
+    allocated: NDArray[np.int64]
+    reserved: NDArray[np.int64]
+
+
+_WORDS = ("names", "kinds", "dtypes", "trainable_kinds", "remarks")
+"""The fields of `CompiledPasses` that are text."""
+
+_TERMS = ("sizes", "flops", "tensor_bytes", "shapes", "trainable", "idle", "frozen")
+"""The fields of `CompiledPasses` that are polynomials."""
+
+
+def _within(numbers: NDArray[Any], limit: int) -> bool:
+    """Whether all numbers can be indices of so many items."""
+    return bool((numbers >= 0).all() and (numbers < limit).all())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledPasses:
+    """The forward and backward passes of one structure at full depth.
+
+    Shapes: K moments that can be the peak, U distinct block sizes, C memory categories,
+    W distinct operators, S segments.
+
+    `counts` (K, C, U): live blocks of each size at each moment, by category; `segments` (K,)
+    says in which of `SEGMENTS` the moment lies, or that it lies in `LOADING`. `ends` (3, C, U):
+    the same at `ENDS`. `workspace` is the index of the size that is a cuBLAS workspace, or -1.
+
+    `tensor_bytes` and `tensor_of` (T,): bytes that operators touch, tensor by tensor, and the
+    operator each belongs to. `shapes`: as in `Work`, four rows an operator.
+    `executions` (S, 2, W): how often each operator runs in each segment, first not recomputed,
+    then recomputed.
+
+    `shallow` and `deep` are the events of the base model and of one with some more layers, for
+    replaying the allocator. The full model has `depth_ratio` times as many more.
+
+    `trainable`, `idle` and `frozen` are sizes of parameters, with how many there are of each:
+    those that the optimizer updates, those that it has and that get no gradient, and the others.
+    """
+
+    sizes: Terms
+    counts: NDArray[np.int32]
+    segments: NDArray[np.int8]
+    ends: NDArray[np.int32]
+    workspace: int
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    flops: Terms
+    tensor_bytes: Terms
+    tensor_of: NDArray[np.int32]
+    shapes: Terms
+    has_shape: NDArray[np.bool_]
+    executions: NDArray[np.int64]
+    shallow: Events
+    deep: Events
+    depth_ratio: float
+    trainable: Terms
+    trainable_counts: NDArray[np.int64]
+    trainable_kinds: tuple[str, ...]
+    idle: Terms
+    idle_counts: NDArray[np.int64]
+    frozen: Terms
+    frozen_counts: NDArray[np.int64]
+    remarks: tuple[str, ...]
+
+    def rounded_bytes(self, points: Floats, workspace_bytes: int) -> Floats:
+        """Bytes of a block of each size as the allocator rounds it; shape (U, points)."""
+        sizes = self.sizes.at(points)
+        if self.workspace >= 0:
+            sizes[self.workspace] = workspace_bytes
+        rounded: Floats = np.ceil(sizes / MIN_BLOCK_BYTES - 1e-9) * MIN_BLOCK_BYTES
+        return rounded
+
+    def live_bytes(self, block_bytes: Floats) -> Floats:
+        """Allocated bytes at each moment; shape (K, points)."""
+        live: Floats = self.counts.sum(axis=1).astype(np.float64) @ block_bytes
+        return live
+
+    def end_bytes(self, block_bytes: Floats) -> Floats:
+        """Allocated bytes at `ENDS`; shape (3, points)."""
+        live: Floats = self.ends.sum(axis=1).astype(np.float64) @ block_bytes
+        return live
+
+    def trainable_params(self, points: Floats) -> Floats:
+        """Number of trainable parameters, idle ones included; shape (points,)."""
+        total: Floats = self.trainable_counts @ self.trainable.at(points)
+        total += self.idle_counts @ self.idle.at(points)
+        return total
+
+    def frozen_params(self, points: Floats) -> Floats:
+        """Number of all other parameters; shape (points,)."""
+        total: Floats = self.frozen_counts @ self.frozen.at(points)
+        return total
+
+    def moved_bytes(self, points: Floats) -> Floats:
+        """Bytes that each operator reads and writes; shape (W, points)."""
+        moved = np.zeros((len(self.kinds), len(points)))
+        np.add.at(moved, self.tensor_of, self.tensor_bytes.at(points))
+        return moved
+
+    def replayed(self, point: Floats) -> Replays:
+        """What replaying the allocator adds at a point (3,), with one micro-step and with more.
+
+        Free memory beside what is allocated comes from the few large blocks around the output
+        head and within one layer, and further layers repeat the same sizes: it is that of the
+        base model. Rests inside blocks grow with the layers: they follow a line through the
+        base model and a deeper one.
+        """
+        rounded = self.rounded_bytes(point[None, :], CUBLAS_WORKSPACE_BYTES)[:, 0]
+        both = zip(self.shallow.replayed(rounded), self.deep.replayed(rounded), strict=True)
+        return tuple(self._at_full_depth(shallow, deep) for shallow, deep in both)
+
+    def _at_full_depth(self, shallow: Replayed, deep: Replayed) -> Replayed:
+        rests = (
+            round(base + self.depth_ratio * (more - base))
+            for base, more in zip(shallow[1:], deep[1:], strict=True)
+        )
+        return Replayed(shallow.free_bytes, *rests)
+
+    def depends_on_length_alone(self) -> bool:
+        """Whether a size grows with the square of the length, as eager attention's do."""
+        used = self.sizes.coefficients != 0
+        return bool((self.sizes.exponents[:, :, 1][used] > 1).any())
+
+    def to_arrays(self) -> dict[str, Any]:
+        """Everything as named arrays without objects, for a cache that cannot run code."""
+        arrays: dict[str, Any] = {}
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, Terms):
+                arrays[f"{name}.coefficients"] = value.coefficients
+                arrays[f"{name}.exponents"] = value.exponents
+            elif isinstance(value, Events):
+                for part in Events.__dataclass_fields__:
+                    arrays[f"{name}.{part}"] = getattr(value, part)
+            elif isinstance(value, tuple):
+                arrays[name] = np.array(value, dtype=np.str_)
+            else:
+                arrays[name] = np.asarray(value)
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Any) -> CompiledPasses:
+        """The inverse of `to_arrays`. Raises KeyError or ValueError when it does not fit."""
+        fields: dict[str, Any] = {}
+        for name, array in arrays.items():
+            if array.dtype.kind not in ("U" if name in _WORDS else "bif"):
+                raise ValueError(f"{name} holds {array.dtype}")
+        for name, declared in cls.__dataclass_fields__.items():
+            if declared.type == "Terms":
+                fields[name] = Terms(arrays[f"{name}.coefficients"], arrays[f"{name}.exponents"])
+            elif declared.type == "Events":
+                parts = Events.__dataclass_fields__
+                fields[name] = Events(**{part: arrays[f"{name}.{part}"] for part in parts})
+            elif declared.type == "float":
+                fields[name] = float(arrays[name])
+            elif declared.type == "tuple[str, ...]":
+                fields[name] = tuple(str(item) for item in arrays[name])
+            elif declared.type == "int":
+                fields[name] = int(arrays[name])
+            else:
+                fields[name] = arrays[name]
+        read = cls(**fields)
+        read._require_consistent()
+        return read
+
+    def _require_consistent(self) -> None:
+        """Raise ValueError unless the arrays belong together."""
+        sizes, operators = len(self.sizes.coefficients), len(self.kinds)
+        moments, categories = len(self.segments), len(CATEGORIES)
+        tensors, groups = len(self.tensor_bytes.coefficients), len(self.trainable.coefficients)
+        fits = (
+            self.counts.shape == (moments, categories, sizes),
+            set(self.segments.tolist()) == {*range(len(SEGMENTS)), LOADING},
+            self.ends.shape == (len(ENDS), categories, sizes),
+            -1 <= self.workspace < sizes,
+            len(self.names) == len(self.dtypes) == len(self.flops.coefficients) == operators,
+            self.tensor_of.shape == (tensors,) and _within(self.tensor_of, operators),
+            len(self.shapes.coefficients) == 4 * operators,
+            self.has_shape.shape == (operators,),
+            self.executions.shape == (len(SEGMENTS), 2, operators),
+            self.trainable_counts.shape == (groups,) and len(self.trainable_kinds) == groups,
+            self.idle_counts.shape == (len(self.idle.coefficients),),
+            self.frozen_counts.shape == (len(self.frozen.coefficients),),
+            *(events.is_consistent(sizes) for events in (self.shallow, self.deep)),
+            *(getattr(self, name).is_consistent() for name in _TERMS),
+        )
+        if not all(fits):
+            raise ValueError("arrays of a compiled structure that do not belong together")

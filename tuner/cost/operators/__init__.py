@@ -1,0 +1,1 @@
+"""The kernels of an operator, and what they read, write and compute."""

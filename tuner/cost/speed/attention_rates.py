@@ -1,0 +1,142 @@
+"""What fused attention reaches: a property of the kernel, its direction, head size and GPU.
+
+Which kernel runs is PyTorch's choice and known from the trace (`tracing.cuda_path`): a dense mask
+rules flash attention out, as do fp32 and heads of more than 256; Turing and older have only the
+memory-efficient kernel. Shares are of the dense peak that `Gpu.flops` has for 16-bit operands.
+
+FLASH_2, by compute capability. 8.0: FlashAttention-2 paper (arxiv.org/abs/2307.08691, figures 4
+to 6), A100, causal and not, 2k to 8k tokens. 8.6: github.com/gpu-mode/ring-attention/issues/10,
+an RTX A5000 (111 TFLOP/s): 82 forward, 63 to 77 backward; 8.9 and 12.0 have the same instructions.
+9.0: FlashAttention-3 paper (arxiv.org/abs/2407.08608, figures 5 and 6), which compares with it on
+an H100, and github.com/pytorch/pytorch/pull/128888. 10.0: the same rate for each multiprocessor
+as on 9.0, because the kernel uses none of Blackwell's instructions; nobody published its steps.
+
+EFFICIENT, on 8.0: github.com/facebookresearch/xformers/pull/587, whose kernels PyTorch bundles;
+64 x 16 heads of 1,024 tokens on an A100: 165, 184, 158 TFLOP/s forward with heads of 64, 128 and
+256, and 93, 94, 41 backward; in fp32, which is three products in tf32, 49, 43, 42 and 34, 29, 30.
+Ada and Blackwell's RTX run Ampere's instructions, and make of them what they make of flash
+attention 2. On an H100 the masked runs below are 1.47 times as fast (heads of 96 and 128).
+
+CUDNN over flash attention 2, both directions together: github.com/huggingface/transformers/
+pull/48163, six GPUs. FLASH_3 on 9.0: its paper, causal, 2k to 8k tokens.
+
+MASKED: what a dense mask leaves of the memory-efficient kernel's rate, from the seven 16-bit
+runs of universal-llm-trainer on an A100 (docs/gpu_test.md there), whose batches have one: 62 to 65
+TFLOP/s with heads of 128, 51 with 96, 37 with 256, against 120, 90 and 61 without a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tuner.core.gpu import Gpu
+from tuner.cost.compiled import Floats
+from tuner.cost.operators.timeline import MASK
+from tuner.cost.work_arrays import WorkArrays
+
+_Capability = tuple[int, int]
+_ByHead = tuple[tuple[int, float, float], ...]
+"""Largest head size, and the shares of the peak that forward and backward reach up to it."""
+
+FLASH_2: Mapping[_Capability, _ByHead] = {
+    (8, 0): ((64, 0.57, 0.47), (128, 0.62, 0.52), (256, 0.57, 0.44)),
+    (8, 6): ((128, 0.74, 0.64), (256, 0.68, 0.54)),
+    (9, 0): ((64, 0.31, 0.24), (128, 0.35, 0.28), (256, 0.32, 0.24)),
+    (10, 0): ((64, 0.15, 0.12), (128, 0.17, 0.14), (256, 0.16, 0.12)),
+}
+EFFICIENT: _ByHead = ((64, 0.53, 0.30), (128, 0.59, 0.30), (256, 0.51, 0.13))
+EFFICIENT_FP32: _ByHead = ((64, 0.31, 0.22), (128, 0.28, 0.19), (256, 0.27, 0.19))
+"""Of the peak in tf32; GPUs without it compute in fp32 proper, at half of that peak."""
+FLASH_3: _ByHead = ((64, 0.45, 0.38), (128, 0.58, 0.48), (256, 0.60, 0.45))
+CUDNN: Mapping[_Capability, float] = {
+    (8, 0): 0.82,
+    (8, 6): 0.93,
+    (8, 9): 1.0,
+    (9, 0): 2.0,
+    (12, 0): 0.88,
+}
+MASKED = 0.55
+EFFICIENT_ON_HOPPER = 1.47
+
+_A100_PEAK, _H100_MULTIPROCESSORS = 312e12, 132
+_WITHOUT_SHAPE = 0.5
+"""Of attention that is not known closely: the rate that all had before kernels were told apart."""
+_WITHOUT_TF32 = 0.5
+_FLASH_TILE, _EFFICIENT_TILE = 32, 64
+"""Heads are padded to a multiple of these: the rest of the last tile is computed in vain."""
+
+
+def attention_flops_per_s(works: WorkArrays, gpu: Gpu, *, masked: float = MASKED) -> Floats:
+    """FLOP/s of each operator of fused attention at each point, shape (W, P).
+
+    `masked` is what a dense mask leaves of a kernel's rate.
+    """
+    rates = np.empty(works.flops.shape)
+    for row, (name, dtype, has_shape) in enumerate(
+        zip(works.names.tolist(), works.dtypes.tolist(), works.has_shape.tolist(), strict=True)
+    ):
+        if has_shape:
+            rates[row] = [_rate(name, dtype, int(head), gpu) for head in works.shapes[row, 3]]
+            rates[row] *= masked if name.endswith(MASK) else 1.0
+        else:
+            rates[row] = _peak(gpu, dtype) * _WITHOUT_SHAPE
+    return rates
+
+
+def _rate(name: str, dtype: str, head: int, gpu: Gpu) -> float:
+    is_backward = "backward" in name or "bwd" in name
+    if dtype == "float32":
+        peak, share = _in_fp32(gpu, head, is_backward)
+    else:
+        peak, share = _peak(gpu, dtype), _share(name, gpu, head, is_backward)
+    return peak * share
+
+
+def _peak(gpu: Gpu, dtype: str) -> float:
+    precision = {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, "fp32")
+    return gpu.flops.get(precision, gpu.flops["fp32"])
+
+
+def _share(name: str, gpu: Gpu, head: int, is_backward: bool) -> float:
+    if "efficient" in name or "cutlass" in name or "xformers" in name:
+        share = _of_head(EFFICIENT, head, is_backward, _EFFICIENT_TILE)
+        return share * _generation(gpu, head, is_backward)
+    if "flash_attn_3" in name and gpu.compute_capability == (9, 0):
+        return _of_head(FLASH_3, head, is_backward, _FLASH_TILE)
+    flash = _of_head(FLASH_2[_known(gpu)], head, is_backward, _FLASH_TILE)
+    return flash * CUDNN.get(gpu.compute_capability, 1.0) if "cudnn" in name else flash
+
+
+def _in_fp32(gpu: Gpu, head: int, is_backward: bool) -> tuple[float, float]:
+    if "tf32" not in gpu.flops:
+        return gpu.flops["fp32"], _WITHOUT_TF32
+    share = _of_head(EFFICIENT_FP32, head, is_backward, _EFFICIENT_TILE)
+    return gpu.flops["tf32"], share * _generation(gpu, head, is_backward)
+
+
+def _generation(gpu: Gpu, head: int, is_backward: bool) -> float:
+    """What this GPU's generation makes of the A100's share of the peak."""
+    if gpu.compute_capability[0] in (9, 10):
+        multiprocessors = gpu.sm_count / _H100_MULTIPROCESSORS
+        return EFFICIENT_ON_HOPPER * multiprocessors * _A100_PEAK / _peak(gpu, "float16")
+    here, there = (
+        _of_head(FLASH_2[generation], head, is_backward, _FLASH_TILE)
+        for generation in (_known(gpu), (8, 0))
+    )
+    return here / there
+
+
+def _known(gpu: Gpu) -> _Capability:
+    """The generation in `FLASH_2` whose instructions this GPU has."""
+    if gpu.compute_capability <= (8, 0):
+        return (8, 0)
+    known: dict[int, _Capability] = {9: (9, 0), 10: (10, 0)}
+    return known.get(gpu.compute_capability[0], (8, 6))
+
+
+def _of_head(table: _ByHead, head: int, is_backward: bool, tile: int) -> float:
+    """The share of a head of this size, less what its padding to whole tiles takes."""
+    _, forward, backward = next((row for row in table if head <= row[0]), table[-1])
+    return (backward if is_backward else forward) * head / (-(-head // tile) * tile)

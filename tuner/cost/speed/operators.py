@@ -1,0 +1,161 @@
+"""The operators that take most of a step: how long, what limits them, what makes them cheaper."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tuner.core.gpu import Gpu
+from tuner.cost.compiled import SEGMENTS
+from tuner.cost.operators.timeline import MASK
+from tuner.cost.speed.attention_rates import MASKED
+from tuner.cost.speed.product_rates import rate_of, tile_use
+from tuner.cost.speed.roofline import Efficiency, KernelTimes, Roofline, StepWork
+from tuner.cost.work_arrays import WorkArrays
+
+MOST_EXPENSIVE = 5
+
+LIMITS = ("arithmetic", "power limit", "memory traffic", "launch")
+"""What a kernel takes as long as: see `Roofline`."""
+
+_LOSS = ("log_softmax", "nll_loss", "cross_entropy")
+_WORTH_SAYING = 0.9
+"""Tiles and waves that are used to this share leave nothing to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """What one kind of call takes in a step: how often it runs, and seconds of all of them.
+
+    `share` is that of the step. `limited_by` is one of `LIMITS`, and `cheaper` what would make it
+    cheaper, in words; both are empty where nobody knows.
+    """
+
+    label: str
+    kind: str
+    calls: int
+    seconds: float
+    share: float
+    limited_by: str = ""
+    cheaper: str = ""
+    recomputed: float = 0.0
+    """The share of the calls that repeat a checkpointed forward."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Operators that are shown as one: those of one name, type and, of products, sizes."""
+
+    row: int
+    """One of them."""
+    calls: int = 0
+    recomputed: int = 0
+    seconds: float = 0.0
+    by_limit: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+def most_expensive(
+    work: StepWork,
+    gpu: Gpu,
+    times: KernelTimes,
+    *,
+    grad_accum: int,
+    step_s: float,
+    allow_tf32: bool = False,
+) -> tuple[OperatorTime, ...]:
+    """The kinds of operators that take most of an optimizer step of `step_s` seconds.
+
+    `work` is that of one trace, with the same operators in passes and update. Products are alike
+    that multiply matrices of the same sizes, in whichever order; other operators that have the
+    same name and type.
+    """
+    works = work.passes
+    repeats = np.array([1 if s.micro_step == 0 else grad_accum - 1 for s in SEGMENTS])
+    passes = np.einsum("s,sgw->gw", repeats, work.executions)
+    calls = passes.sum(axis=0) + work.optimizer_executions
+    seconds = calls * times.seconds(works, gpu, allow_tf32=allow_tf32)[:, 0]
+    limits = _limits(works, gpu, allow_tf32)
+    groups: dict[tuple[Any, ...], _Group] = {}
+    for row in np.flatnonzero(calls).tolist():
+        group = groups.setdefault(_alike(works, row), _Group(row))
+        group.calls += int(calls[row])
+        group.recomputed += int(passes[1, row])
+        group.seconds += float(seconds[row])
+        group.by_limit[limits[row]] += float(seconds[row])
+    first = sorted(groups.values(), key=lambda group: -group.seconds)[:MOST_EXPENSIVE]
+    used = tile_use(works, gpu, Efficiency().tile, fill=0.0)[:, 0]
+    found = []
+    for group in first:
+        limit = max(group.by_limit, key=group.by_limit.__getitem__)
+        cheaper = _cheaper(works, group.row, limit, gpu, allow_tf32, float(used[group.row]))
+        found.append(
+            OperatorTime(
+                label=_label(works, group.row),
+                kind=str(works.kinds[group.row]),
+                calls=group.calls,
+                seconds=group.seconds,
+                share=group.seconds / step_s,
+                limited_by=limit,
+                cheaper=cheaper,
+                recomputed=group.recomputed / group.calls,
+            )
+        )
+    return tuple(found)
+
+
+def _alike(works: WorkArrays, row: int) -> tuple[Any, ...]:
+    sizes = tuple(sorted(works.shapes[row, :, 0].tolist())) if works.has_shape[row] else ()
+    return works.names[row], works.dtypes[row], sizes
+
+
+def _label(works: WorkArrays, row: int) -> str:
+    """As in "mm of 2048 x 5376 x 21504, bfloat16", "mul, float32"."""
+    name = str(works.names[row]).removeprefix("_").removesuffix(MASK)
+    masked = MASK if str(works.names[row]).endswith(MASK) else ""
+    if not works.has_shape[row]:
+        return f"{name}, {works.dtypes[row]}"
+    batch, *sizes = (int(size) for size in works.shapes[row, :, 0])
+    many = f"{batch} times " if batch > 1 else ""
+    if works.kinds[row] != "attention":
+        sizes.sort()
+    return f"{name}{masked} of {many}{' x '.join(map(str, sizes))}, {works.dtypes[row]}"
+
+
+def _limits(works: WorkArrays, gpu: Gpu, allow_tf32: bool) -> list[str]:
+    """Which of `LIMITS` each operator takes as long as, by the GPU's data sheet."""
+    roofline = Roofline()
+    bounds = roofline.bounds(works, gpu, allow_tf32)
+    each = [*(bound[:, 0] for bound in bounds), np.full(len(works.kinds), roofline.shortest_s)]
+    return [LIMITS[place] for place in np.argmax(each, axis=0).tolist()]
+
+
+def _cheaper(  # noqa: PLR0911 - one answer for each class of kernel
+    works: WorkArrays, row: int, limit: str, gpu: Gpu, allow_tf32: bool, used: float
+) -> str:
+    """What would make an operator cheaper; empty where nothing but another GPU would."""
+    name, kind = str(works.names[row]), str(works.kinds[row])
+    if limit == "launch":
+        return "a larger micro_batch"
+    if kind == "dequantise":
+        return "more tokens in a micro-step, or 16-bit weights"
+    if name.endswith(MASK):
+        return f"no dense mask: {1 / MASKED:.1f} times the rate"
+    if kind == "elementwise" and any(word in name for word in _LOSS):
+        return "a loss in chunks, or fused with the output head"
+    if kind == "elementwise" and "_to_copy" in name:
+        return "adapters and weights in the compute type"
+    if limit == "memory traffic":
+        return "fused kernels (torch_compile, liger)"
+    rate, best = rate_of(gpu, str(works.dtypes[row]), allow_tf32), _best_rate(gpu)
+    if rate == "fp32" and best != "fp32":
+        return f"{best}: {gpu.flops[best] / gpu.flops[rate]:.0f} times the peak"
+    if limit == "arithmetic" and used < _WORTH_SAYING:  # the idle part draws no power
+        return f"sizes that fill whole tiles and waves: {used:.0%} of them is used"
+    return ""
+
+
+def _best_rate(gpu: Gpu) -> str:
+    return max((p for p in ("bf16", "fp16", "fp32") if p in gpu.flops), key=gpu.flops.__getitem__)

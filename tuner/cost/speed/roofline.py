@@ -1,0 +1,327 @@
+"""Step time from the work of every operator: a roofline for one GPU.
+
+A kernel takes the longer of its arithmetic and its memory traffic, and never less than a
+launch. Efficiencies are properties of kinds of kernels, not of models or configurations; a
+device profile can replace them with measured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.core.gpu import Gpu
+from tuner.core.kinds import Phase
+from tuner.cost.calibration.interval import in_quadrature
+from tuner.cost.compiled import SEGMENTS, Floats
+from tuner.cost.operators.timeline import MASK
+from tuner.cost.speed.attention_rates import MASKED, attention_flops_per_s
+from tuner.cost.speed.power import BOARDS_DIFFER
+from tuner.cost.speed.product_rates import matmul_peak, power_limit, rate_of, tile_use
+from tuner.cost.work_arrays import WorkArrays
+
+LAUNCH_S = 25e-6
+HOSTS_LAUNCH_S = (12e-6, 50e-6)
+"""What an operator costs the fastest and the slowest host of published runs that were bound by it:
+fine-tuning Qwen on an A100, and instances with a T4. It is the host's, not the GPU's."""
+
+
+TRAFFIC_SHARE: Mapping[str, float] = {"t4": 0.86}
+"""What boards whose memory falls behind others' reach, over what those reach, by `Gpu.id`: of the
+T4's 320 GB/s 220 were measured, 69 % (Jia and others, "Dissecting the NVidia Turing T4 GPU via
+microbenchmarking", arxiv.org/abs/1903.07486), and some 83 % of other boards' rates there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """The share of a GPU's peaks that kinds of kernels reach, and the cost of a launch.
+
+    The values are what a first untuned comparison with published A100 and T4 step times used
+    (docs/accuracy.md); `tuner calibrate` replaces them.
+    """
+
+    matmul: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "fp16": 0.77,
+            "bf16": 0.77,
+            "tf32": 0.77,
+            "int8": 0.77,
+            "fp32": 0.95,
+        }
+    )
+    """Of the peak, by precision, in a product of many waves. In fp32, without tensor cores, large
+    products reach 90 to 98 % of an A100's (`power` names the source of such rates)."""
+    fill: float = 0.25
+    """Waves that a product's first loads and last stores take, which nothing hides: square
+    products of 1,024 and 2,048 reach 80 and 88 % of what whole waves allow (16-bit, RTX PRO 6000
+    Server Edition, github.com/zzc0721/torch-performance-test-data/issues/162)."""
+    masked_attention: float = MASKED
+    """What a dense mask leaves of the rate of fused attention."""
+    slowest: Mapping[str, float] = field(default_factory=lambda: {"fp32": 0.95 / 0.75})
+    """How many times as long arithmetic may take in kernels whose rate has no source for all their
+    shapes, by precision of a product, and as "masked" of attention. Rates of fp32 products without
+    tensor cores were published for sizes of 4,096 and more; we allow for three quarters of the
+    peak, which is what all products were charged before shapes counted."""
+    bandwidth: Mapping[str, float] = field(
+        default_factory=lambda: {"elementwise": 0.8, "matmul": 0.8, "dequantise": 0.6}
+    )
+    kernel_s: float = 3e-6
+    """Shortest time of a kernel on the device."""
+    launch_s: float = LAUNCH_S
+    """Host time to issue one operator from Python, with what modules do between operators.
+
+    Eager decoding of Llama-7B on an A100 is bound by it: 25.5 tokens/s (pytorch.org/blog/
+    accelerating-generative-ai-2) at some 1,570 operators a token (49 in each of 32 layers of
+    gpt-fast's model.py).
+    """
+    tile: int = 128
+    """Rows and columns of a matmul tile: the last tile and the last wave are padding."""
+
+
+class KernelTimes(Protocol):
+    """How long kernels take on a GPU, and what launching one costs the host."""
+
+    launch_s: float
+    hosts: tuple[float, float]
+    """What launches cost the fastest and slowest host that this may be, over `launch_s`."""
+    overlaps: bool
+    """Whether the host issues operators while the device computes earlier ones."""
+
+    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+        """Seconds of each operator at each point, shape (W, P)."""
+
+    def ends(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
+    ) -> Iterator[tuple[Floats, Floats]]:
+        """The least and most seconds of each operator, for each thing that is not known of them.
+
+        Shapes (W, P), as of `seconds`; nothing where kernels were measured.
+        """
+
+
+class Roofline:
+    """`KernelTimes` of a data sheet: the longest of arithmetic, power limit, traffic and launch."""
+
+    overlaps = True
+    hosts = (HOSTS_LAUNCH_S[0] / LAUNCH_S, HOSTS_LAUNCH_S[1] / LAUNCH_S)
+
+    def __init__(self, efficiency: Efficiency | None = None) -> None:
+        self._efficiency = efficiency or Efficiency()
+        self.launch_s = self._efficiency.launch_s
+        self.shortest_s = self._efficiency.kernel_s
+
+    def seconds(self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool) -> Floats:
+        """See `KernelTimes.seconds`."""
+        return self._longest(*self.bounds(works, gpu, allow_tf32))
+
+    def ends(
+        self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool
+    ) -> Iterator[tuple[Floats, Floats]]:
+        """Of kernels whose rate has no source, and of a board at its power limit."""
+        arithmetic_s, limited_s, traffic_s = self.bounds(works, gpu, allow_tf32)
+        slowest = self._efficiency.slowest
+        may_take = np.array(
+            [
+                slowest.get(_kernel_of(gpu, works, row, allow_tf32), 1.0)
+                for row in range(len(works.kinds))
+            ]
+        )
+        yield (
+            self._longest(arithmetic_s, limited_s, traffic_s),
+            self._longest(arithmetic_s * may_take[:, None], limited_s, traffic_s),
+        )
+        yield (
+            self._longest(arithmetic_s, limited_s / BOARDS_DIFFER, traffic_s),
+            self._longest(arithmetic_s, limited_s * BOARDS_DIFFER, traffic_s),
+        )
+
+    def _longest(self, *bounds: Floats) -> Floats:
+        longest: Floats = np.maximum.reduce([*bounds, np.full_like(bounds[0], self.shortest_s)])
+        return longest
+
+    def bounds(
+        self, works: WorkArrays, gpu: Gpu, allow_tf32: bool
+    ) -> tuple[Floats, Floats, Floats]:
+        """Seconds (W, P) of arithmetic at the kernels' rates, at the power limit, of traffic."""
+        efficiency = self._efficiency
+        share = np.array(
+            [
+                efficiency.bandwidth.get(str(kind), efficiency.bandwidth["elementwise"])
+                for kind in works.kinds
+            ]
+        )
+        bandwidth = gpu.bandwidth_bytes_per_s * TRAFFIC_SHARE.get(gpu.id, 1.0)
+        traffic_s = works.bytes_moved / (bandwidth * share[:, None])
+        peak = np.array([matmul_peak(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
+        reached = np.array(
+            [efficiency.matmul[rate_of(gpu, str(dtype), allow_tf32)] for dtype in works.dtypes]
+        )
+        used = tile_use(works, gpu, efficiency.tile, efficiency.fill)
+        rate = peak[:, None] * reached[:, None] * used
+        attends = works.kinds == "attention"
+        rate[attends] = attention_flops_per_s(
+            works.of(attends), gpu, masked=efficiency.masked_attention
+        )
+        # Padding and idle multiprocessors cost time, but no power: the limit is one of its own.
+        limit = np.array([power_limit(gpu, str(dtype), allow_tf32) for dtype in works.dtypes])
+        return works.flops / rate, works.flops / limit[:, None], traffic_s
+
+
+def _kernel_of(gpu: Gpu, works: WorkArrays, row: int, allow_tf32: bool) -> str:
+    """The key of `Efficiency.slowest` for an operator."""
+    if works.kinds[row] == "attention":
+        return "masked" if str(works.names[row]).endswith(MASK) else ""
+    return rate_of(gpu, str(works.dtypes[row]), allow_tf32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepWork:
+    """The work of one optimizer step: what passes and optimizer run, and how often.
+
+    `executions` (S, 2, W) as in `CompiledPasses`; `optimizer_executions` (V,) over the
+    operators in `optimizer`, at one point or at as many as `passes`.
+    """
+
+    passes: WorkArrays
+    executions: NDArray[np.int64]
+    optimizer: WorkArrays
+    optimizer_executions: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTimes:
+    """Seconds of optimizer steps at P points: in all (P,), and by kind of work.
+
+    The kind "launch" is host time that the device waits for. `model_flops` (P,) counts no
+    recomputation.
+    """
+
+    step_s: Floats
+    breakdown_s: Mapping[str, Floats]
+    model_flops: Floats
+    backward_s: Floats
+    """Of the backward pass of the last micro-step alone."""
+    added_s: Floats
+    """What each unknown takes off the step at its least, and adds at its most: (U, 2, P)."""
+
+    def unknown(self, point: int) -> tuple[float, float]:
+        """The ends of what the step of one point may take, over `step_s`.
+
+        The unknowns are independent, so that all are hardly ever at their worst together: their
+        logarithms add as squares.
+        """
+        return in_quadrature(*(1.0 + self.added_s[:, :, point] / self.step_s[point]).tolist())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassTimes:
+    """Seconds of forward and backward passes at P points, by kind of work, and model FLOPs.
+
+    One mapping and one row for each of `SEGMENTS`.
+    """
+
+    seconds: tuple[Mapping[str, Floats], ...]
+    model_flops: Floats
+    added_s: tuple[Floats, ...]
+    """What each unknown takes off a pass at its least, and adds at its most: (U, 2, P)."""
+
+
+def step_times(
+    work: StepWork,
+    gpu: Gpu,
+    *,
+    grad_accum: NDArray[np.int64],
+    allow_tf32: bool = False,
+    kernel_times: KernelTimes | None = None,
+) -> StepTimes:
+    """Time of one optimizer step at each point, with `grad_accum` (P,) micro-steps."""
+    times = kernel_times or Roofline()
+    passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
+    optimizer_s = optimizer_time(work.optimizer, work.optimizer_executions, gpu, times, allow_tf32)
+    return whole_step(passes, optimizer_s, grad_accum)
+
+
+def optimizer_time(
+    works: WorkArrays,
+    executions: NDArray[np.int64],
+    gpu: Gpu,
+    times: KernelTimes,
+    allow_tf32: bool,
+) -> Floats:
+    """Seconds of an optimizer's update at each point of `works`; `executions` (V,).
+
+    Multi-tensor optimizers launch few kernels for many tensors: no host time is counted where
+    the device has work meanwhile.
+    """
+    seconds: Floats = executions @ times.seconds(works, gpu, allow_tf32=allow_tf32)
+    return seconds if times.overlaps else seconds + executions.sum() * times.launch_s
+
+
+def pass_times(
+    works: WorkArrays,
+    executions: NDArray[np.int64],
+    gpu: Gpu,
+    *,
+    allow_tf32: bool,
+    times: KernelTimes,
+) -> PassTimes:
+    """Time of each pass at each point of `works`; `executions` as in `CompiledPasses`."""
+    kernel_s = times.seconds(works, gpu, allow_tf32=allow_tf32)
+    executed = executions.sum(axis=1).astype(float)
+
+    def passes_s(seconds: Floats, host: float = 1.0) -> Floats:
+        """Seconds of each pass, (S, P), where launches cost `host` times as much."""
+        device_s = executed @ seconds
+        host_s = executed.sum(axis=1)[:, None] * times.launch_s * host
+        both: Floats = np.maximum(device_s, host_s) if times.overlaps else device_s + host_s
+        return both
+
+    ends = [[passes_s(kernel_s, host) for host in times.hosts]]
+    ends += [[*map(passes_s, each)] for each in times.ends(works, gpu, allow_tf32=allow_tf32)]
+    added_s = np.moveaxis(np.array(ends) - passes_s(kernel_s), 2, 0)
+    segments = []
+    for plain, again in executions.astype(float):
+        device_s = {"recompute": again @ kernel_s}
+        for kind in np.unique(works.kinds):
+            device_s[str(kind)] = (plain * (works.kinds == kind)) @ kernel_s
+        host_s = (plain.sum() + again.sum()) * times.launch_s
+        hidden_s = sum(device_s.values()) if times.overlaps else np.zeros(kernel_s.shape[1])
+        device_s["launch"] = np.maximum(0.0, host_s - hidden_s)
+        segments.append(device_s)
+    model_flops = executions[:, 0].astype(float) @ works.flops
+    return PassTimes(tuple(segments), model_flops, tuple(added_s))
+
+
+def whole_step(
+    passes: PassTimes,
+    optimizer_s: Floats,
+    grad_accum: NDArray[np.int64],
+    *,
+    places: NDArray[np.int64] | slice = slice(None),
+) -> StepTimes:
+    """Optimizer steps of `grad_accum` (Q,) micro-steps each, at these `places` of the points.
+
+    The first micro-step counts once, the second stands for all further ones.
+    """
+    breakdown: dict[str, Floats] = {}
+    flops = np.zeros(len(grad_accum))
+    added_s = np.zeros(1)
+    for number, segment in enumerate(SEGMENTS):
+        repeats = np.ones(len(grad_accum)) if segment.micro_step == 0 else grad_accum - 1.0
+        for kind, seconds in passes.seconds[number].items():
+            breakdown[kind] = breakdown.get(kind, 0.0) + repeats * seconds[places]
+        flops += repeats * passes.model_flops[number][places]
+        added_s = added_s + repeats * passes.added_s[number][:, :, places]
+    breakdown["optimizer"] = optimizer_s + np.zeros(len(grad_accum))
+    step_s: Floats = sum(breakdown.values(), np.zeros(len(grad_accum)))
+    first, later = (
+        sum(passes.seconds[number].values(), np.zeros(1))[places] + np.zeros(len(grad_accum))
+        for number, segment in enumerate(SEGMENTS)
+        if segment.phase is Phase.BACKWARD
+    )
+    backward_s = np.where(grad_accum > 1, later, first)
+    return StepTimes(step_s, breakdown, flops, backward_s, added_s)

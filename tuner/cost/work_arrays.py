@@ -1,0 +1,104 @@
+"""The work of many operators at many points as arrays: what a roofline is evaluated on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.core.kinds import Phase
+from tuner.cost.compiled import SEGMENTS, CompiledPasses, Floats, Segment
+from tuner.cost.operators.timeline import Timeline, Work
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkArrays:
+    """W operators at P points: `flops` and `bytes_moved` (W, P), `shapes` (W, 4, P).
+
+    `names`, `kinds` and `dtypes` have one entry an operator; `has_shape` tells products and fused
+    attention from the rest.
+    """
+
+    names: NDArray[np.str_]
+    kinds: NDArray[np.str_]
+    dtypes: NDArray[np.str_]
+    flops: Floats
+    bytes_moved: Floats
+    shapes: Floats
+    has_shape: NDArray[np.bool_]
+
+    @classmethod
+    def of_works(cls, works: Iterable[Work]) -> WorkArrays:
+        """The operators of one trace: one point."""
+        listed = list(works)
+        return cls(
+            names=np.array([work.name for work in listed], dtype=np.str_),
+            kinds=np.array([work.kind for work in listed], dtype=np.str_),
+            dtypes=np.array([work.dtype for work in listed], dtype=np.str_),
+            flops=np.array([[work.flops] for work in listed], dtype=float).reshape(-1, 1),
+            bytes_moved=np.array([[w.bytes_moved] for w in listed], dtype=float).reshape(-1, 1),
+            shapes=np.array([w.shape or (1, 1, 1, 1) for w in listed], dtype=float).reshape(
+                -1, 4, 1
+            ),
+            has_shape=np.array([work.shape is not None for work in listed], dtype=bool),
+        )
+
+    @classmethod
+    def of_compiled(cls, compiled: CompiledPasses, points: Floats) -> WorkArrays:
+        """The operators of a compiled structure at many points (P, 3)."""
+        return cls(
+            names=np.array(compiled.names, dtype=np.str_),
+            kinds=np.array(compiled.kinds, dtype=np.str_),
+            dtypes=np.array(compiled.dtypes, dtype=np.str_),
+            flops=compiled.flops.at(points),
+            bytes_moved=compiled.moved_bytes(points),
+            shapes=compiled.shapes.at(points).reshape(len(compiled.kinds), 4, len(points)),
+            has_shape=compiled.has_shape,
+        )
+
+    def take(self, places: NDArray[np.int64]) -> WorkArrays:
+        """The same operators at some of the points, in this order, repeated where asked."""
+        return replace(
+            self,
+            flops=self.flops[:, places],
+            bytes_moved=self.bytes_moved[:, places],
+            shapes=self.shapes[:, :, places],
+        )
+
+    def of(self, chosen: NDArray[np.bool_]) -> WorkArrays:
+        """Some of the operators, at all points."""
+        return WorkArrays(
+            names=self.names[chosen],
+            kinds=self.kinds[chosen],
+            dtypes=self.dtypes[chosen],
+            flops=self.flops[chosen],
+            bytes_moved=self.bytes_moved[chosen],
+            shapes=self.shapes[chosen],
+            has_shape=self.has_shape[chosen],
+        )
+
+
+def executions_of(timeline: Timeline, *, step: int) -> NDArray[np.int64]:
+    """How often each operator of a trace runs in a step's passes: (segments, 2, W).
+
+    The second axis tells operators that repeat a checkpointed forward from all others.
+    """
+    counts = np.zeros((len(SEGMENTS), 2, len(timeline.works)), dtype=np.int64)
+    for op in timeline.ops:
+        mark = timeline.marks[op.mark]
+        segment = Segment(mark.phase, mark.micro_step)
+        if mark.step == step and segment in SEGMENTS:
+            counts[SEGMENTS.index(segment), int(op.recompute), op.work] += 1
+    return counts
+
+
+def optimizer_executions_of(timeline: Timeline, *, step: int) -> NDArray[np.int64]:
+    """How often each operator of a trace runs in a step's optimizer phase: (W,)."""
+    counts = np.zeros(len(timeline.works), dtype=np.int64)
+    for op in timeline.ops:
+        mark = timeline.marks[op.mark]
+        if mark.step == step and mark.phase is Phase.OPTIMIZER:
+            counts[op.work] += 1
+    return counts

@@ -1,0 +1,221 @@
+"""Runs a program on a GPU that is not there, and says what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.gpu import Gpu
+from tuner.core.host import find_program
+from tuner.core.records import MemoryBudget
+from tuner.core.supervised import (
+    ProgramEnd,
+    ProgramTask,
+    Tail,
+    run_supervised,
+)
+from tuner.emulator.emulation import (
+    EmulatedAllocation,
+    EmulatedDeviceUse,
+    Emulation,
+    unknown_values,
+)
+from tuner.emulator.ending import find_ending
+from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
+from tuner.emulator.own_fault import own_fault
+from tuner.emulator.session import Account, Session
+from tuner.emulator.step_time import EmulatedStepTime, step_time
+from tuner.emulator.toolchain import find_torch
+
+ROOM = 8
+"""So many times the memory has the GPU on which the need of what does not fit is found out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulateOptions:
+    """How a program is run: on how many GPUs, for how many optimizer steps, with which seed.
+
+    On several GPUs, one process stands for all ranks that the program starts, unless `all_ranks`.
+    `gpus` are those of each of the `machines` that the program's launcher is told of.
+    """
+
+    gpus: int = 1
+    machines: int = 1
+    all_ranks: bool = False
+    steps: int = 3
+    seed: int = 0
+    margin_fraction: float | None = None
+    snapshot: Path | None = None
+    timeout_s: float | None = None
+
+
+def emulate(
+    command: Sequence[str],
+    gpu: Gpu,
+    options: EmulateOptions,
+    *,
+    output: IO[Any] | Tail | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    cwd: Path | None = None,
+) -> Emulation:
+    """Run `command` on emulated GPUs until it ends, or has taken enough optimizer steps.
+
+    What the program prints goes to `output`, by default where this process prints; once `stopped`
+    says so, it is ended. It can ask nobody: its standard input is empty. Nothing of it is left when
+    this returns or raises. Raises `InputError` for a command that does not exist,
+    `UnavailableError` where nothing can be emulated.
+    """
+    program = find_program(command[0])
+    if program is None:
+        raise InputError(f"there is no program {command[0]!r}", hint="name one that is on PATH")
+    torch = find_torch(interpreter_of(program))
+    settings: dict[str, Any] = {"steps": options.steps, "machines": options.machines}
+    if options.machines > 1 and options.all_ranks:
+        raise UnavailableError(
+            f"the ranks of {options.machines} machines cannot all run on this one",
+            hint="leave --all-ranks out: rank 0 stands for all",
+        )
+    if options.snapshot is not None:
+        settings["snapshot"] = str(options.snapshot.absolute())
+    started = time.monotonic()
+    with Session(
+        gpu,
+        count=options.gpus,
+        torch=torch,
+        seed=options.seed,
+        one_rank=options.gpus * options.machines > 1 and not options.all_ranks,
+        settings=settings,
+    ) as session:
+        end = _run([program, *command[1:]], session, options, output, stopped, cwd)
+        events = list(session.events())
+        accounts = session.accounts()
+        unknown = session.unknown_calls()
+    results = [event for event in events if event["event"] == "result"]
+    time_of_step = _slowest(results, gpu)
+    ending = find_ending(events, accounts, end.exit_status, timed_out=end.stopped_by == "timeout")
+    return Emulation(
+        command=tuple(command),
+        gpu=gpu,
+        gpus=options.gpus,
+        torch=torch.version,
+        cuda=".".join(map(str, torch.cuda)),
+        ended=ending.ended,
+        steps=max((r["steps"] for r in results), default=0),
+        margin_bytes=MemoryBudget.of(gpu.memory_bytes, options.margin_fraction).margin_bytes,
+        exit_status=end.exit_status,
+        devices=tuple(_uses(results, accounts)),
+        error=ending.error,
+        refused_bytes=ending.refused_bytes,
+        unknown_calls=unknown,
+        unknown_values=unknown_values(results),
+        duration_s=time.monotonic() - started,
+        time=time_of_step,
+        stands_for=max((r["stands_for"] for r in results), default=1),
+        settings=results[0]["settings"] if results else {},
+        inputs=_inputs(results, time_of_step),
+        asked=next((e["line"] or "" for e in events if e["event"] == "asked"), None),
+        own_fault=own_fault(events),
+    )
+
+
+def emulate_roomy(
+    command: Sequence[str], gpu: Gpu, options: EmulateOptions, **how: Any
+) -> Emulation:
+    """The same on a GPU with `ROOM` times the memory, judged beside the memory that it really has.
+
+    For what a program needs that runs out of memory. `how` are further arguments of `emulate`.
+    """
+    larger = dataclasses.replace(gpu, memory_bytes=ROOM * gpu.memory_bytes)
+    margin_bytes = MemoryBudget.of(gpu.memory_bytes, options.margin_fraction).margin_bytes
+    found = emulate(command, larger, options, **how)
+    return dataclasses.replace(found, gpu=gpu, margin_bytes=margin_bytes)
+
+
+def interpreter_of(program: str) -> str:
+    """The Python that runs `program`: itself, or the one that its first line names, else ours."""
+    if Path(program).name.startswith("python"):
+        return program
+    with Path(program).open("rb") as file:
+        first = file.readline(512)
+    if first.startswith(b"#!"):
+        words = first[2:].decode(errors="replace").split()
+        if words and Path(words[0]).name == "env":
+            words = [found for word in words[1:2] if (found := shutil.which(word))]
+        if words and Path(words[0]).name.startswith("python"):
+            return words[0]
+    return sys.executable
+
+
+def _run(
+    command: list[str],
+    session: Session,
+    options: EmulateOptions,
+    output: IO[Any] | Tail | None,
+    stopped: Callable[[], bool],
+    cwd: Path | None,
+) -> ProgramEnd:
+    """How the program ended. Nothing that it started is left."""
+    environment = session.environment(os.environ)
+    task = ProgramTask(
+        command=tuple(command),
+        environment=environment,
+        mark=f"{DEVICE_VARIABLE}={environment[DEVICE_VARIABLE]}",
+        cwd=None if cwd is None else str(cwd),
+        is_quiet=isinstance(output, Tail),
+        timeout_s=options.timeout_s,
+        tell_signal=TELL_SIGNAL,
+    )
+    if not isinstance(output, Tail):
+        return run_supervised(task, output=output, stopped=stopped)
+    end = run_supervised(task, stopped=stopped)
+    output.data = end.tail
+    return end
+
+
+def _slowest(results: list[dict[str, Any]], gpu: Gpu) -> EmulatedStepTime | None:
+    """The step time of the rank that takes longest: the others wait for it."""
+    times = [step_time(r["work"], gpu) for r in results if r["work"]]
+    return max(filter(None, times), key=lambda time: time.step_s, default=None)
+
+
+def _inputs(
+    results: list[dict[str, Any]], time_of_step: EmulatedStepTime | None
+) -> tuple[tuple[int, int], ...]:
+    """What the model got in the step that is timed; JSON has made text of the step's number."""
+    if not results or time_of_step is None:
+        return ()
+    shapes = results[0]["inputs"].get(str(time_of_step.step), [])
+    return tuple((int(rows), int(tokens)) for rows, tokens in shapes)
+
+
+def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[EmulatedDeviceUse]:
+    by_place = {(account.pid, account.device): account for account in accounts}
+    found = []
+    for result in sorted(results, key=lambda one: one["rank"]):
+        for one in result["devices"]:
+            account = by_place.get((result["pid"], one["physical"]))
+            if account is None:
+                continue
+            found.append(
+                EmulatedDeviceUse(
+                    rank=result["rank"],
+                    device=one["physical"],
+                    device_bytes=account.peak_bytes,
+                    managed_bytes=account.managed_peak_bytes,
+                    allocations=tuple(EmulatedAllocation(**row) for row in one["allocations"]),
+                    **{
+                        field.name: one[field.name]
+                        for field in dataclasses.fields(EmulatedDeviceUse)
+                        if field.name in one and field.name not in ("device", "allocations")
+                    },
+                )
+            )
+    return found

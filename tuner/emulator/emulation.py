@@ -1,0 +1,198 @@
+"""What came of a program on emulated GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
+from tuner.core.gpu import Gpu
+from tuner.core.records import MemoryBudget
+from tuner.emulator.ending import Ended, ProgramError
+from tuner.emulator.own_fault import OwnFault
+from tuner.emulator.step_time import EmulatedStepTime
+
+_WITH_STATES = 2
+_FAILED = (Ended.ERROR, Ended.CRASH, Ended.FAULT, Ended.UNSUPPORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedAllocation:
+    """What one line of code holds on the device at the peak.
+
+    `where` is the innermost line outside of PyTorch, `line` the program's own; both may be empty.
+    """
+
+    kind: str
+    where: str
+    line: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedDeviceUse:
+    """What one process took of one emulated device.
+
+    `device_bytes` is what the driver counts: reserved memory, context and what bypasses PyTorch.
+    `managed_bytes` (paged optimizers) is in none of the others.
+    """
+
+    rank: int
+    device: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    managed_bytes: int
+    loaded_bytes: int
+    phase_peak_bytes: Mapping[str, int]
+    peak_phase: str
+    breakdown: Mapping[str, int]
+    allocations: tuple[EmulatedAllocation, ...]
+    alloc_retries: int
+    ooms: int
+    trainable_params: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownValues:
+    """Values that the emulator could not compute, and how often `operator` asked for them.
+
+    `kind` says what took their place: "at most" (the size is the largest possible), "assumed"
+    (choices spread evenly; floats that are finite), "made up" or "unknown" (no bound is known).
+    They decided the size of a tensor if `decides_shape`; else the program read or lost them.
+    """
+
+    operator: str
+    line: str | None
+    kind: str
+    decides_shape: bool
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What came of a program on emulated GPUs; every number in it is *emulated*."""
+
+    command: tuple[str, ...]
+    gpu: Gpu
+    gpus: int
+    torch: str
+    cuda: str
+    ended: Ended
+    steps: int
+    margin_bytes: int
+    exit_status: int
+    devices: tuple[EmulatedDeviceUse, ...]
+    """Of each rank and device, in their order."""
+    error: ProgramError | None
+    refused_bytes: int
+    """The request that the program ran out of memory with; 0 where it did not."""
+    unknown_calls: Mapping[str, int]
+    """Functions of CUDA's libraries that the emulator does not know, with numbers of calls."""
+    unknown_values: tuple[UnknownValues, ...]
+    """Values that could not be computed and may matter, by operator and line."""
+    duration_s: float
+    time: EmulatedStepTime | None
+    """The time of an optimizer step; None where none ended, or nothing could be priced."""
+    stands_for: int
+    """Ranks of the training that the one process stands for; 1 where each rank was run."""
+    settings: Mapping[str, Any]
+    """The settings of the training as they reached the trainer and the model, by knob."""
+    inputs: tuple[tuple[int, int], ...]
+    """Of the step that `time` is of, on one rank: (sequences, tokens of each), padding included,
+    of each forward pass; empty where the model has no table of embeddings."""
+    asked: str | None = None
+    """The line of the program that read its standard input, which is empty; "" for an unknown one,
+    None where none did."""
+    own_fault: OwnFault | None = None
+    """A fault of tuner, after which no number of the answer can be relied on."""
+
+    @property
+    def limiting(self) -> EmulatedDeviceUse | None:
+        """The use of a device that takes most of it."""
+        return max(self.devices, key=lambda use: use.device_bytes, default=None)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits with the margin; None where it failed, or did not come far enough.
+
+        Sizes that are upper bounds show only that it fits, and made up ones show nothing.
+        """
+        fits = self._fits_as_it_ran
+        bounded = self.sizes == "at most" and fits is False
+        return None if bounded or self.sizes == "unknown" else fits
+
+    @property
+    def _fits_as_it_ran(self) -> bool | None:
+        if self.ended is Ended.OOM:
+            return False
+        if self.ended in _FAILED or self.limiting is None:
+            return None
+        fits = MemoryBudget(self.gpu.memory_bytes, self.margin_bytes).fits(self.used_bytes)
+        # The first step makes the optimizer's states, which the second finds. A program that
+        # ends by itself needs no second one.
+        enough = _WITH_STATES if self.ended is Ended.TIMEOUT else 1
+        return fits if self.steps >= enough or (self.steps and not fits) else None
+
+    @property
+    def exit_code(self) -> int:
+        """The status of `tuner.core.errors`: that of the verdict, else that of the ending."""
+        if self.ended is Ended.ERROR and not self.unknown_calls:
+            return EXIT_BAD_INPUT
+        return EXIT_UNAVAILABLE if self.ended in _FAILED else verdict_code(self.fits)
+
+    @property
+    def sizes(self) -> str:
+        """What the sizes of tensors rest on: see `sizes_rest_on`."""
+        return sizes_rest_on(self.unknown_values)
+
+    @property
+    def sequences_per_s(self) -> float | None:
+        """Sequences of one rank per second, in the step that `time` is of."""
+        rows = sum(rows for rows, _ in self.inputs)
+        return rows / self.time.step_s if rows and self.time is not None else None
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the device that holds most, by all processes on it."""
+        used: Counter[int] = Counter()
+        for use in self.devices:
+            used[use.device] += use.device_bytes
+        return max(used.values(), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only."""
+        data = dataclasses.asdict(self)
+        data.update(
+            source="emulated",
+            gpu=self.gpu.id,
+            gpu_memory_bytes=self.gpu.memory_bytes,
+            fits=self.fits,
+            command=list(self.command),
+        )
+        return data
+
+
+def sizes_rest_on(values: Iterable[UnknownValues]) -> str:
+    """What the sizes of a program's tensors rest on: "known", "at most" or "unknown".
+
+    Memory is an upper bound if sizes are "at most" so large. Even loads of experts count as known:
+    their sum is.
+    """
+    kinds = {one.kind for one in values if one.decides_shape}
+    if kinds & {"made up", "unknown"}:
+        return "unknown"
+    return "at most" if "at most" in kinds else "known"
+
+
+def unknown_values(results: list[dict[str, Any]]) -> tuple[UnknownValues, ...]:
+    """Those of all ranks, the ones that decide sizes first."""
+    times: Counter[tuple[str, str | None, str, bool]] = Counter()
+    for row in (row for result in results for row in result["values_unknown"]):
+        times[row["operator"], row["line"], row["kind"], row["decides_shape"]] += row["times"]
+    rows = [UnknownValues(*key, number) for key, number in times.items()]
+    return tuple(sorted(rows, key=lambda row: (not row.decides_shape, -row.times)))

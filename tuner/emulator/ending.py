@@ -1,0 +1,176 @@
+"""How an emulated program ended: from what its processes told, and what its devices refused.
+
+The verdict does not rest on how a program shows its errors. A request that the device refused,
+and after which the process trained no further, is an out-of-memory error, also where the program
+caught it, hid it or ended well.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.core.outcome import is_out_of_memory
+from tuner.emulator.here import TIMEOUT
+from tuner.emulator.session import Account
+
+OUT_OF_MEMORY = "torch.OutOfMemoryError"
+"""The type of the error where memory ran out, whatever the program made of it."""
+
+Event = Mapping[str, Any]
+"""What a process of the program told of itself (`tuner.emulator.inside.events`)."""
+
+
+class Ended(enum.StrEnum):
+    """How the run of a program ended."""
+
+    STEPS = "steps"
+    """It took as many steps as were asked for, and was stopped."""
+    END = "end"
+    """By itself, with exit status 0."""
+    TIMEOUT = "timeout"
+    """It was stopped by `--timeout`."""
+    OOM = "oom"
+    """The device refused memory, and the program trained no further."""
+    ERROR = "error"
+    """It raised an exception, or ended with another exit status."""
+    CRASH = "crash"
+    """A signal ended it."""
+    UNSUPPORTED = "unsupported"
+    """It read a value that the emulator does not compute, and that nothing can stand for."""
+    FAULT = "fault"
+    """tuner's own code failed inside of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramError:
+    """What the program raised: the exception's type, its text, and the program's line."""
+
+    type: str
+    message: str
+    line: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended; `refused_bytes` is the request that it ran out of memory with, or 0."""
+
+    ended: Ended
+    error: ProgramError | None = None
+    refused_bytes: int = 0
+
+
+def find_ending(
+    events: Sequence[Event], accounts: Iterable[Account], status: int, *, timed_out: bool = False
+) -> Ending:
+    """The ending of a run with the exit status `status`, as in `subprocess`."""
+    if any(event["event"] == "fault" for event in events):
+        return Ending(Ended.FAULT)
+    steps = _Steps(events)
+    unsupported = next((event for event in events if event["event"] == "unsupported"), None)
+    if unsupported is not None:
+        text = f"{unsupported['operator']} reads a value that is not emulated"
+        return Ending(Ended.UNSUPPORTED, ProgramError("unsupported", text, unsupported["line"]))
+    timed_out = timed_out or TIMEOUT in steps.stops
+    # What follows when tuner stops a program is no failure of it.
+    error = _error(events, steps, failed=status != 0 and not (timed_out or steps.stops))
+    refusal = _refusal(events, accounts, steps)
+    if refusal is not None:
+        line, size = refusal
+        if error is None or _is_memory(error):
+            line = str(error["line"]) if error and error["line"] else line
+            text = str(error["message"]) if error and _is_memory(error, causes=False) else ""
+            return Ending(Ended.OOM, ProgramError(OUT_OF_MEMORY, text, line), size)
+        return Ending(Ended.OOM, _program_error(error), size)
+    if error is not None:
+        ended = Ended.OOM if _is_memory(error, causes=False) else Ended.ERROR
+        return Ending(ended, _program_error(error))
+    return Ending(Ended.TIMEOUT if timed_out else _without_error(steps, status))
+
+
+def _without_error(steps: _Steps, status: int) -> Ended:
+    if steps.stops:
+        return Ended.STEPS
+    return Ended.CRASH if status < 0 else Ended.ERROR if status else Ended.END
+
+
+class _Steps:
+    """When each process took its optimizer steps, and when and why tuner stopped the first."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.stops = {
+            event["reason"]: event["at_ns"]
+            for event in reversed(events)
+            if event["event"] == "result" and event["reason"] in (Ended.STEPS, TIMEOUT)
+        }
+        self._at_ns: dict[tuple[int, str], list[int]] = {}
+        self._ranks = {event["pid"]: str(event["rank"]) for event in events}
+        for event in events:
+            if event["event"] == "step":
+                process = event["pid"], self._ranks[event["pid"]]
+                self._at_ns.setdefault(process, []).append(event["at_ns"])
+
+    def went_on(self, pid: int, at_ns: int) -> bool:
+        """Whether the process trained after this time, or one that took its place did."""
+        rank = self._ranks.get(pid, "0")
+        return any(
+            steps[-1] > at_ns if other == pid else other_rank == rank and steps[0] > at_ns
+            for (other, other_rank), steps in self._at_ns.items()
+        )
+
+
+def _refusal(
+    events: Sequence[Event], accounts: Iterable[Account], steps: _Steps
+) -> tuple[str | None, int] | None:
+    """The line and the size of the last request that ended the training; None where none did.
+
+    PyTorch's allocator tells of its own requests. The device's account has those of everybody,
+    but of an expandable segment the chunk that was refused.
+    """
+    told = [
+        (event["line"], int(event["requested_bytes"]))
+        for event in events
+        if event["event"] == "out_of_memory" and not steps.went_on(event["pid"], event["at_ns"])
+    ]
+    refused = [
+        one.refused_bytes
+        for one in accounts
+        if one.refused_bytes and not steps.went_on(one.pid, one.refused_ns)
+    ]
+    if told:
+        return told[-1]
+    return (None, max(refused)) if refused else None
+
+
+def _error(events: Sequence[Event], steps: _Steps, *, failed: bool) -> Event | None:
+    """The exception that ended the training, where one did.
+
+    Processes that use the device come before those that launch them, and the first that fails
+    before those that fail of it. One that was only printed counts where nothing else is known of
+    a program that failed.
+    """
+    errors = [
+        event
+        for event in events
+        if event["event"] == "error"
+        and not any(event["at_ns"] > at_ns for at_ns in steps.stops.values())
+        and not steps.went_on(event["pid"], event["at_ns"])
+    ]
+    ended = [event for event in errors if event["how"] != "shown"]
+    if not failed:
+        ended = [event for event in ended if event["on_device"]]
+        errors = []
+    return min(
+        ended or errors, key=lambda event: (not event["on_device"], event["at_ns"]), default=None
+    )
+
+
+def _program_error(event: Event) -> ProgramError:
+    return ProgramError(event["type"], event["message"], event["line"])
+
+
+def _is_memory(event: Event, *, causes: bool = True) -> bool:
+    texts = [f"{event['type']}: {event['message']}", *(event["causes"] if causes else ())]
+    return any(map(is_out_of_memory, texts))

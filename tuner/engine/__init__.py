@@ -1,1 +1,0 @@
-"""Plan, predict, search, recommend: shared by commands and Python API. It prints nothing."""

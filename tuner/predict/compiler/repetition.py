@@ -1,0 +1,341 @@
+"""The events of a deeper model, from those of models of a few layers.
+
+One more layer inserts the same run of events into each phase, for each kind of layers another.
+Models with one more layer of each kind tell which runs these are, and which block each event of a
+run frees. A model with two more layers must have just the events that follow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tuner.cost.operators.timeline import Block, Timeline
+from tuner.cost.replay.allocator import round_size
+from tuner.cost.replay.memory import category_of
+from tuner.predict.compiler.alignment import align
+from tuner.predict.compiler.free_rules import (
+    Different,
+    Free,
+    FreeRule,
+    constant_rule,
+    run_rule,
+    shared_rule,
+)
+from tuner.predict.compiler.repeated_work import line, operators
+from tuner.predict.tracing.trace import Trace
+
+Group = tuple[int, str, bool, bool]
+"""Blocks that are alike: rounded size, category, whether logits, whether paged."""
+
+
+class TracedEvents:
+    """One trace as groups of blocks: a token for each event, and the place of each free."""
+
+    def __init__(self, traced: Trace, numbers: dict[Group, int]) -> None:
+        self.trace, timeline = traced, traced.timeline
+        groups = [numbers.setdefault(_group(block), len(numbers)) for block in timeline.blocks]
+        live: dict[int, list[int]] = defaultdict(list)
+        self.tokens = np.empty(len(timeline.events), dtype=np.int64)
+        self.frees: list[Free | None] = []
+        for event, (block, sign) in enumerate(timeline.events):
+            group = groups[block]
+            self.tokens[event] = 2 * group + (sign > 0)
+            if sign > 0:
+                live[group].append(block)
+                self.frees.append(None)
+                continue
+            place = live[group].index(block)
+            self.frees.append(Free(len(live[group]) - 1 - place, place))
+            del live[group][place]
+        self.spans = [*pairwise([*(mark.event for mark in timeline.marks), len(self.tokens)])]
+
+
+def _group(block: Block) -> Group:
+    size = 0 if block.paged else round_size(block.size_bytes)
+    return size, str(category_of(block)), block.is_logits, block.paged
+
+
+class _Shared(NamedTuple):
+    """Events of the base model that all have."""
+
+    start: int
+    end: int
+
+
+class _Repeated(NamedTuple):
+    """A run of events for each further layer.
+
+    By kind of layer: where the model with one more of it has the run, and of how many events.
+    `backward` if the run of the last layer comes first, `alike` if those of all kinds are.
+    """
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    backward: bool
+    alike: bool
+
+    def order(self, kinds: Sequence[int]) -> Sequence[int]:
+        """The kinds of further layers in the order of their runs."""
+        return kinds[::-1] if self.backward else kinds
+
+
+class _Insertion(NamedTuple):
+    """A run of a model that the base model lacks, and before which of its events."""
+
+    before: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What traces of a few layers say of any depth.
+
+    Those of a base model, of one more layer of each kind, and of two more: one of each kind, or
+    both of the only one.
+    """
+
+    base: TracedEvents
+    ones: tuple[TracedEvents, ...]
+    two: TracedEvents
+
+    def with_layers(self, kinds: Sequence[int]) -> Trace:
+        """The trace of the base model with further layers of these kinds. Raises `Different`."""
+        traces = [part.trace for part in (self.base, *self.ones, self.two)]
+        base = traces[0]
+        if any(other.remarks != base.remarks for other in traces):
+            raise Different
+        more = [kinds.count(kind) for kind in range(len(self.ones))]
+        timeline = self._events(kinds, more)
+        timeline.works, timeline.ops = operators([t.timeline for t in traces], more)
+        return replace(
+            base,
+            timeline=timeline,
+            trainable_params=line([t.trainable_params for t in traces], more),
+            total_params=line([t.total_params for t in traces], more),
+            gradient_bytes=(),
+        )
+
+    @property
+    def _pair(self) -> tuple[int, int]:
+        """The kinds of the further layers of the model that has two."""
+        return 0, len(self.ones) - 1
+
+    def _events(self, kinds: Sequence[int], more: Sequence[int]) -> Timeline:
+        result = Timeline(marks=[])
+        live: dict[int, list[int]] = defaultdict(list)
+
+        def add(
+            source: TracedEvents, rules: Sequence[FreeRule | None], event: int, run: int
+        ) -> None:
+            rule = rules[event]
+            place = None if rule is None else rule.place(more, run)
+            newest = rule is not None and rule.newest
+            blocks = live[int(source.tokens[event]) >> 1]
+            _add(result, source.trace.timeline, event, blocks, place, newest=newest)
+
+        phases = self._phases()
+        shared, repeated = self._rules(phases)
+        for mark, pieces in zip(self.base.trace.timeline.marks, phases, strict=True):
+            result.marks.append(mark._replace(event=len(result.events)))
+            for piece in pieces:
+                if isinstance(piece, _Shared):
+                    for event in range(piece.start, piece.end):
+                        add(self.base, shared, event, 0)
+                    continue
+                for run, kind in enumerate(piece.order(kinds)):
+                    start = piece.starts[kind]
+                    for event in range(start, start + piece.lengths[kind]):
+                        add(self.ones[kind], repeated[kind], event, run)
+        return result
+
+    def _phases(self) -> list[list[_Shared | _Repeated]]:
+        """For each phase, its events in pieces. Raises `Different`."""
+        if any(_marks(other) != _marks(self.base) for other in (*self.ones, self.two)):
+            raise Different
+        found = []
+        for phase, (start, end) in enumerate(self.base.spans):
+            theirs = self.two.tokens[slice(*self.two.spans[phase])]
+            inserted = [[*_insertions(self.base, one, phase)] for one in self.ones]
+            if len({len(each) for each in inserted}) > 1:
+                raise Different
+            pieces: list[_Shared | _Repeated] = []
+            tokens: list[Any] = []
+            at_base, at_two = start, 0
+            for scattered in zip(*inserted, strict=True):
+                together = self._at_one_place(scattered)
+                before = together[0].before
+                pieces.append(_Shared(at_base, before))
+                tokens.append(self.base.tokens[at_base:before])
+                at_two += before - at_base
+                for part in self._repeated(together, theirs[at_two:]):
+                    pieces.append(part)
+                    for kind in part.order(self._pair):
+                        tokens.append(self._tokens(part, kind))
+                        at_two += part.lengths[kind]
+                at_base = before
+            pieces.append(_Shared(at_base, end))
+            tokens.append(self.base.tokens[at_base:end])
+            if not np.array_equal(np.concatenate(tokens), theirs):
+                raise Different
+            found.append(pieces)
+        return found
+
+    def _tokens(self, piece: _Repeated, kind: int) -> Any:
+        start = piece.starts[kind]
+        return self.ones[kind].tokens[start : start + piece.lengths[kind]]
+
+    def _at_one_place(self, scattered: Sequence[_Insertion]) -> list[_Insertion]:
+        """Runs of all kinds before the same event of the base model. Raises `Different`.
+
+        A run that repeats what stands before it may as well be the earlier of the two.
+        """
+        place = min(each.before for each in scattered)
+        found = []
+        for one, each in zip(self.ones, scattered, strict=True):
+            shift = each.before - place
+            start, end = each.start, each.start + each.length
+            if not np.array_equal(one.tokens[start - shift : start], one.tokens[end - shift : end]):
+                raise Different
+            found.append(_Insertion(place, start - shift, each.length))
+        return found
+
+    def _repeated(self, together: Sequence[_Insertion], theirs: Any) -> Iterator[_Repeated]:
+        """Runs as they begin `theirs`, where two layers have them; in parts where it must be.
+
+        Where all layers allocate and then all free, what one more layer inserts is a run of both,
+        and what two insert is none: each part is there twice. Raises `Different`.
+        """
+        starts = tuple(each.start for each in together)
+        lengths = tuple(each.length for each in together)
+        runs = [
+            one.tokens[start : start + length]
+            for one, start, length in zip(self.ones, starts, lengths, strict=True)
+        ]
+        alike = all(np.array_equal(run, runs[0]) for run in runs)
+        for backward in (False, True):
+            whole = _Repeated(starts, lengths, backward, alike)
+            twice = np.concatenate([runs[kind] for kind in whole.order(self._pair)])
+            if np.array_equal(twice, theirs[: len(twice)]):
+                yield whole
+                return
+        if not alike:
+            raise Different
+        at, end = 0, len(runs[0])
+        while at < end:
+            ends = (
+                stop
+                for stop in range(end, at, -1)
+                if np.array_equal(np.tile(runs[0][at:stop], 2), theirs[2 * at : 2 * stop])
+            )
+            stop = next(ends, None)
+            if stop is None:
+                raise Different
+            moved = tuple(start + at for start in starts)
+            yield _Repeated(moved, (stop - at,) * len(starts), backward=False, alike=True)
+            at = stop
+
+    def _rules(
+        self, phases: Sequence[Sequence[_Shared | _Repeated]]
+    ) -> tuple[list[FreeRule | None], list[list[FreeRule | None]]]:
+        """Which block each event frees: events of the base model, and those of runs by kind."""
+        shared: list[FreeRule | None] = [None] * len(self.base.tokens)
+        repeated: list[list[FreeRule | None]] = [[None] * len(one.tokens) for one in self.ones]
+        for phase, pieces in enumerate(phases):
+            at_ones = [one.spans[phase][0] for one in self.ones]
+            at_two = self.two.spans[phase][0]
+            for piece in pieces:
+                if isinstance(piece, _Shared):
+                    for number, event in enumerate(range(piece.start, piece.end)):
+                        if (free := self.base.frees[event]) is not None:
+                            ones = [
+                                one.frees[at + number]
+                                for one, at in zip(self.ones, at_ones, strict=True)
+                            ]
+                            shared[event] = shared_rule(free, ones, self.two.frees[at_two + number])
+                    length = piece.end - piece.start
+                    at_ones = [at + length for at in at_ones]
+                    at_two += length
+                    continue
+                runs = []
+                for kind in piece.order(self._pair):
+                    runs.append((kind, at_two))
+                    at_two += piece.lengths[kind]
+                for kind, rules in enumerate(repeated):
+                    self._note_rules(piece, kind, runs, rules)
+                at_ones = [at + n for at, n in zip(at_ones, piece.lengths, strict=True)]
+        return shared, repeated
+
+    def _note_rules(
+        self,
+        piece: _Repeated,
+        kind: int,
+        runs: Sequence[tuple[int, int]],
+        rules: list[FreeRule | None],
+    ) -> None:
+        """Note which block each event of a run of this kind frees.
+
+        `runs` are those of the model with two more layers: the kind of each, and where it begins.
+        """
+        for number in range(piece.lengths[kind]):
+            event = piece.starts[kind] + number
+            free = self.ones[kind].frees[event]
+            if free is None:
+                continue
+            found = None
+            if piece.alike:
+                starts = zip(self.ones, piece.starts, strict=True)
+                ones = [one.frees[start + number] for one, start in starts]
+                found = run_rule(ones, [self.two.frees[at + number] for _, at in runs])
+            if found is None:
+                own = [self.two.frees[at + number] for each, at in runs if each == kind]
+                found = constant_rule(free, own, kinds=len(self.ones))
+            rules[event] = found
+
+
+def _insertions(base: TracedEvents, one: TracedEvents, phase: int) -> Iterator[_Insertion]:
+    """The runs that the model of `one` has more in a phase. Raises `Different`."""
+    start, end = base.spans[phase]
+    start_one, end_one = one.spans[phase]
+    alignment = align(base.tokens[start:end], one.tokens[start_one:end_one])
+    if alignment is None:
+        raise Different
+    at = 0
+    for number, place in enumerate([*alignment.late.tolist(), end_one - start_one]):
+        if place > at:
+            yield _Insertion(start + number, start_one + at, place - at)
+        at = place + 1
+
+
+def _marks(traced: TracedEvents) -> list[Any]:
+    return [mark[1:] for mark in traced.trace.timeline.marks]
+
+
+def _add(
+    result: Timeline,
+    source: Timeline,
+    event: int,
+    live: list[int],
+    place: int | None,
+    *,
+    newest: bool,
+) -> None:
+    """Add an event like that of `source`: a new block, or the end of one that is `live`."""
+    now = len(result.events)
+    if place is None:
+        live.append(len(result.blocks))
+        result.events.append((len(result.blocks), 1))
+        block = source.blocks[source.events[event][0]]
+        result.blocks.append(replace(block, born_event=now, died_event=-1))
+        return
+    if not 0 <= place < len(live):
+        raise Different
+    freed = live.pop(-1 - place if newest else place)
+    result.events.append((freed, -1))
+    result.blocks[freed].died_event = now

@@ -1,0 +1,172 @@
+"""What of a configuration changes the sequence of operators, and what only their sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.core.records import Configuration
+from tuner.core.setup.distributed_knobs import DISTRIBUTED_TERMS
+from tuner.core.setup.machine_knobs import MACHINE
+from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.polynomial import Probe
+
+SIZE_KNOBS = frozenset(
+    {"micro_batch", "max_length", "lora_rank", "lora_alpha", "grad_accum", "effective_batch"}
+)
+"""Knobs that scale tensors or repeat a micro-step, and change no operator."""
+
+VARIABLE_KNOBS = ("micro_batch", "max_length", "lora_rank", "n_negatives")
+"""The knobs behind the variables of polynomials, in their order."""
+
+HOST_KNOBS = frozenset(
+    {
+        "n_positives",
+        *(term.name for term in MACHINE if not term.modelled),
+        *(term.name for term in DISTRIBUTED_TERMS),
+    }
+)
+"""Knobs that a traced step does not see: what feeds it, how many pairs an epoch has, and the ranks
+that do the same (`tuner.cost.parallel`)."""
+
+OPTIMIZER_KNOBS = frozenset({"optimizer", "max_grad_norm"})
+"""Knobs that act after the last backward pass."""
+
+_FLASH, _NO_FLASH = (8, 0), (7, 5)
+"""Compute capabilities that stand for all GPUs with and without flash attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """One sequence of operators: everything but sizes, optimizer and GPU rates.
+
+    `settings` are the remaining knobs. A micro-batch or a negative alone has a sequence of its
+    own, and so have lengths that reach a model's sliding window (`window`, None without one),
+    because a mask is made from there on. `compute_capability` stands for the kernels that GPUs of
+    its kind choose. Models that look positions up have no more than `positions`.
+    """
+
+    settings: Configuration
+    single_sample: bool
+    full_training: bool
+    window: int | None
+    beyond_window: bool
+    compute_capability: tuple[int, int]
+    positions: int | None = None
+    has_negatives: bool = False
+    """Whether more than one negative goes with each anchor; how many is a size."""
+
+    @classmethod
+    def of(
+        cls,
+        configuration: Configuration,
+        *,
+        window: int | None,
+        compute_capability: tuple[int, int],
+        positions: int | None = None,
+    ) -> Structure:
+        """The structure that a configuration has on a GPU, for a model with this window."""
+        has_negatives = _whole(configuration.get("n_negatives", 0)) > 1
+        sizes = SIZE_KNOBS | {"n_negatives"} if has_negatives else SIZE_KNOBS
+        settings = {
+            name: value
+            for name, value in configuration.items()
+            if name not in sizes | OPTIMIZER_KNOBS | HOST_KNOBS
+        }
+        length = _whole(configuration["max_length"])
+        return cls(
+            settings=Configuration(settings),
+            single_sample=_whole(configuration["micro_batch"]) == 1,
+            full_training=_whole(configuration.get("lora_rank", 0)) == 0,
+            window=window,
+            # Eager attention makes its masks at every length.
+            beyond_window=(
+                window is not None and length >= window and settings.get("attention") != "eager"
+            ),
+            compute_capability=kernels_like(compute_capability),
+            positions=positions,
+            has_negatives=has_negatives,
+        )
+
+    def configuration(self, probe: Probe) -> Configuration:
+        """The configuration that is traced at a probe."""
+        sizes: dict[str, Any] = {
+            "micro_batch": probe.micro_batch,
+            "max_length": probe.max_length,
+            "lora_rank": probe.lora_rank,
+            "lora_alpha": 16,
+            "grad_accum": 2,
+            "optimizer": "sgd",
+            "max_grad_norm": 0.0,
+            **({"n_negatives": probe.n_negatives} if self.has_negatives else {}),
+        }
+        return Configuration({**self.settings, **sizes})
+
+    def probes(self) -> tuple[tuple[Probe, Probe], Probe]:
+        """The two points that determine polynomials, and one to check them at.
+
+        The ratios are 7/11, 7/5 (or 4/3), 17/13 and 23/19: their prime factors tell every
+        monomial apart. Lengths are multiples of 128, to which attention kernels round.
+        """
+        unit = 128
+        steps = (5, 7)
+        if self.window is not None and self.beyond_window:
+            unit *= -(-self.window // (5 * unit))
+        elif self.window is not None and self.settings.get("attention") != "eager":
+            while 7 * unit >= self.window and unit > 1:
+                unit //= 2
+        elif self.positions is not None and 7 * unit > self.positions:
+            # Only flash attention rounds to 128; the others to 64.
+            steps = (3, 4) if self._may_run_flash_attention else (5, 7)
+            while steps[1] * unit > self.positions and unit > 1:
+                unit //= 2
+        check_length = (11 if self.beyond_window else 3 if steps == (5, 7) else 1) * unit
+        batches = (1, 1, 1) if self.single_sample else (11, 7, 5)
+        ranks = (0, 0, 0) if self.full_training else (13, 17, 29)
+        negatives = (19, 23, 5) if self.has_negatives else (0, 0, 0)
+        return (
+            (
+                Probe(batches[0], steps[0] * unit, ranks[0], negatives[0]),
+                Probe(batches[1], steps[1] * unit, ranks[1], negatives[1]),
+            ),
+            Probe(batches[2], check_length, ranks[2], negatives[2]),
+        )
+
+    @property
+    def _may_run_flash_attention(self) -> bool:
+        return (
+            self.compute_capability >= _FLASH
+            and self.settings.get("attention") == "sdpa"
+            and self.settings.get("padding") != "max_length"
+        )
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits that identify the structure, the same in every process."""
+        text = json.dumps(
+            [
+                self.settings.to_dict(),
+                self.single_sample,
+                self.full_training,
+                self.window,
+                self.beyond_window,
+                self.compute_capability,
+                self.positions,
+                self.has_negatives,
+            ],
+            sort_keys=True,
+        )
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def kernels_like(compute_capability: tuple[int, int]) -> tuple[int, int]:
+    """The compute capability that stands for all GPUs that choose the same kernels."""
+    if compute_capability == PROCESSOR:
+        return PROCESSOR
+    return _FLASH if compute_capability >= _FLASH else _NO_FLASH
+
+
+def _whole(value: Any) -> int:
+    return int(value)

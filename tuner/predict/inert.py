@@ -1,0 +1,104 @@
+"""Knobs that change nothing: neither memory nor time.
+
+An edit without an effect costs trials at best; at worst somebody believes that it helped. A
+knob can be inert everywhere, or only beside some values of another one: preparing a model for
+k-bit training turns gradient checkpointing on whatever the flag says, so that the flag is inert
+where the precision is nf4 or int8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.core.records import Configuration, KnobValue, Prediction
+
+TOLERANCE = 1e-4
+"""Largest relative difference of predictions that counts as none; predictions have no noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class InertKnob:
+    """A knob whose values make no difference to memory or time.
+
+    `beside` is another knob and those of its values where this holds; None where it holds
+    everywhere. `compared` counts the groups of configurations that differ in this knob alone.
+    """
+
+    knob: str
+    compared: int
+    beside: tuple[str, tuple[KnobValue, ...]] | None = None
+
+    def __str__(self) -> str:
+        """A sentence for people."""
+        text = f"{self.knob} changes neither memory nor time"
+        if self.beside is None:
+            return text
+        name, values = self.beside
+        return f"{text} where {name} is {' or '.join(map(str, values))}"
+
+
+def inert_knobs(
+    configurations: Sequence[Configuration],
+    predictions: Sequence[Prediction],
+    knobs: Sequence[str],
+    *,
+    tolerance: float = TOLERANCE,
+) -> list[InertKnob]:
+    """The inert ones of `knobs`, from a prediction of each configuration.
+
+    Only configurations that differ in one knob and in no other are compared; what is derived
+    from the knobs may differ. A knob that is never the only difference is not judged.
+    """
+    numbers = np.array(
+        [(p.memory.device_bytes, p.speed.step_s) for p in predictions], dtype=float
+    ).reshape(-1, 2)
+    values, codes = _coded(configurations, knobs)
+    found = []
+    for column, knob in enumerate(knobs):
+        others = np.delete(codes, column, axis=1)
+        rows, equal = _groups(others, numbers, tolerance)
+        if len(rows) and equal.all():
+            found.append(InertKnob(knob, len(rows)))
+            continue
+        names = [name for name in knobs if name != knob]
+        for place, name in enumerate(names):
+            inert = _inert_values(rows[:, place], equal)
+            if inert:
+                beside = (name, tuple(values[name][code] for code in inert))
+                compared = int(np.isin(rows[:, place], inert).sum())
+                found.append(InertKnob(knob, compared, beside))
+    return found
+
+
+def _coded(
+    configurations: Sequence[Configuration], knobs: Sequence[str]
+) -> tuple[dict[str, list[KnobValue]], NDArray[np.int64]]:
+    """Each knob's values in the order of their first use, and (N, K) their numbers."""
+    values = {knob: list(dict.fromkeys(c[knob] for c in configurations)) for knob in knobs}
+    numbers = {knob: {value: i for i, value in enumerate(of)} for knob, of in values.items()}
+    rows = [[numbers[knob][c[knob]] for knob in knobs] for c in configurations]
+    return values, np.array(rows, dtype=np.int64).reshape(len(configurations), len(knobs))
+
+
+def _groups(
+    others: NDArray[np.int64], numbers: NDArray[np.float64], tolerance: float
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Groups of two and more that agree in all other knobs, and whether their numbers do too."""
+    if not len(others):
+        return others, np.zeros(0, dtype=bool)
+    rows, group, sizes = np.unique(others, axis=0, return_inverse=True, return_counts=True)
+    low, high = (np.full((len(rows), 2), bound) for bound in (np.inf, -np.inf))
+    np.minimum.at(low, group.ravel(), numbers)
+    np.maximum.at(high, group.ravel(), numbers)
+    equal = (high - low <= tolerance * high).all(axis=1)
+    several = sizes > 1
+    return rows[several], equal[several]
+
+
+def _inert_values(codes: NDArray[np.int64], equal: NDArray[np.bool_]) -> list[int]:
+    """The values beside which every group is equal."""
+    return [int(code) for code in np.unique(codes) if equal[codes == code].all()]

@@ -1,0 +1,172 @@
+"""One optimizer step of a trace: memory by what it is for, and the operators that take longest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.core.gpu import Gpu
+from tuner.core.records import Configuration, MemoryCategory, Phase
+from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan
+from tuner.cost.operators.timeline import Mark, Timeline
+from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.replay.memory import category_of, memory_history, rounded_sizes
+from tuner.cost.speed.kernel_times import on_measured_device
+from tuner.cost.speed.operators import OperatorTime, most_expensive
+from tuner.cost.speed.profile import DeviceProfile
+from tuner.cost.speed.roofline import KernelTimes, StepWork, pass_times, step_times
+from tuner.predict.predict import Subject, grad_accum_of, require_supported, step_work
+
+if TYPE_CHECKING:  # tracing imports torch
+    from tuner.predict.tracing.trace import Trace
+
+MAX_POINTS = 400
+"""Moments of a timeline: more than a screen shows, and a page stays small."""
+
+
+def trace_timeline(
+    subject: Subject,
+    configuration: Configuration,
+    gpu: Gpu,
+    *,
+    profile: DeviceProfile | None = None,
+) -> MemoryTimeline:
+    """Trace `configuration` and say what it has allocated over its second optimizer step.
+
+    How long a phase takes is the roofline's answer; inside a phase, allocations and frees
+    are spread evenly over its time. Takes as long as a prediction at full depth. Raises
+    `InputError` when the GPU cannot run it.
+    """
+    from tuner.predict.compiler.deepening import trace_deep
+
+    gpu, kernel_times, _ = on_measured_device(gpu, profile)
+    require_supported(configuration, gpu)
+    traced = trace_deep(
+        subject.workload,
+        subject.model_config,
+        configuration,
+        compute_capability=gpu.compute_capability,
+    )
+    work, allow_tf32 = step_work(traced), configuration["precision"] == "tf32"
+    seconds = _phase_seconds(traced, work, gpu, kernel_times, allow_tf32)
+    timeline = timeline_of(traced.timeline, seconds, caching=gpu.compute_capability != PROCESSOR)
+    return replace(timeline, operators=operators_of(work, configuration, gpu, kernel_times))
+
+
+def operators_of(
+    work: StepWork, configuration: Configuration, gpu: Gpu, times: KernelTimes
+) -> tuple[OperatorTime, ...]:
+    """The operators that take most of an optimizer step with this work."""
+    allow_tf32, grad_accum = configuration["precision"] == "tf32", grad_accum_of(configuration)
+    whole = step_times(
+        work,
+        gpu,
+        grad_accum=np.array([grad_accum]),
+        allow_tf32=allow_tf32,
+        kernel_times=times,
+    )
+    return most_expensive(
+        work,
+        gpu,
+        times,
+        grad_accum=grad_accum,
+        step_s=float(whole.step_s[0]),
+        allow_tf32=allow_tf32,
+    )
+
+
+def timeline_of(
+    timeline: Timeline, seconds: Mapping[tuple[Phase, int], float], *, caching: bool = True
+) -> MemoryTimeline:
+    """The timeline of a trace's second step; `seconds` by phase and micro-step."""
+    first, spans, bounds = 0, [], []
+    now_s = 0.0
+    marks = timeline.marks
+    ends = [mark.event for mark in marks[1:]] + [len(timeline.events)]
+    for mark, end in _marks_of_step(marks, ends, step=1):
+        first = first or mark.event
+        end_s = now_s + seconds[mark.phase, mark.micro_step]
+        spans.append(PhaseSpan(str(mark.phase), mark.micro_step, now_s, end_s))
+        bounds.append((mark.event, end, now_s, end_s))
+        now_s = end_s
+    live, reserved = _live_bytes(timeline, first, caching=caching)
+    times_s = np.concatenate(
+        [np.linspace(start_s, end_s, max(0, end - start)) for start, end, start_s, end_s in bounds]
+    )
+    keep = _highest_of_bins(times_s, live.sum(axis=0))
+    categories = {
+        str(category): tuple(int(size) for size in live[row, keep])
+        for row, category in enumerate(MemoryCategory)
+        if live[row].any()
+    }
+    return MemoryTimeline(
+        times_s=tuple(float(f"{t:.6g}") for t in times_s[keep]),
+        categories=categories,
+        reserved_bytes=tuple(int(size) for size in reserved[keep]),
+        spans=tuple(spans),
+    )
+
+
+def _marks_of_step(
+    marks: Sequence[Mark], ends: Sequence[int], *, step: int
+) -> Iterator[tuple[Mark, int]]:
+    for mark, end in zip(marks, ends, strict=True):
+        if mark.step == step and mark.phase is not Phase.LOAD:
+            yield mark, end
+
+
+def _live_bytes(
+    timeline: Timeline, first: int, *, caching: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Allocated bytes by category (rows) after each event from `first` on, and reserved bytes.
+
+    The rests in blocks that were not worth splitting off are overhead, as in a prediction.
+    """
+    rows = {category: row for row, category in enumerate(MemoryCategory)}
+    row_of = [rows[category_of(block)] for block in timeline.blocks]
+    rounded = rounded_sizes(timeline)
+    changes = np.zeros((len(rows), len(timeline.events)), dtype=np.int64)
+    for event, (block, sign) in enumerate(timeline.events):
+        if rounded[block]:
+            changes[row_of[block], event] = sign * rounded[block]
+    live = np.cumsum(changes, axis=1)
+    history = memory_history(timeline, caching=caching)
+    live[rows[MemoryCategory.ALLOCATOR_OVERHEAD]] += np.asarray(history.allocated) - live.sum(
+        axis=0
+    )
+    return live[:, first:], np.asarray(history.reserved)[first:]
+
+
+def _highest_of_bins(times_s: NDArray[np.float64], totals: NDArray[np.int64]) -> list[int]:
+    """The place of the highest total in each of `MAX_POINTS` equal parts of the time."""
+    part = np.minimum(
+        (times_s / max(float(times_s[-1]), 1e-12) * MAX_POINTS).astype(int), MAX_POINTS - 1
+    )
+    keep = []
+    for number in np.unique(part):
+        places = np.flatnonzero(part == number)
+        keep.append(int(places[np.argmax(totals[places])]))
+    return keep
+
+
+def _phase_seconds(
+    traced: Trace, work: StepWork, gpu: Gpu, times: KernelTimes, allow_tf32: bool
+) -> dict[tuple[Phase, int], float]:
+    """Seconds of each phase of the traced second step."""
+    from tuner.cost.compiled import SEGMENTS
+
+    passes = pass_times(work.passes, work.executions, gpu, allow_tf32=allow_tf32, times=times)
+    seconds = {
+        (segment.phase, segment.micro_step): float(sum(s[0] for s in by_kind.values()))
+        for segment, by_kind in zip(SEGMENTS, passes.seconds, strict=True)
+    }
+    kernel_s = times.seconds(work.optimizer, gpu, allow_tf32=allow_tf32)
+    optimizer_s = float((work.optimizer_executions @ kernel_s)[0])
+    for mark in traced.timeline.marks:
+        if mark.phase is Phase.OPTIMIZER:
+            seconds[mark.phase, mark.micro_step] = optimizer_s
+    return seconds

@@ -1,0 +1,296 @@
+"""The prediction of one configuration on one GPU, from a trace of its own training step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tuner.core.errors import InputError, Problem
+from tuner.core.gpu import Gpu
+from tuner.core.records import Configuration, Memory, MemoryBudget, Prediction, Speed
+from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
+from tuner.core.setup.schemas import unmodelled
+from tuner.cost.calibration.calibrate import prior_intervals
+from tuner.cost.operators.workspace import PROCESSOR
+from tuner.cost.parallel import exchange_of, times_of_ranks
+from tuner.cost.rank_memory import (
+    buckets_of,
+    memory_of_rank,
+    nccl_text,
+    pages_of,
+    replicated,
+    with_nccl,
+)
+from tuner.cost.speed.kernel_times import on_measured_device
+from tuner.cost.speed.processor import on_its_device
+from tuner.cost.speed.product_rates import matmul_peak
+from tuner.cost.speed.profile import DeviceProfile
+from tuner.cost.speed.roofline import StepTimes, StepWork, step_times
+from tuner.cost.work_arrays import WorkArrays, executions_of, optimizer_executions_of
+from tuner.predict.training import get_workload, tokens_per_sample
+from tuner.space.models.catalogue import resolve_config
+from tuner.space.models.positions import length_problem
+
+if TYPE_CHECKING:  # tracing imports torch, which reading a compiled timeline does without
+    from tuner.predict.tracing.trace import Trace
+    from tuner.predict.training.base import Workload
+
+WITHOUT = "without the effect of"
+"""What stands in a method before the settings that it knows nothing of."""
+
+METHOD = "trace of two optimizer steps at full depth"
+
+_COMPUTE_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is trained: the workload and model of a search, the configuration resolved once."""
+
+    workload: Workload
+    model: str
+    model_config: Any
+
+
+def resolve_subject(workload: str, model: str) -> Subject:
+    """Look both names up. Raises `InputError` for names that do not exist."""
+    return Subject(get_workload(workload), model, resolve_config(model))
+
+
+def check_supported(
+    configuration: Configuration, gpu: Gpu, *, positions: int | None = None
+) -> list[Problem]:
+    """What GPU or model cannot do of what the configuration asks; empty when it can run.
+
+    `positions` is how many tokens the model has positions for, where that is limited.
+    """
+    problems = []
+    for knob in ("precision", "mixed_precision", "compute_dtype"):
+        value = configuration.get(knob, "no")
+        if value in ("no", "auto"):
+            continue
+        reason = gpu.unsupported_reason(str(value))
+        if reason is not None:
+            problems.append(Problem(f"{knob} {value} on {gpu.name}: {reason}", where=knob))
+    problems += _flash_attention_problems(configuration, gpu)
+    problems += _scaling_problems(configuration)
+    if "max_length" in configuration:
+        too_long = length_problem(positions, int(str(configuration["max_length"])), "max_length")
+        problems += [Problem("; ".join(too_long), where="max_length")] if too_long else []
+    return [*problems, *Parallelism.of(configuration).problems(configuration)]
+
+
+_FLASH_ATTENTION_FROM = (8, 0)
+"""flash-attn 2 needs Ampere (its README, "NVIDIA CUDA Support") and fp16 or bf16 inputs."""
+
+
+def _flash_attention_problems(configuration: Configuration, gpu: Gpu) -> list[Problem]:
+    if configuration.get("attention") != "flash_attention_2":
+        return []
+    asked = "attention flash_attention_2"
+    if gpu.compute_capability < _FLASH_ATTENTION_FROM:
+        least = ".".join(map(str, _FLASH_ATTENTION_FROM))
+        reason = f"{asked} on {gpu.name}: it needs a GPU of compute capability {least} or more"
+        return [Problem(reason, where="attention")]
+    knob = "compute_dtype" if configuration["precision"] in ("nf4", "int8") else "precision"
+    dtype = configuration.get(knob)
+    if dtype in ("fp32", "tf32") and configuration.get("mixed_precision", "no") == "no":
+        reason = f"{asked} with {knob} {dtype}: it takes fp16 and bf16 only"
+        return [Problem(reason, where="attention")]
+    return []
+
+
+def _scaling_problems(configuration: Configuration) -> list[Problem]:
+    """Gradients that PyTorch's scaler, which fp16 needs, has no kernel for."""
+    dtype, mixed = (configuration.get(name) for name in ("adapter_dtype", "mixed_precision"))
+    if dtype != "bf16" or mixed != "fp16" or not configuration.get("lora_rank"):
+        return []
+    reason = "adapter_dtype bf16 with mixed_precision fp16: gradients in bf16 cannot be scaled"
+    return [Problem(reason, where="adapter_dtype")]
+
+
+def predict(
+    subject: Subject,
+    configuration: Configuration,
+    gpu: Gpu,
+    *,
+    margin_fraction: float | None = None,
+    profile: DeviceProfile | None = None,
+) -> Prediction:
+    """Peak memory and step time of `configuration` on `gpu`, from a trace at full depth.
+
+    A device profile replaces the catalogue's rates. Raises `InputError` when the GPU cannot run
+    it or the model cannot be built from it.
+    """
+    from tuner.cost.replay.memory import peak_memory
+    from tuner.predict.compiler.deepening import trace_deep
+
+    gpu, kernel_times, rates = on_measured_device(gpu, profile)
+    require_supported(configuration, gpu)
+    parallelism = Parallelism.of(configuration)
+    traced = trace_deep(
+        subject.workload,
+        subject.model_config,
+        configuration,
+        compute_capability=gpu.compute_capability,
+    )
+    # DDP issues its own copies from C++, which costs no host time as the model's operators do.
+    worked = _alone(subject, configuration, gpu) if parallelism.is_replicated else traced
+    on_processor = gpu.compute_capability == PROCESSOR
+    memory = peak_memory(
+        (worked if on_processor else traced).timeline,
+        context_bytes=gpu.context_bytes,
+        caching=not on_processor,
+    )
+    if on_processor and worked is not traced:
+        # Not all that is resident in a step is so while DDP broadcasts.
+        memory = replicated(memory, buckets_of(traced.gradient_bytes), gpu, profile)
+    memory = on_its_device(memory, gpu, profile, pages_bytes=pages_of(profile, configuration))
+    memory = with_nccl(memory, gpu, configuration)
+    times = step_times(
+        step_work(worked),
+        gpu,
+        grad_accum=np.array([grad_accum_of(configuration)]),
+        allow_tf32=configuration["precision"] == "tf32",
+        kernel_times=kernel_times,
+    )
+    if parallelism.ranks > 1:
+        exchange = exchange_of(traced.timeline, traced.gradient_bytes, configuration)
+        times = times_of_ranks(times, [exchange], [parallelism], gpu, memory)
+    return build_prediction(
+        memory,
+        speed_of(times, 0, subject.workload.name, configuration, gpu),
+        gpu,
+        params=(traced.trainable_params, traced.total_params),
+        method=method_text(
+            f"{METHOD}; {rates}", subject.workload.name, configuration, gpu, traced.remarks
+        ),
+        margin_fraction=margin_fraction,
+        parallelism=parallelism,
+        unknown=times.unknown(0),
+    )
+
+
+def _alone(subject: Subject, configuration: Configuration, gpu: Gpu) -> Trace:
+    """What a rank would do without the others."""
+    from tuner.predict.compiler.deepening import trace_deep
+
+    return trace_deep(
+        subject.workload,
+        subject.model_config,
+        Configuration({**configuration, GPUS_PER_TRIAL: 1, MACHINES: 1}),
+        compute_capability=gpu.compute_capability,
+    )
+
+
+def method_text(
+    how: str,
+    workload: str,
+    configuration: Configuration,
+    gpu: Gpu,
+    remarks: Sequence[str] = (),
+) -> str:
+    """How a prediction came about, and which of the configuration's knobs it knows nothing of.
+
+    `remarks` are those of its trace.
+    """
+    left_out = unmodelled(workload, configuration)
+    parallelism = Parallelism.of(configuration)
+    if parallelism.ranks > 1:
+        ranks = f"one of {parallelism.ranks} ranks under {parallelism.strategy}"
+        how = f"{how}; {ranks}{nccl_text(gpu, configuration)}"
+    how = "; ".join((how, *remarks))
+    return f"{how}; {WITHOUT} {', '.join(left_out)}" if left_out else how
+
+
+def require_supported(
+    configuration: Configuration, gpu: Gpu, *, positions: int | None = None
+) -> None:
+    """Raise `InputError` with every reason why this cannot be run; see `check_supported`."""
+    problems = check_supported(configuration, gpu, positions=positions)
+    if problems:
+        raise InputError("the GPU cannot run this configuration", problems=problems)
+
+
+def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
+    memory: Memory,
+    speed: Speed,
+    gpu: Gpu,
+    *,
+    params: tuple[int, int],
+    method: str,
+    margin_fraction: float | None,
+    parallelism: Parallelism | None = None,
+    unknown: tuple[float, float] = (1.0, 1.0),
+) -> Prediction:
+    """A prediction, with the verdict on device memory. `params` are trainable and total.
+
+    With several GPUs memory is that of each of them. `unknown` are the ends of what the step may
+    take, over what is predicted (`StepTimes.unknown`).
+    """
+    budget = MemoryBudget.of(memory_of_rank(gpu, parallelism or Parallelism()), margin_fraction)
+    return Prediction(
+        fits=budget.fits(memory.device_bytes),
+        limit_bytes=budget.limit_bytes,
+        margin_bytes=budget.margin_bytes,
+        memory=memory,
+        speed=speed,
+        trainable_params=params[0],
+        total_params=params[1],
+        gpu=gpu.id,
+        method=method,
+        intervals=prior_intervals(memory, speed, method, unknown),
+    )
+
+
+def grad_accum_of(configuration: Configuration) -> int:
+    """Micro-steps of an optimizer step."""
+    return int(str(configuration.get("grad_accum", 1)))
+
+
+def speed_of(
+    times: StepTimes, point: int, workload: str, configuration: Configuration, gpu: Gpu
+) -> Speed:
+    """The speed at one of the points of `times`, which has this configuration.
+
+    That of all ranks together; `it_per_s` counts micro-steps, which all of them run at once.
+    """
+    grad_accum = grad_accum_of(configuration)
+    ranks = Parallelism.of(configuration).ranks
+    samples = int(str(configuration["micro_batch"])) * grad_accum * ranks
+    step_s = float(times.step_s[point])
+    return Speed(
+        step_s=step_s,
+        it_per_s=grad_accum / step_s,
+        samples_per_s=samples / step_s,
+        tokens_per_s=samples * tokens_per_sample(workload, configuration) / step_s,
+        mfu=_mfu(float(times.model_flops[point]) / step_s, configuration, gpu),
+        breakdown_s={kind: float(seconds[point]) for kind, seconds in times.breakdown_s.items()},
+    )
+
+
+def step_work(traced: Trace) -> StepWork:
+    """The work of one optimizer step: the second of a trace, when optimizer states exist."""
+    timeline = traced.timeline
+    works = WorkArrays.of_works(timeline.works)
+    return StepWork(
+        passes=works,
+        executions=executions_of(timeline, step=1),
+        optimizer=works,
+        optimizer_executions=optimizer_executions_of(timeline, step=1),
+    )
+
+
+def _mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | None:
+    """Model FLOP/s over the dense peak of the precision in which most products run."""
+    mixed = str(configuration.get("mixed_precision", "no"))
+    precision = mixed if mixed != "no" else str(configuration["precision"])
+    if precision in ("nf4", "int8"):
+        precision = "bf16"
+    if precision not in gpu.flops:
+        return None
+    dtype = _COMPUTE_DTYPES[precision]
+    return flops_per_s / matmul_peak(gpu, dtype, allow_tf32=precision == "tf32")

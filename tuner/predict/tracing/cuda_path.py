@@ -1,0 +1,188 @@
+"""Makes a model on tensors without data take the code path that it takes on a CUDA device.
+
+PyTorch chooses some kernels from the device of a tensor before any operator is dispatched:
+fused attention, fused dropout, softmax that widens while it reads, and autocast. A model on
+the meta device would take the CPU's choice and save other tensors for backward. `CudaPath`
+is a function mode that makes the choices that CUDA makes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional as nn_functional
+
+from tuner.predict.tracing.device_path import HALF, DevicePath, tensor
+
+_aten = torch.ops.aten
+
+# The operators that CUDA autocast runs in fp32 (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32),
+# as far as models call them from Python.
+_TO_FP32: frozenset[Any] = frozenset(
+    {
+        nn_functional.layer_norm,
+        nn_functional.group_norm,
+        nn_functional.cross_entropy,
+        nn_functional.nll_loss,
+        nn_functional.mse_loss,
+        nn_functional.softplus,
+        nn_functional.softmax,
+        nn_functional.log_softmax,
+        torch.softmax,
+        torch.log_softmax,
+        torch.Tensor.softmax,
+        torch.pow,
+        torch.rsqrt,
+        torch.exp,
+        torch.log,
+        torch.cumsum,
+        torch.norm,
+        torch.Tensor.pow,
+        torch.Tensor.__pow__,
+        torch.Tensor.rsqrt,
+        torch.Tensor.exp,
+        torch.Tensor.log,
+        torch.Tensor.cumsum,
+        torch.Tensor.norm,
+    }
+)
+
+
+class CudaPath(DevicePath):
+    """Function mode with CUDA's choices for one compute capability.
+
+    Flash attention needs capability 8.0, 16-bit inputs, no mask and head dimension at most
+    256; otherwise the memory-efficient kernel runs (sdp_utils.cpp, use_flash_attention).
+    """
+
+    to_fp32 = _TO_FP32
+
+    def __init__(self, compute_capability: tuple[int, int]) -> None:
+        super().__init__()
+        self._has_flash = compute_capability >= (8, 0)
+        # transformers' moe.py, _can_use_grouped_mm
+        self.has_grouped_products = compute_capability >= (8, 0)
+
+    def _attention(
+        self,
+        func: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        flash = (
+            self._has_flash
+            and attn_mask is None
+            and query.dtype in HALF
+            and query.shape[-1] == value.shape[-1] <= 256
+        )
+        # Head dimensions are padded to a multiple of 8 (sdp::pad_last_dim): the models in the
+        # catalogue have such dimensions already.
+        if flash:
+            return tensor(
+                _aten._scaled_dot_product_flash_attention(
+                    query, key, value, dropout_p, is_causal, False, scale=scale
+                )[0]
+            )
+        if enable_gqa and key.shape[1] != query.shape[1]:
+            # The memory-efficient kernel refuses grouped queries (sdp_utils.cpp,
+            # check_batch_size_and_num_heads_dense): PyTorch falls back to its formula.
+            return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        if attn_mask is not None:
+            attn_mask = _additive_mask(attn_mask, query)
+        return tensor(
+            _aten._scaled_dot_product_efficient_attention(
+                query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+            )[0]
+        )
+
+    def _dropout(
+        self,
+        func: Any,
+        x: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> torch.Tensor:
+        # CUDA fuses dropout and keeps a mask of one byte an element (aten Dropout.cpp,
+        # is_fused_kernel_acceptable); the CPU keeps a mask in the input's precision.
+        if not training or p == 0 or inplace:
+            return tensor(func(x, p, training, inplace))
+        return torch.native_dropout(x, p, True)[0]
+
+    def _softmax(
+        self,
+        func: Any,
+        x: torch.Tensor,
+        dim: int | None = None,
+        _stacklevel: int = 3,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        # Half to float is one kernel on CUDA (aten SoftMax.cpp); bfloat16 is converted first.
+        if dtype is torch.float32 and x.dtype is torch.float16 and dim is not None:
+            return tensor(_aten._softmax(x, dim, True))
+        return tensor(func(x, dim, _stacklevel, dtype))
+
+
+def _math_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention without a fused kernel (attention.cpp, _scaled_dot_product_attention_math).
+
+    16-bit inputs are widened to fp32 and query and key are both scaled, so that all scores
+    exist in fp32.
+    """
+    dtype = query.dtype
+    query, key, value = query.float(), key.float(), value.float()
+    factor = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    query = query * factor
+    if is_causal:
+        ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        attn_mask = ones.tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        additive = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = additive.masked_fill_(attn_mask.logical_not(), float("-inf"))
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = torch.matmul(query, key.transpose(-2, -1) * factor)
+    if attn_mask is not None:
+        scores = scores.add_(attn_mask)
+    weights = tensor(_aten._safe_softmax(scores, -1))
+    if dropout_p > 0:
+        weights = torch.native_dropout(weights, dropout_p, True)[0]
+    # The formula returns its weights too, narrowed, before it multiplies; nobody takes them.
+    narrowed = weights.to(dtype)
+    result = torch.matmul(weights, value).to(dtype)
+    del narrowed
+    return result
+
+
+def _additive_mask(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    # The efficient kernel takes an additive mask in the query's precision, one value a pair
+    # of positions, expanded over heads (convert_boolean_attn_mask in attention.cpp).
+    if mask.dtype == torch.bool:
+        additive = torch.zeros_like(mask, dtype=query.dtype)
+        additive.masked_fill_(mask.logical_not(), float("-inf"))
+        mask = additive
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], mask.shape[-1])
+
+
+CudaPath.replacements = {
+    nn_functional.scaled_dot_product_attention: CudaPath._attention,
+    nn_functional.dropout: CudaPath._dropout,
+    nn_functional.softmax: CudaPath._softmax,
+}

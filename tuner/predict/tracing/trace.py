@@ -1,0 +1,346 @@
+"""Traces real training steps on tensors without data: what they allocate and compute.
+
+The workload's own code runs on the meta device: transformers' model, peft's adapters,
+bitsandbytes' layers and optimizers. `Recorder` notes every allocation, `DevicePath` takes the
+kernel choices that the device would take. No GPU, no weights, no data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tuner.core.meanwhile import without_collection
+from tuner.core.records import Configuration, MemoryCategory, Phase
+from tuner.core.setup.distributed_knobs import Parallelism
+from tuner.cost.operators.cpu_kernels import CPU_KERNELS
+from tuner.cost.operators.kernels import CUDA_KERNELS
+from tuner.cost.operators.timeline import Timeline
+from tuner.cost.operators.workspace import PROCESSOR, cublas_workspace_bytes
+from tuner.predict.tracing.cpu_path import CpuPath, int8_products_on_cpu
+from tuner.predict.tracing.cuda_path import CudaPath
+from tuner.predict.tracing.device_path import DevicePath
+from tuner.predict.tracing.fake_ranks import fake_ranks
+from tuner.predict.tracing.flash_attention import flash_attention_on_meta
+from tuner.predict.tracing.library_calls import library_calls_on_meta
+from tuner.predict.tracing.model_faults import model_faults
+from tuner.predict.tracing.places import named_modules
+from tuner.predict.tracing.recorder import Recorder
+from tuner.predict.training.base import Workload
+from tuner.predict.training.known_values import KnownValues
+from tuner.predict.training.optimizers import build_optimizer, unscale_without_data
+from tuner.predict.training.quantized import logical_numel, quantized_tensors
+from tuner.predict.training.remarks import remarks
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Two optimizer steps of one configuration, for GPUs of one attention capability.
+
+    The first step has one micro-step and creates the optimizer state. The second has two
+    where gradients accumulate: the second of them runs with all gradients in memory, as do
+    all further ones. Under DeepSpeed the first step has up to `ZERO_ROUNDS`.
+    """
+
+    timeline: Timeline
+    micro_steps: int
+    """Micro-steps of the traced second optimizer step, 1 or 2."""
+    trainable_params: int
+    total_params: int
+    gradient_bytes: tuple[int, ...] = ()
+    """Of each trainable parameter, in their order; of a shard, on several GPUs that share them."""
+    remarks: tuple[str, ...] = ()
+    """What is not with the model as its configuration says; see `predict.training.remarks`."""
+
+
+class MetaEnvironment:
+    """The environment of a trace; see `tuner.predict.training.base.Environment`."""
+
+    device = "meta"
+
+    def __init__(self, recorder: Recorder, path: DevicePath) -> None:
+        self._recorder = recorder
+        self._path = path
+        self.optimizer_step = 0
+
+    def autocast(self, dtype: Any) -> contextlib.AbstractContextManager[None]:
+        """The device's autocast, emulated by `DevicePath`."""
+        return self._path.autocast(dtype)
+
+    def checkpoint_contexts(
+        self, autocast_dtype: Any | None = None
+    ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+        """Nothing around the forward; precision and bookkeeping around the recomputation."""
+        return contextlib.nullcontext(), self._recomputation(autocast_dtype)
+
+    def materialize(self, model: Any) -> None:
+        """All weights are in memory as a checkpoint leaves them."""
+        self._recorder.start()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._recorder.label(tensor, MemoryCategory.WEIGHTS, name)
+        for tensor in quantized_tensors(model):
+            self._recorder.label(tensor, MemoryCategory.WEIGHTS)
+
+    def enter(self, phase: Phase, micro_step: int) -> None:
+        """A phase begins; see `Environment.enter`."""
+        self._recorder.enter(phase, self.optimizer_step, micro_step)
+
+    def communicate(self, bucket: Any) -> Any:
+        """Stands in for the exchange of a bucket of gradients; see `predict.training.parallel`."""
+        self._recorder.label(bucket.buffer(), MemoryCategory.GRADIENTS)
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    @contextlib.contextmanager
+    def _recomputation(self, autocast_dtype: Any | None) -> Iterator[None]:
+        precision = (
+            self._path.autocast(autocast_dtype) if autocast_dtype else contextlib.nullcontext()
+        )
+        # The autograd engine restores dispatch modes but not function modes: enter it again.
+        with self._recorder.recompute(), self._path, precision:
+            yield
+
+
+def trace(
+    workload: Workload,
+    model_config: Any,
+    configuration: Configuration,
+    *,
+    compute_capability: tuple[int, int],
+) -> Trace:
+    """Trace two optimizer steps of `configuration`.
+
+    `model_config` is a transformers configuration. Takes seconds of CPU for a model of
+    27 billion parameters and needs no more memory than its Python objects. Each block says in
+    which module's forward it was made.
+    """
+    recorder, path, environment = _setup(model_config, configuration, compute_capability)
+    rounds = int(str(configuration.get("grad_accum", 1)))
+    accumulates = rounds > 1
+    parallelism = Parallelism.of(configuration)
+    packages = _packages_on_meta(recorder, path)
+    # Models of images and classifiers ask for values; those of text are traced faster without.
+    asks = configuration.get("images", 0) or configuration.get("num_labels", 0)
+    known = KnownValues() if asks else contextlib.nullcontext()
+    with (
+        without_collection(),
+        model_faults(model_config),
+        fake_ranks(parallelism, recorder.enter_stream),
+        packages,
+        recorder,
+        path,
+        known,
+    ):
+        session = workload.open(model_config, configuration, environment)
+        _label_trainable(recorder, session)
+        with named_modules(recorder, session.model):
+            # DeepSpeed keeps buffers from one micro-step to the next, which leave their gaps.
+            session.optimizer_step(min(rounds, ZERO_ROUNDS) if parallelism.zero_stage else 1)
+            _label_optimizer_state(recorder, session.optimizer)
+            environment.optimizer_step = 1
+            session.optimizer_step(2 if accumulates else 1)
+    return Trace(
+        timeline=recorder.timeline,
+        micro_steps=2 if accumulates else 1,
+        trainable_params=session.trainable_params,
+        total_params=session.total_params,
+        gradient_bytes=tuple(p.nbytes for p in session.model.parameters() if p.requires_grad),
+        remarks=remarks(session.model),
+    )
+
+
+ZERO_ROUNDS = 3
+"""Micro-steps from which on DeepSpeed reserves no more: of the emulated Llama of
+`benchmarks.zero` with buckets of 40,000,000 numbers, three and four reserve 5 % more than two."""
+
+EMBEDDING = " embedding"
+"""Behind the dtype of a parameter whose state an optimizer in 8 bits keeps in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTrace:
+    """Two micro-steps without an optimizer step: gradients appear in the first.
+
+    `trainable` lists size and kind of every parameter that gets a gradient, in the optimizer's
+    order, `idle` of those that the optimizer has and no pass reaches: adapters in a vision tower
+    that runs on no image. `frozen` are the others, counted as the weights that they stand for.
+    A kind is a dtype ("bfloat16"), with `EMBEDDING` behind it where the optimizer is told so.
+    """
+
+    timeline: Timeline
+    trainable: tuple[tuple[int, str], ...]
+    idle: tuple[tuple[int, str], ...]
+    frozen: tuple[tuple[int, str], ...]
+    remarks: tuple[str, ...] = ()
+
+
+def trace_passes(
+    workload: Workload,
+    model_config: Any,
+    configuration: Configuration,
+    *,
+    compute_capability: tuple[int, int],
+) -> PassTrace:
+    """Trace two forward and backward passes of `configuration`, of an optimizer step of number 1.
+
+    Where a training loop keeps a pass's outputs into the next, a pass of step 0 comes before.
+    """
+    recorder, path, environment = _setup(model_config, configuration, compute_capability)
+    environment.optimizer_step = 1
+    with without_collection(), _packages_on_meta(recorder, path), recorder, path:
+        session = workload.open(model_config, configuration, environment)
+        _label_trainable(recorder, session)
+        if configuration.get("training_loop") == "loop":
+            environment.optimizer_step = 0
+            session.micro_step(0)
+            session.optimizer.zero_grad(set_to_none=True)
+            environment.optimizer_step = 1
+        for micro_step in range(2):
+            session.micro_step(micro_step)
+        recorder.enter(Phase.OPTIMIZER, 1, 2)
+    parameters = list(session.model.parameters())
+    trainable = [p for p in parameters if p.requires_grad]
+    embeddings = set(getattr(session, "embeddings", ()))
+    kinds = {p: _dtype(p) + EMBEDDING * (p in embeddings) for p in trainable}
+    return PassTrace(
+        timeline=recorder.timeline,
+        trainable=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is not None),
+        idle=tuple((p.numel(), kinds[p]) for p in trainable if p.grad is None),
+        frozen=tuple((logical_numel(p), _dtype(p)) for p in parameters if not p.requires_grad),
+        remarks=remarks(session.model),
+    )
+
+
+def _dtype(parameter: torch.Tensor) -> str:
+    return str(parameter.dtype).removeprefix("torch.")
+
+
+def trace_optimizer(
+    name: str,
+    trainable: Sequence[tuple[int, str]],
+    *,
+    max_grad_norm: float,
+    scaled: bool = False,
+) -> Timeline:
+    """Trace two optimizer steps, clipping included, on parameters of these sizes and kinds alone.
+
+    `scaled` gradients, those of a loss that was scaled for fp16, are divided by the scale first.
+
+    Parameters and gradients are labelled as such, so that they can be told from what the
+    optimizer adds. An optimizer does not see the model, only its parameters.
+    """
+    recorder = Recorder(workspace_bytes=0)
+    with _optimizers_on_meta(recorder), recorder:
+        recorder.start()
+        parameters, embeddings = [], []
+        for numel, kind in trainable:
+            dtype = getattr(torch, kind.removesuffix(EMBEDDING))
+            parameter = torch.nn.Parameter(torch.empty(numel, dtype=dtype, device="meta"))
+            embeddings += [parameter] if kind.endswith(EMBEDDING) else []
+            parameter.grad = torch.empty_like(parameter)
+            recorder.label(parameter, MemoryCategory.ADAPTERS)
+            recorder.label(parameter.grad, MemoryCategory.GRADIENTS)
+            parameters.append(parameter)
+        optimizer = build_optimizer(name, parameters, embeddings)
+        for step in range(2):
+            recorder.enter(Phase.OPTIMIZER, step, 0)
+            if scaled:
+                unscale_without_data(parameters)
+            if max_grad_norm > 0:
+                torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+            optimizer.step()
+            _label_optimizer_state(recorder, optimizer)
+    return recorder.timeline
+
+
+def _setup(
+    model_config: Any, configuration: Configuration, compute_capability: tuple[int, int]
+) -> tuple[Recorder, DevicePath, MetaEnvironment]:
+    vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
+    on_cpu = compute_capability == PROCESSOR
+    recorder = Recorder(
+        workspace_bytes=cublas_workspace_bytes(compute_capability),
+        vocab_size=vocab_size,
+        padded=configuration.get("padding") == "max_length",
+        kernels=CPU_KERNELS if on_cpu else CUDA_KERNELS,
+    )
+    path = CpuPath() if on_cpu else CudaPath(compute_capability)
+    return recorder, path, MetaEnvironment(recorder, path)
+
+
+def _label_trainable(recorder: Recorder, session: Any) -> None:
+    trainable = {p: name for name, p in session.model.named_parameters() if p.requires_grad}
+    is_full = session.trainable_params == session.total_params
+    category = MemoryCategory.WEIGHTS if is_full else MemoryCategory.ADAPTERS
+
+    def label_gradient(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:  # DeepSpeed has taken it already
+            recorder.label(parameter.grad, MemoryCategory.GRADIENTS, trainable[parameter])
+
+    for parameter, name in trainable.items():
+        recorder.label(parameter, category, name)
+        parameter.register_post_accumulate_grad_hook(label_gradient)
+
+
+def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                recorder.label(value, MemoryCategory.OPTIMIZER_STATE)
+
+
+@contextlib.contextmanager
+def _packages_on_meta(recorder: Recorder, path: DevicePath) -> Iterator[None]:
+    on_cpu = isinstance(path, CpuPath)
+    int8 = int8_products_on_cpu() if on_cpu else contextlib.nullcontext()
+    with (
+        _optimizers_on_meta(recorder),
+        flash_attention_on_meta(path),
+        library_calls_on_meta(path),
+        int8,
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _optimizers_on_meta(recorder: Recorder) -> Iterator[None]:
+    """Optimizers with their device calls replaced, for tensors without data.
+
+    Fused and bitsandbytes' optimizers check that tensors are on a GPU; the latter synchronise
+    it and take paged state from CUDA's managed memory. None of this exists here. Paged state is
+    recorded as such.
+    """
+    import bitsandbytes.functional as bnb_functional
+    import bitsandbytes.optim.optimizer as bnb_optimizer
+
+    # torch.optim removes its submodules from its names.
+    torch_adam = importlib.import_module("torch.optim.adam")
+
+    def get_paged(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        buffer = torch.empty(*shape, dtype=dtype, device=device)
+        buffer.is_paged = True  # type: ignore[attr-defined]
+        recorder.mark_paged(buffer)
+        return buffer
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    replacements = [
+        (bnb_functional, "is_on_gpu", nothing),
+        (bnb_functional, "get_paged", get_paged),
+        (bnb_functional, "fill", nothing),
+        (bnb_functional, "prefetch_tensor", nothing),
+        (bnb_optimizer, "sync_gpu", nothing),
+        (torch_adam, "_device_dtype_check_for_fused", nothing),
+    ]
+    with contextlib.ExitStack() as stack:
+        for module, name, replacement in replacements:
+            stack.enter_context(mock.patch.object(module, name, replacement))
+        yield

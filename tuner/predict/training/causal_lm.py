@@ -1,0 +1,237 @@
+"""Workload `causal_lm`: supervised fine-tuning of a causal language model, full or LoRA.
+
+The model is built from its architecture configuration by transformers and adapted by peft,
+in the order in which a training script does it: load, k-bit preparation, adapters,
+optimizer. Nothing is approximated here; a trace and a real run execute this same code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration, Phase
+from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training.causal_lm_model import build_model, build_skeleton
+from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.predict.training.encoder_settings import require_positions
+from tuner.predict.training.flops import StepFlops, step_flops
+from tuner.predict.training.images import Images, images_of
+from tuner.predict.training.optimizers import embedding_weights
+from tuner.predict.training.parallel import Ranks, distribute
+from tuner.predict.training.session import ModelSession
+from tuner.predict.training.token_data import TokenBatches, build_loader
+from tuner.space.models.trainable import require_trained
+
+
+class CausalLMSession(ModelSession):
+    """A causal language model ready to train on batches of random tokens."""
+
+    def __init__(
+        self,
+        model: Any,
+        settings: CausalLMSettings,
+        environment: Environment,
+        ranks: Ranks | None = None,
+        images: Images | None = None,
+    ) -> None:
+        # Loops of people's own give an optimizer its parameters, and do no more.
+        by_trainer = settings.training_loop == "trainer"
+        embeddings = embedding_weights(model) if by_trainer else []
+        super().__init__(model, settings, environment, embeddings=embeddings)
+        self._settings: CausalLMSettings = settings
+        self._ranks = ranks or Ranks.alone(model)
+        self._ranks.take(self.optimizer)
+        self._images = images
+        self._outputs: Any = None
+        self._flops: StepFlops | None = None
+
+    def use_data(self, machine: Machine, flops: StepFlops | None) -> None:
+        """Train on batches of a data loader, and count what was done; see `Counts`."""
+        settings = self._settings
+        loader = build_loader(
+            settings.loader,
+            vocab_size=self._vocab_size,
+            shape=(settings.micro_batch, settings.max_length),
+            data=machine.data,
+            full=machine.full_micro_steps * settings.micro_batch,
+            padded=settings.padded,
+            rank=self._ranks.number,
+        )
+        self._train_on(TokenBatches(loader, machine.device), machine)
+        self._flops = flops
+        self.counts.model_flops = None if flops is None else 0.0
+
+    def _exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return self._ranks.exchange(is_last=is_last)
+
+    def micro_step(self, micro_step: int) -> None:
+        """Run one forward and backward pass; gradients accumulate."""
+        self._environment.enter(Phase.FORWARD, micro_step)
+        batch = self._next_batch()
+        if self._settings.training_loop != "trainer":
+            # A hand-written loop holds `outputs`, and with it the logits, during backward.
+            self._outputs = self._forward(batch)
+            self._refer(batch)
+            self._environment.enter(Phase.BACKWARD, micro_step)
+            self._backward(self._outputs.loss)
+            if self._settings.training_loop == "function":
+                self._outputs = None
+            return
+        loss = self._loss_as_trainer(batch)
+        self._refer(batch)
+        self._environment.enter(Phase.BACKWARD, micro_step)
+        self._backward(loss)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        if self._batches is not None:
+            self.loss = loss.detach()
+        self._ranks.backward(loss if self._scaler is None else self._scaler.scale(loss))
+
+    def _update(self) -> None:
+        if not self._ranks.update():
+            super()._update()
+
+    @property
+    def _vocab_size(self) -> int:
+        weight = self.model.get_input_embeddings().weight
+        return int(getattr(weight, "ds_shape", weight.shape)[0])  # of DeepSpeed's, where shared
+
+    def _next_batch(self) -> dict[str, torch.Tensor]:
+        """What the model is called with. A trace has no data, only its shapes."""
+        if self._batches is not None:
+            return self._real_batch(self._batches)
+        shape = (self._settings.micro_batch, self._settings.max_length)
+        device = self._environment.device
+        if self._images is not None:
+            return self._batch_of_images(self._images, shape)
+        tokens = torch.randint(0, self._vocab_size, shape, device=device)
+        return self._labelled(
+            {
+                "input_ids": tokens,
+                "attention_mask": torch.ones(shape, dtype=torch.long, device=device),
+                "labels": tokens.clone(),
+            }
+        )
+
+    def _labelled(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The batch with a label for each text, where a classifier is trained; changes it."""
+        labels, examples = self._settings.num_labels, len(batch["input_ids"])
+        if labels:
+            # Made on the host, so that they are known to a trace, where some models ask for them.
+            host = torch.ones(examples) if labels == 1 else torch.arange(examples) % labels
+            batch["labels"] = host.to(self._environment.device)
+        return batch
+
+    def _batch_of_images(self, images: Images, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+        """A trace's batch with images: made on the host, so that it is known where they stand."""
+        device = self._environment.device
+        ids = torch.zeros(shape, dtype=torch.long)
+        host = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+        placed = {name: tensor.to(device) for name, tensor in images.placed(host).items()}
+        return {**placed, **images.fields(shape[0], device)}
+
+    def _real_batch(self, batches: TokenBatches) -> dict[str, torch.Tensor]:
+        batch = batches.next()
+        samples, length = batch.inputs["input_ids"].shape
+        counts = self.counts
+        counts.samples += samples
+        counts.tokens += batch.tokens
+        counts.padded_tokens += samples * length
+        counts.data_wait_s = batches.waited_s
+        if self._flops is not None and counts.model_flops is not None:
+            counts.model_flops += self._flops.of(samples, length)
+        if self._images is None:
+            return self._labelled(batch.inputs)
+        placed = self._images.placed(batch.inputs)
+        return {**placed, **self._images.fields(samples, self._environment.device)}
+
+    def _forward(self, batch: dict[str, torch.Tensor]) -> Any:
+        dtype = self._settings.autocast_dtype
+        precision = self._environment.autocast(dtype) if dtype else contextlib.nullcontext()
+        with precision:
+            return self._ranks.called(**batch, use_cache=False)
+
+    def _refer(self, batch: dict[str, torch.Tensor]) -> None:
+        """What the reference of preference training makes of the same sequences."""
+        if self._settings.reference_pass:
+            with torch.no_grad(), self.model.disable_adapter():
+                self._forward(batch)
+
+    def _loss_as_trainer(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The loss as transformers' Trainer computes it: outputs die before backward.
+
+        Under mixed precision accelerate converts the outputs to fp32
+        (`convert_outputs_to_fp32`), so a second fp32 copy of the logits exists until here.
+        """
+        outputs = self._forward(batch)
+        # Fused kernels of the output head and its loss leave no logits.
+        if self._settings.autocast_dtype is not None and outputs.logits is not None:
+            outputs["logits"] = outputs.logits.float()
+        loss: torch.Tensor = outputs.loss
+        return loss
+
+
+class CausalLM:
+    """Opens sessions that fine-tune a causal language model."""
+
+    name = "causal_lm"
+
+    def open(
+        self, model_config: Any, configuration: Configuration, environment: Environment
+    ) -> CausalLMSession:
+        """Build model, adapters and optimizer on the environment's device.
+
+        Raises `InputError` when LoRA targets do not exist in the model, and for what cannot be
+        built or trained as the configuration says.
+        """
+        settings = CausalLMSettings.from_configuration(configuration)
+        parallelism = settings.parallelism
+        parallelism.require(configuration)
+        require_trained(model_config, num_labels=settings.num_labels)
+        require_positions(model_config, settings.max_length, "max_length")
+        images = _images(model_config, settings, environment)
+        environment.enter(Phase.LOAD, 0)
+        model = build_model(model_config, settings, environment)
+        # Layers of a tower that no text passes through get adapters, and never a gradient.
+        may_have_idle = model_config.get_text_config() is not model_config
+        ranks = distribute(
+            model,
+            parallelism,
+            environment,
+            may_have_idle=may_have_idle,
+            sharding=settings.sharding,
+            zero=settings.zero,
+        )
+        session = CausalLMSession(model, settings, environment, ranks, images)
+        if isinstance(environment, Machine):
+            session.use_data(environment, step_flops(model, model_config))
+        return session
+
+
+def _images(
+    model_config: Any, settings: CausalLMSettings, environment: Environment
+) -> Images | None:
+    """The images of a batch. Raises `InputError` for what cannot be trained with them."""
+    if not settings.images:
+        return None
+    data = environment.data if isinstance(environment, Machine) else None
+    if data is not None and data.token_lengths is not None:
+        raise InputError(
+            "the data's token_lengths say nothing of images, whose tokens are part of them",
+            hint="--lengths full gives every example max_length tokens, its images included",
+        )
+    plain = replace(settings, precision="bf16", gradient_checkpointing=False)
+    images = images_of(
+        build_skeleton(model_config, plain),
+        model_config,
+        number=settings.images,
+        size=settings.image_size,
+    )
+    images.require(settings.max_length)
+    return images

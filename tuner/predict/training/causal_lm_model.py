@@ -1,0 +1,322 @@
+"""The model of workload `causal_lm`: loaded, prepared and adapted as a training script does it.
+
+Built by transformers from the architecture's configuration, or from a checkpoint, and adapted
+by peft. A trace and a real run execute this same code; where they differ, a machine has weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tuner.core.errors import InputError, unknown
+from tuner.core.setup.schemas import ALL_LINEAR
+from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training.causal_lm_settings import CausalLMSettings
+from tuner.predict.training.checkpoint import load_checkpoint
+from tuner.predict.training.chunked_loss import use_chunked_loss
+from tuner.predict.training.liger import apply_liger, fused_cross_entropy
+from tuner.predict.training.losses import use_loss
+from tuner.predict.training.offload import decoder_layers, keep_on_host, move_all_but
+from tuner.predict.training.quantized import QUANTIZED, quantize_linears
+from tuner.predict.training.remarks import unadaptable
+from tuner.predict.training.zero import share_weights
+from tuner.space.models.trainable import require_quantization, trained_class, trained_config
+
+
+def build_model(model_config: Any, settings: CausalLMSettings, environment: Environment) -> Any:
+    """Model and adapters on the environment's device, in training mode.
+
+    A model that ranks will share stays on the meta device, or on the host with the weights of a
+    checkpoint: no device has to hold all of it.
+
+    Raises `InputError` for what the libraries cannot build.
+    """
+    if not isinstance(environment, Machine):
+        model = _skeleton(model_config, settings)
+        if not settings.parallelism.shares_weights:
+            environment.materialize(model)
+        _share_weights(model, settings, environment)
+        model = _prepare(model, settings, environment, environment.device)
+        model.train()
+        return model
+    settings.check_machine(environment.device)
+    model, on_host = _with_weights(model_config, settings, environment)
+    if settings.liger:
+        apply_liger(model)
+    _share_weights(model, settings, environment)
+    model = _prepare(model, settings, environment, _adapters_on(settings, environment))
+    keep_on_host(on_host, environment.device)
+    model.train()
+    if settings.torch_compile:
+        model.compile()
+    return model
+
+
+def _share_weights(model: Any, settings: CausalLMSettings, environment: Environment) -> None:
+    """Under ZeRO's third stage, before there are adapters: as models are loaded for Trainer."""
+    if settings.parallelism.zero_stage and settings.parallelism.shares_weights:
+        share_weights(model, environment, settings.zero)
+
+
+def _adapters_on(settings: CausalLMSettings, machine: Machine) -> str:
+    """The device on which adapters are made: where they will be, or beside what will be sharded."""
+    if not settings.parallelism.is_sharded:
+        return machine.device
+    return "meta" if machine.checkpoint is None else "cpu"
+
+
+def build_skeleton(model_config: Any, settings: CausalLMSettings) -> Any:
+    """The model as it is loaded, on the meta device. Raises `InputError` as `build_model` does."""
+    return _skeleton(model_config, settings)
+
+
+def _with_weights(
+    model_config: Any, settings: CausalLMSettings, machine: Machine
+) -> tuple[Any, list[nn.Module]]:
+    """The model with its weights, and those of its layers whose weights are on the host."""
+    if machine.checkpoint is None:
+        model = _skeleton(model_config, settings, real=True)
+        if settings.parallelism.shares_weights:
+            return model, []
+        on_host = _offloaded(model, settings)
+        machine.materialize(model, on_host)
+        return model, on_host
+
+    # What stays on the host, or is sharded, must not pass through a device too small for it.
+    first = "cpu" if settings.offload or settings.parallelism.shares_weights else machine.device
+    try:
+        model = load_checkpoint(machine.checkpoint, model_config, settings, device=first)
+    except (ValueError, ImportError) as error:
+        raise _build_error(error, settings.attention) from error
+    _use_loss(model, settings, real=True)
+    on_host = _offloaded(model, settings)
+    if settings.offload:
+        move_all_but(model, on_host, machine.device)
+    return model, on_host
+
+
+def _offloaded(model: nn.Module, settings: CausalLMSettings) -> list[nn.Module]:
+    layers = decoder_layers(model) if settings.offload else []
+    return layers[len(layers) - round(settings.offload * len(layers)) :]
+
+
+def _skeleton(model_config: Any, settings: CausalLMSettings, *, real: bool = False) -> Any:
+    """The model on the meta device, with quantised layers, before k-bit preparation."""
+    skipped = require_quantization(
+        model_config, settings.precision, double_quant=settings.double_quant
+    )
+    with torch.device("meta"):
+        try:
+            model = trained_class(
+                model_config, images=settings.images > 0, num_labels=settings.num_labels
+            ).from_config(
+                trained_config(model_config, settings.num_labels),
+                dtype=settings.load_dtype,
+                attn_implementation=settings.attention,
+            )
+        except (ValueError, ImportError) as error:
+            raise _build_error(error, settings.attention) from error
+        _use_loss(model, settings, real=real)
+        if settings.is_quantized:
+            quantize_linears(
+                model,
+                precision=settings.precision,
+                compute_dtype=settings.load_dtype,
+                double_quant=settings.double_quant,
+                skipped=skipped,
+                storage=settings.quant_storage,
+            )
+    return model
+
+
+def _build_error(error: Exception, attention: str) -> InputError:
+    """What transformers says of a model that it cannot build, as an answer to the user.
+
+    It raises ValueError for an attention that the model does not have, ImportError for one whose
+    package is missing.
+    """
+    if isinstance(error, InputError):
+        return error
+    text = " ".join(str(error).split())
+    return InputError(
+        f"transformers cannot build this model with attention {attention}: {text[:300]}",
+        hint="eager works for every model" if attention != "eager" else None,
+    )
+
+
+def _use_loss(model: Any, settings: CausalLMSettings, *, real: bool) -> None:
+    if settings.num_labels:
+        return
+    if settings.loss == "chunked":
+        use_chunked_loss(model, real=real)
+        return
+    kernel = fused_cross_entropy() if real and settings.fused_loss else None
+    use_loss(model, settings.loss, fused=settings.fused_loss, kernel=kernel)
+
+
+def _prepare(
+    model: Any, settings: CausalLMSettings, environment: Environment, adapters_on: str
+) -> Any:
+    """K-bit preparation, gradient checkpointing and adapters, as training scripts do."""
+    if settings.gradient_checkpointing and not model.supports_gradient_checkpointing:
+        raise InputError(
+            f"{type(model).__name__} of transformers has no gradient checkpointing",
+            hint="set gradient_checkpointing to false",
+        )
+    checkpointing: dict[str, Any] = {"use_reentrant": settings.use_reentrant}
+    # Reentrant checkpoints take no other options.
+    if settings.offload and environment.device != "meta" and not settings.use_reentrant:
+        # Recomputation that stops early skips the hooks that take a layer's last weights off the
+        # device again.
+        checkpointing["early_stop"] = False
+    if environment.device == "meta" and not settings.use_reentrant:
+        # Not on a machine: PyTorch restores autocast by itself there, and torch.compile takes no
+        # contexts of one's own.
+        checkpointing["context_fn"] = partial(
+            environment.checkpoint_contexts, settings.autocast_dtype
+        )
+    if settings.lora_rank and settings.is_quantized and settings.kbit_preparation != "none":
+        from peft import prepare_model_for_kbit_training
+
+        model = prepare_model_for_kbit_training(
+            model,
+            use_gradient_checkpointing=settings.gradient_checkpointing,
+            gradient_checkpointing_kwargs=checkpointing,
+        )
+        if settings.kbit_preparation == "trl":
+            _narrow_embeddings(model, settings.load_dtype)
+    elif settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+    if environment.device == "meta" and settings.use_reentrant:
+        _restore_autocast(model, environment, settings.autocast_dtype)
+    if not settings.lora_rank:
+        given = {"modules_to_save": settings.modules_to_save, "adapter": settings.adapter != "lora"}
+        for name in [name for name, is_given in given.items() if is_given]:
+            raise InputError(
+                f"{name} has no effect in full fine-tuning (lora_rank 0)",
+                hint=f"set lora_rank to 1 or more, or leave {name} out",
+            )
+        if settings.is_quantized:
+            raise InputError(
+                f"full fine-tuning (lora_rank 0) of a {settings.precision} model is not possible",
+                hint="set lora_rank to 1 or more, or precision to bf16, fp16 or fp32",
+            )
+        return model
+    return _with_adapters(model, settings, adapters_on)
+
+
+def _restore_autocast(model: Any, environment: Environment, dtype: torch.dtype | None) -> None:
+    """Recompute reentrant checkpoints under autocast, which PyTorch does on a real device only."""
+
+    def around(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        def run(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+            def in_context(*inputs: Any, **keywords: Any) -> Any:
+                # The first pass keeps no graph; the second, in the backward pass, makes one.
+                first, again = environment.checkpoint_contexts(dtype)
+                with again if torch.is_grad_enabled() else first:
+                    return function(*inputs, **keywords)
+
+            return checkpoint(in_context, *arguments, **options)
+
+        return run
+
+    for module in model.modules():
+        own = module.__dict__.get("_gradient_checkpointing_func")
+        if own is not None:
+            module._gradient_checkpointing_func = around(own)
+
+
+def _narrow_embeddings(model: Any, dtype: torch.dtype) -> None:
+    """Undo the widening of embeddings and output head, as trl's SFTTrainer does.
+
+    Its peft_module_casting_to_bf16 leaves only the norms in fp32.
+    """
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if module is not None:  # classifiers have no output head
+            module.to(dtype)
+
+
+def _with_adapters(model: Any, settings: CausalLMSettings, device: str) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    every = settings.lora_targets == ALL_LINEAR
+    bare = unadaptable(model) if every else ()
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=_targets_as_peft_reads_them(settings.lora_targets),
+        bias="none",
+        use_rslora=settings.adapter == "rslora",
+        use_dora=settings.adapter == "dora",
+        # peft trains a classifier's head whole.
+        task_type="SEQ_CLS" if settings.num_labels else "CAUSAL_LM",
+        modules_to_save=list(settings.modules_to_save) or None,
+        exclude_modules=list(bare) or None,
+    )
+    _check_saved(model, settings.modules_to_save)
+    try:
+        if device == "meta":
+            adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
+        else:
+            # Made where they will be: on the processor that takes 10 s for 900 million.
+            with torch.device(device):
+                adapted = get_peft_model(model, config)
+    except ValueError as error:
+        targets = ", ".join(settings.lora_targets)
+        missing = "not found in the base model" in str(error)
+        said = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"lora_targets {targets} do not exist in the model"
+            if missing
+            else f"peft cannot put adapters on lora_targets {targets}: {said}",
+            hint=f"its linear layers are: {', '.join(linear_names(model))}",
+        ) from error
+    adapted.without_adapters = bare
+    if settings.adapter_dtype == "bf16":
+        # As TRL's trainers do it, afterwards: peft has no choice for quantised models.
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    return adapted
+
+
+def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Raise `InputError` for modules that do not exist or cannot be trained.
+
+    peft only warns of the first, and finds modules by the ends of their names, as here.
+    """
+    modules = dict(model.named_modules())
+    for name in names:
+        found = [module for key, module in modules.items() if key.endswith(name)]
+        if not any(True for module in found for _ in module.parameters()):
+            with_weights = {
+                key.rpartition(".")[2]
+                for key, module in modules.items()
+                if any(True for _ in module.parameters(recurse=False))
+            }
+            raise unknown("module", name, with_weights)
+        if any(type(part).__name__ in QUANTIZED for m in found for part in m.modules()):
+            raise InputError(
+                f"modules_to_save {name} is quantised, and quantised weights cannot be trained",
+                hint="give it an adapter, or set precision to bf16, fp16 or fp32",
+            )
+
+
+def _targets_as_peft_reads_them(targets: tuple[str, ...]) -> list[str] | str:
+    return targets[0] if targets == ALL_LINEAR else list(targets)
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """The last name parts of all linear layers but the output head, sorted."""
+    names: Iterable[str] = (
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    )
+    return sorted(set(names) - {"lm_head"})

@@ -1,0 +1,172 @@
+"""The model of workload `contrastive`: channel encoders, experts, a head, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tuner.predict.training.contrastive_settings import ContrastiveSettings
+from tuner.predict.training.encoders import attention_mask, build_encoder, initialiser, mean_pooled
+
+_EXPERT_DROPOUT = 0.1
+_SMALLEST_NORM = 1e-8
+_SMALLEST_ARGUMENT = 1 + 1e-5
+"""acosh has an infinite slope at 1, the distance of a point to itself."""
+
+
+class Routing(NamedTuple):
+    """What the gate decided for each sample: probabilities (N, E) and chosen experts (N, k)."""
+
+    probabilities: torch.Tensor
+    chosen: torch.Tensor
+
+
+class Experts(nn.Module):
+    """A mixture of experts: each sample goes through the `top_k` that its gate scores highest."""
+
+    def __init__(self, width: int, hidden: int, *, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.gate = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, hidden),
+                nn.ReLU(),
+                nn.Dropout(_EXPERT_DROPOUT),
+                nn.Linear(hidden, width),
+            )
+            for _ in range(experts)
+        )
+
+    def forward(self, samples: torch.Tensor) -> tuple[torch.Tensor, Routing]:
+        """`samples` (N, width) to the same shape, weighted by a softmax over the chosen."""
+        scores = self.gate(samples)
+        best, chosen = scores.topk(self.top_k, dim=1)
+        shares = best.softmax(dim=1)
+        mixed = torch.zeros_like(samples)
+        for number, expert in enumerate(self.experts):
+            rows, places = self._assigned(chosen, number)
+            output = expert(samples[rows]) * shares[rows, places].unsqueeze(1)
+            mixed.index_add_(0, rows, output.to(mixed.dtype))
+        return mixed, Routing(scores.softmax(dim=1), chosen)
+
+    def _assigned(self, chosen: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The samples that go to an expert, and which of their choices it is.
+
+        Without data the first `top_k` experts take all samples. However they are spread, the
+        number of rows in all experts together is the same.
+        """
+        if chosen.is_meta:
+            size = chosen.shape[0] if number < self.top_k else 0
+            rows = torch.empty(size, dtype=torch.long, device="meta")
+            return rows, torch.empty_like(rows)
+        rows, places = (chosen == number).nonzero(as_tuple=True)
+        return rows, places
+
+
+class ContrastiveModel(nn.Module):
+    """Embeds anchors, positives and negatives, and compares them; see `forward`."""
+
+    def __init__(self, model_config: Any, settings: ContrastiveSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        encoders = [build_encoder(model_config, settings.step.attention) for _ in settings.channels]
+        self._init_weights = initialiser(encoders)
+        self.encoders = nn.ModuleList(encoders)
+        width, joined = model_config.hidden_size, model_config.hidden_size * len(encoders)
+        self.experts = (
+            Experts(
+                joined,
+                settings.expert_hidden,
+                experts=settings.experts,
+                top_k=settings.experts_per_sample,
+            )
+            if settings.experts
+            else None
+        )
+        self.projection = nn.Linear(joined, width) if joined > width or settings.experts else None
+        self.head = nn.Linear(width, width + 1) if settings.geometry == "lorentz" else None
+
+    def forward(self, fields: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The loss of anchors, positives and negatives: of each the tokens of all channels.
+
+        Three calls of the encoders, as trainers of triplets make them: autograd keeps what each
+        of them saved until the backward pass.
+        """
+        settings = self._settings
+        channels = len(settings.channels)
+        groups = (fields[place : place + channels] for place in range(0, len(fields), channels))
+        embedded = [self._embed(group) for group in groups]
+        anchors, positives, negatives = (points for points, _ in embedded)
+        loss = self._info_nce(anchors, positives, negatives)
+        routed = [routing for _, routing in embedded if routing is not None]
+        if routed:
+            loss = loss + settings.load_balancing * _imbalance(routed)
+        return loss
+
+    def _embed(self, texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Routing | None]:
+        """Tokens (N, length) of each channel to points: (N, width) or, on the hyperboloid, more."""
+        pooled = []
+        for encoder, text in zip(self.encoders, texts, strict=True):
+            mask = attention_mask(text, padded=self._settings.step.padded)
+            hidden = encoder(input_ids=text, attention_mask=mask).last_hidden_state
+            pooled.append(mean_pooled(hidden, mask))
+        points = torch.cat(pooled, dim=1) if len(pooled) > 1 else pooled[0]
+        routing = None
+        if self.experts is not None:
+            points, routing = self.experts(points)
+        if self.projection is not None:
+            points = self.projection(points)
+        if self.head is not None:
+            return _on_hyperboloid(self.head(points).float()), routing
+        return nn.functional.normalize(points.float(), dim=1), routing
+
+    def _info_nce(
+        self, anchors: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor
+    ) -> torch.Tensor:
+        """InfoNCE over the positive and the anchor's own negatives (van den Oord et al. 2018)."""
+        candidates = negatives.view(len(anchors), self._settings.n_negatives, -1)
+        distance = _lorentz_distance if self.head is not None else _cosine_distance
+        apart = torch.cat(
+            [distance(anchors, positives).unsqueeze(1), distance(anchors.unsqueeze(1), candidates)],
+            dim=1,
+        )
+        first = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
+        return nn.functional.cross_entropy(-apart / self._settings.temperature, first)
+
+
+def _on_hyperboloid(tangents: torch.Tensor) -> torch.Tensor:
+    """The exponential map at the origin of the Lorentz model: (N, n) to (N, 1 + n).
+
+    exp(v) = (cosh |v|, sinh |v| v / |v|) (Nickel and Kiela 2018, section 3), in fp32 as
+    autocast runs these functions on CUDA.
+    """
+    norm = tangents.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
+    return torch.cat([norm.cosh(), norm.sinh() * tangents / norm], dim=1)
+
+
+def _lorentz_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Acosh of minus the Lorentz product, over the last dimension (same source)."""
+    products = left * right
+    inner = products[..., 1:].sum(dim=-1) - products[..., 0]
+    return (-inner).clamp(min=_SMALLEST_ARGUMENT).acosh()
+
+
+def _cosine_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return 1 - (left * right).sum(dim=-1)
+
+
+def _imbalance(routed: Sequence[Routing]) -> torch.Tensor:
+    """Experts times the sum over experts of their share of samples times their mean probability.
+
+    Smallest where all are equally busy (Fedus et al. 2022, Switch Transformers, section 2.2).
+    """
+    probabilities = torch.cat([routing.probabilities for routing in routed])
+    chosen = torch.cat([routing.chosen for routing in routed])
+    experts = probabilities.shape[1]
+    numbers = torch.arange(experts, device=chosen.device)
+    busy = (chosen.unsqueeze(-1) == numbers).any(dim=1).float().mean(dim=0)
+    return experts * (busy * probabilities.mean(dim=0)).sum()

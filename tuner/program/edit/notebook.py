@@ -1,0 +1,195 @@
+"""The code cells of a Jupyter notebook as one Python text, and where each character of it stands.
+
+Lines for the shell and for IPython (`!pip ...`, `%time`) and cells of `%%bash` and the like are no
+Python: a `pass` takes their place.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tuner.core.errors import InputError
+from tuner.program.edit.place import Location, is_writable
+from tuner.program.edit.python_file import read_python
+from tuner.program.edit.write import MAX_BYTES
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
+# What stands for one character: a pair of surrogates does, too.
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]",
+    re.DOTALL,
+)
+_MAGIC = re.compile(r"\s*([\w.][\w., ]*=\s*)?[!%?]|\s*[\w.]+\?{1,2}\s*$")
+_PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun|memit|py|python3?)\b")
+_LEXEME = re.compile(r"#.*|'''|\"\"\"|['\"()\[\]{}]")
+_TEXT_ENDS = {
+    mark: re.compile(rf"(?:\\.|(?!{mark})[^\\])*{mark}", re.DOTALL)
+    for mark in ("'", '"', "'''", '"""')
+}
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A code cell: its number in the notebook, from 1 on, and its Python.
+
+    `starts` has the place in the file of each character, and one more for the end.
+    """
+
+    number: int
+    text: str
+    starts: tuple[int, ...]
+
+
+def read_notebook(text: str, file: str) -> list[Location]:
+    """Every value in the code cells, with its line in the file.
+
+    Raises `InputError` for what is no notebook.
+    """
+    python, starts = notebook_python(text, file)
+    breaks = [match.start() for match in re.finditer("\n", text)]
+    return [
+        replace(
+            place,
+            line=bisect.bisect_left(breaks, starts[place.start]) + 1,
+            start=starts[place.start],
+            end=starts[place.end],
+            in_json=True,
+        )
+        for place in read_python(python, file)
+    ]
+
+
+def notebook_python(text: str, file: str) -> tuple[str, list[int]]:
+    """The code of all cells, and where each of its characters, and its end, stands in `text`."""
+    cells = list(code_cells(text, file))
+    starts = [start for cell in cells for start in cell.starts[:-1]]
+    starts.append(cells[-1].starts[-1] if cells else 0)
+    return "".join(cell.text for cell in cells), starts
+
+
+def code_cells(text: str, file: str) -> Iterator[Cell]:
+    """The code cells in their order; each text ends with a line break."""
+    try:
+        cells = json.loads(text.removeprefix("\ufeff"))["cells"]
+        sources = ["".join(cell["source"]) for cell in cells]
+        is_code = [cell.get("cell_type") == "code" for cell in cells]
+        code_length = sum(len(s) for s, code in zip(sources, is_code, strict=True) if code)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{file} is not a Jupyter notebook of version 4") from None
+    if code_length > MAX_BYTES:
+        raise InputError(f"{file}: its cells have more than {MAX_BYTES} characters of code")
+    strings = _source_strings(text)
+    for number, (code, source) in enumerate(zip(is_code, sources, strict=True), 1):
+        if not code or not source:
+            continue
+        starts = [
+            part.start()
+            for start, end in strings.get(number - 1, ())
+            for part in _ESCAPE.finditer(text, start, end)
+        ]
+        if len(starts) != len(source) or not is_writable(source):
+            raise InputError(f"{file}: the source of cell {number} is not plain text")
+        end = strings[number - 1][-1][1]
+        yield Cell(number, _without_magic(source) + "\n", (*starts, end, end))
+
+
+def _source_strings(text: str) -> dict[int, list[tuple[int, int]]]:
+    """By index of the cell: where the strings of its source stand, without their marks.
+
+    `text` is known to be JSON.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    path: list[str | int] = []
+    is_key: list[bool] = []
+    for token in _TOKEN.finditer(text):
+        sign = token[0]
+        if sign in ("{", "["):
+            path.append("" if sign == "{" else 0)
+            is_key.append(sign == "{")
+        elif sign in ("}", "]"):
+            path.pop()
+            is_key.pop()
+        elif sign == ",":
+            last = path[-1]
+            path[-1] = last + 1 if isinstance(last, int) else last
+            is_key[-1] = isinstance(last, str)
+        elif sign[0] == '"' and is_key[-1]:
+            path[-1], is_key[-1] = json.loads(sign), False
+            if path == ["cells"]:
+                found.clear()  # of a key that is there twice, the last counts
+            elif len(path) == 3 and path[0] == "cells" and path[2] == "source":
+                found[int(path[1])] = []
+        elif sign[0] == '"' and path[0] == "cells" and path[2:3] == ["source"] and len(path) <= 4:
+            found[int(path[1])].append((token.start() + 1, token.end() - 1))
+    return found
+
+
+def _without_magic(source: str) -> str:
+    """The same with as many characters, all of them Python."""
+    lines = _LINE.findall(source)
+    first = next((n for n, line in enumerate(lines) if line.strip()), 0)
+    if lines[first].lstrip().startswith("%%"):
+        if not _PYTHON_CELL.match(lines[first]):
+            return "".join(map(_blanked, lines))
+        lines[first] = _blanked(lines[first])
+    for number in _first_lines(lines):
+        if _MAGIC.match(lines[number]):
+            _blank(lines, number)
+    return "".join(lines)
+
+
+def _first_lines(lines: list[str]) -> Iterator[int]:
+    """The numbers of lines that begin a statement, not inside a text, brackets or a line before.
+
+    Each line is looked at when the one before it has been dealt with: what a line for the shell
+    quotes is gone by then.
+    """
+    depth, open_text, goes_on = 0, "", False
+    for number in range(len(lines)):
+        if not (depth or open_text or goes_on):
+            yield number
+        place, line = 0, lines[number].rstrip("\n")
+        while place < len(line):
+            if open_text:
+                end = _TEXT_ENDS[open_text].match(line, place)
+                if end is None:
+                    break
+                place, open_text = end.end(), ""
+                continue
+            token = _LEXEME.search(line, place)
+            if token is None:
+                break
+            place, sign = token.end(), token[0]
+            if sign[0] == "#":
+                line = ""
+            elif sign[0] in "'\"":
+                open_text = sign
+            else:
+                depth = max(0, depth + (1 if sign in "([{" else -1))
+        goes_on = line.endswith("\\")
+        if len(open_text) == 1 and not goes_on:
+            open_text = ""  # a text that its line does not end: no Python
+
+
+def _blank(lines: list[str], number: int) -> None:
+    """Take out a line, and those that it goes on in."""
+    goes_on = lines[number].rstrip().endswith("\\")
+    lines[number] = _blanked(lines[number])
+    while goes_on and number + 1 < len(lines):
+        number += 1
+        goes_on = lines[number].rstrip().endswith("\\")
+        body = lines[number].rstrip("\n")
+        lines[number] = " " * len(body) + lines[number][len(body) :]
+
+
+def _blanked(line: str) -> str:
+    body = line.rstrip("\n")
+    indent = len(body) - len(body.lstrip())
+    room = len(body) - indent
+    word = "pass" if room >= 4 else "0" if room else ""
+    return (" " * indent + word).ljust(len(body)) + line[len(body) :]

@@ -1,0 +1,166 @@
+"""One value in somebody's file: where it stands, what it is, and how another is written there."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from tuner.core.records import KnobValue
+from tuner.space.keypath import Path
+
+Value = KnobValue | None
+Language = Literal["yaml", "json", "toml", "python"]
+
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_LEADING_ZERO = re.compile(r"[-+]?0\d")
+_PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+# Words that YAML 1.1 or 1.2 reads as something else than text.
+_RESERVED = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"))
+_BOOLEAN_PAIRS = (("true", "false"), ("yes", "no"), ("on", "off"))
+_ALL_LINEAR = ("all-linear",)
+
+
+class NotWritableError(Exception):
+    """Why a value cannot be written at a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A value and where it stands: characters `start` to `end` of the text.
+
+    `raw` is those characters, `value` what they mean (None for null, and where there is a
+    `problem`). `quote` is the quotation mark that text gets here ("" where it needs none), and
+    `document` the number of the YAML document. `problem` says why nothing can be written here.
+    """
+
+    path: Path
+    line: int
+    start: int
+    end: int
+    raw: str
+    language: Language
+    value: Value = None
+    quote: str = ""
+    document: int = 0
+    problem: str | None = None
+    is_list: bool = False
+    is_reference: bool = False
+    """The value is taken over from elsewhere: `${batch}`, `config["batch"]`."""
+    is_alias: bool = False
+    """What stands below cannot be seen from here."""
+    in_json: bool = False
+    """The text stands inside a string of JSON: a cell of a notebook."""
+
+    def written(self, text: str) -> str:
+        """`text` as the characters of the file."""
+        return json.dumps(text, ensure_ascii=False)[1:-1] if self.in_json else text
+
+    def same(self, value: KnobValue) -> bool:
+        """Whether the file already says `value`."""
+        if self.value is None:
+            return False
+        if isinstance(value, bool) or isinstance(self.value, bool):
+            return self.value is value
+        if isinstance(self.value, str) and isinstance(value, int | float):
+            return bool(_NUMBER.fullmatch(self.value)) and float(self.value) == value
+        return self.value == _as_text(value) or self.value == value
+
+    def render(self, value: KnobValue) -> str:
+        """The characters that take the place of `raw`.
+
+        Raises `NotWritableError` where a value of this kind does not belong here.
+        """
+        if isinstance(value, tuple):
+            value = _as_text(value)
+        if isinstance(value, tuple):
+            return self._list(value)
+        if isinstance(value, bool):
+            return self._boolean(value)
+        if isinstance(value, int | float):
+            return self._number(value)
+        if self.value is not None and not isinstance(self.value, str):
+            raise NotWritableError(f"holds {self.raw} and would become the text {value!r}")
+        return self._spaced(self._text(value, self.quote))
+
+    def _list(self, items: tuple[str, ...]) -> str:
+        if not self.is_list:
+            raise NotWritableError(f"holds {self.raw or 'nothing'} and would become a list")
+        texts = [self._text(item, self.quote) for item in items]
+        return f"{self.raw[0]}{', '.join(texts)}{self.raw[-1]}"
+
+    def _boolean(self, value: bool) -> str:
+        if self.value is not None and not isinstance(self.value, bool):
+            raise NotWritableError(f"holds {self.raw} and would become {value}")
+        if self.language == "python":
+            return self._spaced(str(value))
+        pair = next((p for p in _BOOLEAN_PAIRS if self.raw.lower() in p), _BOOLEAN_PAIRS[0])
+        word = pair[0] if value else pair[1]
+        if self.raw[:1].isupper():
+            word = word.upper() if self.raw.isupper() else word.capitalize()
+        return self._spaced(word)
+
+    def _number(self, value: float) -> str:
+        text = number_text(value)
+        if isinstance(self.value, bool) or self.is_list:
+            raise NotWritableError(f"holds {self.raw} and would become the number {text}")
+        if isinstance(self.value, float) and not math.isnan(self.value) and text.isdigit():
+            text += ".0"
+        if isinstance(self.value, str):
+            if not _NUMBER.fullmatch(self.value):
+                raise NotWritableError(f"holds {self.raw} and would become the number {text}")
+            return self._text(text, self.quote)  # a number in quotes stays one
+        return self._spaced(text)
+
+    def _text(self, text: str, quote: str) -> str:
+        if not is_writable(text):
+            raise NotWritableError(f"would become {text!r}, which UTF-8 cannot say")
+        if quote == "'" and self.language == "yaml":
+            return "'" + text.replace("'", "''") + "'"
+        if quote == "'" and not {"'", "\\"} & set(text) and text.isprintable():
+            return f"'{text}'"
+        if not quote and _PLAIN_WORD.fullmatch(text) and text.lower() not in _RESERVED:
+            return text
+        return json.dumps(text, ensure_ascii=False)  # also a string of YAML and of Python
+
+    def _spaced(self, text: str) -> str:
+        """`text` with a blank before it where there was nothing (`key:`)."""
+        return text if self.raw else f" {text}"
+
+
+def _as_text(value: KnobValue) -> KnobValue:
+    """The word of peft for all linear layers is text, not a list of one name."""
+    return _ALL_LINEAR[0] if value == _ALL_LINEAR else value
+
+
+def is_writable(text: str) -> bool:
+    """Whether it can be written as UTF-8: half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def number_text(value: float) -> str:
+    """A number as YAML 1.1, YAML 1.2, JSON and Python all read it: 2, 0.05, 1.0e-05."""
+    text = repr(value)
+    mantissa, e, exponent = text.partition("e")
+    return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else text
+
+
+MAX_DIGITS = 4000
+"""Longer integers are not read: Python's limit is 4,300 (`sys.set_int_max_str_digits`)."""
+
+
+def read_number(raw: str) -> float | None:
+    """The number that `raw` is in every language, nan for one that they read differently."""
+    if not _NUMBER.fullmatch(raw):
+        return None
+    if _LEADING_ZERO.match(raw):
+        return math.nan  # 010 is eight in YAML 1.1 and ten in 1.2
+    if len(raw) > MAX_DIGITS:
+        return math.nan
+    return int(raw) if raw.lstrip("+-").isdigit() else float(raw)

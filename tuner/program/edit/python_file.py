@@ -1,0 +1,289 @@
+"""The values of a Python file: literals that are assigned, passed by name, or put in a dictionary.
+
+`CONFIG = {"batch": 4}` has the value `CONFIG.batch`, `LoraConfig(r=8)` has `LoraConfig.r`, a
+class body or a function's defaults have `Name.attribute`, and an argparse option its own name.
+The file is parsed, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import io
+import math
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tuner.core.errors import InputError
+from tuner.program.edit.place import Location, Value, read_number
+from tuner.space.keypath import Path
+
+_STRING = re.compile(r"""[rRuU]?("([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*')""")
+_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+def read_python(text: str, file: str) -> list[Location]:
+    """Every value of the module `text`, in the order of its lines.
+
+    A literal that can be named in two ways is there twice. Raises `InputError` with the line
+    where it is not Python.
+    """
+    source = text.removeprefix("\ufeff")
+    try:
+        _require_utf8(source)
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        line = f":{error.lineno}" if error.lineno else ""
+        raise InputError(f"{file}{line}: broken Python: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{file}: broken Python: {error}") from None
+    reader = _Reader(text, len(text) - len(source))
+    try:
+        places = list(reader.statements(tree.body, ()))
+    except RecursionError:
+        raise InputError(f"{file}: nested too deeply") from None
+    return sorted(places, key=lambda place: (place.start, place.end))
+
+
+def _require_utf8(source: str) -> None:
+    """Raise SyntaxError where the file says that its bytes are other text than UTF-8 makes them."""
+    data = source.encode()
+    encoding, lines = tokenize.detect_encoding(io.BytesIO(data).readline)
+    if data.decode(encoding, errors="replace") != source:
+        raise SyntaxError(f"it says that it is {encoding}", (None, len(lines) or 1, None, None))
+
+
+class _Reader:
+    def __init__(self, text: str, skipped: int) -> None:
+        self.text = text
+        # The parser ends lines at these three, and at nothing else.
+        breaks = [match.end() for match in re.finditer(r"\r\n|\r|\n", text)]
+        self.line_starts = [skipped, *breaks]
+
+    def statements(self, body: Sequence[ast.AST], prefix: Path) -> Iterator[Location]:
+        for statement in body:
+            yield from self._statement(statement, prefix)
+
+    def _statement(self, node: ast.AST, prefix: Path) -> Iterator[Location]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = (*prefix, node.name)
+            if not isinstance(node, ast.ClassDef):
+                yield from self._defaults(node.args, inner)
+            yield from self.statements(node.body, inner)
+        elif isinstance(node, ast.Assign):
+            yield from self._assign(node, prefix)
+        elif isinstance(node, ast.AnnAssign):
+            path = _path_of(node.target, prefix)
+            if node.value is not None:
+                yield from self._value(node.value, [path] if path else [], prefix)
+        elif isinstance(node, ast.AugAssign):
+            path = _path_of(node.target, prefix)
+            if path:
+                yield self._place(node.value, path, problem="is changed by an assignment (+= ...)")
+            yield from self._value(node.value, [], prefix)
+        else:
+            for name, part in ast.iter_fields(node):
+                if name in _BODIES and isinstance(part, list):
+                    yield from self.statements(part, prefix)
+                else:
+                    yield from self._calls(part, prefix)
+
+    def _assign(self, node: ast.Assign, prefix: Path) -> Iterator[Location]:
+        target = node.targets[0]
+        if len(node.targets) == 1 and isinstance(target, ast.Tuple | ast.List):
+            values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else []
+            if len(values) == len(target.elts):
+                for name, value in zip(target.elts, values, strict=True):
+                    path = _path_of(name, prefix)
+                    yield from self._value(value, [path] if path else [], prefix)
+                return
+            for name in target.elts:
+                if path := _path_of(name, prefix):
+                    yield self._computed(node.value, path)
+            return
+        paths = [path for t in node.targets if (path := _path_of(t, prefix))]
+        if len(paths) > 1:
+            for path in paths:
+                yield self._place(node.value, path, problem="is assigned together with other names")
+            return
+        yield from self._value(node.value, paths, prefix)
+
+    def _defaults(self, arguments: ast.arguments, prefix: Path) -> Iterator[Location]:
+        positional = [*arguments.posonlyargs, *arguments.args]
+        count = len(arguments.defaults)
+        with_default = positional[len(positional) - count :] if count else []
+        pairs = [*zip(with_default, arguments.defaults, strict=True)]
+        pairs += [
+            (a, d)
+            for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            if d is not None
+        ]
+        for argument, default in pairs:
+            yield from self._value(default, [(*prefix, argument.arg)], prefix)
+
+    def _value(self, node: ast.expr, paths: list[Path], prefix: Path) -> Iterator[Location]:
+        """The value `node` under each of `paths`, and what stands inside it."""
+        if isinstance(node, ast.Dict):
+            yield from (self._place(node, p, problem="is a dictionary") for p in paths)
+            for key, value in zip(node.keys, node.values, strict=True):
+                named = isinstance(key, ast.Constant) and isinstance(key.value, str | int)
+                below = [(*p, key.value) for p in paths] if named else []  # type: ignore[union-attr]
+                yield from self._value(value, below, prefix)
+        elif isinstance(node, ast.Call):
+            yield from self._call(node, paths, prefix)
+        elif isinstance(node, ast.List | ast.Tuple):
+            yield from (self._list(node, p) for p in paths)
+            for index, item in enumerate(node.elts):
+                yield from self._value(item, [(*p, index) for p in paths], prefix)
+        elif _is_literal(node):
+            yield from (self._literal(node, p) for p in paths)
+        else:
+            yield from (self._computed(node, p) for p in paths)
+            yield from self._calls(list(ast.iter_child_nodes(node)), prefix)
+
+    def _call(self, node: ast.Call, paths: list[Path], prefix: Path) -> Iterator[Location]:
+        yield from (self._computed(node, p) for p in paths)
+        name = _last_name(node.func)
+        own = (*prefix, name) if name else None
+        updated = _path_of(node.func.value, prefix) if _is_update(node) else None  # type: ignore[attr-defined]
+        option = _option(node)
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                yield from self._value(keyword.value, [], prefix)
+                continue
+            if option is not None:
+                below = [(*prefix, option)] if keyword.arg == "default" else []
+            elif name == "field" and keyword.arg == "default":
+                below = paths  # of a dataclass: the value of the attribute
+            elif updated is not None:
+                below = [(*updated, keyword.arg)]
+            else:
+                bases = [*paths, *([own] if own and own not in paths else [])]
+                below = [(*base, keyword.arg) for base in bases]
+            yield from self._value(keyword.value, below, prefix)
+        for argument in node.args:
+            yield from self._value(argument, [updated] if updated else [], prefix)
+        yield from self._calls(node.func, prefix)
+
+    def _calls(self, part: Any, prefix: Path) -> Iterator[Location]:
+        """What is passed by name in the calls inside `part`, a field of a node."""
+        for node in part if isinstance(part, list) else [part]:
+            if isinstance(node, ast.expr):
+                yield from self._value(node, [], prefix)
+            elif isinstance(node, ast.AST):
+                yield from self._calls(list(ast.iter_child_nodes(node)), prefix)
+
+    def _computed(self, node: ast.expr, path: Path) -> Location:
+        raw = " ".join(self.text[slice(*self._span(node))].split())
+        problem = f"is computed, {raw[:60]}: map the key that it takes its value from"
+        return self._place(node, path, problem=problem, is_reference=True)
+
+    def _literal(self, node: ast.expr, path: Path) -> Location:
+        raw = self.text[slice(*self._span(node))]
+        value, problem = _literal_value(node, raw)
+        quote = "'" if raw.endswith("'") else '"'
+        return self._place(node, path, value=value, problem=problem, quote=quote)
+
+    def _list(self, node: ast.List | ast.Tuple, path: Path) -> Location:
+        raw = self.text[slice(*self._span(node))]
+        items = [i.value for i in node.elts if isinstance(i, ast.Constant)]
+        names = tuple(item for item in items if isinstance(item, str))
+        if len(names) != len(node.elts):
+            return self._place(node, path, problem="is not a list of words")
+        on_one_line = raw[:1] in ("[", "(") and "\n" not in raw and "\r" not in raw
+        problem = None if on_one_line and len(names) > 1 else "is a list over several lines"
+        quote = "'" if "'" in raw and '"' not in raw else '"'
+        if isinstance(node, ast.List) and on_one_line:
+            problem = None
+        return self._place(node, path, value=names, problem=problem, quote=quote)
+
+    def _place(
+        self,
+        node: ast.expr,
+        path: Path,
+        *,
+        value: Value = None,
+        problem: str | None = None,
+        quote: str = '"',
+        is_reference: bool = False,
+    ) -> Location:
+        start, end = self._span(node)
+        return Location(
+            path=path,
+            line=bisect.bisect_right(self.line_starts, start),
+            start=start,
+            end=end,
+            raw=self.text[start:end],
+            language="python",
+            value=value,
+            quote=quote,
+            problem=problem,
+            is_list=isinstance(node, ast.List | ast.Tuple),
+            is_reference=is_reference,
+        )
+
+    def _span(self, node: ast.expr) -> tuple[int, int]:
+        assert node.end_lineno is not None  # the parser sets both
+        assert node.end_col_offset is not None
+        return self._index(node.lineno, node.col_offset), self._index(
+            node.end_lineno, node.end_col_offset
+        )
+
+    def _index(self, line: int, column: int) -> int:
+        """Where byte `column` of a line stands in the text."""
+        start = self.line_starts[line - 1]
+        head = self.text[start : start + column].encode()[:column]
+        return start + len(head.decode())
+
+
+def _is_update(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "update"
+
+
+def _option(node: ast.Call) -> str | None:
+    """The name under which argparse's `add_argument` stores an option."""
+    if _last_name(node.func) != "add_argument":
+        return None
+    texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    named = sorted(texts, key=lambda text: not text.startswith("--"))
+    return named[0].lstrip("-").replace("-", "_") if named else None
+
+
+def _last_name(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _path_of(node: ast.expr, prefix: Path) -> Path | None:
+    """The path of what is assigned to; None where it has no fixed name."""
+    if isinstance(node, ast.Name):
+        return (*prefix, node.id)
+    if isinstance(node, ast.Attribute):
+        base = _path_of(node.value, prefix)
+        return (*base, node.attr) if base else None
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        base, key = _path_of(node.value, prefix), node.slice.value
+        return (*base, key) if base and isinstance(key, str | int) else None
+    return None
+
+
+def _is_literal(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        node = node.operand
+        return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+    return isinstance(node, ast.Constant)
+
+
+def _literal_value(node: ast.expr, raw: str) -> tuple[Value, str | None]:
+    value = ast.literal_eval(node)
+    if value is None or isinstance(value, bool):
+        return value, None
+    if isinstance(value, str):
+        return (value, None) if _STRING.fullmatch(raw) else (None, "is not a plain string")
+    if isinstance(value, int | float):
+        number = read_number(raw)
+        return (math.nan if number is None else number), None
+    return None, f"is {raw[:40]}, which is no value of a knob"

@@ -1,0 +1,138 @@
+"""A file that is to be changed: its values, its text with others, and the proof after that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.core.errors import InputError
+from tuner.core.records import KnobValue
+from tuner.program.edit.notebook import read_notebook
+from tuner.program.edit.place import Location
+from tuner.program.edit.python_file import read_python
+from tuner.program.edit.toml_file import read_toml
+from tuner.program.edit.write import read_bytes
+from tuner.program.edit.yaml_file import read_json, read_yaml
+from tuner.space.keypath import KeyPath, show_path
+
+READERS = {
+    ".yaml": read_yaml,
+    ".yml": read_yaml,
+    ".json": read_json,
+    ".toml": read_toml,
+    ".py": read_python,
+    ".ipynb": read_notebook,
+}
+
+PYTHON = (".py", ".ipynb")
+"""Of these the ones that hold Python: scripts and notebooks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One value: where it stands, what it is to be, and the characters that say so."""
+
+    place: Location
+    value: KnobValue
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file as it is: its bytes, and every value in it."""
+
+    path: Path
+    data: bytes
+    places: list[Location]
+
+    def at(self, place: Location) -> str:
+        """Where a place is, for people: "config.yaml:12 train.batch"."""
+        line = f":{place.line}" if place.line else ""  # nobody knows every line of a TOML file
+        return f"{self.path}{line} {show_path(place.path)}"
+
+    def line(self, place: Location) -> str:
+        """The line that a place begins in, as it stands there."""
+        text = self.data.decode("utf-8")
+        start = max(text.rfind("\n", 0, place.start), text.rfind("\r", 0, place.start)) + 1
+        return re.split(r"[\r\n]", text[start:], maxsplit=1)[0].strip()
+
+    def find(self, key: KeyPath) -> list[Location]:
+        """The places that `key` names; a literal that has two names is there once.
+
+        In a Python file a key that names nothing at the top is looked for in functions; one name
+        alone, as `batch_size`, has to be there once.
+        """
+        found = self._find(key)
+        if found or self.path.suffix not in PYTHON:
+            return found
+        inside = self._find(KeyPath(key.steps, anywhere=True))
+        return inside if len(key.steps) > 1 or len(inside) == 1 else []
+
+    def _find(self, key: KeyPath) -> list[Location]:
+        found: dict[object, Location] = {}
+        for place in self.places:
+            if key.matches(place.path) or (place.is_alias and key.leads_through(place.path)):
+                # Several aliases may lead to the place where their anchor stands.
+                span = place.path if place.is_alias else (place.start, place.end)
+                found.setdefault(span, place)
+        return list(found.values())
+
+    def changed(self, changes: Sequence[Edit]) -> bytes:
+        """The bytes of the file with `changes`, which are in the order of their places."""
+        text = self.data.decode("utf-8")
+        for change in reversed(changes):
+            written = change.place.written(change.text)
+            text = text[: change.place.start] + written + text[change.place.end :]
+        return text.encode("utf-8")
+
+    def reads_as_wanted(self, after: bytes, changes: Sequence[Edit]) -> bool:
+        """Whether in `after` the changed values, and only they, differ from what was."""
+        try:
+            places = read_places(after, self.path)
+        except InputError:
+            return False
+        changed = {(c.place.start, c.place.end): c for c in changes}
+        lists = [p.path for p in self.places if p.is_list and (p.start, p.end) in changed]
+        old = [place for place in self.places if not _is_inside(place, lists)]
+        new = [place for place in places if not _is_inside(place, lists)]
+        return len(old) == len(new) and all(
+            _agrees(was, now, changed.get((was.start, was.end)))
+            for was, now in zip(old, new, strict=True)
+        )
+
+
+def open_source(path: Path) -> SourceFile:
+    """The file at `path`. Raises `InputError` where it cannot be changed."""
+    data = read_bytes(path)
+    return SourceFile(path, data, read_places(data, path))
+
+
+def read_places(data: bytes, path: Path) -> list[Location]:
+    """Every value of a file, by what its name says it is. Raises `InputError`."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"{path}: only {', '.join(READERS)} files can be changed safely")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}:{line}: not text in UTF-8") from None
+    return reader(text, str(path))
+
+
+def _is_inside(place: Location, lists: Sequence[tuple[str | int, ...]]) -> bool:
+    return any(len(place.path) > len(path) and place.path[: len(path)] == path for path in lists)
+
+
+def _agrees(was: Location, now: Location, change: Edit | None) -> bool:
+    if (was.path, was.document, was.line) != (now.path, now.document, now.line):
+        return False
+    if change is not None:
+        return now.raw == change.text.strip() and now.same(change.value)
+    # What holds other values shows their changes too; those are compared by themselves.
+    is_container = was.is_list or was.problem is not None
+    return (was.raw == now.raw and was.problem == now.problem) or (
+        is_container and now.is_list == was.is_list and bool(was.problem) == bool(now.problem)
+    )

@@ -1,0 +1,146 @@
+"""Files are replaced whole or not at all, with a dated copy of what they were beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from tuner.core.errors import InputError, Problem, UnavailableError
+
+MAX_BYTES = 4 * 1024 * 1024
+"""A file that people edit is far smaller; anything larger is the wrong one."""
+
+
+MAX_NOTEBOOK_BYTES = 256 * 1024 * 1024
+"""Pictures and tables that cells have shown stand in a notebook; `MAX_BYTES` is for its code."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file that may be replaced. Raises `InputError` where it may not."""
+    most = MAX_NOTEBOOK_BYTES if path.suffix.lower() == ".ipynb" else MAX_BYTES
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: not a file")
+        if status.st_size > most:
+            raise InputError(f"{path}: larger than {most} bytes, which no configuration is")
+        if status.st_nlink > 1:
+            raise InputError(f"{path}: has {status.st_nlink} hard links; replacing it parts them")
+        if not status.st_mode & 0o222 or not os.access(path, os.W_OK):
+            raise InputError(f"{path}: is read-only")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def replace_files(
+    contents: Mapping[Path, tuple[bytes, bytes]], *, now: datetime | None = None
+) -> dict[Path, Path]:
+    """Replace each file's content (before, after); returns the backup of each.
+
+    Links are followed. Mode, owner and extended attributes stay. Raises `InputError` when a file
+    changed since it was read, and `UnavailableError` when the disk refuses; in both cases every
+    file is as it was.
+    """
+    when = (now or datetime.now().astimezone()).strftime("%Y%m%d-%H%M%S")
+    _check_unchanged(contents)
+    ready: list[tuple[Path, Path]] = []
+    backups: dict[Path, Path] = {}
+    replaced: list[Path] = []
+    try:
+        for path, (before, after) in contents.items():
+            real = path.resolve()
+            ready.append((real, _temporary(real, after)))
+            backups[path] = _backup(path, before, when)
+        _check_unchanged(contents)
+        for real, temporary in ready:
+            temporary.replace(real)
+            replaced.append(real)
+    except (OSError, InputError) as error:
+        try:
+            _undo(contents, replaced, list(backups.values()))
+        except OSError:
+            copies = ", ".join(map(str, backups.values()))
+            raise UnavailableError(
+                f"cannot write {error}, and cannot put back what was written before",
+                hint=f"the files as they were: {copies}",
+            ) from error
+        if isinstance(error, InputError):
+            raise
+        raise UnavailableError(
+            f"cannot write {error.filename or 'the files'}: {error.strerror or error}",
+            hint="every file is as it was",
+        ) from error
+    finally:
+        for _, temporary in ready:
+            temporary.unlink(missing_ok=True)
+    return backups
+
+
+def _check_unchanged(contents: Mapping[Path, tuple[bytes, bytes]]) -> None:
+    problems = [
+        Problem("was changed meanwhile by another program", str(path))
+        for path, (before, _) in contents.items()
+        if read_bytes(path) != before
+    ]
+    if problems:
+        raise InputError("nothing was written", problems=problems, hint="run the command again")
+
+
+def _temporary(path: Path, data: bytes) -> Path:
+    """A file beside `path` with `data`, and with mode, owner and attributes of `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        _write_new(temporary, data)
+        _copy_metadata(path, temporary)
+        os.utime(temporary)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _backup(path: Path, data: bytes, when: str) -> Path:
+    """A copy of `path` beside it, under a name that nothing has yet."""
+    for number in range(1, 1000):
+        suffix = "" if number == 1 else f"-{number}"
+        backup = path.with_name(f"{path.name}.{when}{suffix}.bak")
+        try:
+            _write_new(backup, data)
+        except FileExistsError:
+            continue
+        _copy_metadata(path, backup)
+        return backup
+    raise FileExistsError(0, "a thousand backups of this second are there", str(path))
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _copy_metadata(path: Path, copy: Path) -> None:
+    status, own = path.stat(), copy.stat()
+    if (status.st_uid, status.st_gid) != (own.st_uid, own.st_gid):
+        os.chown(copy, status.st_uid, status.st_gid)
+    shutil.copystat(path, copy)
+
+
+def _undo(
+    contents: Mapping[Path, tuple[bytes, bytes]], replaced: Sequence[Path], backups: Sequence[Path]
+) -> None:
+    """Put back what was replaced before the disk refused the next one."""
+    before = {path.resolve(): data for path, (data, _) in contents.items()}
+    for real in replaced:
+        temporary = _temporary(real, before[real])
+        temporary.replace(real)
+    for backup in backups:
+        with contextlib.suppress(OSError):  # a copy too many does no harm
+            backup.unlink(missing_ok=True)

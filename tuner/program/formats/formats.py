@@ -1,0 +1,120 @@
+"""The formats by name, and how their settings become text."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from tuner.core.errors import InputError, unknown
+from tuner.core.expressions import show
+from tuner.core.records import Configuration, KnobValue
+from tuner.program.formats import tools
+from tuner.program.formats.format import Format
+from tuner.program.formats.settings_reader import SettingsReader
+
+FORMATS: Mapping[str, Format] = {
+    found.name: importlib.import_module(f"{tools.__name__}.{found.name}").FORMAT
+    for found in pkgutil.iter_modules(tools.__path__)
+}
+"""By name: each module of `tuner.program.formats.tools`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportInput:
+    """What is exported: a configuration, the model's hub id, and a line that says which it is.
+
+    `flags` are the names and values of format "command"; where the space has a command of its own,
+    `own_command` is that, with the values.
+    """
+
+    configuration: Configuration
+    workload: str
+    model: str | None
+    title: str
+    flags: Mapping[str, KnobValue] = field(default_factory=dict)
+    unflagged: Mapping[str, str] = field(default_factory=dict)
+    """Names of the configuration that no flag says, with the reason."""
+    own_command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The text of a file, and what it does not say: "name = value: why"."""
+
+    text: str
+    left_out: tuple[str, ...]
+
+
+def export(name: str, subject: ExportInput) -> Exported:
+    """The settings of the tool `name`. Raises `InputError` for one that cannot train this."""
+    found = FORMATS.get(name)
+    if found is None:
+        raise unknown("format", name, FORMATS)
+    if found.workloads and subject.workload not in found.workloads:
+        able = ", ".join(n for n, f in FORMATS.items() if not f.workloads)
+        raise InputError(
+            f"{name} does not train workload {subject.workload!r}", hint=f"allowed: {able}"
+        )
+    values: Mapping[str, KnobValue] = subject.configuration
+    if name == "command":
+        body = (subject.own_command or command_line(subject.flags)) + "\n"
+        unsaid = {n: (values[n], why) for n, why in subject.unflagged.items()}
+        settings: dict[str, Any] = {}
+    else:
+        chosen = SettingsReader(subject.configuration)
+        settings = found.build(chosen, subject.model)
+        body, unsaid = _body(found, settings), chosen.unsaid
+    left_out = tuple(f"{n} = {show(value)}: {why}" for n, (value, why) in unsaid.items())
+    use = found.use if isinstance(found.use, str) else found.use(settings)
+    return Exported(_with_header(found, body, [subject.title, f"For: {use}"], left_out), left_out)
+
+
+def _body(found: Format, settings: dict[str, Any]) -> str:
+    if found.suffix == ".json":
+        return json.dumps(settings, indent=2) + "\n"
+    if found.suffix == ".py":
+        return "\n".join(_assignment(n, value) for n, value in settings.items())
+
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _assignment(name: str, value: dict[str, Any]) -> str:
+    lines = [f"    {json.dumps(key)}: {_literal(item)},\n" for key, item in value.items()]
+    return f"{name} = {{\n{''.join(lines)}}}\n"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return (
+            f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
+        )
+    return repr(value)
+
+
+def _with_header(found: Format, body: str, lines: list[str], left_out: tuple[str, ...]) -> str:
+    """JSON and command lines have no comments; what is left out is said on stderr alone."""
+    if found.suffix not in (".yaml", ".py"):
+        return body
+    if left_out:
+        lines = [*lines, "Not said here:", *(f"  {line}" for line in left_out)]
+    return "".join(f"# {' '.join(line.split(chr(10)))}\n" for line in lines) + "\n" + body
+
+
+def command_line(flags: Mapping[str, KnobValue]) -> str:
+    """`--name value` for each flag, quoted for a shell; a list as several words."""
+    words: list[str] = []
+    for name, value in flags.items():
+        words.append(f"--{name}")
+        words += list(value) if isinstance(value, tuple) else [show(value)]
+    return shlex.join(words)

@@ -1,0 +1,376 @@
+"""`report.html`: one self-contained file that works offline, in light and in dark."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from tuner.core.expressions import all_of
+from tuner.core.records import MemoryCategory, TrialRecord
+from tuner.core.units import GIB, MIB, format_duration, format_gib, format_size, significant
+from tuner.report.figures import front_figure, knob_figures, prediction_error_figure
+from tuner.report.gpus_figure import gpu_rows, gpus_figure, has_emulated, same_conditions
+from tuner.report.html import all_shown, page_environment
+from tuner.report.memory_timeline_figure import timeline_figure
+from tuner.report.objective_plot import axes_of, objective_figure
+from tuner.report.other_gpus import OtherGpus, front_of
+from tuner.report.plot import labels, subtitle
+from tuner.report.plotlyjs import plotlyjs
+from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
+from tuner.report.progress_figure import progress, progress_figure, progress_text
+from tuner.report.table import value_text
+from tuner.search.best import BestTrial, near_tie_text
+from tuner.search.by_gpus import COLUMNS, row_texts, trade_text
+from tuner.search.front import room_bytes
+from tuner.search.levels import SHOWN_LEVELS, Level, levels
+from tuner.search.ranks import gpus_text, ranks_text
+from tuner.search.stages import rows_of
+from tuner.search.undecided import UNDECIDED
+from tuner.search.view import View
+
+if TYPE_CHECKING:
+    from tuner.cost.memory_timeline import MemoryTimeline
+
+MEMORY_COLORS: Mapping[str, str] = {
+    MemoryCategory.WEIGHTS: "#4f7cd6",
+    MemoryCategory.ADAPTERS: "#22a6b3",
+    MemoryCategory.GRADIENTS: "#8e6bd1",
+    MemoryCategory.OPTIMIZER_STATE: "#c65fa8",
+    MemoryCategory.ACTIVATIONS: "#e2873b",
+    MemoryCategory.LOGITS_AND_LOSS: "#d9534f",
+    MemoryCategory.TEMPORARY: "#b9a03a",
+    MemoryCategory.ALLOCATOR_OVERHEAD: "#8a94a6",
+    MemoryCategory.CONTEXT_AND_WORKSPACE: "#64707f",
+}
+_MORE_COLORS = tuple(MEMORY_COLORS.values())
+MAX_FRONT_ROWS = 60
+LEAST_SHOWN_BYTES = MIB // 20
+"""What is less would be shown as 0.0 MiB."""
+NO_OTHER_GPUS = OtherGpus()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One piece of a stacked bar. `percent` is of the whole bar; no colour is free space."""
+
+    label: str
+    text: str
+    percent: float
+    color: str | None
+
+
+def report_html(
+    view: View, *, timeline: MemoryTimeline | None = None, other_gpus: OtherGpus = NO_OTHER_GPUS
+) -> str:
+    """The report as HTML text. Every name in it is shown as text, whatever it contains.
+
+    `timeline` is the memory of the recommended configuration over a step, where it is known;
+    `other_gpus` are the results on other GPU types. The page asks nothing of the network, and its
+    content security policy forbids it to.
+    """
+    knobs = knob_figures(view)
+    every_level = levels(view)
+    rows = progress(view)
+    fronts = [front_of(view), *other_gpus.fronts] if other_gpus.fronts else []
+    more = {
+        "gpus": gpus_figure(fronts, lines=view.is_default),
+        "timeline": timeline_figure(timeline, view.best.memory_bytes, MEMORY_COLORS)
+        if timeline and view.best
+        else None,
+        "prediction_error": prediction_error_figure(view),
+        "progress": progress_figure(rows),
+    }
+    page = {
+        "trials": all_shown(_trials(view)),
+        "figures": {
+            "front": front_figure(view) if view.is_default else objective_figure(view),
+            **{name: figure for name, figure in more.items() if figure},
+            **{f"knob-{index}": knob.figure for index, knob in enumerate(knobs)},
+        },
+    }
+    # Nothing in an inlined script may close its element.
+    library = Markup(plotlyjs().replace("</script", "<\\/script"))  # noqa: S704
+    text: str = (
+        page_environment()
+        .get_template("report.html.j2")
+        .render(
+            view=view,
+            best=view.best,
+            tiles=_tiles(view.best) if view.best else [],
+            gpus=gpus_text(view.best.configuration, view.gpu)
+            if view.best and view.best.gpus > 1
+            else "",
+            subtitle=subtitle(view),
+            undecided=UNDECIDED if view.undecided else "",
+            near_tie=near_tie_text(view.best) if view.best else "",
+            gpu_columns=COLUMNS,
+            row_texts=row_texts,
+            trade_text=trade_text,
+            memory_parts=_memory_parts(view.best) if view.best else [],
+            time_parts=_time_parts(view.best) if view.best else [],
+            operators=timeline.operators if timeline and view.best else (),
+            front_rows=[_front_row(view, r) for r in view.front[-MAX_FRONT_ROWS:]],
+            levels=_levels(view, every_level[:SHOWN_LEVELS]),
+            level_count=len(every_level),
+            stages=_stages(view),
+            front_title=_front_title(view),
+            knobs=knobs,
+            prediction_error_rows=prediction_error_rows(pairs(view.records)),
+            verdicts=verdict_text(verdicts(view.records)),
+            page=page,
+            progress_text=progress_text(rows) if more["progress"] else "",
+            estimate_command=_estimate_command(view),
+            use_commands=_use_commands(view),
+            runs=_runs(view),
+            versions=_versions(view),
+            plotlyjs=library,
+            gpu_rows=gpu_rows(fronts),
+            emulated_fronts=has_emulated(fronts),
+            same_conditions=same_conditions(fronts) if fronts else None,
+            unreadable=other_gpus.unreadable,
+            value_text=value_text,
+            format_duration=format_duration,
+            format_gib=format_gib,
+        )
+    )
+    return text
+
+
+def _tiles(best: BestTrial) -> list[tuple[str, str, str]]:
+    """The facts at the top: what, the number, and one line about it."""
+    memory, speed, limit = best.evidence.memory, best.evidence.speed, best.memory_bytes
+    share = memory.device_bytes / limit
+    tokens = f"{significant(speed.tokens_per_s)} tokens/s, " if speed.tokens_per_s else ""
+    per_step = f"{tokens}{format_duration(speed.step_s)} per optimizer step"
+    rate, size = best.samples_per_s_interval, best.device_bytes_interval
+    per_step += f"; {rate.text(significant)}" if rate else ""
+    around = f"; {size.text(format_size)}" if size else ""
+    stage = best.evidence.limiting_stage
+    limits = f"; {stage} is the hardest of {len(best.evidence.stages)} stages" if stage else ""
+    ranks = ranks_text(best.evidence)
+    around += f"; by rank {ranks}" if ranks else ""
+    tiles = [
+        ("Throughput", f"{significant(speed.samples_per_s)} samples/s", per_step),
+        (
+            "Peak device memory",
+            format_size(memory.device_bytes),
+            f"{share:.0%} of {format_gib(limit)}{' on each' * (best.gpus > 1)}, "
+            f"{format_gib(best.free_bytes)} free{limits}{around}",
+        ),
+    ]
+    cost = best.cost
+    if cost is not None:
+        run = f"{cost.examples:,} examples" + (f" in {cost.stages} stages" if cost.stages else "")
+        if cost.run_s is not None:
+            run += f"; {format_duration(cost.run_s)} for {cost.epochs_text}"
+        tiles.append(("Time per epoch", format_duration(cost.epoch_s), run))
+        if cost.epoch_usd is not None:
+            price = f"at {cost.price_usd_per_hour:.2f} USD per hour"
+            price += f" for each of {cost.gpus} GPUs" if cost.gpus > 1 else ""
+            price += f" ({cost.price_date})" if cost.price_date else ""
+            tiles.append(("Cost per epoch", f"{cost.epoch_usd:,.2f} USD", price))
+    gain = best.gain
+    if gain is not None:
+        if gain.speedup is not None:
+            note = "in samples/s" + ("" if gain.baseline_fits else "; the baseline does not fit")
+            tiles.append(("Against the baseline", f"{gain.speedup:.2f} x", note))
+        elif not gain.baseline_fits:
+            tiles.append(("Against the baseline", "fits", "the baseline does not fit"))
+    return tiles
+
+
+def _memory_parts(best: BestTrial) -> list[Part]:
+    """The peak by category, then what stays free, as parts of the GPU's memory."""
+    memory, limit = best.evidence.memory, best.memory_bytes
+    # A device does not tell what its memory is used for.
+    known = memory.breakdown or {"in use": memory.device_bytes}
+    parts = [
+        Part(_words(name), format_size(size), 100 * size / limit, _color(index, name))
+        for index, (name, size) in enumerate(known.items())
+        if size >= LEAST_SHOWN_BYTES
+    ]
+    free = best.free_bytes
+    return [*parts, Part("free", format_gib(free), 100 * free / limit, None)]
+
+
+def _time_parts(best: BestTrial) -> list[Part]:
+    """Where the time of one optimizer step goes."""
+    speed = best.evidence.speed
+    return [
+        Part(_words(name), format_duration(time_s), 100 * time_s / speed.step_s, _color(index, ""))
+        for index, (name, time_s) in enumerate(speed.breakdown_s.items())
+        if time_s > 0
+    ]
+
+
+def _color(index: int, name: str) -> str:
+    return MEMORY_COLORS.get(name) or _MORE_COLORS[index % len(_MORE_COLORS)]
+
+
+def _words(name: str) -> str:
+    return str(name).replace("_", " ")
+
+
+def _trials(view: View) -> dict[str, Any]:
+    """The table of all trials: its columns, and each trial's values and way of drawing.
+
+    What people look for comes first: the screen of a telephone has room for three columns.
+    """
+    first, more = ["device GiB", "samples/s", "verdict"], ["tokens/s", "step s"]
+    columns = [*first, *view.knobs, *more, "outcome", "source", "trial"]
+    columns += ["hardest stage"] if view.space.stages else []
+    named = labels(view)
+    return {
+        "columns": columns,
+        "knobs": len(view.knobs),
+        "rates": [columns.index(name) for name in ("samples/s", "tokens/s")],
+        "kinds": [str(kind) for kind in view.kinds],
+        "labels": {str(kind): label for kind, label in named.items()},
+        "rows": [
+            _trial_row(view, record, named[kind])
+            for record, kind in zip(view.records, view.kinds, strict=True)
+        ],
+    }
+
+
+def _trial_row(view: View, record: TrialRecord, verdict: str) -> list[object]:
+    evidence, outcome = record.outcome.evidence, record.outcome
+    settings = list(map(_cell, record.configuration.values_of(view.knobs)))
+    first: list[object] = [None, None]
+    more: list[object] = [None, None]
+    if evidence is not None:
+        size, speed = evidence.memory.device_bytes, evidence.speed
+        first = [round(size / GIB, 2 if size > GIB else 4), float(f"{speed.samples_per_s:.5g}")]
+        more = [float(f"{speed.tokens_per_s:.5g}"), float(f"{speed.step_s:.5g}")]
+    ended = str(outcome.status) + (f" in {outcome.phase}" if outcome.phase else "")
+    ended += f", {outcome.stage} alone" if outcome.stage else ""
+    source = str(evidence.source) if evidence else ""
+    stage = [outcome.limiting_stage or ""] if view.space.stages else []
+    return [*first, verdict, *settings, *more, ended, source, record.trial_id, *stage]
+
+
+def _cell(value: Any) -> object:
+    """Numbers stay numbers, so that a column sorts by size; the rest becomes words."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else value_text(value)
+
+
+def _front_row(view: View, record: TrialRecord) -> dict[str, Any]:
+    evidence = record.outcome.evidence
+    assert evidence is not None  # without numbers a trial is on no front
+    size = evidence.memory.device_bytes
+    best = view.best
+    return {
+        "best": best is not None and best.configuration == record.configuration,
+        "undecided": record in view.undecided,
+        "settings": [value_text(record.configuration.get(name)) for name in view.knobs],
+        "memory": f"{size / GIB:.2f}" if size >= GIB else f"{size / GIB:.3f}",
+        "free": f"{(room_bytes(record, view.gpu.memory_bytes) - size) / GIB:.2f}",
+        "samples": significant(evidence.speed.samples_per_s),
+        "tokens": significant(evidence.speed.tokens_per_s),
+    }
+
+
+def _front_title(view: View) -> str:
+    if view.is_default:
+        return "Throughput against memory"
+    across, up = axes_of(view)
+    return f"{up.title[:1].upper()}{up.title[1:]} against {across.title}"
+
+
+def _levels(view: View, shown: Sequence[Level]) -> list[dict[str, Any]]:
+    return [
+        {
+            "text": ", ".join(f"{k} {value_text(v)}" for k, v in level.values.items()),
+            "trials": level.trials,
+            "rows": [_front_row(view, record) for record in level.front()],
+        }
+        for level in shown
+    ]
+
+
+def _stages(view: View) -> list[dict[str, Any]]:
+    """The stages of the recommended configuration, each with a bar for its memory."""
+    if view.best is None:
+        return []
+    return [
+        {
+            "name": row.label,
+            "settings": row.settings,
+            "memory": format_size(row.numbers.device_bytes),
+            "percent": 100 * row.numbers.device_bytes / view.best.memory_bytes,
+            "samples": significant(row.numbers.samples_per_s),
+            "step": format_duration(row.numbers.step_s),
+            "time": row.time_text,
+            "hardest": row.hardest,
+        }
+        for row in rows_of(view.best.record, view.space)
+    ]
+
+
+def _estimate_command(view: View) -> str:
+    """The command that predicts the recommended configuration again, alone."""
+    if view.best is None:
+        return ""
+    words = ["tuner", "estimate", "--space", view.space.name, "--gpu", view.gpu.id]
+    for name in view.space.knobs:
+        if name in view.best.configuration:
+            words += ["--set", f"{name}={value_text(view.best.configuration[name])}"]
+    return shlex.join(words)
+
+
+def _use_commands(view: View) -> list[str]:
+    """The commands that bring the recommendation into a file, and to another tool."""
+    if view.best is None:
+        return []
+    target = ["--space", view.space.name, "--gpu", view.gpu.id]
+    return [
+        shlex.join(["tuner", "apply", *target, "--to", "train.py"]),
+        shlex.join(["tuner", "export", *target, "--format", "trl"]),
+    ]
+
+
+def _runs(view: View) -> list[tuple[str, str]]:
+    """Facts about how the trials came to be, each a name and a value."""
+    records = view.records
+    starts = sorted(r.started_at for r in records)
+    devices = {name for r in records if (name := _device_text(r))}
+    emulated = {r.emulated_device for r in records if r.emulated_device}
+    checks = {r.verified_by.emulated_device for r in records if r.verified_by}
+    methods = {r.outcome.prediction.method for r in records if r.outcome.prediction is not None}
+    facts = {
+        "search space": view.space.name,
+        "model": view.space.model or "",
+        "GPU": f"{view.gpu.name} ({view.gpu.id}), {format_gib(view.gpu.memory_bytes)}",
+        "measured on": ", ".join(sorted(devices)),
+        "emulated": ", ".join(sorted(emulated)),
+        "verified on an emulated": ", ".join(sorted(filter(None, checks))),
+        "predicted by": "; ".join(sorted(methods)),
+        "searcher": ", ".join(sorted({r.searcher for r in records})),
+        "seed": ", ".join(map(str, sorted({r.seed for r in records}))),
+        "trials started": f"{starts[0]} to {starts[-1]}" if starts else "",
+        "conditions": all_of(view.conditions),
+        "same in every trial": ", ".join(f"{k}={value_text(v)}" for k, v in view.fixed.items()),
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _device_text(record: TrialRecord) -> str:
+    """The real device of a trial that ran, with the memory that it was allowed of it."""
+    measurement = record.outcome.measurement
+    name = record.device or (measurement.device if measurement else "")
+    if name and record.memory_limit_bytes is not None:
+        return f"{name}, at most {format_gib(record.memory_limit_bytes)} of it"
+    return name
+
+
+def _versions(view: View) -> list[tuple[str, str]]:
+    seen: dict[str, set[str]] = {}
+    for record in view.records:
+        for name, version in record.versions.items():
+            seen.setdefault(name, set()).add(version)
+    return [(name, ", ".join(sorted(versions))) for name, versions in sorted(seen.items())]

@@ -1,0 +1,103 @@
+"""`pareto.csv`: the front as a table that spreadsheets and pandas read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from tuner.core.records import KnobValue, TrialRecord
+from tuner.core.units import GIB
+from tuner.search.cost import run_cost
+from tuner.search.front import room_bytes
+from tuner.search.view import View
+
+_NUMBERS = (
+    "device_gib",
+    "device_bytes",
+    "peak_reserved_bytes",
+    "peak_allocated_bytes",
+    "free_bytes",
+    "samples_per_s",
+    "tokens_per_s",
+    "it_per_s",
+    "step_s",
+    "mfu",
+    "epoch_s",
+    "epoch_usd",
+)
+
+
+def pareto_csv(view: View) -> str:
+    """The front as CSV, one row per configuration, from the least memory to the most.
+
+    Columns: `recommended`, `source`, every value of the configuration (knobs first), the
+    numbers with their units in the name, and the trial's id in the journal.
+    """
+    names = [*view.knobs, *view.fixed]
+    more = [o for o in view.objectives if o.name not in (*_NUMBERS, *names)]
+    stage = ["limiting_stage"] if view.space.stages else []
+    numbers = [*_NUMBERS, *(o.name for o in more)]
+    columns = ["recommended", "source", *names, *numbers, *stage, "trial_id"]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for record in view.front:
+        values = {name: cell(record.configuration.get(name)) for name in names}
+        others = {o.name: f"{o.value(record):.6g}" for o in more}
+        others |= dict.fromkeys(stage, cell(record.outcome.limiting_stage))
+        writer.writerow({**values, **_row(record, view), **others})
+    return text.getvalue()
+
+
+_FORMULA = ("=", "+", "-", "@", "\t")
+"""What spreadsheets run as a formula (OWASP, "CSV Injection"): such texts begin with a quote."""
+
+_QUOTE = "'"
+
+
+def cell(value: KnobValue | None) -> str:
+    """A value as the cell of a table: a text is never a formula, and a number stays one."""
+    text = value_text(value).replace("\r", " ")  # which ends a row, and csv does not quote
+    is_text = isinstance(value, str | tuple)
+    return _QUOTE + text if is_text and text.strip(" ").startswith((*_FORMULA, _QUOTE)) else text
+
+
+def cell_value(text: str) -> str:
+    """The inverse of `cell`, as text."""
+    return text.removeprefix(_QUOTE)
+
+
+def value_text(value: KnobValue | None) -> str:
+    """A configuration value as people write it: true, nf4, q_proj+v_proj; "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "+".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _row(record: TrialRecord, view: View) -> dict[str, Any]:
+    evidence = record.outcome.evidence
+    assert evidence is not None  # without numbers a trial is on no front
+    memory, speed = evidence.memory, evidence.speed
+    cost = run_cost(record, view.space, view.gpu)
+    best = view.best
+    is_best = best is not None and best.configuration == record.configuration
+    return {
+        "recommended": value_text(is_best),
+        "source": str(evidence.source),
+        "device_gib": f"{memory.device_bytes / GIB:.3f}",
+        "device_bytes": memory.device_bytes,
+        "peak_reserved_bytes": memory.peak_reserved_bytes,
+        "peak_allocated_bytes": memory.peak_allocated_bytes,
+        "free_bytes": room_bytes(record, view.gpu.memory_bytes) - memory.device_bytes,
+        "samples_per_s": f"{speed.samples_per_s:.6g}",
+        "tokens_per_s": f"{speed.tokens_per_s:.6g}",
+        "it_per_s": f"{speed.it_per_s:.6g}",
+        "step_s": f"{speed.step_s:.6g}",
+        "mfu": "" if speed.mfu is None else f"{speed.mfu:.4f}",
+        "epoch_s": "" if cost is None else f"{cost.epoch_s:.0f}",
+        "epoch_usd": "" if cost is None or cost.epoch_usd is None else f"{cost.epoch_usd:.2f}",
+        "trial_id": cell(record.trial_id),
+    }

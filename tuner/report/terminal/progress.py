@@ -1,0 +1,177 @@
+"""How far a search is: a live display in a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import click
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from tuner.core.units import format_duration, format_size, significant
+from tuner.report.terminal.render import PIPE_WIDTH, echo, is_interactive, settings_text
+from tuner.report.terminal.tables import console
+from tuner.search.progress import Progress
+
+Report = Callable[[Mapping[str, "Progress"]], None]
+"""Called with how far the search of each GPU type is, by its id."""
+
+LINE_PERIOD_S = 5.0
+"""Between two plain lines, unless a better configuration was found."""
+
+
+@contextlib.contextmanager
+def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
+    """What to call at each change of a search; the display ends on leaving."""
+    if quiet:
+        yield lambda progress: None
+        return
+    if is_interactive(sys.stderr if err else sys.stdout):
+        with _live(console(err=err)) as report:
+            yield report
+    else:
+        yield PlainLinesOfEach(err=err)
+
+
+@contextlib.contextmanager
+def compiling(*, err: bool, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """What to call with structures compiled and structures in all, while a space is predicted."""
+    if quiet:
+        yield lambda done, total: None
+        return
+    drawn_over = is_interactive(sys.stderr if err else sys.stdout)
+    started = time.monotonic()
+    last = 0.0 if drawn_over else started
+    is_open = False
+
+    def report(done: int, total: int) -> None:
+        nonlocal last, is_open
+        now = time.monotonic()
+        if done < total and not (drawn_over and done) and now - last < LINE_PERIOD_S:
+            return
+        last = now
+        text = f"predicting the space: {done} of {total} structures traced"
+        text += f", {format_duration(now - started)}"
+        is_open = drawn_over and done < total
+        # As wide as a screen, so that nothing of a longer line before it stays.
+        shown = f"\r{text:<{PIPE_WIDTH - 1}}" if drawn_over else text
+        click.echo(shown, err=err, nl=not is_open)  # with the return of a line
+
+    try:
+        yield report
+    finally:
+        if is_open:
+            echo(err=err)
+
+
+def progress_line(progress: Progress, label: str = "") -> str:
+    """One line of at most 80 columns: done, running, out of memory, best so far, time left.
+
+    `label` comes first: the GPU type, where several are searched.
+    """
+    parts = {
+        "done": f"{label}{': ' * bool(label)}{progress.done}/{progress.total} done",
+        "verified": f"verified {_times(progress.verified)}" if progress.verified else "",
+        "running": f"{progress.running} running" if progress.running else "",
+        "oom": f"{progress.oom} out of memory",
+        "failed": f"{progress.failed} failed" if progress.failed else "",
+        "best": f"best {_speed(progress)}" if progress.best else "none fits yet",
+    }
+    if progress.eta_s is not None and progress.done < progress.total:
+        parts["left"] = f"{format_duration(progress.eta_s)} left"
+    line = ", ".join(filter(None, parts.values()))
+    for name in ("running", "failed", "verified"):  # what can best be spared
+        if len(line) > PIPE_WIDTH:
+            del parts[name]
+            line = ", ".join(filter(None, parts.values()))
+    return line
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _speed(progress: Progress) -> str:
+    evidence = progress.best.outcome.evidence if progress.best else None
+    return f"{significant(evidence.speed.samples_per_s)} samples/s" if evidence else "unknown"
+
+
+class PlainLines:
+    """Prints a line when there is something new to say, and not too often."""
+
+    def __init__(
+        self,
+        *,
+        err: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        label: str = "",
+    ) -> None:
+        self._err = err
+        self._label = label
+        self._clock = clock
+        self._last_s: float | None = None
+        self._said: tuple[Any, ...] = ()
+
+    def __call__(self, progress: Progress) -> None:
+        """Print the line of `progress`, if it is due."""
+        best = progress.best.trial_id if progress.best else None
+        state = (progress.done, progress.verified, progress.oom, progress.failed, best)
+        if state == self._said:
+            return
+        now_s = self._clock()
+        better = self._said and best != self._said[-1]
+        waited = self._last_s is None or now_s - self._last_s >= LINE_PERIOD_S
+        if better or waited or progress.done == progress.total:
+            self._last_s, self._said = now_s, state
+            echo(progress_line(progress, self._label), err=self._err)
+
+
+class PlainLinesOfEach:
+    """Plain lines of every GPU type, with its name where there are several."""
+
+    def __init__(self, *, err: bool = False) -> None:
+        self._err = err
+        self._lines: dict[str, PlainLines] = {}
+
+    def __call__(self, states: Mapping[str, Progress]) -> None:
+        """Print the line of each type that is due."""
+        for gpu, progress in states.items():
+            if gpu not in self._lines:
+                label = gpu if len(states) > 1 else ""
+                self._lines[gpu] = PlainLines(err=self._err, label=label)
+            self._lines[gpu](progress)
+
+
+@contextlib.contextmanager
+def _live(out: Any) -> Iterator[Report]:
+    with Live(console=out, transient=True, refresh_per_second=4) as live:
+        yield lambda states: live.update(drawn(states))
+
+
+def drawn(states: Mapping[str, Progress]) -> Table:
+    """For each GPU type a bar, the line of `progress_line` and the best configuration."""
+    grid = Table.grid()
+    for gpu, progress in states.items():
+        grid.add_row(ProgressBar(total=progress.total, completed=progress.done, width=60))
+        grid.add_row(progress_line(progress, gpu if len(states) > 1 else ""))
+        grid.add_row(best_line(progress))
+    return grid
+
+
+def best_line(progress: Progress) -> str:
+    """The best configuration so far with its memory; empty before there is one."""
+    record = progress.best
+    evidence = record.outcome.evidence if record else None
+    if record is None or evidence is None:
+        return ""
+
+    names = ("micro_batch", "lora_rank", "max_length", "precision", "gradient_checkpointing")
+    return (
+        f"best ({evidence.source}): {format_size(evidence.memory.device_bytes)}, "
+        f"{settings_text(record.configuration, names)}"
+    )

@@ -1,0 +1,82 @@
+"""How the commands print: fields and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
+
+import click
+
+from tuner.core.expressions import show
+from tuner.core.text import printable
+from tuner.core.units import GIB, MIB
+
+PIPE_WIDTH = 80
+"""Columns where nobody says how wide the output is: a log of a CI shows 80 without wrapping."""
+MAX_FIELD_WIDTH = 100
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """A line of text, in which no name or message can make the terminal do anything."""
+    click.echo(printable(text), err=err, nl=nl)
+
+
+def print_json(value: Any) -> None:
+    """`value` on stdout as one JSON document."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False, default=str))
+
+
+def width() -> int:
+    """Columns to fill."""
+    return shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
+
+
+def print_fields(pairs: Iterable[tuple[str, str]], *, err: bool = False, indent: int = 0) -> None:
+    """Lines of label and value; long values go on below themselves. Empty values are left out."""
+    shown = [(label, value) for label, value in pairs if value]
+    column = indent + max((len(label) for label, _ in shown), default=0) + 2
+    for label, value in shown:
+        lines = textwrap.wrap(
+            value,
+            max(20, min(width(), MAX_FIELD_WIDTH) - column),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        head = " " * indent + label
+        for number, line in enumerate(lines):
+            echo(f"{head if number == 0 else '':<{column}}{line}", err=err)
+
+
+def is_interactive(stream: TextIO) -> bool:
+    """Whether `stream` is a screen on which a line can be drawn over, with a person before it.
+
+    A CI may offer a terminal, and so does a notebook to a program that a cell starts with "!";
+    neither draws over what was printed.
+    """
+    if not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return False
+    is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return not is_ci and "JPY_PARENT_PID" not in os.environ  # set by Jupyter for its kernels
+
+
+def settings_text(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+    """`micro_batch=4 precision=nf4`: what can be typed after --set."""
+    chosen = values if names is None else names
+    return " ".join(f"{n}={show(values[n])}" for n in chosen if n in values)
+
+
+def size_text(size_bytes: int) -> str:
+    """A size as an option takes it, to the byte: "40GiB"."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if size_bytes % unit == 0:
+            return f"{size_bytes // unit}{name}"
+    return f"{size_bytes}B"
+
+
+def count(number: float | None) -> str:
+    """A whole number with thousands separators, or "?" when unknown."""
+    return "?" if number is None else f"{number:,.0f}"

@@ -1,0 +1,227 @@
+"""What errors teach: which values of knobs, alone or two together, are to blame for them.
+
+A trial that ended with an error says nothing of speed or memory, but a value that never works
+makes every trial with it fail. Each value, and each pair of values, may be broken, which a trial
+that ran rules out for all of its values at once. What is left shares the blame for the trials
+that failed, the more of it the more of them it explains (a noisy-or, solved by damped
+fixed-point steps), separately for each kind of error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.core.errors import TunerError, UnavailableError
+from tuner.core.records import Exhausted, Outcome, Status, TrialRecord
+
+Floats = NDArray[np.float64]
+Suspect = tuple[tuple[int, int], ...]
+"""One or two values: (number of the knob, number of its value) of each."""
+
+PRIORS = {1: 0.05, 2: 0.01}
+"""Of one value being broken, and of two that work but not together."""
+
+OWN = 0.05
+"""Of a trial failing for another reason: its own configuration, or chance."""
+
+ALIKE_TO_CLOSE, LEAST_TO_TRY = 3, 0.3
+"""A value that never ran and failed alike so often is closed, for the configurations whose
+probability of running is less than this: another value may have been with it each time."""
+
+SUSPECTED = 0.5
+"""Of being broken, above which a value is named."""
+
+STEPS, DAMPING = 25, 0.5
+"""Of the fixed point; undamped, two values that were always together would swing."""
+
+FAILED = (Status.CRASHED, Status.INVALID, Status.TIMEOUT, Status.NON_FINITE)
+"""How a trial ends whose configuration did not work; device memory is another matter."""
+
+FAILURES_THAT_END, MOST_FAILURES = 6, 12
+"""So many trials that failed before any ran end a search: the first number where no value is common
+to all of them, which might be to blame alone; the second in any case."""
+
+_CHANGING = re.compile(r"0x[0-9a-f]+|(?:/[\w.+-]+)+|\d+(?:\.\d+)?")
+"""Addresses, paths and numbers: they differ between errors that are alike."""
+MOST_LETTERS = 160
+
+
+def failure_of(outcome: Outcome) -> str | None:
+    """The kind of error that ended a trial, for people; None where none did.
+
+    Main memory beside a GPU that had room is one: the device's memory says nothing of it.
+    """
+    if outcome.status is Status.OOM and outcome.exhausted is Exhausted.HOST:
+        return "the machine's main memory ran out"
+    if outcome.status not in FAILED:
+        return None
+    lines = [line.strip() for line in outcome.message.splitlines() if line.strip()]
+    text = _CHANGING.sub("#", lines[-1]) if lines else ""
+    return f"{outcome.status}: {text}"[:MOST_LETTERS] if text else str(outcome.status)
+
+
+def everything_fails(records: Sequence[TrialRecord], failures: Failures) -> TunerError | None:
+    """Why a search is to end in which all trials so far failed; None where it need not.
+
+    `records` are its own trials; of those that ran out of memory it is not known if they would run.
+    """
+    if failures.any_ran:
+        return None
+    kinds = [kind for record in records if (kind := failure_of(record.outcome)) is not None]
+    ran_out = sum(record.outcome.device_ran_out for record in records)
+    if len(kinds) < FAILURES_THAT_END or len(kinds) + ran_out < len(records):
+        return None
+    shared = failures.shared()
+    if shared and len(kinds) < MOST_FAILURES:
+        return None
+    kind, times = Counter(kinds).most_common(1)[0]
+    alike = "all" if times == len(kinds) else f"{times} of them"
+    also = f", all with {' '.join(shared)}" if shared else ""
+    return UnavailableError(
+        f"each of the first {len(kinds)} trials failed, {alike} with {kind}{also}",
+        hint="`tuner trial` runs one of them and shows its log; once that works, search with "
+        "--fresh, as failed trials are not run again otherwise",
+    )
+
+
+def _told(value: str, times: int, kind: str) -> str:
+    return f"{value} failed {times} time{'s' * (times != 1)} and never ran: {kind}"
+
+
+class Failures:
+    """Trials that failed and that ran, by the place of their candidate, and what they say."""
+
+    def __init__(self, columns: Mapping[str, Sequence[object]]) -> None:
+        """`columns` are the values of each knob that varies, one for each candidate."""
+        self._names = list(columns)
+        self._values = [list(dict.fromkeys(column)) for column in columns.values()]
+        coded = [
+            [values.index(value) for value in column]
+            for values, column in zip(self._values, columns.values(), strict=True)
+        ]
+        number = len(next(iter(columns.values()))) if columns else 1
+        self._codes = np.array(coded, dtype=np.intp).reshape(len(coded), number)
+        self.any_ran = False
+        self._ran: set[Suspect] = set()
+        self._failed: dict[str, dict[int, None]] = {}
+        self._blame: dict[Suspect, float] = {}
+        self._probability: Floats | None = None
+        self._closed: dict[str, NDArray[np.bool_]] | None = None
+        self.in_a_row = 0
+        """Trials that failed since the last one that ran."""
+
+    def ran(self, place: int) -> None:
+        """The candidate at `place` ran: none of its values is broken, nor are two together."""
+        self.any_ran, self.in_a_row = True, 0
+        before = len(self._ran)
+        self._ran.update(self._suspects(place))
+        for places in self._failed.values():
+            places.pop(place, None)
+        if self._failed and len(self._ran) > before:
+            self._probability = self._closed = None
+
+    def failed(self, place: int, kind: str) -> None:
+        """The candidate at `place` failed with this kind of error."""
+        self._failed.setdefault(kind, {})[place] = None
+        self._probability = self._closed = None
+        self.in_a_row += 1
+
+    def probability(self) -> Floats:
+        """The probability that each candidate runs, as far as errors go."""
+        if self._probability is None:
+            self._blame, logs = {}, np.zeros(self._codes.shape[1])
+            for places in self._failed.values():
+                for suspect, blame in self._blamed(tuple(places)).items():
+                    self._blame[suspect] = max(blame, self._blame.get(suspect, 0.0))
+                    logs[self._has(suspect)] += np.log1p(-min(blame, 1 - 1e-9))
+            self._probability = np.exp(logs)
+        return self._probability
+
+    def closed(self) -> dict[str, NDArray[np.bool_]]:
+        """Which candidates are not to be tried any more, by the reason for people.
+
+        The reason names the value that failed alike several times and never ran, the one that is
+        most to blame first.
+        """
+        if self._closed is None:
+            self._closed = self._closed_now()
+        return self._closed
+
+    def _closed_now(self) -> dict[str, NDArray[np.bool_]]:
+        probability = self.probability()
+        found: dict[str, NDArray[np.bool_]] = {}
+        left = probability < LEAST_TO_TRY
+        for suspect, kind, times in self._never_ran():
+            mask = left & self._has(suspect)
+            if times >= ALIKE_TO_CLOSE and mask.any():
+                found[_told(self._text(suspect), times, kind)] = mask
+                left = left & ~mask
+        return found
+
+    def suspected(self) -> list[str]:
+        """The values that are more probably broken than not, with how often and how they failed."""
+        self.probability()
+        return [
+            _told(self._text(suspect), times, kind)
+            for suspect, kind, times in self._never_ran()
+            if self._blame.get(suspect, 0.0) > SUSPECTED
+        ]
+
+    def shared(self) -> list[str]:
+        """The values that all failed candidates have, of knobs that have others: "a=1"."""
+        places = [place for places in self._failed.values() for place in places]
+        if not places:
+            return []
+        codes = self._codes[:, places]
+        same = np.flatnonzero((codes == codes[:, :1]).all(axis=1))
+        return [self._text(((int(k), int(codes[k, 0])),)) for k in same]
+
+    def _never_ran(self) -> list[tuple[Suspect, str, int]]:
+        """Values that failed and never ran, what they are most to blame for and how often."""
+        found = []
+        for kind, places in self._failed.items():
+            times = Counter((s,) for p in places for s in enumerate(self._codes[:, p].tolist()))
+            for suspect, number in times.items():
+                if suspect not in self._ran:
+                    found.append((suspect, kind, number))
+        return sorted(found, key=lambda f: (-self._blame.get(f[0], 0.0), f[0]))
+
+    def _blamed(self, places: Sequence[int]) -> dict[Suspect, float]:
+        """How probable it is that each suspect is broken, by the failures at `places`."""
+        suspects = [[s for s in self._suspects(place) if s not in self._ran] for place in places]
+        every = list(dict.fromkeys(itertools.chain.from_iterable(suspects)))
+        if not every:
+            return {}
+        numbers = {suspect: i for i, suspect in enumerate(every)}
+        has = np.zeros((len(places), len(every)), dtype=bool)
+        for row, own in enumerate(suspects):
+            has[row, [numbers[s] for s in own]] = True
+        prior = np.array([PRIORS[len(suspect)] for suspect in every])
+        odds = np.log(prior / (1 - prior))
+        now = odds.copy()
+        for _ in range(STEPS):
+            sound = -np.logaddexp(0.0, now)  # log of the probability that it is not broken
+            others = np.log1p(-OWN) + (has @ sound)[:, None] - sound
+            explained = -np.log(-np.expm1(np.minimum(others, -1e-12)))
+            now += DAMPING * (odds + np.where(has, explained, 0.0).sum(axis=0) - now)
+        blame = 1.0 / (1.0 + np.exp(-now))
+        return dict(zip(every, blame.tolist(), strict=True))
+
+    def _suspects(self, place: int) -> Iterator[Suspect]:
+        values = list(enumerate(self._codes[:, place].tolist()))
+        yield from itertools.chain(
+            itertools.combinations(values, 1), itertools.combinations(values, 2)
+        )
+
+    def _has(self, suspect: Suspect) -> NDArray[np.bool_]:
+        hits = [self._codes[knob] == value for knob, value in suspect]
+        return np.asarray(np.all(hits, axis=0))
+
+    def _text(self, suspect: Suspect) -> str:
+        return " ".join(f"{self._names[k]}={self._values[k][value]}" for k, value in suspect)

@@ -1,0 +1,174 @@
+"""Which trials are worth looking at: the Pareto front over any number of objectives."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.core.records import Source, Status, TrialRecord
+
+
+class Direction(enum.StrEnum):
+    """Which way an objective gets better."""
+
+    MAXIMIZE = "maximize"
+    MINIMIZE = "minimize"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A number of a trial that gets better one way.
+
+    `value` returns None for a trial that has no such number; such a trial is on no front.
+    """
+
+    name: str
+    direction: Direction
+    label: str
+    value: Callable[[TrialRecord], float | None]
+
+    def gain(self, record: TrialRecord) -> float | None:
+        """The value turned so that larger is better."""
+        value = self.value(record)
+        if value is None:
+            return None
+        return value if self.direction is Direction.MAXIMIZE else -value
+
+
+def samples_per_s(record: TrialRecord) -> float | None:
+    """Training examples per second, measured where it was, else emulated or predicted.
+
+    This, and not tokens per second, decides how long an epoch takes: longer sequences raise
+    the tokens per second and make the epoch longer.
+    """
+    evidence = record.outcome.evidence
+    return evidence.speed.samples_per_s if evidence else None
+
+
+def device_bytes(record: TrialRecord) -> int | None:
+    """Peak device memory in bytes, measured where it was, else emulated or predicted."""
+    evidence = record.outcome.evidence
+    return evidence.memory.device_bytes if evidence else None
+
+
+def room_bytes(record: TrialRecord, memory_bytes: int) -> int:
+    """Memory that a rank of the trial has where a device has `memory_bytes`."""
+    return min(memory_bytes, record.budget.limit_bytes)
+
+
+def fastest_first(record: TrialRecord) -> tuple[float, int, str]:
+    """For sorting: of equally fast ones the smaller is first."""
+    return -(samples_per_s(record) or 0.0), device_bytes(record) or 0, record.configuration.key
+
+
+THROUGHPUT = Objective("samples_per_s", Direction.MAXIMIZE, "throughput (samples/s)", samples_per_s)
+DEVICE_MEMORY = Objective(
+    "device_bytes", Direction.MINIMIZE, "peak device memory (bytes)", device_bytes
+)
+OBJECTIVES: Mapping[str, Objective] = {o.name: o for o in (THROUGHPUT, DEVICE_MEMORY)}
+DEFAULT_OBJECTIVES = (THROUGHPUT, DEVICE_MEMORY)
+
+
+def fits_within(record: TrialRecord, limit_bytes: int) -> bool:
+    """Whether a trial ended well and its memory plus its margin is inside `limit_bytes`.
+
+    `limit_bytes` is the memory of the GPU asked about, which may be less than that of the
+    GPU the trial was for.
+    """
+    used_bytes = device_bytes(record)
+    if record.outcome.status is not Status.OK or used_bytes is None:
+        return False
+    check = record.verified_by
+    if check is not None and check.outcome.ran is not None and not fits_within(check, limit_bytes):
+        return False
+    return record.fits and used_bytes <= limit_bytes - record.budget.margin_bytes
+
+
+def trusted(records: Iterable[TrialRecord], limit_bytes: int) -> list[TrialRecord]:
+    """The records to choose from: the measured ones if one fits, else so the emulated ones, or all.
+
+    A prediction is no match for a measurement: where something was measured that fits, nothing
+    is recommended, or put on a front, that was not. So it is with what was emulated.
+    """
+    found = list(records)
+    for source in (Source.MEASURED, Source.EMULATED):
+        alike = [record for record in found if record.source is source]
+        if any(fits_within(record, limit_bytes) for record in alike):
+            return alike
+    return found
+
+
+def pareto_front(
+    records: Iterable[TrialRecord],
+    *,
+    objectives: Sequence[Objective] = DEFAULT_OBJECTIVES,
+    limit_bytes: int | None = None,
+) -> tuple[TrialRecord, ...]:
+    """The fitting trials that no other one beats; see `unbeaten`.
+
+    With `limit_bytes`, only trials that fit there with their margin count; otherwise those that
+    fit their own GPU.
+    """
+    fitting = (
+        record
+        for record in records
+        if fits_within(record, record.gpu_memory_bytes if limit_bytes is None else limit_bytes)
+    )
+    return unbeaten(fitting, objectives)
+
+
+def unbeaten(
+    records: Iterable[TrialRecord], objectives: Sequence[Objective]
+) -> tuple[TrialRecord, ...]:
+    """The trials that no other one beats, best in the first objective first.
+
+    A trial beats another when it is at least as good in every objective and better in one.
+    Of trials with equal numbers one stands for all (the smallest configuration key), so the
+    result depends on the set of records and never on their order.
+    """
+    candidates: list[tuple[tuple[float, ...], TrialRecord]] = []
+    for record in records:
+        gains = tuple(g for o in objectives if (g := o.gain(record)) is not None)
+        if len(gains) == len(objectives):
+            candidates.append((gains, record))
+    # In this order nothing can be beaten by what comes after it: one pass is enough.
+    candidates.sort(key=lambda c: ([-g for g in c[0]], c[1].configuration.key, c[1].trial_id))
+    front: list[tuple[tuple[float, ...], TrialRecord]] = []
+    for gains_, record in candidates:
+        # What came last is best in the second objective: of two, it covers all that is covered.
+        if not any(_covers(kept, gains_) for kept, _ in reversed(front)):
+            front.append((gains_, record))
+    return tuple(record for _, record in front)
+
+
+def _covers(kept: Sequence[float], other: Sequence[float]) -> bool:
+    return all(a >= b for a, b in zip(kept, other, strict=True))
+
+
+def hypervolume(
+    records: Iterable[TrialRecord],
+    *,
+    reference: tuple[float, float],
+    objectives: tuple[Objective, Objective] = DEFAULT_OBJECTIVES,
+) -> float:
+    """The area that the front of two objectives covers, up to the `reference` values.
+
+    Exact, in the product of the objectives' units (samples/s x bytes by default). `reference`
+    is the worst value of each that still counts, for example (0, the GPU's memory).
+    """
+    turned = [
+        value if objective.direction is Direction.MAXIMIZE else -value
+        for value, objective in zip(reference, objectives, strict=True)
+    ]
+    area, covered = 0.0, 0.0
+    for record in pareto_front(records, objectives=objectives):
+        gains = [objective.gain(record) for objective in objectives]
+        first, second = ((g or 0.0) - r for g, r in zip(gains, turned, strict=True))
+        if first <= 0 or second <= covered:
+            continue
+        # The front comes best-first in the first objective, so each record adds the strip
+        # of the second objective that the ones before it left open.
+        area += first * (second - covered)
+        covered = second
+    return area

@@ -1,0 +1,1 @@
+"""The sampler that starts from predictions."""

@@ -1,0 +1,131 @@
+"""The trials of a search that have not come to a record: those that run, wait, or run again.
+
+Ray knows runs, a search knows trials: a trial whose worker was lost has a second run, under
+another id of Ray's, and is one trial all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from tuner.core.records import Configuration
+from tuner.trial.base import PLAIN, Instructions
+
+RETRIES_OF_A_LOST_WORKER = 1
+"""A second process that ends without a word is likely the trial's own doing."""
+RETRIES_OF_A_LOST_NODE = 3
+"""A node that is lost rarely is; but a trial that takes all memory of a host can end nodes."""
+STARTS_OF_A_TRIAL = 10
+"""Runs that may be lost before a worker has begun with them: workers that died idle are found
+out that way, as many at once as one node has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A trial to hand out. `number` counts them from 1.
+
+    `workers_lost` and `nodes_lost` count the runs that ended so, `unbegun` those that were lost
+    before a worker began with them, since one last did.
+    """
+
+    configuration: Configuration
+    instructions: Instructions = PLAIN
+    number: int = 0
+    workers_lost: int = 0
+    nodes_lost: int = 0
+    unbegun: int = 0
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether what has become of its runs is no reason to give it up."""
+        return (
+            self.workers_lost <= RETRIES_OF_A_LOST_WORKER
+            and self.nodes_lost <= RETRIES_OF_A_LOST_NODE
+            and self.unbegun < STARTS_OF_A_TRIAL
+        )
+
+
+class OpenTrials:
+    """Trials by the ids of their runs, each in one place: handed out, or to be run again."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Proposed] = {}
+        self._begun_at: dict[str, str] = {}
+        self._again: deque[Proposed] = deque()
+        self._configurations: Counter[Configuration] = Counter()
+        self.handed_out = 0
+
+    def __len__(self) -> int:
+        return len(self._runs) + len(self._again)
+
+    def __contains__(self, run: str) -> bool:
+        return run in self._runs
+
+    def __getitem__(self, run: str) -> Proposed:
+        return self._runs[run]
+
+    @property
+    def on_workers(self) -> int:
+        """How many have a worker, or wait for one."""
+        return len(self._runs)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The runs that no worker has begun with."""
+        return tuple(run for run in self._runs if run not in self._begun_at)
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether there is a run that no worker has begun with."""
+        return len(self._runs) > len(self._begun_at)
+
+    def includes(self, configuration: Configuration) -> bool:
+        """Whether a trial of this configuration is open."""
+        return self._configurations[configuration] > 0
+
+    def hand_out(self, run: str, proposed: Proposed) -> None:
+        """Note a new trial, and give it its number."""
+        self.handed_out += 1
+        self._runs[run] = dataclasses.replace(proposed, number=self.handed_out)
+        self._configurations[proposed.configuration] += 1
+
+    def hand_out_again(self, run: str) -> Proposed | None:
+        """The trial that is longest to be run again; None where none is."""
+        if not self._again:
+            return None
+        self._runs[run] = self._again.popleft()
+        return self._runs[run]
+
+    def begin(self, run: str, begun_at: str) -> None:
+        """A worker has begun with it."""
+        self._begun_at[run] = begun_at
+        self._runs[run] = dataclasses.replace(self._runs[run], unbegun=0)
+
+    def close(self, run: str) -> tuple[Proposed, str | None]:
+        """The trial, which has come to its end, and when its last run began."""
+        proposed = self._runs.pop(run)
+        self._configurations[proposed.configuration] -= 1
+        if not self._configurations[proposed.configuration]:
+            del self._configurations[proposed.configuration]
+        return proposed, self._begun_at.pop(run, None)
+
+    def lose(self, run: str, *, with_node: bool) -> bool:
+        """The run was lost. True where the trial is to run again, False where it is to end."""
+        proposed = self._runs[run]
+        if run not in self._begun_at:
+            proposed = dataclasses.replace(proposed, unbegun=proposed.unbegun + 1)
+        elif with_node:
+            proposed = dataclasses.replace(proposed, nodes_lost=proposed.nodes_lost + 1)
+        else:
+            proposed = dataclasses.replace(proposed, workers_lost=proposed.workers_lost + 1)
+        self._runs[run] = proposed
+        if proposed.may_run_again:
+            self.take_back(run)
+        return proposed.may_run_again
+
+    def take_back(self, run: str) -> None:
+        """The trial is to have another run, through no fault of its own."""
+        self._again.append(self._runs.pop(run))
+        self._begun_at.pop(run, None)

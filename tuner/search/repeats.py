@@ -1,0 +1,91 @@
+"""Several trials of one configuration as one record: what all of them say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tuner.core.kinds import SAYS_NOTHING
+from tuner.core.records import Measurement, Speed, Status, TrialRecord
+
+
+def pooled(runs: Sequence[TrialRecord]) -> TrialRecord:
+    """One record of the runs of one configuration, in the order in which they ended.
+
+    The last one counts, as it tells of the longest history: a verification that ran out of
+    memory outweighs the trial before it. Where the last one ended well, times are those of all
+    runs of the same circumstances together, memory is the largest, and what passed a verification
+    once is verified. A lone run is unchanged.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    distinct: dict[str, TrialRecord] = {}
+    for run in runs:  # a line is written again where another margin is asked for
+        distinct.pop(run.trial_id, None)
+        distinct[run.trial_id] = run
+    every = list(distinct.values())
+    telling = [r for r in every if not (r.verification and r.outcome.status in SAYS_NOTHING)]
+    last = (telling or every)[-1]
+    alike = [
+        run
+        for run in telling
+        if run.outcome.status is Status.OK and _circumstances(run) == _circumstances(last)
+    ]
+    ran = [found for run in alike if (found := run.outcome.ran) is not None]
+    if last.outcome.status is not Status.OK or len(ran) < 2:
+        return last
+    return replace(
+        last,
+        outcome=last.outcome.with_ran(_together(ran)),
+        verification=any(run.verification for run in alike),
+    )
+
+
+def _circumstances(run: TrialRecord) -> object:
+    place = run.device, run.emulated_device, run.memory_limit_bytes, run.gpu_memory_bytes
+    return dict(run.versions), place
+
+
+def _together(runs: Sequence[Measurement]) -> Measurement:
+    steps = sum(run.steps for run in runs)
+    step_s = sum(run.steps * run.speed.step_s for run in runs) / steps
+    last = runs[-1]
+    speed = _at(last.speed, step_s)
+    return replace(
+        last,
+        memory=max((run.memory for run in runs), key=lambda memory: memory.device_bytes),
+        speed=speed,
+        steps=steps,
+        samples_per_s_interval=_interval(runs, speed.samples_per_s),
+        evaluation_peak_bytes=_largest(run.evaluation_peak_bytes for run in runs),
+        checkpoint_bytes=_largest(run.checkpoint_bytes for run in runs),
+    )
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _at(speed: Speed, step_s: float) -> Speed:
+    """The speed with another time of a step."""
+    factor = step_s / speed.step_s
+    return Speed(
+        step_s=step_s,
+        it_per_s=speed.it_per_s / factor,
+        samples_per_s=speed.samples_per_s / factor,
+        tokens_per_s=speed.tokens_per_s / factor,
+        mfu=None if speed.mfu is None else speed.mfu / factor,
+        breakdown_s={kind: factor * seconds for kind, seconds in speed.breakdown_s.items()},
+    )
+
+
+def _interval(runs: Sequence[Measurement], rate: float) -> tuple[float, float] | None:
+    """The interval of the mean: of the steps within runs, and at least what runs differ by."""
+    known = [run.samples_per_s_interval for run in runs if run.samples_per_s_interval]
+    if not known:
+        return None
+    within = math.sqrt(sum(((high - low) / 2) ** 2 for low, high in known)) / len(known)
+    rates = [run.speed.samples_per_s for run in runs]
+    half = max(within, (max(rates) - min(rates)) / 2)
+    return rate - half, rate + half

@@ -1,0 +1,250 @@
+"""The catalogue of GPU types: memory, dense peak rates, bandwidth, what is unsupported, price.
+
+The data is `gpus.yaml` beside this module; its head says how each number is meant. Users add
+types of their own in a file of the same form. A GPU is recognised by its exact device name
+and its memory, never by a part of its name: "NVIDIA L40" is not an L4.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from yaml import Node
+
+from tuner.core.errors import InputError, UnavailableError, unknown
+from tuner.core.gpu import NATIVE_PRECISIONS, PRECISIONS, Gpu, not_supported
+from tuner.core.units import format_gib
+from tuner.space.gpu_entry import read_entry
+from tuner.space.gpu_file import YamlFile
+
+__all__ = [
+    "LIMIT_OF_TYPE",
+    "NATIVE_PRECISIONS",
+    "PRECISIONS",
+    "Gpu",
+    "get_gpu",
+    "load_catalogue",
+    "match_device",
+]
+
+MEMORY_TOLERANCE = 0.05
+"""How far a device's memory may be from the catalogue's: drivers differ by 2 %, types by more."""
+
+USER_FILE_VARIABLE = "TUNER_GPUS"
+
+_SHIPPED = Path(__file__).with_name("gpus.yaml")
+
+_VENDORS = {
+    "AMD": r"(amd|instinct|radeon|ryzen|rocm|gfx\d).*|mi\d{2,3}\w{0,2}|(rx\d|w[67][5-9]0)\d+\w*",
+    "Intel": r"(intel|gaudi|habana|arc|pontevecchio|hpu|xpu|max1[15]\d\d).*|a[357][1578]0|b5[78]0",
+    "Google": r"(google|tpu|trillium|ironwood|v[2-7](e|p|lite)).*",
+    "Apple": r"(apple|mps).*|m[1-9](pro|max|ultra)?",
+    "Amazon": r"(amazon|aws)?(trainium|inferentia|neuron|trn\d|inf\d).*",
+    "Huawei": r"(huawei|ascend).*|910[abc]?",
+}
+"""By vendor of other accelerators: names that people have for them, after `_normalise`."""
+
+LIMIT_OF_TYPE = -1
+"""A memory limit of as much as the type asked for has (`--memory-limit auto`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Catalogue:
+    """Entries by id, and the names that are refused because several entries answer to them."""
+
+    gpus: Mapping[str, Gpu]
+    ambiguous: Mapping[str, tuple[str, ...]]
+
+
+def load_catalogue(extra: Path | None = None) -> Mapping[str, Gpu]:
+    """Every known GPU type by id: the shipped ones, then the user's, which may replace them.
+
+    The user's file is `extra`, else what the environment variable TUNER_GPUS names, else
+    ~/.config/tuner/gpus.yaml where that exists. Raises `InputError` with every problem of it.
+    """
+    return MappingProxyType(dict(_load(extra).gpus))
+
+
+def get_gpu(
+    text: str,
+    *,
+    memory_bytes: int | None = None,
+    price_usd_per_hour: float | None = None,
+    extra: Path | None = None,
+) -> Gpu:
+    """The GPU type that `text` names, with the user's own memory and price where given.
+
+    Ids, aliases and exact device names are accepted; case, spaces, dashes and underscores do not
+    matter. Raises `InputError` for a name that is unknown or that several types answer to, and
+    `UnavailableError` for an accelerator of another vendor.
+    """
+    gpu = _find(text, _load(extra))
+    return as_told(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
+
+
+def as_told(gpu: Gpu, *, memory_bytes: int | None, price_usd_per_hour: float | None) -> Gpu:
+    """`gpu` with the user's own memory and price where given.
+
+    Raises `InputError` for memory that its context alone exceeds, and for what is no price.
+    """
+    changes: dict[str, Any] = {}
+    sources = dict(gpu.sources)
+    if memory_bytes is not None:
+        if memory_bytes <= gpu.context_bytes:
+            raise InputError(
+                f"GPU memory of {memory_bytes} bytes is less than the CUDA context of a {gpu.name}"
+                f" ({gpu.context_bytes} bytes)",
+                hint=f"a {gpu.name} has {format_gib(gpu.memory_bytes)}",
+            )
+        changes["memory_bytes"] = memory_bytes
+        sources["memory"] = "given by the user"
+    if price_usd_per_hour is not None:
+        if not (math.isfinite(price_usd_per_hour) and price_usd_per_hour >= 0):
+            raise InputError(f"price {price_usd_per_hour} is not an amount in USD per hour")
+        changes |= {"price_usd_per_hour": float(price_usd_per_hour), "price_date": None}
+        sources["price"] = "given by the user"
+    return replace(gpu, sources=sources, **changes) if changes else gpu
+
+
+def match_device(name: str, memory_bytes: int, extra: Path | None = None) -> Gpu | None:
+    """The type of a device with this exact name and, within 5 %, this memory; else None.
+
+    A card with ECC switched on is the same type with less memory, and is returned with it.
+    """
+    found: tuple[float, Gpu] | None = None
+    for gpu in load_catalogue(extra).values():
+        if name not in gpu.device_names:
+            continue
+        for size in filter(None, (gpu.memory_bytes, gpu.ecc_memory_bytes)):
+            distance = abs(memory_bytes - size) / size
+            if distance <= MEMORY_TOLERANCE and (found is None or distance < found[0]):
+                found = (distance, replace(gpu, memory_bytes=size))
+    return found[1] if found else None
+
+
+def _normalise(text: str) -> str:
+    return re.sub(r"[\s_-]+", "", text).casefold()
+
+
+def types_named(text: str, extra: Path | None = None) -> tuple[str, ...]:
+    """The ids of the types that answer to `text`: one for most names, none for an unknown one."""
+    return _named(text, _load(extra))
+
+
+def _named(text: str, catalogue: _Catalogue) -> tuple[str, ...]:
+    key = _normalise(text)
+    gpus = catalogue.gpus
+    for gpu in gpus.values():
+        if key in map(_normalise, (gpu.id, *gpu.aliases)):
+            return (gpu.id,)
+    return tuple(catalogue.ambiguous.get(key, ())) or tuple(
+        gpu.id for gpu in gpus.values() if key in map(_normalise, (gpu.name, *gpu.device_names))
+    )
+
+
+def _find(text: str, catalogue: _Catalogue) -> Gpu:
+    """The entry that `text` names, or the error that says why there is none."""
+    gpus = catalogue.gpus
+    ids = _named(text, catalogue)
+    if len(ids) == 1:
+        return gpus[ids[0]]
+    if ids:
+        choices = ", ".join(
+            f"{i} ({gpus[i].name}, {format_gib(gpus[i].memory_bytes)})" for i in ids
+        )
+        raise InputError(f"GPU {text!r} is ambiguous", hint=f"choose one of: {choices}")
+    if vendor := _vendor_of(text):
+        raise UnavailableError(
+            f"{not_supported(vendor)}: {text!r}",
+            hint="only GPUs of NVIDIA are: `tuner gpus` lists them",
+        )
+    error = unknown("GPU", text, gpus, list_command="tuner gpus")
+    own = "a GPU of your own can be described in ~/.config/tuner/gpus.yaml"
+    raise InputError(error.message, hint=f"{error.hint}; {own}")
+
+
+def _vendor_of(text: str) -> str | None:
+    """The vendor of a GPU or accelerator that is not NVIDIA's; None for an unknown name."""
+    key = _normalise(text)
+    found = (vendor for vendor, names in _VENDORS.items() if re.match(f"({names})$", key))
+    return next(found, None)
+
+
+def _user_file(extra: Path | None) -> Path | None:
+    if extra is not None:
+        return extra
+    if named := os.environ.get(USER_FILE_VARIABLE):
+        return Path(named)
+    try:
+        default = Path.home() / ".config" / "tuner" / "gpus.yaml"
+    except RuntimeError:  # no home directory, as in some containers
+        return None
+    return default if default.is_file() else None
+
+
+def _load(extra: Path | None) -> _Catalogue:
+    shipped = _load_shipped()
+    path = _user_file(extra)
+    return shipped if path is None else _read(path, shipped)
+
+
+@functools.cache
+def _load_shipped() -> _Catalogue:
+    return _read(_SHIPPED, _Catalogue({}, {}), shipped=True)
+
+
+def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
+    """The catalogue `base` with the entries of the file at `path`, all of its problems at once."""
+    file = YamlFile(path, trusted=shipped)
+    top = file.mapping(file.root(), "", known=("gpus", "ambiguous"))
+    gpus = dict(base.gpus)
+    entries = file.mapping(top["gpus"], "gpus") if "gpus" in top else {}
+    if not entries and not file.problems:
+        file.report(None, "", "has no GPU; expected `gpus:` with one entry per id")
+    for gpu_id, node in entries.items():
+        gpu = read_entry(file, gpu_id, node, base.gpus, shipped=shipped)
+        if gpu is not None:
+            gpus[gpu_id] = gpu
+    ambiguous = dict(base.ambiguous)
+    for text, node in file.mapping(top.get("ambiguous"), "ambiguous").items():
+        where = f"ambiguous.{text}"
+        choices = file.texts(node, where) or ()
+        for choice in choices:
+            if choice not in gpus and choice not in entries:
+                file.report(node, where, f"{choice!r} is not the id of a GPU")
+        ambiguous[_normalise(text)] = choices
+    _check_names(file, gpus, ambiguous, entries)
+    file.raise_problems()
+    return _Catalogue(gpus, ambiguous)
+
+
+def _check_names(
+    file: YamlFile, gpus: Mapping[str, Gpu], ambiguous: Iterable[str], own: Mapping[str, Node]
+) -> None:
+    """Report names that two entries share; an id may not be refused as ambiguous either."""
+    owners: dict[str, str] = {}
+    for gpu in gpus.values():
+        for name in (gpu.id, *gpu.aliases):
+            key = _normalise(name)
+            owner = owners.setdefault(key, gpu.id)
+            culprit = gpu.id if gpu.id in own else owner
+            if owner != gpu.id:
+                other = owner if culprit == gpu.id else gpu.id
+                file.report(own.get(culprit), f"gpus.{culprit}", f"{name!r} also names {other!r}")
+            if key in ambiguous:
+                file.report(own.get(gpu.id), f"gpus.{gpu.id}", f"{name!r} is refused as ambiguous")
+    for gpu_id in own.keys() & gpus.keys():
+        for twin in gpus.values():
+            shared = set(gpus[gpu_id].device_names) & set(twin.device_names)
+            distance = abs(twin.memory_bytes / gpus[gpu_id].memory_bytes - 1)
+            if twin.id != gpu_id and shared and distance <= 2 * MEMORY_TOLERANCE:
+                message = f"device {min(shared)!r} with this memory is already {twin.id!r}"
+                file.report(own[gpu_id], f"gpus.{gpu_id}", message)

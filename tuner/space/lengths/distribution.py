@@ -1,0 +1,305 @@
+"""How long the examples are, and what follows for truncation, padding and batches.
+
+Two states of knowledge are kept apart. With a distribution (counted lengths, quantiles, a
+histogram) every number is exact. With a mean and a maximum alone the distribution is unknown:
+numbers are then intervals that hold for every distribution with that mean and maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from tuner.core.errors import InputError, unknown
+from tuner.space.data import TokenLengths
+from tuner.space.lengths.cdf import Cdf, cdf_of_counts
+
+PADDING_MODES = ("longest", "max_length", "packing")
+"""What a micro-batch is made of: examples padded to the longest among them, examples padded to
+`max_length`, or rows of exactly `max_length` tokens cut from all examples laid end to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A number known to lie between `low` and `high`; the same twice where it is known."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def exactly(cls, value: float) -> Bounds:
+        """A number that is known."""
+        return cls(value, value)
+
+    @property
+    def value(self) -> float | None:
+        """The number, or None where only an interval is known."""
+        return self.low if self.low == self.high else None
+
+    def to_dict(self) -> dict[str, float | None]:
+        """JSON types: `value` is null where only `low` and `high` are known."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What cutting examples at a length removes: shares in [0, 1]."""
+
+    share_examples: Bounds
+    share_tokens: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """The padded shape of a micro-batch, and how much of it is padding.
+
+    Lengths in tokens. `expected_length` is the mean over batches and `worst_length` the
+    longest that can occur. `padding_share` is padding over all tokens of an epoch (a ratio of
+    two means, not a mean of ratios). `tokens_per_sample` are the non-padding tokens of an
+    example that are trained on, `samples_per_sequence` the examples in one row (1 unless
+    packed).
+    """
+
+    expected_length: Bounds
+    worst_length: int
+    padding_share: Bounds
+    tokens_per_sample: Bounds
+    samples_per_sequence: Bounds
+
+
+@dataclass(frozen=True)
+class LengthDistribution:
+    """Token lengths of the examples. Immutable, hashable, picklable.
+
+    `points` is the cumulative distribution as (length, fraction of examples up to it), linear
+    between; two points at one length are a jump. It is empty where only `mean` and `max` are
+    known. `examples` is None where the number of examples is not known.
+    """
+
+    mean: float
+    max: int
+    points: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    examples: int | None = None
+
+    @classmethod
+    def from_lengths(cls, lengths: Iterable[int]) -> LengthDistribution:
+        """The distribution of counted lengths, in any order.
+
+        Raises `InputError` for no lengths, negative ones, and when no example has a token.
+        """
+        return cls.from_counts(Counter(lengths))
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[int, int]) -> LengthDistribution:
+        """The distribution of `counts` examples by length. Raises as `from_lengths`."""
+        lengths = sorted(length for length, count in counts.items() if count)
+        examples = sum(counts.values())
+        if not lengths:
+            raise InputError("there are no token lengths")
+        if lengths[0] < 0:
+            raise InputError(f"token length {lengths[0]} is negative")
+        if lengths[-1] == 0:
+            raise InputError("no example has a token")
+        cdf = cdf_of_counts(
+            np.array(lengths, dtype=np.float64),
+            np.array([counts[length] for length in lengths], dtype=np.float64),
+        )
+        return cls(
+            mean=sum(length * counts[length] for length in lengths) / examples,
+            max=lengths[-1],
+            points=tuple(zip(cdf.x.tolist(), cdf.f.tolist(), strict=True)),
+            examples=examples,
+        )
+
+    @classmethod
+    def from_points(
+        cls, points: Sequence[tuple[float, float]], *, examples: int | None = None
+    ) -> LengthDistribution:
+        """The distribution through points of its cumulative function, as `TokenLengths` has them.
+
+        Raises `InputError` unless lengths and fractions rise together and end at fraction 1.
+        """
+        kept = tuple((float(length), float(fraction)) for length, fraction in points)
+        if not all(math.isfinite(number) for point in kept for number in point):
+            raise InputError("lengths and fractions must be finite numbers")
+        if not kept or kept[-1][1] != 1:
+            raise InputError("the points must end at fraction 1, the longest example")
+        if kept[0][0] < 0 or kept[0][1] < 0:
+            raise InputError("lengths and fractions cannot be negative")
+        if any(a[0] > b[0] or a[1] > b[1] for a, b in pairwise(kept)):
+            raise InputError("lengths and fractions must rise together")
+        if kept[0][1] > 0:  # a jump at the shortest example
+            kept = ((kept[0][0], 0.0), *kept)
+        # Further points at fraction 1 do not lengthen the longest example.
+        end = next(i for i, point in enumerate(kept) if point[1] == 1)
+        kept, longest = kept[: end + 1], kept[end][0]
+        if longest == 0:
+            raise InputError("no example has a token")
+        mean = _cdf(kept).mean_of_max(1, longest)
+        return cls(mean=mean, max=math.ceil(longest), points=kept, examples=examples)
+
+    @classmethod
+    def from_summary(
+        cls, *, mean: float, longest: int, examples: int | None = None
+    ) -> LengthDistribution:
+        """A distribution of which mean and maximum are all that is known.
+
+        Raises `InputError` unless 0 < mean <= longest.
+        """
+        if not 0 < mean <= longest:
+            raise InputError(f"mean {mean:g} must be above 0 and at most the longest, {longest}")
+        return cls(mean=float(mean), max=longest, examples=examples)
+
+    @classmethod
+    def from_token_lengths(
+        cls, lengths: TokenLengths, *, examples: int | None = None
+    ) -> LengthDistribution:
+        """What a search space says of its data. Raises `InputError` as the above."""
+        if lengths.points:
+            return cls.from_points(lengths.points, examples=examples)
+        return cls.from_summary(mean=lengths.mean, longest=lengths.max, examples=examples)
+
+    def to_token_lengths(self) -> TokenLengths:
+        """The same in the form of a search space's data facts."""
+        return TokenLengths(self.mean, self.max, self.points)
+
+    @property
+    def known(self) -> bool:
+        """Whether the distribution is known, and not only its mean and maximum."""
+        return bool(self.points)
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens of all examples; None where their number is not known."""
+        return None if self.examples is None else self.examples * self.mean
+
+    def truncation(self, max_length: int) -> Truncation:
+        """What cutting every example at `max_length` tokens removes.
+
+        Examples: 1 - F(T) at T = max_length. Tokens: 1 - E[min(X, T)] / E[X]. From mean m and
+        maximum M alone, for T < M: at most m / (T + 1) of the examples are longer (Markov's
+        inequality, lengths being whole) and at least (m - T) / (M - T), because
+        m <= T (1 - p) + M p.
+        """
+        _check_positive(max_length=max_length)
+        if max_length >= self.max:
+            return Truncation(Bounds.exactly(0.0), Bounds.exactly(0.0))
+        kept = self.kept_tokens(max_length)
+        # The division may leave a rounding error on the wrong side of 0.
+        lost = Bounds(*(max(0.0, 1 - tokens / self.mean) for tokens in (kept.high, kept.low)))
+        if self.known:
+            return Truncation(Bounds.exactly(1 - self.cdf.at(max_length)), lost)
+        least = max(0.0, (self.mean - max_length) / (self.max - max_length))
+        most = min(1.0, self.mean / (max_length + 1))
+        return Truncation(Bounds(min(least, most), most), lost)
+
+    def kept_tokens(self, max_length: int) -> Bounds:
+        """E[min(X, T)]: tokens of an example that are left when all are cut at T = max_length.
+
+        From mean m and maximum M alone it is between m min(T, M) / M (all examples empty or
+        of the maximum) and min(m, T) (all examples alike): min(x, T) is concave in x.
+        """
+        _check_positive(max_length=max_length)
+        if max_length >= self.max:
+            return Bounds.exactly(self.mean)
+        if self.known:
+            return Bounds.exactly(self.cdf.mean_of_max(1, max_length))
+        most = min(self.mean, float(max_length))
+        return Bounds(min(self.mean * max_length / self.max, most), most)
+
+    def batch(self, micro_batch: int, max_length: int, padding: str = "longest") -> BatchShape:
+        """The shape of micro-batches of `micro_batch` rows at most `max_length` long.
+
+        `padding` is one of `PADDING_MODES`. Examples are taken to be drawn independently;
+        shuffling without replacement differs by the order of micro_batch / examples.
+        Raises `InputError` for another padding mode, `ValueError` for sizes below 1.
+        """
+        _check_positive(micro_batch=micro_batch, max_length=max_length)
+        if padding == "longest":
+            return self._padded_to_longest(micro_batch, max_length)
+        if padding == "max_length":
+            kept = self.kept_tokens(max_length)
+            share = Bounds(1 - kept.high / max_length, 1 - kept.low / max_length)
+            return _fixed_length(max_length, share, kept, Bounds.exactly(1.0))
+        if padding == "packing":
+            # Examples laid end to end and cut: an example that does not fit goes on in the next
+            # row, so nothing is lost or padded but the end of the last row of an epoch. Packing
+            # that keeps examples whole wastes more, and truncates those above max_length.
+            per_row = Bounds.exactly(max_length / self.mean)
+            mean = Bounds.exactly(self.mean)
+            return _fixed_length(max_length, Bounds.exactly(0.0), mean, per_row)
+        raise unknown("padding", padding, PADDING_MODES)
+
+    def _padded_to_longest(self, micro_batch: int, max_length: int) -> BatchShape:
+        """Rows padded to the longest of their batch: E[max] = integral of 1 - F^m up to T.
+
+        With the distribution unknown and v = E[min(X, T)], T' = min(T, M): E[max] is least
+        when all examples are v long, and most when they are empty or T' long, which gives
+        T' (1 - (1 - v / T')^m), since 1 - (1 - u)^m is concave in u = 1 - F (Jensen).
+        """
+        kept = self.kept_tokens(max_length)
+        worst = min(max_length, self.max)
+        if self.known:
+            mean = min(max(self.cdf.mean_of_max(micro_batch, max_length), kept.low), worst)
+            expected = Bounds.exactly(mean)
+            share = Bounds.exactly(1 - kept.low / mean)
+        elif micro_batch == 1:
+            expected, share = kept, Bounds.exactly(0.0)
+        else:
+            high = _reach(kept.high / worst, micro_batch)
+            expected = Bounds(kept.low, max(worst * high, kept.low))
+            filled = kept.low / worst
+            share = Bounds(0.0, max(0.0, 1 - filled / _reach(filled, micro_batch)))
+        return BatchShape(expected, worst, share, kept, Bounds.exactly(1.0))
+
+    def steps_per_epoch(
+        self, effective_batch: int, max_length: int, padding: str = "longest"
+    ) -> int | None:
+        """Optimizer steps of one pass over the data; None if the examples are not counted.
+
+        The last, smaller batch counts as a step, as it does in transformers' Trainer. Packed
+        rows are ceil(tokens / max_length) in number.
+        """
+        _check_positive(effective_batch=effective_batch, max_length=max_length)
+        if padding not in PADDING_MODES:
+            raise unknown("padding", padding, PADDING_MODES)
+        if self.examples is None or self.tokens is None:
+            return None
+        if padding != "packing":
+            return -(-self.examples // effective_batch)
+        # The mean of counted lengths is a rounded quotient; its multiple is whole again.
+        tokens = round(self.tokens) if self.known else self.tokens
+        return math.ceil(math.ceil(tokens / max_length) / effective_batch)
+
+    @cached_property
+    def cdf(self) -> Cdf:
+        """The cumulative distribution. Raises `ValueError` where it is unknown."""
+        if not self.points:
+            raise ValueError("only mean and maximum of the token lengths are known")
+        return _cdf(self.points)
+
+
+def _cdf(points: Sequence[tuple[float, float]]) -> Cdf:
+    x, f = np.array(points, dtype=np.float64).T
+    return Cdf(x, f)
+
+
+def _reach(share: float, draws: int) -> float:
+    """1 - (1 - share)^draws, exact for small shares."""
+    return 1.0 if share >= 1 else -math.expm1(draws * math.log1p(-share))
+
+
+def _fixed_length(length: int, padding: Bounds, tokens: Bounds, per_row: Bounds) -> BatchShape:
+    return BatchShape(Bounds.exactly(float(length)), length, padding, tokens, per_row)
+
+
+def _check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} {size} is below 1")

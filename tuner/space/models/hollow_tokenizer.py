@@ -1,0 +1,345 @@
+"""The tokenizer of a hollow checkpoint: the model's own where it is at hand, else one that is made.
+
+A made one splits text into bytes, each a token. Its ids are in the range of the model, and the
+special tokens have the ids that the configuration names; numbers of tokens are several times
+those of the real tokenizer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from tuner.core.errors import InputError
+from tuner.space.models.catalogue import get_entry
+from tuner.space.models.guarded import TokenCounter
+from tuner.space.models.hollow_processor import IMAGE_TOKENS, add_processor
+from tuner.space.models.positions import table_positions
+from tuner.space.models.tokenizer import check_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+MADE = "made: byte-level; token counts are not the real tokenizer's"
+
+_FILES = (
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+    "*processor_config.json",
+)
+
+# Most decoders that name no padding have special tokens without a use; some trainers pad with one,
+# and stop where there is none. The name is Llama 3's.
+_RESERVED = "<|reserved_special_token_0|>"
+
+_PUBLISHED = {
+    "Qwen2Tokenizer": {151643: "<|endoftext|>", 151644: "<|im_start|>", 151645: "<|im_end|>"}
+}
+"""Ids that configurations leave out, by the class of the tokenizer: added_tokens_decoder of
+tokenizer_config.json of Qwen/Qwen2.5-7B and Qwen/Qwen3-8B."""
+
+_WORDPIECE = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+
+# Conversations, with the marks of what an assistant says, which some losses need. An image stands
+# where its placeholder is.
+_CHAT_TEMPLATE = """\
+{%- macro parts(content) -%}
+{%- if content is string -%}{{ content }}
+{%- else -%}
+{%- for part in content -%}
+{%- if part['type'] == 'text' -%}{{ part['text'] }}
+{%- elif part['type'] == 'image' -%}IMAGE
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{{- bos_token or '' -}}
+{%- for message in messages -%}
+{{- '[' + message['role'] + ']\\n' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- parts(message['content']) + eos_token -}}{%- endgeneration -%}
+{%- else -%}{{- parts(message['content']) -}}
+{%- endif -%}
+{{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '[assistant]\\n' -}}{%- endif -%}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """In words: where tokenizer and processor are from (a processor: of image-text models)."""
+
+    tokenizer: str
+    processor: str | None
+
+
+def add_tokenizer(
+    folder: Path, config: PreTrainedConfig, *, model: str, source: Path | None
+) -> Spoken:
+    """Put a tokenizer into `folder`: that of `source`, else the model's own, else one is made.
+
+    `source` is a folder, or a model in the local Hugging Face cache; the model's own is beside
+    its configuration or in that cache. Raises `InputError` where `source` has no tokenizer, or
+    one with more tokens than the model.
+    """
+    found = _own(model) if source is None else _given(source)
+    if found is None:
+        _save_made(folder, config)
+        return Spoken(MADE, add_processor(folder, config))
+    _copy(found, folder)
+    _require_fits(folder, config, found)
+    processor = None
+    if getattr(config, "vision_config", None) is not None:
+        has_one = any(folder.glob("*processor_config.json"))
+        processor = "copied" if has_one else "none: there is none beside the tokenizer"
+    return Spoken(f"copied from {found}", processor)
+
+
+def _own(model: str) -> Path | None:
+    """The folder with the tokenizer of a model, or None where it is not at hand."""
+    entry = get_entry(model)
+    if entry is None and Path(model).is_dir():
+        return Path(model) if any(Path(model).glob("tokenizer*.json")) else None
+    names = entry.names if entry is not None else (model,)
+    return next((path for name in names if (path := _cached(name))), None)
+
+
+def _given(source: Path) -> Path:
+    found = source if source.is_dir() else _own(str(source))
+    if found is None:
+        raise InputError(
+            f"tokenizer {str(source)!r} is neither a folder nor in the local Hugging Face cache"
+        )
+    return found
+
+
+def _cached(name: str) -> Path | None:
+    """The folder in the local cache with the tokenizer of a hub id, or None."""
+    if name.count("/") != 1:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        path = try_to_load_from_cache(name, file)
+        if isinstance(path, str):
+            return Path(path).parent
+    return None
+
+
+def _copy(source: Path, folder: Path) -> None:
+    check_files(source)
+    for file in sorted({path for pattern in _FILES for path in source.glob(pattern)}):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+
+
+def _require_fits(folder: Path, config: PreTrainedConfig, source: Path) -> None:
+    try:
+        with TokenCounter(str(folder)) as counter:  # in another process: it may mean ill
+            tokens = counter.tokens
+    except InputError as error:
+        raise InputError(
+            f"the tokenizer in {str(source)!r} cannot be read: {error.message}", hint=error.hint
+        ) from error
+    rows = _rows(config)
+    if tokens > rows:
+        raise InputError(
+            f"the tokenizer in {str(source)!r} has {tokens:,} tokens, and the model {rows:,}",
+            hint="name the tokenizer of this model, or none",
+        )
+
+
+def _save_made(folder: Path, config: PreTrainedConfig) -> None:
+    """Make a tokenizer that has as many tokens as the model, however it is loaded.
+
+    Some classes of tokenizers, which transformers takes by the type of the model, add special
+    tokens of their own: those get a place inside the vocabulary.
+    """
+    own: tuple[str, ...] = ()
+    for _ in range(2):
+        make_tokenizer(config, own).save_pretrained(folder)
+        _name_class(folder)
+        found = _load(folder)
+        rows = _rows(config)
+        own = tuple(text for text, id_ in found.get_added_vocab().items() if id_ >= rows)
+        if not own:
+            return
+    _require_fits(folder, config, folder)
+
+
+def _name_class(folder: Path) -> None:
+    """Call the class by a name that transformers 4 knows too: programs with it load the folder."""
+    file = folder / "tokenizer_config.json"
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+    file.write_text(json.dumps(fields, indent=2), encoding="utf-8")
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _rows(config: PreTrainedConfig) -> int:
+    """How many tokens the model knows."""
+    return int(config.get_text_config().vocab_size)
+
+
+def make_tokenizer(config: PreTrainedConfig, own: Sequence[str] = ()) -> Any:
+    """A byte-level tokenizer for the model of `config`, as a tokenizer of transformers.
+
+    `own` are further special tokens, whose ids do not matter.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    rows = _rows(config)
+    images = IMAGE_TOKENS.get(config.model_type)
+    special = special_tokens(config, rows)
+    more = {} if images is None else images.at(config)
+    at = {id_: name for id_, name in _published(config).items() if id_ < rows}
+    at |= {id_: name for name, id_ in (*special.values(), *more.values()) if id_ < rows}
+    at |= dict(zip((id_ for id_ in range(rows) if id_ not in at), own, strict=False))
+    if "pad_token" not in special and "unk_token" not in special and rows - 1 not in at:
+        at[rows - 1] = _RESERVED
+    vocabulary = _vocabulary(rows, at)
+    unknown_token = special["unk_token"][0] if "unk_token" in special else None
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=unknown_token))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(at[id_], special=True) for id_ in sorted(at)])
+    _add_frame(tokenizer, special)
+    text = table_positions(config.to_dict()) or getattr(
+        config.get_text_config(), "max_position_embeddings", None
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=text or int(1e30),
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        extra_special_tokens={name: token for name, (token, _) in more.items()},
+        **{name: token for name, (token, _) in special.items()},
+    )
+    made.chat_template = _CHAT_TEMPLATE.replace("IMAGE", images.placeholder if images else "")
+    return made
+
+
+def special_tokens(config: PreTrainedConfig, rows: int) -> dict[str, tuple[str, int]]:
+    """Text and id by the name that transformers gives the token ("eos_token").
+
+    The ids are those of the configuration. Where it has none for padding, texts are padded as the
+    tokenizer's class does by default; and none begins with a token that the class leaves out.
+    """
+    own = _of_class(config)
+    wanted = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    by_id = {id_: text for id_, text in _published(config).items() if id_ < rows}
+    found: dict[str, tuple[str, int]] = {}
+    for name in reversed(wanted):  # an end that is also beginning or padding keeps its name
+        id_ = _first(config, f"{name}_id")
+        is_left_out = name == "bos_token" and own.get(name, "") is None
+        if id_ is not None and 0 <= id_ < rows and not is_left_out:
+            text = own.get(name) or wanted[name]
+            text = wanted[name] if text in by_id.values() else text
+            found[name] = (by_id.setdefault(id_, text), id_)
+    free = (id_ for id_ in range(rows) if id_ not in by_id)
+    padding = own.get("pad_token")
+    if padding and "pad_token" not in found:
+        at = next((id_ for id_, text in by_id.items() if text == padding), None)
+        found["pad_token"] = (padding, next(free) if at is None else at)
+    if _is_encoder(config):
+        # Where nothing else is said, what begins and ends a text are the classes' tokens.
+        ends = {"cls_token": found.get("bos_token"), "sep_token": found.get("eos_token")}
+        for name, text in _WORDPIECE.items():
+            found[name] = ends.get(name) or (text, next(free))
+        found.setdefault("pad_token", ("<pad>", next(free)))
+    elif "eos_token" not in found:
+        found["eos_token"] = (wanted["eos_token"], next(free))
+    if rows < len(found) + 256:  # no room for every byte
+        found["unk_token"] = ("<unk>", next(free))
+    return found
+
+
+def _class_name(config: PreTrainedConfig) -> str:
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    found: Any = TOKENIZER_MAPPING_NAMES.get(config.model_type)
+    found = next(filter(None, found), None) if isinstance(found, tuple) else found  # in release 4
+    return str(found or "").removesuffix("Fast")
+
+
+def _published(config: PreTrainedConfig) -> Mapping[int, str]:
+    return _PUBLISHED.get(_class_name(config), {})
+
+
+def _of_class(config: PreTrainedConfig) -> dict[str, str | None]:
+    """Special tokens that a tokenizer of this type of model has by default; None for none."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    name = _class_name(config)
+    kind = tokenizer_class_from_name(name) if name else None
+    if kind is None:
+        return {}
+    return {
+        name: None if parameter.default is None else str(parameter.default)
+        for name, parameter in inspect.signature(kind.__init__).parameters.items()
+        if name in ("pad_token", "bos_token", "eos_token")
+        and parameter.default is not inspect.Parameter.empty
+    }
+
+
+def _is_encoder(config: PreTrainedConfig) -> bool:
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+
+
+def _first(config: PreTrainedConfig, name: str) -> int | None:
+    for part in (config, config.get_text_config()):
+        value = getattr(part, name, None)
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _vocabulary(rows: int, at: Mapping[int, str]) -> dict[str, int]:
+    """`rows` tokens: `at` their ids the special ones, then the bytes, then such as never occur."""
+    names: Iterable[str] = (*_bytes_as_text(), *(f"<unused{n}>" for n in range(rows)))
+    others = iter(names)
+    return {at[id_] if id_ in at else next(others): id_ for id_ in range(rows)}
+
+
+def _bytes_as_text() -> list[str]:
+    """The characters that stand for bytes in such vocabularies, those of ASCII texts first."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    common = [character for character in ("\u0120", "\u010a") if character in alphabet]
+    return [*common, *sorted(alphabet - set(common))]
+
+
+def _add_frame(tokenizer: Any, special: Mapping[str, tuple[str, int]]) -> None:
+    """Have texts begin, and those of encoders end, with the token that says so."""
+    if "cls_token" in special:
+        first, last = special["cls_token"], special["sep_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first[0]} $A {last[0]}",
+            pair=f"{first[0]} $A {last[0]} $B:1 {last[0]}:1",
+            special_tokens=[first, last],
+        )
+    elif "bos_token" in special and special["bos_token"] != special.get("eos_token"):
+        first = special["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first[0]} $A", pair=f"{first[0]} $A $B:1", special_tokens=[first]
+        )

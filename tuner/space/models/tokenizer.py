@@ -1,0 +1,127 @@
+"""Reads a tokenizer of transformers, without the network and without remote code.
+
+In the process of `tuner.space.models.tokenizer_process` alone: what it reads may mean ill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.core.errors import InputError, UnavailableError
+from tuner.space.models.catalogue import get_entry
+
+HINT = (
+    "give a folder with tokenizer.json and tokenizer_config.json, or fetch it first: "
+    "hf download {name} --include 'tokenizer*' '*.jinja'"
+)
+
+
+MAX_FILE_BYTES = 256 << 20
+"""Of one file of a tokenizer; the largest published one has 33 MB."""
+
+_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+
+
+class LoadedTokenizer:
+    """Counts the tokens of texts and conversations with one tokenizer; see `TokenCounter`."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self._tokenizer = tokenizer
+        self.name = name
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return bool(self._tokenizer.chat_template)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it knows, those that were added to its vocabulary among them."""
+        return len(self._tokenizer)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: object = None) -> str:
+        """The text that the chat template makes of messages and, where it is a list, `tools`.
+
+        Raises `ValueError` with the reason when the template refuses them.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools if isinstance(tools, list) and tools else None,
+                tokenize=False,
+            )
+        except Exception as error:  # the template is a program, and may fail in any way
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(reason or type(error).__name__) from error
+        return str(text)
+
+    def count(self, texts: Sequence[str], *, special: bool) -> list[int]:
+        """Tokens of each text; `special` adds those that the tokenizer puts around a text."""
+        if not texts:
+            return []
+        encoded = self._tokenizer(
+            list(texts),
+            add_special_tokens=special,
+            return_attention_mask=False,
+            truncation=False,
+            padding=False,
+            verbose=False,  # a text above the model's maximum is nothing to warn of here
+        )
+        return [len(ids) for ids in encoded["input_ids"]]
+
+
+def load_here(name: str) -> LoadedTokenizer:
+    """The tokenizer in a folder, or the one of a model in the local Hugging Face cache.
+
+    Names of the model catalogue stand for their hub id. Raises `InputError` for one that is
+    broken or not there, `UnavailableError` when a library that it needs is not installed.
+    """
+    from transformers import AutoTokenizer  # seconds: only where texts are counted
+
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:  # ~nobody, or no home directory
+        raise InputError(f"tokenizer {name!r}: {error}") from error
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"tokenizer {name!r} is a file", hint="give its folder")
+    if folder.is_dir():
+        check_files(folder)
+    entry = None if folder.is_dir() else get_entry(name)
+    source = str(folder) if folder.is_dir() else entry.hub_id if entry else name
+    try:
+        found = AutoTokenizer.from_pretrained(
+            source, local_files_only=True, trust_remote_code=False
+        )
+    except ImportError as error:
+        raise UnavailableError(f"tokenizer {name!r} needs a library: {_reason(error)}") from error
+    except OSError as error:
+        if folder.is_dir():
+            raise InputError(f"folder {name!r} has no tokenizer: {_reason(error)}") from error
+        raise InputError(
+            f"tokenizer {name!r} is neither a folder nor in the local Hugging Face cache",
+            hint=HINT.format(name=source),
+        ) from error
+    except Exception as error:  # RecursionError, and the bare class of the tokenizers library
+        raise InputError(
+            f"tokenizer {name!r} cannot be read: {_reason(error)}", hint=HINT.format(name=source)
+        ) from error
+    return LoadedTokenizer(found, name)
+
+
+def check_files(folder: Path) -> None:
+    """Raise `InputError` for a pipe, a device or a huge file in the place of one of a tokenizer."""
+    for pattern in _FILES:
+        for path in folder.glob(pattern):
+            if not path.is_file():
+                raise InputError(f"{str(path)!r} is not a file")
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise InputError(
+                    f"{str(path)!r} is larger than the {MAX_FILE_BYTES >> 20} MiB that a file of a "
+                    "tokenizer may have"
+                )
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,136 @@
+"""The process of one trial, from its fork to its exit.
+
+It says what it knows on a pipe, one JSON object a line, so that a process that dies leaves what
+it had said, and a full disk takes nothing away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tuner.core.outcome import Raised
+from tuner.core.processes import die_with
+from tuner.core.records import Configuration
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.messages import TrialBody
+from tuner.trial.ranks import RankFailed
+
+FACTS, RESULT, RAISED = "facts", "result", "raised"
+"""Keys of a line: something learnt, a measurement, the exceptions that ended the trial."""
+
+_NO_MEMORY_TO_SAY_SO = (
+    json.dumps({RAISED: [{"kinds": ["builtins.MemoryError"], "text": ""}]}) + "\n"
+).encode()
+"""Made beforehand: where memory ran out, there may be none to describe it."""
+
+_FAILED = 70
+"""Exit code after an exception (EX_SOFTWARE of sysexits.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildTask:
+    """What a child is to do, and the descriptors that it writes to and must not keep.
+
+    `environment` has variables that it gets beside those of its parent.
+    """
+
+    body: TrialBody
+    job: TrialJob
+    options: MeasureOptions
+    configuration: Configuration
+    parent: int
+    lines: int
+    log: int
+    foreign: tuple[int, ...]
+    environment: Mapping[str, str]
+
+
+def child_main(task: ChildTask) -> NoReturn:
+    """Run the trial and end this process; nothing of the parent's code runs on after it."""
+    code = _FAILED
+    try:
+        code = _run(task)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        # Neither exit handlers nor destructors: the kernel and the driver take back everything.
+        os._exit(code)
+
+
+def _settle(task: ChildTask) -> None:
+    """A session of its own, ended with its parent, with nothing of the parent's but its code."""
+    os.setsid()
+    die_with(task.parent)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    for descriptor in task.foreign:
+        os.close(descriptor)
+    os.environ.update(task.environment)
+    tempfile.tempdir = None  # as TMPDIR says
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, *targets in ((nothing, 0), (task.log, 1, 2)):
+        for target in targets:
+            os.dup2(source, target)
+        os.close(source)
+    faulthandler.enable()  # the Python stack of a crash goes to the log
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no gigabytes of core files
+    # The first to be killed when the machine runs out of memory (proc(5)).
+    with contextlib.suppress(OSError):  # where /proc is read-only, the kernel chooses by size
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    gc.enable()
+
+
+def _run(task: ChildTask) -> int:
+    def report(facts: Mapping[str, Any]) -> None:
+        _write(task.lines, {FACTS: dict(facts)})
+
+    try:
+        _settle(task)
+        measurement = task.body.measure(task.job, task.configuration, task.options, report)
+    # The boundary of a trial: whatever it raises, an exit included, is its outcome.
+    except BaseException as error:  # noqa: BLE001
+        return _say_raised(task.lines, error)
+    _write(task.lines, {RESULT: measurement.to_dict()})
+    return 0
+
+
+def _say_raised(lines: int, error: BaseException) -> int:
+    try:
+        _lift_memory_limit()
+        chain = error.links if isinstance(error, RankFailed) else Raised.chain(error)
+        links = [{"kinds": link.kinds, "text": link.text} for link in chain]
+        _write(lines, {RAISED: links})
+        # After the line that counts: this one may fail, as when a disk or memory is full.
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
+    except MemoryError:
+        os.write(lines, _NO_MEMORY_TO_SAY_SO)
+    return _FAILED
+
+
+def _lift_memory_limit() -> None:
+    """The limit has done its work; saying so needs memory."""
+    for limit in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        _, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (hard, hard))
+
+
+def _write(descriptor: int, line: Mapping[str, Any]) -> None:
+    data = (json.dumps(line) + "\n").encode()
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,307 @@
+"""A trial of a command: run it, listen to what it prints, stop it after enough steps.
+
+This is what the process of the trial does in place of training by itself. It needs no torch. The
+command has a session and a process group of its own; what is left of it when the trial ends is
+ended as every helper of a trial is (docs/trials.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from tuner.core import nvml
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.host import cpu_name, find_program
+from tuner.core.outcome import is_out_of_memory
+from tuner.core.processes import become_subreaper, die_with
+from tuner.core.records import Configuration, Measurement
+from tuner.core.tree_memory import TreeMemory
+from tuner.core.units import format_gib
+from tuner.program.changes import change
+from tuner.program.knob_names import NAMES
+from tuner.program.program import read_program
+from tuner.program.running import runnable
+from tuner.program.settings import find_settings
+from tuner.space.command import Command
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.command_progress import CommandProgress
+from tuner.trial.command_result import measurement_of
+from tuner.trial.deadline import NEEDED_S
+from tuner.trial.listening import Streams
+from tuner.trial.messages import Report
+
+TRIAL = "TUNER_TRIAL"
+"""Environment variable of a command that says it runs in a trial: JSON, see `trial_facts`."""
+
+END_WITHIN_S = 3.0
+"""From SIGTERM, which lets launchers end their workers, to SIGKILL."""
+LOOK_EVERY_S = 0.05
+"""How often a command is listened to, and its memory looked at."""
+LAST_LINES_S = 0.5
+"""What a command left running may hold its output open for longer."""
+_LAST_LOG_CHARS = 3000
+
+
+class CommandTrial:
+    """Runs the job's command; see `TrialBody`."""
+
+    def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
+        """Look whether the program is there. Raises `UnavailableError` where it is not."""
+        command = _command(job)
+        if not Path(command.cwd).is_dir():
+            raise UnavailableError(f"there is no folder {command.cwd!r} to run the command in")
+        program = command.argv[0]
+        if command.is_program:
+            read_program(command.argv, Path(command.cwd))
+        elif "{" not in program and _program(program, command.cwd) is None:
+            raise UnavailableError(
+                f"there is no program {program!r} to run",
+                hint="name one on the PATH, or by its path from the folder of the space file",
+            )
+        if options.weights != "synthetic":
+            raise InputError("--weights is for models that tuner loads; here a command does")
+        if options.lengths != "full":
+            raise InputError("--lengths is for data that tuner makes; here a command reads its own")
+
+    def measure(
+        self, job: TrialJob, configuration: Configuration, options: MeasureOptions, report: Report
+    ) -> Measurement:
+        """Run the command until enough steps were timed, or to its end.
+
+        A command that fails takes this process with it: it ends in the same way, so that what
+        is known of endings is applied to it.
+        """
+        command = _command(job)
+        become_subreaper()  # descendants whose parent has ended are still counted
+        samples_per_step = command.samples(configuration)
+        device = device_name(options)
+        report({"device": device})
+        memory = TreeMemory(os.getpid(), _gpu_index(options))
+        with started(command, configuration, options) as process:
+            heard = CommandProgress(options, command.progress)
+            listener = _Listener(process, heard, memory, options)
+            exit_code = listener.listen(samples_per_step, report)
+        if exit_code is not None and exit_code != 0:
+            end_like(exit_code)
+        if exit_code == 0 and not heard.has_rate:
+            raise nothing_heard(listener.streams.tail)
+        return measurement_of(
+            heard, memory, device=device, options=options, samples_per_step=samples_per_step
+        )
+
+
+COMMAND_TRIAL = CommandTrial()
+
+
+class NoStepsError(Exception):
+    """The command ended well, and its output told of no steps."""
+
+
+def trial_facts(options: MeasureOptions) -> dict[str, float]:
+    """When a trial is to end, for code that stops by itself: see `MeasureOptions`."""
+    return {
+        "warmup_steps": options.warmup_steps,
+        "min_steps": options.min_steps,
+        "relative_error": options.relative_error,
+        "budget_s": options.budget_s,
+    }
+
+
+class _Listener:
+    """Reads what the command prints and watches its memory, until it ends or is ended."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        heard: CommandProgress,
+        memory: TreeMemory,
+        options: MeasureOptions,
+    ) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process, self._heard, self._memory = process, heard, memory
+        self._limit_bytes = options.memory_limit_bytes if options.device != "cpu" else None
+        self.streams = Streams((process.stdout.fileno(), process.stderr.fileno()), log=1)
+
+    def listen(self, samples_per_step: float | None, report: Report) -> int | None:
+        """The exit code of the command; None where it was stopped after enough steps.
+
+        Reports, after the first step that is timed, how long timing may take.
+        """
+        told_pace = False
+        while self._process.poll() is None:
+            self._read(LOOK_EVERY_S)
+            used_bytes = self._memory.look()
+            if self._limit_bytes is not None and used_bytes > self._limit_bytes:
+                self._stop()
+                raise _over_the_limit(used_bytes, self._limit_bytes)
+            needed_s = self._heard.needed_s
+            if needed_s is not None and not told_pace:
+                report({NEEDED_S: needed_s})
+                told_pace = True
+            self._heard.judge(self._memory.peak_bytes, samples_per_step)
+            if self._heard.stopped_by is not None:
+                self._memory.look(now=True)
+                self._stop()
+                return None
+        until_s = time.monotonic() + LAST_LINES_S
+        while self.streams.are_open and time.monotonic() < until_s:
+            if not self._read(LOOK_EVERY_S):
+                break
+        return self._process.returncode
+
+    def _read(self, within_s: float) -> bool:
+        """Hear what comes within the time; whether anything came."""
+        chunks = self.streams.read(within_s)
+        for stream, data, at_s in chunks:
+            self._heard.take(stream, data, at_s)
+        return bool(chunks)
+
+    def _stop(self) -> None:
+        """End the group of the command, kindly first; what it prints meanwhile goes to the log."""
+        until_s = time.monotonic() + END_WITHIN_S
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        while self._process.poll() is None and time.monotonic() < until_s:
+            self.streams.read(LOOK_EVERY_S)
+        if self._process.poll() is None:
+            # Not reaped: the id still means the command, and its group.
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def started(
+    command: Command, configuration: Configuration, options: MeasureOptions
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, running in a session of its own; it ends with this process.
+
+    Raises `UnavailableError` where it cannot be run.
+    """
+    parent = os.getpid()
+
+    def settle() -> None:
+        die_with(parent)
+        if options.device == "cpu" and options.memory_limit_bytes is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (options.memory_limit_bytes, hard))
+
+    with _words(command, configuration) as arguments:
+        environment = _environment(command, configuration, options)
+        program = _program(arguments[0], command.cwd, environment.get("PATH"))
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+                [program or arguments[0], *arguments[1:]],
+                cwd=command.cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=settle,  # noqa: PLW1509 - this process has one thread
+            )
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+            raise UnavailableError(f"{arguments[0]!r} cannot be run: {error.strerror}") from error
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@contextlib.contextmanager
+def _words(command: Command, configuration: Configuration) -> Iterator[list[str]]:
+    """The words that start the command with the values of `configuration`.
+
+    A program gets them in copies of its own settings, which are gone when the block ends.
+    """
+    if not command.is_program:
+        yield command.arguments(configuration)
+        return
+    program = read_program(command.argv, Path(command.cwd))
+    settings = find_settings(program)
+    values = {name: value for name, value in configuration.items() if name in NAMES}
+    with runnable(change(program, settings, values).after, program) as words:
+        yield words
+
+
+def _environment(
+    command: Command, configuration: Configuration, options: MeasureOptions
+) -> dict[str, str]:
+    """The environment of this process, with what makes progress heard as it is made."""
+    told = {
+        TRIAL: json.dumps(trial_facts(options)),
+        "PYTHONUNBUFFERED": "1",
+        # Its own default. This program is quieter, and Trainer shows no progress bar then.
+        "TRANSFORMERS_VERBOSITY": "warning",
+    }
+    return {**os.environ, **told, **command.environment(configuration)}
+
+
+def end_like(exit_code: int) -> NoReturn:
+    """End this process as the command has ended, by the same code or signal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if exit_code < 0:
+        faulthandler.disable()  # the stack of this process explains nothing
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to set back
+            signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+        time.sleep(1)
+    os._exit(exit_code if exit_code > 0 else 128 - exit_code)
+
+
+def nothing_heard(log_tail: str) -> Exception:
+    """The exception for a command that exited with 0 before a step was heard of."""
+    end = log_tail[-_LAST_LOG_CHARS:]
+    if is_out_of_memory(end):
+        return NoStepsError(f"the command ended, and its log says: {end}")
+    lines = " | ".join(line.strip() for line in end.splitlines()[-5:] if line.strip())
+    text = (
+        "the command ended without reporting enough steps: print a line "
+        'such as tuner: {"samples": 8} after each, or show a tqdm bar, and train longer'
+    )
+    return NoStepsError(f"{text}; its log ends: {lines}" if lines else text)
+
+
+def _over_the_limit(used_bytes: int, limit_bytes: int) -> Exception:
+    return MemoryError(
+        f"GPU out of memory: the command holds {format_gib(used_bytes)}, and may use "
+        f"{format_gib(limit_bytes)}"
+    )
+
+
+def _command(job: TrialJob) -> Command:
+    assert job.command is not None
+    return job.command
+
+
+def _program(name: str, cwd: str, path: str | None = None) -> str | None:
+    return find_program(str(Path(cwd, name)) if "/" in name else name, path)
+
+
+def _gpu_index(options: MeasureOptions) -> int | None:
+    return None if options.device == "cpu" else int(options.device.partition(":")[2] or 0)
+
+
+def device_name(options: MeasureOptions) -> str:
+    """The exact name of the trial's device. Raises `UnavailableError` without a driver for it."""
+    index = _gpu_index(options)
+    if index is None:
+        return cpu_name()
+    identity = nvml.device_identity(index)
+    if identity is None:
+        raise UnavailableError(f"no NVIDIA driver works for {options.device}")
+    return identity.name

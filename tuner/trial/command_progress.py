@@ -1,0 +1,170 @@
+"""What is known of a command's steps so far, and whether that is enough."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.trial.base import MeasureOptions
+from tuner.trial.command_output import (
+    PREPARING,
+    Counted,
+    NotFinite,
+    OutputReader,
+    Summary,
+    TaggedLine,
+)
+from tuner.trial.step_timer import Amounts, StepTimer
+from tuner.trial.stop_rule import STEP_SCATTER
+
+_NUMBERS = re.compile(r"\d+")
+_NAMES = ("allocated_bytes", "reserved_bytes", "trainable_params", "total_params")
+_MAX_CLOCK_S = 3600.0
+
+
+class CommandProgress:
+    """Takes the output of a command and keeps what it says of its steps.
+
+    Tagged lines count before progress bars: they say when a step ended and what was in it.
+    `progress` is how the line of the right bar begins, where there are several. `told` holds
+    the last value of each number that tagged lines give beside steps.
+    """
+
+    def __init__(self, options: MeasureOptions, progress: str | None) -> None:
+        self._options = options
+        self._progress = progress
+        self._readers: dict[int, OutputReader] = {}
+        self._told_steps = 0.0
+        self._amounts = Amounts()
+        self._tagged = StepTimer(options.warmup_steps)
+        self._bars: dict[tuple[str, int | None], StepTimer] = {}
+        self._last_rate: float | None = None
+        self._verdict: str | None = None
+        self.told: dict[str, int] = {}
+        self.summary: Summary | None = None
+        self.loss_finite = True
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether steps are told in tagged lines."""
+        return self._told_steps > 0
+
+    @property
+    def samples_per_line(self) -> float | None:
+        """Samples of a step that a tagged line told of, in the mean; None without such lines."""
+        return self._amounts.samples / self._told_steps if self.is_tagged else None
+
+    @property
+    def timer(self) -> StepTimer | None:
+        """The timer that counts: of tagged lines, else of the bar with most steps timed."""
+        if self.is_tagged:
+            return self._tagged if self._tagged.steps else None
+        timed = [timer for timer in self._bars.values() if timer.steps]
+        return max(timed, key=lambda timer: timer.interval.count, default=None)
+
+    @property
+    def printed_rate(self) -> float | None:
+        """Steps per second as the last bar printed them, the warm-up included."""
+        return None if self.is_tagged else self._last_rate
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether a speed can be said."""
+        return bool(self.timer or self.summary or self.printed_rate)
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Why the command need not go on; None if it must.
+
+        "interval", "budget" or "loss", or what `judge` found: "memory" or "dominated".
+        """
+        timer = self.timer
+        if timer is None:
+            return None
+        if not self.loss_finite:
+            return "loss"
+        return self._verdict or timer.reason_to_stop(self._options)
+
+    @property
+    def needed_s(self) -> float | None:
+        """How long timing may go on, by the reports so far; None before the first timed one."""
+        timer = self.timer
+        if timer is None:
+            return None
+        report_s = timer.total_s / timer.interval.count
+        return self._options.budget_s + self._options.min_steps * report_s
+
+    def judge(self, device_bytes: int, samples_per_step: float | None) -> None:
+        """See whether the trial can still win, at the memory of the command so far.
+
+        The warm-up must be over, so that a trial that ends early has a speed too. A single
+        report may turn out slower than the next ones by `STEP_SCATTER`, of several the interval
+        says by how much.
+        """
+        give_up, timer = self._options.instructions.give_up, self.timer
+        if give_up is None or timer is None or self._verdict is not None:
+            return
+        if give_up.is_too_large(device_bytes):
+            self._verdict = "memory"
+            return
+        samples = timer.samples / timer.steps if self.is_tagged else samples_per_step
+        if samples is None:
+            return
+        found = timer.interval
+        rates = found.rates(samples)
+        if found.count == 1:
+            rates = (0.0, samples / found.mean_s * STEP_SCATTER)
+        if rates is not None and give_up.is_dominated(device_bytes, rates[1]):
+            self._verdict = "dominated"
+
+    def take(self, stream: int, data: bytes, at_s: float | None = None) -> None:
+        """Take what a stream said at a time (`time.monotonic`, now by default)."""
+        at_s = time.monotonic() if at_s is None else at_s
+        for event in self._readers.setdefault(stream, OutputReader()).feed(data):
+            match event:
+                case TaggedLine(values):
+                    self._take_told(values, at_s)
+                case Counted():
+                    self._take_bar(event, at_s)
+                case Summary():
+                    self.summary = event
+                case NotFinite():
+                    self.loss_finite = False
+
+    def _take_told(self, values: Mapping[str, Any], at_s: float) -> None:
+        self.told |= {n: int(values[n]) for n in _NAMES if _amount(values.get(n)) is not None}
+        loss = values.get("loss")
+        if isinstance(loss, int | float) and not math.isfinite(loss):
+            self.loss_finite = False
+        samples = _amount(values.get("samples"))
+        if samples is None:
+            return
+        self._told_steps += _amount(values.get("steps")) or 1.0
+        tokens = _amount(values.get("tokens")) or 0.0
+        self._amounts = Amounts(self._amounts.samples + samples, self._amounts.tokens + tokens)
+        said_s = _amount(values.get("time_s"))
+        # The clock of another machine is not this one's.
+        ended_s = said_s if said_s is not None and abs(said_s - at_s) < _MAX_CLOCK_S else at_s
+        self._tagged.report(self._told_steps, ended_s, self._amounts)
+
+    def _take_bar(self, bar: Counted, at_s: float) -> None:
+        if self._progress is not None:
+            if not bar.name.startswith(self._progress):
+                return
+        elif PREPARING.search(bar.name):
+            return
+        # "Epoch 1/3" and "Epoch 2/3" are one bar that begins anew.
+        key = (_NUMBERS.sub("#", bar.name), bar.total)
+        timer = self._bars.setdefault(key, StepTimer(self._options.warmup_steps))
+        timer.report(bar.count, at_s)
+        self._last_rate = bar.rate or self._last_rate
+
+
+def _amount(value: object) -> float | None:
+    """A number of at least 0; None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and value >= 0 else None

@@ -1,0 +1,218 @@
+"""The environment of a real training step: a CUDA device, or this machine's CPU.
+
+`RealEnvironment` gives a session what `tuner.predict.training.base.Environment` asks for, and notes
+the peak memory of each phase on the way. It is used inside a process of its own: only the
+exit of a process surely returns its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from tuner.core.errors import InputError
+from tuner.core.host import data_bytes, peak_resident_bytes, resident_bytes
+from tuner.core.records import Configuration, Phase
+from tuner.emulator.here import begin_phase, is_emulated
+from tuner.predict.training.base import TrainingSession, Workload
+from tuner.space.data import DataFacts
+from tuner.trial.rank import Rank
+from tuner.trial.synthetic import fill
+
+
+class MemoryMeter(Protocol):
+    """Memory of this process on one device, in bytes, with a peak that can be set back."""
+
+    def allocated_bytes(self) -> int:
+        """What is in use now."""
+
+    def peaks(self) -> tuple[int, int]:
+        """The highest allocated and reserved bytes since the last `reset`."""
+
+    def reset(self) -> None:
+        """Peaks start again from what is in use now."""
+
+
+class CudaMeter:
+    """PyTorch's own counters of its caching allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before, there are no counters
+        self._device = device
+
+    def allocated_bytes(self) -> int:
+        """Bytes of live blocks."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def peaks(self) -> tuple[int, int]:
+        """`max_memory_allocated` and `max_memory_reserved`."""
+        return (
+            torch.cuda.max_memory_allocated(self._device),
+            torch.cuda.max_memory_reserved(self._device),
+        )
+
+    def reset(self) -> None:
+        """Both peaks start again."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
+class HostMeter:
+    """Resident memory of this process beyond what it held when the meter was made.
+
+    The kernel keeps the peak (VmHWM) and sets it back on request (proc(5), clear_refs).
+    """
+
+    def __init__(self) -> None:
+        self._before_bytes = resident_bytes()
+
+    def allocated_bytes(self) -> int:
+        """Resident bytes now."""
+        return max(0, resident_bytes() - self._before_bytes)
+
+    def peaks(self) -> tuple[int, int]:
+        """Peak resident bytes, twice: the host has no allocator that reserves."""
+        peak = max(0, peak_resident_bytes() - self._before_bytes)
+        return peak, peak
+
+    def reset(self) -> None:
+        """The kernel's peak starts again."""
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+class RealEnvironment:
+    """Where a session runs for real; see `tuner.predict.training.base.Environment`.
+
+    `phase` is the phase that runs now (where memory ran out, after an OOM). `phase_peak_bytes`
+    has the highest allocated memory of each phase while `recording`; recording costs a fraction
+    of a millisecond a phase, and is switched off around timed steps. `on_phase` is called when
+    a phase begins while recording, `on_enter`, where it is set, whenever a session says so.
+    `checkpoint`, `data` and `full_micro_steps` are those of `predict.training.base.Machine`. `rank`
+    is that of this process in a trial on several GPUs.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        *,
+        checkpoint: str | None = None,
+        data: DataFacts | None = None,
+        full_micro_steps: int = 0,
+        on_phase: Callable[[Phase], None] | None = None,
+        rank: Rank | None = None,
+    ) -> None:
+        self.device = device
+        self.rank = rank or Rank()
+        self.checkpoint = checkpoint
+        self.data = data
+        self.full_micro_steps = full_micro_steps
+        self._on_phase = on_phase
+        self.on_enter: Callable[[Phase, int], None] | None = None
+        self._torch_device = parse_device(device)
+        self.meter: MemoryMeter = (
+            CudaMeter(self._torch_device) if self._torch_device.type == "cuda" else HostMeter()
+        )
+        self.phase: Phase | None = None
+        self.phase_peak_bytes: dict[Phase, int] = {}
+        self.peak_reserved_bytes = 0
+        self.loaded_bytes: int | None = None
+        self.recording = True
+        self._emulated = is_emulated() and self._torch_device.type == "cuda"
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The highest peak of all phases so far."""
+        return max(self.phase_peak_bytes.values(), default=0)
+
+    def materialize(self, model: Any, on_host: Sequence[Any] = ()) -> None:
+        """Synthetic weights on the device; of the modules in `on_host`, in host memory."""
+        fill(model, self.device, on_host=on_host)
+
+    def autocast(self, dtype: Any) -> contextlib.AbstractContextManager[None]:
+        """PyTorch's autocast for the device."""
+        context: Any = torch.autocast(self._torch_device.type, dtype=dtype)
+        return context  # type: ignore[no-any-return]
+
+    def checkpoint_contexts(
+        self, autocast_dtype: Any | None = None
+    ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+        """Nothing: PyTorch's checkpointing restores autocast by itself."""
+        return contextlib.nullcontext(), contextlib.nullcontext()
+
+    def enter(self, phase: Phase, micro_step: int) -> None:
+        """A phase begins; the peak of the one before is noted."""
+        if self._emulated:
+            begin_phase(str(phase), 0)
+        if self.on_enter is not None:
+            self.on_enter(phase, micro_step)
+        if self.recording:
+            self.note_peak()
+            if self.loaded_bytes is None and phase is Phase.FORWARD:
+                self.loaded_bytes = self.meter.allocated_bytes()
+            if self._on_phase is not None and phase is not self.phase:
+                self._on_phase(phase)
+        self.phase = phase
+
+    def note_peak(self) -> None:
+        """Book the peak since the last call to the phase that runs, and start again."""
+        allocated, reserved = self.meter.peaks()
+        if self.phase is not None:
+            known = self.phase_peak_bytes.get(self.phase, 0)
+            self.phase_peak_bytes[self.phase] = max(known, allocated)
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
+        self.meter.reset()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked of it."""
+        if self._torch_device.type == "cuda":
+            torch.cuda.synchronize(self._torch_device)
+
+
+def parse_device(text: str) -> torch.device:
+    """The torch device that "cuda:0" or "cpu" names. Raises `InputError` for anything else."""
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", text):
+        raise InputError(f"device {text!r} is not one to train on", hint="write cuda:0 or cpu")
+    return torch.device(text if ":" in text or text == "cpu" else f"{text}:0")
+
+
+def alloc_retries(device: torch.device) -> int | None:
+    """`num_alloc_retries` of PyTorch's allocator so far; None on the processor."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
+
+
+def open_session(
+    workload: Workload,
+    model_config: Any,
+    configuration: Configuration,
+    environment: RealEnvironment,
+) -> TrainingSession:
+    """Open a session on the environment's device, products in tf32 where that was asked for.
+
+    Raises `InputError` where the configuration cannot be built, torch.OutOfMemoryError where it
+    does not fit.
+    """
+    uses_tf32 = configuration.get("precision") == "tf32"
+    torch.set_float32_matmul_precision("high" if uses_tf32 else "highest")
+    return workload.open(model_config, configuration, environment)
+
+
+def limit_memory(device: str, limit_bytes: int) -> None:
+    """Let this process allocate at most `limit_bytes` on `device`: a stand-in for a smaller one.
+
+    On CUDA the limit is on what PyTorch reserves; the CUDA context comes on top. On the CPU it is
+    on private memory beyond what the process holds now (setrlimit(2), RLIMIT_DATA).
+    """
+    parsed = parse_device(device)
+    if parsed.type == "cuda":
+        total = torch.cuda.get_device_properties(parsed).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), parsed)
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + limit_bytes, hard))

@@ -1,0 +1,354 @@
+"""Real trials, each in a process of its own, so that none can take the search down.
+
+This side supervises and imports no torch. A warm process, started once, has imported
+everything and forks one child for each trial (`tuner.trial.warm`). The exit of the child gives
+back all its memory. docs/trials.md says which process ends which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe, wait
+from types import TracebackType
+from typing import Any, Self
+
+from tuner.core.environment import joined, search_path
+from tuner.core.errors import UnavailableError
+from tuner.core.outcome import Ending, classify, signal_name, unavailable
+from tuner.core.processes import end_marked, oom_kills, oom_kills_since
+from tuner.core.records import Configuration, Outcome, Source, Status
+from tuner.core.secrets import masked, secret_values
+from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
+from tuner.trial.deadline import Deadline
+from tuner.trial.messages import CannotRun, Ended, Ready, Reported, Run, Start, Stop
+from tuner.trial.preflight import require_answer, wait_for_device
+
+START_WITHIN_S = 300.0
+"""Importing torch and transformers takes seconds, minutes from a cold network disk."""
+ANSWER_WITHIN_S = 60.0
+"""After a trial's time is up, the warm process must have ended it and say so."""
+STARTS = 2
+"""A warm process that was killed while it imported is started once more: it is not the cause."""
+_CLOSE_WITHIN_S = 30.0
+_LOG_TAIL_BYTES = 4000
+
+MARK = "TUNER_RUNNER"
+"""Environment variable by which all processes of one runner are known, whatever became of them."""
+
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""numpy's and scipy's linear algebra would start threads while it is imported."""
+
+Progress = Callable[[Mapping[str, Any]], None]
+Preflight = Callable[[MeasureOptions, Callable[[float], bool]], bool]
+
+
+class IsolatedRunner:
+    """Runs trials of one job for real; see `TrialRunner`. Not for several threads at once.
+
+    Used as a context manager, or closed by hand: it keeps a warm process from the first trial on
+    (`start` does that earlier), and replaces it when it has died. Only `interrupt` may be called
+    from another thread, or from a signal handler.
+
+    `body` names what the processes do ("package.module:object", a `TrialBody`; by default the
+    job says it), `preflight` is called before each trial
+    (`tuner.trial.preflight.wait_for_device`) and `answers` after one that crashed: it raises
+    where the device is lost. `environment` has variables that its processes have beside those of
+    this one (`tuner.core.environment`); its PYTHONPATH goes before what is found here.
+    """
+
+    source = Source.MEASURED
+
+    def __init__(
+        self,
+        job: TrialJob,
+        options: MeasureOptions,
+        *,
+        body: str | None = None,
+        preflight: Preflight = wait_for_device,
+        answers: Callable[[MeasureOptions], None] = require_answer,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environment = dict(environment or {})
+        self._job = job
+        self._options = options
+        self._body = job.body if body is None else body
+        self._preflight = preflight
+        self._answers = answers
+        self._warm: _Warm | None = None
+        self._interrupted, self._interrupt = Pipe(duplex=False)
+        self.last_log = ""
+        """The last 64 KiB that the latest trial and its helpers wrote to stdout and stderr."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def warm_pid(self) -> int | None:
+        """Process id of the warm process; None while there is none."""
+        return self._warm.pid if self._warm is not None and self._warm.is_alive else None
+
+    def start(self) -> None:
+        """Start the warm process, if there is none, and wait until it has imported everything.
+
+        One that somebody kills meanwhile is replaced, once. Raises `TunerError` when no trial of
+        the job can be run here.
+        """
+        for left in reversed(range(STARTS)):
+            try:
+                self._await_warm()
+                return
+            except _WarmKilledError:
+                if not left:
+                    raise
+
+    def _await_warm(self) -> None:
+        if self._warm is not None and not self._warm.is_alive:
+            self._drop_warm()
+        if self._warm is None:
+            self._warm = _Warm(
+                Start(self._job, self._options, self._body, _path_of_trials(self._environment)),
+                self._environment,
+            )
+        try:
+            self._warm.await_ready()
+        except BaseException:
+            self._drop_warm()
+            raise
+
+    def run(
+        self,
+        configuration: Configuration,
+        instructions: Instructions = PLAIN,
+        *,
+        on_progress: Progress | None = None,
+    ) -> Outcome:
+        """What came of the trial, whatever happened to it; see `TrialRunner.run`.
+
+        `on_progress` gets the facts that the trial reports, soon after it does. Raises
+        `UnavailableError` when the device is taken by others, or the machine lacks something.
+        An exception that arrives here meanwhile (Ctrl-C) ends the trial and goes on.
+        """
+        self._forget_interrupt()
+        self.last_log = ""
+        if not self._preflight(self._options, self._is_interrupted_within):
+            return classify(Ending(device=self._options.device, given_up=True))
+        self.start()
+        assert self._warm is not None
+        try:
+            ending = self._warm.run(
+                Run(configuration.to_dict(), instructions),
+                self._interrupted,
+                self._options,
+                _ignore if on_progress is None else on_progress,
+            )
+        except BaseException:
+            self._drop_warm()
+            raise
+        if ending.starter_died:
+            self._drop_warm()
+        ending = ending.masked(self._secrets(configuration))
+        self.last_log = ending.log_tail
+        problem = unavailable(ending)
+        if problem is not None:
+            raise UnavailableError(problem)
+        outcome = classify(ending)
+        if outcome.status in (Status.CRASHED, Status.TIMEOUT):
+            self._answers(self._options)
+        return outcome
+
+    def _secrets(self, configuration: Configuration) -> frozenset[str]:
+        """The tokens and passwords that the trial knows, and its record must not have."""
+        command = self._job.command
+        own = {} if command is None else command.environment(configuration)
+        return secret_values({**os.environ, **self._environment, **own})
+
+    def interrupt(self) -> None:
+        """Give up the trial that runs, which then ends as `interrupted`."""
+        self._interrupt.send_bytes(b"x")
+
+    def close(self) -> None:
+        """End the warm process and all that it started. A later trial starts a new one."""
+        self._drop_warm()
+
+    def _drop_warm(self) -> None:
+        warm, self._warm = self._warm, None
+        if warm is not None:
+            warm.end()
+
+    def _forget_interrupt(self) -> None:
+        while self._interrupted.poll():
+            self._interrupted.recv_bytes()
+
+    def _is_interrupted_within(self, seconds: float) -> bool:
+        """Wait; returns early, and True, when the trial is given up."""
+        return bool(wait([self._interrupted], seconds))
+
+
+class _WarmKilledError(UnavailableError):
+    """A signal ended the warm process before it could run a trial."""
+
+
+class _Warm:
+    """The warm process as seen from here: its socket, its log, its end."""
+
+    def __init__(self, start: Start, environment: Mapping[str, str]) -> None:
+        self._mark = f"{MARK}={uuid.uuid4().hex}"
+        name, _, value = self._mark.partition("=")
+        ours, theirs = socket.socketpair()
+        self._log = os.memfd_create("tuner-warm-log")  # in memory: a disk may be full
+        # A command gets the user's own environment, and imports nothing here.
+        threads = {} if start.job.command is not None else ONE_THREAD
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this program itself
+                [sys.executable, "-m", "tuner.trial.warm", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                # Ctrl-C in the terminal reaches the supervising process only, which decides.
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    **environment,
+                    "PYTHONPATH": joined(environment.get("PYTHONPATH"), search_path()),
+                    name: value,
+                    **threads,
+                },
+            )
+        self._connection: Connection[Any, Any] = Connection(ours.detach())
+        self._is_ready = False
+        with contextlib.suppress(ConnectionError):  # `await_ready` says what happened
+            self._connection.send(start)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    def await_ready(self) -> None:
+        """Wait until trials can be run. Raises `TunerError` when none can."""
+        if self._is_ready:
+            return
+        try:
+            answer = self._connection.recv() if self._connection.poll(START_WITHIN_S) else None
+        except (EOFError, ConnectionError):
+            code = self._process.wait(_CLOSE_WITHIN_S)
+            said = self._log_tail() or "it said nothing"
+            if code < 0:
+                raise _WarmKilledError(
+                    f"{signal_name(-code)} ended the process that starts trials while it imported "
+                    f"libraries, {STARTS} times: {said}",
+                    hint="see whether memory ran out (`dmesg`); the same command goes on",
+                ) from None
+            raise UnavailableError(
+                f"the process that starts trials ended with code {code}: {said}"
+            ) from None
+        if isinstance(answer, CannotRun):
+            raise answer.error
+        if not isinstance(answer, Ready):
+            raise UnavailableError(
+                f"the process that starts trials was not ready after {START_WITHIN_S:g} s"
+            )
+        self._is_ready = True
+
+    def run(
+        self,
+        trial: Run,
+        interrupted: Connection[Any, Any],
+        options: MeasureOptions,
+        on_progress: Progress,
+    ) -> Ending:
+        """Run one trial; a warm process that dies or falls silent ends it too."""
+        kills_before, started_s = oom_kills(), time.monotonic()
+        facts: dict[str, Any] = {}
+        deadline = Deadline(options.timeout_s, started_s)
+
+        def note(new: Mapping[str, Any]) -> None:
+            facts.update(new)
+            deadline.hear(new, time.monotonic())
+            on_progress(new)
+
+        is_silent = False
+        try:
+            self._connection.send(trial)
+            ending = self._listen(interrupted, deadline, note)
+            if ending is not None:
+                return ending
+            is_silent = True
+        except (EOFError, ConnectionError):
+            pass  # it has ended, or is about to
+        self._process.kill()
+        self._process.wait()
+        return Ending(
+            device=options.device,
+            facts=facts,
+            log_tail=self._log_tail(),
+            timed_out_after_s=deadline.limit_s if is_silent else None,
+            starter_died=True,
+            oom_kills=oom_kills_since(kills_before),
+            duration_s=time.monotonic() - started_s,
+        )
+
+    def _listen(
+        self, interrupted: Connection[Any, Any], deadline: Deadline, note: Progress
+    ) -> Ending | None:
+        """The trial's ending; None when the warm process says nothing in time."""
+        sources = [self._connection, interrupted]
+        while ready := wait(sources, max(0.0, deadline.left_s(time.monotonic()) + ANSWER_WITHIN_S)):
+            if interrupted in ready:
+                sources.remove(interrupted)
+                self._connection.send(Stop())
+            if self._connection in ready:
+                message = self._connection.recv()
+                if isinstance(message, Ended):
+                    return message.ending
+                if isinstance(message, Reported):
+                    note(message.facts)
+        return None
+
+    def end(self) -> None:
+        """End it with all that it started. It does that itself when this end hangs up."""
+        self._connection.close()
+        try:
+            code = self._process.wait(_CLOSE_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if code != 0:
+            end_marked(self._mark, deadline_s=_CLOSE_WITHIN_S)
+        os.close(self._log)
+
+    def _log_tail(self) -> str:
+        size = os.fstat(self._log).st_size
+        data = os.pread(self._log, _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
+        return masked(data.decode(errors="replace").strip(), secret_values(os.environ))
+
+
+def _path_of_trials(environment: Mapping[str, str]) -> str | None:
+    """The value of PYTHONPATH that trials are to see."""
+    parts = environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")
+    return joined(*parts) if any(parts) else None
+
+
+def _ignore(facts: Mapping[str, Any]) -> None:
+    """Nobody listens."""

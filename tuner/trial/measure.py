@@ -1,0 +1,237 @@
+"""One real trial, inside its own process: load, warm up, time steps, and say what it took.
+
+What was learnt on the way is reported as it is learnt, so that a process that is killed leaves
+it behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tuner.core.errors import InputError
+from tuner.core.records import Configuration, Measurement, Memory, Phase, Source, Speed
+from tuner.emulator.here import is_emulated
+from tuner.predict.training import get_workload
+from tuner.predict.training.base import TrainingSession
+from tuner.space.data import DataFacts
+from tuner.space.models.catalogue import get_entry, resolve_config
+from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.deadline import NEEDED_S
+from tuner.trial.device import RealEnvironment, alloc_retries, open_session, parse_device
+from tuner.trial.mfu import mfu
+from tuner.trial.process_device import ProcessDevice, peaks_of
+from tuner.trial.rank import Rank
+from tuner.trial.settings import apply_settings
+from tuner.trial.step_plan import StepPlan
+from tuner.trial.steps import Stepper, TimedSteps, time_steps, warm_up
+from tuner.trial.stop_rule import StopRule, thorough
+from tuner.trial.verification import RecordedCall, evaluate_and_save
+
+Report = Callable[[Mapping[str, Any]], None]
+
+SEED = 0
+"""Of synthetic weights and tokens: two trials of one configuration do the same work."""
+
+
+def measure(
+    job: TrialJob,
+    configuration: Configuration,
+    options: MeasureOptions,
+    report: Report,
+    rank: Rank | None = None,
+) -> Measurement:
+    """Train `configuration` for some steps on `options.device`, and return what that took.
+
+    Whatever goes wrong is raised: `InputError` for what cannot be built, and everything that
+    PyTorch and the operating system raise. A loss that is not finite ends the timed steps and
+    is in the measurement. `report` is called with JSON facts: "device", "phase" (of warm-up
+    steps; null while steps are timed), "load_s", "loaded_bytes", "trainable_params",
+    "total_params", "needed_s" (`tuner.trial.deadline`), "first_step_s", "phase_peak_bytes",
+    "peak_reserved_bytes".
+
+    The process must be a fresh one that has imported what training needs (`Training.prepare`):
+    limits and settings stay in force, and the memory of an import would be taken for the trial's.
+
+    In a process that is a `rank` of several, memory is this one's, and rates are of all together.
+
+    On an emulated device the measurement's source says so. Times are then those of its clock, and
+    what only a real machine has (load time, waiting for data, power) is unknown.
+    """
+    rank = rank or Rank()
+    emulated = is_emulated() and options.device != "cpu"
+    # On an emulated device ten steps would say what one does, and each takes the processor's time.
+    if options.instructions.verify and not emulated:
+        options = thorough(options)
+    torch.manual_seed(SEED)
+    started = time.perf_counter()
+    notes = apply_settings(configuration, options.device)
+    plan = StepPlan(options, int(str(configuration.get("grad_accum", 1))), rank.count)
+    place = ProcessDevice(job, options)
+    report({"device": place.name})
+    environment = RealEnvironment(
+        options.device,
+        checkpoint=_checkpoint(job, options),
+        data=_data(job, options),
+        full_micro_steps=plan.full_micro_steps,
+        on_phase=lambda phase: report({"phase": str(phase)}),
+        rank=rank,
+    )
+    with _last_words(environment, report):
+        rank.join(options.device)
+        session = open_session(
+            get_workload(job.workload),
+            resolve_config(job.model) if job.model is not None else None,
+            configuration,
+            environment,
+        )
+        environment.synchronize()
+        load_s = time.perf_counter() - started
+        report(_loaded(session, load_s))
+        ran = _train(session, environment, plan, place, report)
+        memory, device_memory = place.memory(environment)
+        session.close()
+    timed = ran.timed
+    measurement = ran.measurement(memory, mfu(timed.flops_per_s, configuration, place.gpu))
+    return replace(
+        _emulated(measurement) if emulated else measurement,
+        trainable_params=session.trainable_params,
+        total_params=session.total_params,
+        device=place.name,
+        load_s=None if emulated else load_s,
+        num_alloc_retries=place.alloc_retries(),
+        nvml_process_bytes=device_memory.process_bytes,
+        nvml_device_bytes=device_memory.device_bytes,
+        memory_limit_bytes=options.memory_limit_bytes,
+        weights=environment.checkpoint or "synthetic",
+        lengths=options.lengths,
+        cpu_threads=torch.get_num_threads() if options.device == "cpu" else None,
+        notes=tuple(filter(None, (*notes, *place.notes, timed.note))),
+    )
+
+
+def _emulated(measurement: Measurement) -> Measurement:
+    """The same as of an emulated device: its clock is exact, and only as good as its estimates."""
+    return replace(
+        measurement, source=Source.EMULATED, samples_per_s_interval=None, data_wait_fraction=None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What the steps of a trial came to."""
+
+    timed: TimedSteps
+    warmup_steps: int
+    first_step_s: float
+    evaluation_peak_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+
+    def measurement(self, memory: Memory, share_of_peak: float | None) -> Measurement:
+        """What the steps say; nothing of the device and the model yet."""
+        timed, step_s = self.timed, self.timed.step_s
+        return Measurement(
+            memory=memory,
+            speed=Speed(
+                step_s=step_s,
+                it_per_s=timed.micro_steps_per_step / step_s,
+                samples_per_s=timed.samples / step_s,
+                tokens_per_s=timed.tokens / step_s,
+                mfu=share_of_peak,
+            ),
+            trainable_params=0,
+            total_params=0,
+            device="",
+            steps=timed.interval.count,
+            timed_micro_steps=timed.micro_steps,
+            loss_finite=timed.loss_finite,
+            warmup_steps=self.warmup_steps,
+            first_step_s=self.first_step_s,
+            samples_per_s_interval=timed.interval.rates(timed.samples),
+            stopped_by=timed.stopped_by,
+            padded_tokens_per_s=timed.padded_tokens / step_s,
+            data_wait_fraction=timed.data_wait_s / step_s,
+            evaluation_peak_bytes=self.evaluation_peak_bytes,
+            checkpoint_bytes=self.checkpoint_bytes,
+            timed_alloc_retries=timed.alloc_retries,
+            gpu_utilization=timed.activity.utilization,
+            power_w=timed.activity.power_w,
+            energy_j_per_sample=timed.energy_j_per_sample,
+            energy_source=timed.activity.energy_source,
+        )
+
+
+def _train(
+    session: TrainingSession,
+    environment: RealEnvironment,
+    plan: StepPlan,
+    place: ProcessDevice,
+    report: Report,
+) -> _Ran:
+    """Warm up, time steps, and verify where that is asked for."""
+    verifies = plan.options.instructions.verify
+    call = RecordedCall(session, environment) if verifies else None
+    rank = environment.rank
+    rule = StopRule(plan.options, lambda: int(rank.most(place.device_bytes(environment))))
+    stepper = Stepper(session, environment, plan.micro_steps)
+
+    def on_pace(seconds: float) -> None:
+        if not is_emulated():  # else they are of another clock than the deadline's
+            report({NEEDED_S: seconds})
+
+    warm = warm_up(stepper, plan, rule, on_pace)
+    report({"first_step_s": warm.first_step_s, **peaks_of(environment), "phase": None})
+    timed = time_steps(stepper, plan, rule, warm.timed_micro_steps)
+    peak, saved = evaluate_and_save(session, call, environment) if call else (None, None)
+    return _Ran(timed, rule.warmup_steps, warm.first_step_s, peak, saved)
+
+
+def _loaded(session: TrainingSession, load_s: float) -> dict[str, Any]:
+    return {
+        "load_s": load_s,
+        "trainable_params": session.trainable_params,
+        "total_params": session.total_params,
+    }
+
+
+@contextlib.contextmanager
+def _last_words(environment: RealEnvironment, report: Report) -> Iterator[None]:
+    """Report phase and peaks before what was raised goes on."""
+    try:
+        yield
+    except BaseException:
+        phase: Phase | None = environment.phase
+        retries = alloc_retries(parse_device(environment.device))
+        facts = {"phase": str(phase) if phase else None, "num_alloc_retries": retries}
+        report({**facts, **peaks_of(environment)})
+        raise
+
+
+def _data(job: TrialJob, options: MeasureOptions) -> DataFacts | None:
+    """What the lengths of sequences are drawn from; None where all have the longest."""
+    if options.lengths == "full":
+        return None
+    if job.data is None or job.data.token_lengths is None:
+        raise InputError(
+            "the lengths of the data's examples are unknown",
+            hint="add data.token_lengths to the space, or train on full lengths",
+        )
+    return job.data
+
+
+def _checkpoint(job: TrialJob, options: MeasureOptions) -> str | None:
+    """Where real weights come from: a hub id or a path; None for synthetic ones."""
+    if options.weights == "synthetic":
+        return None
+    if job.model is None:
+        raise InputError(f"--weights {options.weights} is about a model, and the space names none")
+    if options.weights != "hub":
+        return options.weights
+
+    entry = get_entry(job.model)
+    return entry.hub_id if entry else job.model

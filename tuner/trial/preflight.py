@@ -1,0 +1,110 @@
+"""Before a trial: is the device free? A busy one is waited for or refused, never cleared."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+
+from tuner.core import nvml
+from tuner.core.errors import UnavailableError
+from tuner.core.units import GIB, format_gib
+from tuner.trial.base import MeasureOptions
+
+IDLE_BYTES = 1 * GIB
+"""Device memory that may be in use although nobody computes: driver, firmware, a desktop. A GPU
+without processes shows up to 0.6 GiB (nvidia-smi on an H100)."""
+
+SETTLE_S = 3.0
+"""A device is looked at for this long before it is refused: the driver takes back the memory of
+a process that was ended a moment after it."""
+
+_LOOK_EVERY_S = 0.5
+
+Waiting = Callable[[float], bool]
+"""Waits so many seconds; returns early, and True, when the trial is given up."""
+
+
+def wait_for_device(options: MeasureOptions, given_up_within: Waiting) -> bool:
+    """Wait until nothing stands in the way of a trial; False when it was given up meanwhile.
+
+    Raises `UnavailableError`, with the names of the processes that hold the device, when it is
+    not free after `options.wait_for_device_s`.
+    """
+    until_s = time.monotonic() + max(options.wait_for_device_s, SETTLE_S)
+    while (text := obstacle(options)) is not None:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise UnavailableError(
+                text,
+                hint="stop them, wait for them, or use another device: tuner never ends other "
+                "people's processes",
+            )
+        if given_up_within(min(left_s, _LOOK_EVERY_S)):
+            return False
+    return True
+
+
+def obstacle(options: MeasureOptions) -> str | None:
+    """What stands in the way of a trial on the device of `options`, or None.
+
+    On a GPU: other processes that compute on it, or memory in use without a known holder. On
+    the CPU: less free memory than the trial's limit. Without NVIDIA's driver nothing is known,
+    and the trial itself will tell. Raises `UnavailableError` where the driver has no such GPU, or
+    cannot talk to it.
+    """
+    if options.device == "cpu":
+        return _host_obstacle(options.memory_limit_bytes)
+    index = _index(options)
+    processes = nvml.device_processes(index)
+    use = nvml.device_use(index)
+    others = [process for process in processes or () if process.pid != os.getpid()]
+    if others:
+        return f"{options.device} is in use by {', '.join(map(_named, others))}"
+    return None if use is None else _memory_obstacle(options, use)
+
+
+def require_answer(options: MeasureOptions) -> None:
+    """Raise `UnavailableError` where the driver cannot talk to the GPU of `options` any more.
+
+    What fails on such a device says nothing of the configuration that was tried.
+    """
+    if options.device == "cpu":
+        return
+    fault = nvml.device_fault(_index(options))
+    if fault is not None:
+        raise nvml.DeviceLostError(fault)
+
+
+def _index(options: MeasureOptions) -> int:
+    return int(options.device.partition(":")[2] or 0)
+
+
+def _memory_obstacle(options: MeasureOptions, use: nvml.DeviceUse) -> str | None:
+    """Memory that nobody is named for: of another container, or of a desktop."""
+    if use.used_bytes <= IDLE_BYTES:
+        return None
+    limit = options.memory_limit_bytes
+    if limit is not None and use.total_bytes - use.used_bytes >= limit + IDLE_BYTES:
+        return None
+    return (
+        f"{format_gib(use.used_bytes)} of {options.device} is in use by processes that the driver "
+        "does not name"
+    )
+
+
+def _named(process: nvml.DeviceProcess) -> str:
+    size = "" if process.used_bytes is None else f", {format_gib(process.used_bytes)}"
+    return f"{process.name} (process {process.pid}{size})"
+
+
+def _host_obstacle(limit_bytes: int | None) -> str | None:
+    available = psutil.virtual_memory().available
+    if limit_bytes is None or available >= limit_bytes:
+        return None
+    return (
+        f"{format_gib(available)} of memory are free on this machine, and a trial may use "
+        f"{format_gib(limit_bytes)}"
+    )

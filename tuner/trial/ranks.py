@@ -1,0 +1,258 @@
+"""A trial on several GPUs: one process a rank, of which the trial's own process looks after.
+
+As torchrun does it: the first rank that fails ends all, and its failure is the trial's. The
+ranks are in the trial's process group and end with its process, so that whoever ends the trial
+ends them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import selectors
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any, NoReturn
+
+from tuner.core.outcome import RANK, Raised, is_lost_peer
+from tuner.core.processes import die_with, has_ended
+from tuner.core.records import Measurement, RankMemory
+
+Report = Callable[[Mapping[str, Any]], None]
+Work = Callable[[int, str, Report], Measurement]
+"""What a rank does: its number, the path of the file that ranks share, and where facts go."""
+
+_FAILED = 70  # EX_SOFTWARE of sysexits.h
+_SETTLE_S = 5.0
+"""How long the other ranks are waited for after one has failed: the first to fail may be heard
+after one that failed for want of it."""
+_LOOK_AGAIN_S = 1.0
+"""How often it is looked whether a rank that says nothing still lives."""
+_CHUNK_BYTES = 1 << 16
+
+
+_IS_OURS = "tuner.core.errors.TunerError"
+
+
+class RankFailed(Exception):  # noqa: N818 - it says what happened, not that this program erred
+    """A rank raised something: `links` is its chain of exceptions, as the rank described it."""
+
+    def __init__(self, rank: int, links: tuple[Raised, ...]) -> None:
+        super().__init__(f"rank {rank}: {links[0]}")
+        self.links = tuple(
+            # What the user asked for is wrong in every rank.
+            link if _IS_OURS in link.kinds else replace(link, text=f"rank {rank}: {link.text}")
+            for link in links
+        )
+
+
+@dataclass(slots=True)
+class _Process:
+    """What is known of the process of one rank."""
+
+    rank: int
+    pid: int
+    lines: int
+    rest: bytes = b""
+    facts: dict[str, Any] = field(default_factory=dict)
+    measurement: Measurement | None = None
+    raised: tuple[Raised, ...] = ()
+    raised_at_s: float = 0.0
+    exit_code: int | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended, or is about to, without a result."""
+        return bool(self.raised) or (self.exit_code is not None and self.measurement is None)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended and nothing that it said is left to be read.
+
+        Asked in this order, as it may say its last between the two.
+        """
+        if not has_ended(self.pid):
+            return False
+        waiting = select.poll()
+        waiting.register(self.lines, select.POLLIN)
+        return not waiting.poll(0)
+
+    def read(self) -> tuple[dict[str, Any], bool]:
+        """Facts that are new, and whether there may be more."""
+        data = os.read(self.lines, _CHUNK_BYTES)
+        *whole, self.rest = (self.rest + data).split(b"\n")
+        new: dict[str, Any] = {}
+        for line in whole:
+            said = json.loads(line)
+            new |= said.get("facts", {})
+            if "result" in said:
+                self.measurement = Measurement.from_dict(said["result"])
+            if "raised" in said:
+                links = said["raised"]
+                self.raised = tuple(Raised(tuple(i["kinds"]), i["text"]) for i in links)
+                self.raised_at_s = said["at_s"]
+        self.facts |= new
+        return new, bool(data)
+
+
+def run_ranks(count: int, work: Work, report: Report) -> Measurement:
+    """Do `work` in `count` processes, and return what they measured together.
+
+    `report` gets the facts of rank 0, and at a failure those of the rank that failed first.
+    Raises `RankFailed` for what a rank raised. Where one ended without a word, this process ends
+    in the same way: by the same signal, or with the same exit code.
+    """
+    store = os.memfd_create("tuner-ranks")  # in memory: a disk may be full
+    processes: list[_Process] = []
+    try:
+        for rank in range(count):
+            others = [process.lines for process in processes]
+            processes.append(_start(rank, f"/proc/self/fd/{store}", work, others))
+        _listen(processes, report)
+    finally:
+        _end(processes)
+        os.close(store)
+    failed = first_failure(processes)
+    if failed is None:
+        found = [process.measurement for process in processes]
+        return merged([measurement for measurement in found if measurement is not None])
+    report({**failed.facts, RANK: failed.rank})
+    if not failed.raised:
+        _end_as(failed)
+    raise RankFailed(failed.rank, failed.raised)
+
+
+def _start(rank: int, store: str, work: Work, foreign: list[int]) -> _Process:
+    parent = os.getpid()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for descriptor in (read, *foreign):
+            os.close(descriptor)
+        _rank_main(rank, store, work, write, parent)
+    os.close(write)
+    return _Process(rank, pid, read)
+
+
+def _rank_main(rank: int, store: str, work: Work, lines: int, parent: int) -> NoReturn:
+    """The process of a rank; nothing of its parent's code runs on after it."""
+    code = _FAILED
+
+    def write(line: Mapping[str, Any]) -> None:
+        data = (json.dumps(line) + "\n").encode()
+        while data:
+            data = data[os.write(lines, data) :]
+
+    try:
+        die_with(parent)
+        try:
+            measurement = work(rank, store, lambda facts: write({"facts": dict(facts)}))
+        # The boundary of a rank: whatever it raises is the trial's outcome.
+        except BaseException as error:  # noqa: BLE001
+            links = [{"kinds": i.kinds, "text": i.text} for i in Raised.chain(error)]
+            write({"raised": links, "at_s": time.monotonic()})
+            with contextlib.suppress(OSError):
+                traceback.print_exception(error)
+        else:
+            write({"result": measurement.to_dict()})
+            code = 0
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _listen(processes: list[_Process], report: Report) -> None:
+    """Until all ranks have ended, or the others had their time to after one has failed."""
+    until: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for process in processes:
+            selector.register(process.lines, selectors.EVENT_READ, process)
+        while selector.get_map():
+            if until is not None and time.monotonic() > until:
+                return
+            ready = {key.data.rank for key, _ in selector.select(_LOOK_AGAIN_S)}
+            for process in [key.data for key in selector.get_map().values()]:
+                # Helpers of a rank that was killed may hold its end of the pipe for some time.
+                gone = process.rank not in ready and process.is_gone
+                facts, more = process.read() if process.rank in ready else ({}, not gone)
+                if facts and process.rank == 0:
+                    report(facts)
+                if not more:
+                    selector.unregister(process.lines)
+                    process.exit_code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+            if until is None and any(process.has_failed for process in processes):
+                until = time.monotonic() + _SETTLE_S
+
+
+def _end(processes: list[_Process]) -> None:
+    """End the ranks that still run. They are children that were not reaped: the ids are theirs."""
+    for process in processes:
+        if process.exit_code is None:
+            os.kill(process.pid, signal.SIGKILL)
+            os.waitpid(process.pid, 0)
+        os.close(process.lines)
+
+
+def first_failure(processes: list[_Process]) -> _Process | None:
+    """The rank whose failure made the others fail; None where none has failed.
+
+    Ranks that lost a peer name their peer's end, not their own. Of the others the one that raised
+    first counts, and before them one that was killed without a word; NCCL's watchdog aborts a rank
+    whose peers are gone, so that an abort comes last.
+    """
+
+    def order(process: _Process) -> tuple[int, float]:
+        if not process.raised:
+            return (2 if process.exit_code == -signal.SIGABRT else 1), 0.0
+        lost = any(is_lost_peer(link.text) for link in process.raised)
+        return (3 if lost else 0), process.raised_at_s
+
+    return min((p for p in processes if p.has_failed), key=order, default=None)
+
+
+def _end_as(process: _Process) -> NoReturn:
+    """End this process as the rank ended, so that its end is judged as the trial's."""
+    code = process.exit_code if process.exit_code is not None else -signal.SIGKILL
+    if code < 0:
+        if -code not in _FIXED:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code or _FAILED)
+
+
+_FIXED = (signal.SIGKILL, signal.SIGSTOP)
+"""Signals whose effect cannot be changed."""
+
+
+def merged(ranks: list[Measurement]) -> Measurement:
+    """One measurement of the whole: that of the rank with most memory, and what they add up to.
+
+    Rates are of the whole in each of them (`tuner.trial.steps`). A board draws its own power.
+    """
+    fullest = max(ranks, key=lambda m: m.memory.device_bytes)
+    return replace(
+        fullest,
+        load_s=_of(max, (m.load_s for m in ranks)),
+        data_wait_fraction=_of(max, (m.data_wait_fraction for m in ranks)),
+        num_alloc_retries=_of(max, (m.num_alloc_retries for m in ranks)),
+        timed_alloc_retries=_of(max, (m.timed_alloc_retries for m in ranks)),
+        gpu_utilization=_of(fmean, (m.gpu_utilization for m in ranks)),
+        power_w=_of(sum, (m.power_w for m in ranks)),
+        energy_j_per_sample=_of(sum, (m.energy_j_per_sample for m in ranks)),
+        ranks=tuple(RankMemory.of(m.memory) for m in ranks),
+    )
+
+
+def _of(how: Callable[[list[Any]], Any], values: Iterator[Any]) -> Any:
+    """`how` of the values; None where one of them is not known."""
+    found = list(values)
+    return None if any(value is None for value in found) else how(found)

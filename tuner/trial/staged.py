@@ -1,0 +1,205 @@
+"""Trials of trainings that have stages: one configuration is tried in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tuner.core.records import (
+    Configuration,
+    Measurement,
+    Outcome,
+    Speed,
+    Status,
+    hardest_stage,
+)
+from tuner.predict.stages import StageWork, mean_speed, numbers_of, stage_work, weights
+from tuner.space.searchspace import SearchSpace
+from tuner.trial.base import PLAIN, GiveUp, Instructions, RunnerFactory, TrialRunner
+
+Orders = Mapping[str, tuple[str, ...]]
+"""Names of stages in the order in which they are to run, by the key of the configuration."""
+
+
+class StagedRunner:
+    """Runs a configuration in every stage of a space through another runner; see `TrialRunner`.
+
+    Stages that are alike are run once. A real trial is over with the first stage that does not
+    end well, or leaves too little memory free: `orders` lets the hardest one begin. Otherwise
+    the outcome has the memory of the stage that needs most and the speed of all together.
+    """
+
+    def __init__(
+        self, runner: TrialRunner, space: SearchSpace, orders: Orders | None = None
+    ) -> None:
+        self.source = runner.source
+        self._runner = runner
+        self._space = space
+        self._orders = orders or {}
+        self._interrupted = False
+
+    def start(self) -> None:
+        """Let the runner prepare what it keeps, where it can."""
+        _call(self._runner, "start")
+
+    def interrupt(self) -> None:
+        """Give up the trial that runs: the stage that it is in, and those that would follow."""
+        self._interrupted = True
+        _call(self._runner, "interrupt")
+
+    def close(self) -> None:
+        """Let the runner end what it keeps."""
+        _call(self._runner, "close")
+
+    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
+        """See `TrialRunner.run`. `duration_s` is that of all stages that were run.
+
+        No stage is given up for its speed, which is not that of all stages together.
+        """
+        self._interrupted = False
+        usable_bytes = instructions.give_up.usable_bytes if instructions.give_up else None
+        rule = GiveUp(usable_bytes)
+        instructions = replace(instructions, give_up=None if usable_bytes is None else rule)
+        stages = self._space.stage_configurations(configuration)
+        found: dict[Configuration, Outcome] = {}
+        for name in self._orders.get(configuration.key, tuple(stages)):
+            values = stages[name]
+            if values in found:
+                continue
+            if self._interrupted:
+                ended = Outcome(Status.INTERRUPTED, message="interrupted between two stages")
+            else:
+                ended = self._runner.run(values, instructions)
+            found[values] = ended
+            if self._ends_trial(ended, rule):
+                return _ended_by(name, ended, sum(o.duration_s for o in found.values()))
+        by_name = {name: found[values] for name, values in stages.items()}
+        together = _together(by_name, stage_work(self._space))
+        return replace(together, duration_s=sum(o.duration_s for o in found.values()))
+
+    def _ends_trial(self, outcome: Outcome, rule: GiveUp) -> bool:
+        evidence = outcome.ran
+        too_large = evidence is not None and rule.is_too_large(evidence.memory.device_bytes)
+        return outcome.status is not Status.OK or too_large
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFactory:
+    """Makes runners that try every stage of `space`; see `RunnerFactory`.
+
+    `orders` says with which stage to begin; without it they are run in the order of the space.
+    """
+
+    runners: RunnerFactory
+    space: SearchSpace
+    orders: Orders = field(default_factory=dict)
+
+    def __call__(self) -> TrialRunner:
+        """See `RunnerFactory`."""
+        return StagedRunner(self.runners(), self.space, self.orders)
+
+
+def _call(runner: TrialRunner, name: str) -> None:
+    """Call what a runner may have beside `run`."""
+    method: Callable[[], None] | None = getattr(runner, name, None)
+    if method is not None:
+        method()
+
+
+def _ended_by(name: str, outcome: Outcome, duration_s: float) -> Outcome:
+    """The outcome of a trial that ended with a stage, of which alone it then tells."""
+    ran = outcome.ran
+    if ran is not None:
+        ran = replace(
+            ran,
+            stages={name: numbers_of(ran)},
+            notes=(*ran.notes, f"memory and speed of stage {name} alone"),
+        )
+    return replace(
+        outcome.with_ran(ran),
+        message=f"in stage {name}: {outcome.message}".removesuffix(": "),
+        stage=name,
+        duration_s=duration_s,
+    )
+
+
+def _together(outcomes: Mapping[str, Outcome], work: Mapping[str, StageWork | None]) -> Outcome:
+    """One outcome of stages that were all run to their end."""
+    ran = {n: o.ran for n, o in outcomes.items() if o.ran is not None}
+    if len(ran) == len(outcomes):
+        return Outcome.of(Status.OK, _measured(ran, work))
+    return Outcome(Status.OK)  # a runner that has no numbers to give
+
+
+def _measured(
+    stages: Mapping[str, Measurement], work: Mapping[str, StageWork | None]
+) -> Measurement:
+    """The measurement of the stage that needs most memory, with the speed of all stages.
+
+    What was measured of one stage's rate alone is unknown of all together.
+    """
+    numbers = {name: numbers_of(found) for name, found in stages.items()}
+    limiting = hardest_stage(numbers)
+    assert limiting is not None
+    every = list(stages.values())
+    distinct = list({id(found): found for found in every}.values())
+    speed = mean_speed({name: found.speed for name, found in stages.items()}, work)
+    return replace(
+        stages[limiting],
+        speed=speed,
+        steps=sum(found.steps for found in distinct),
+        timed_micro_steps=_sum([found.timed_micro_steps for found in distinct]),
+        loss_finite=all(found.loss_finite for found in every),
+        samples_per_s_interval=_interval(stages, speed, work),
+        padded_tokens_per_s=None,
+        data_wait_fraction=None,
+        gpu_utilization=None,
+        power_w=None,
+        energy_j_per_sample=_energy_j_per_sample(stages, work),
+        evaluation_peak_bytes=_largest([found.evaluation_peak_bytes for found in every]),
+        checkpoint_bytes=_largest([found.checkpoint_bytes for found in every]),
+        notes=(
+            *dict.fromkeys(note for found in every for note in found.notes),
+            f"memory of stage {limiting}, speed of {len(stages)} stages",
+        ),
+        stages=numbers,
+    )
+
+
+def _energy_j_per_sample(
+    stages: Mapping[str, Measurement], work: Mapping[str, StageWork | None]
+) -> float | None:
+    samples = weights(stages, work)
+    total_j = 0.0
+    for name, found in stages.items():
+        if found.energy_j_per_sample is None:
+            return None
+        total_j += samples[name] * found.energy_j_per_sample
+    return total_j / sum(samples.values())
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _interval(
+    stages: Mapping[str, Measurement], speed: Speed, work: Mapping[str, StageWork | None]
+) -> tuple[float, float] | None:
+    """The interval of the rate of all stages, where that of each is known.
+
+    As if all stages were at the lower, and all at the upper end: no narrower than it is.
+    """
+    ends: list[float] = []
+    for end in (0, 1):
+        rates: dict[str, Speed] = {}
+        for name, found in stages.items():
+            if found.samples_per_s_interval is None:
+                return None
+            rates[name] = replace(found.speed, samples_per_s=found.samples_per_s_interval[end])
+        ends.append(mean_speed(rates, work).samples_per_s)
+    return min(ends[0], speed.samples_per_s), max(ends[1], speed.samples_per_s)

@@ -1,0 +1,219 @@
+"""The steps of a real trial: those that warm up, those that are timed, and what these come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tuner.core.errors import UnavailableError
+from tuner.emulator.here import is_emulated
+from tuner.predict.training.base import TrainingSession
+from tuner.trial.clock import step_clock
+from tuner.trial.device import RealEnvironment, alloc_retries, parse_device
+from tuner.trial.gpu_watch import GpuActivity, GpuWatch
+from tuner.trial.rate import MeanInterval, RunningMean
+from tuner.trial.step_parts import PartClock
+from tuner.trial.step_plan import StepPlan
+from tuner.trial.stop_rule import StopRule
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One step that was run: how long it took, and how long a whole one takes by that."""
+
+    spent_s: float
+    whole_s: float
+    parts_known: bool
+
+
+class Stepper:
+    """Runs optimizer steps of `session` and times them; a whole one has `micro_steps`."""
+
+    def __init__(
+        self, session: TrainingSession, environment: RealEnvironment, micro_steps: int
+    ) -> None:
+        self.session = session
+        self.environment = environment
+        self.micro_steps = micro_steps
+        self._now = step_clock(environment.device)
+        self._clock = PartClock(environment.synchronize, self._now)
+
+    def whole(self) -> StepTime:
+        """Run a whole step. The device is waited for at its end only."""
+        started = self._now()
+        self.session.optimizer_step(self.micro_steps)
+        self.environment.synchronize()
+        spent_s = self._slowest_s(self._now() - started)
+        return StepTime(spent_s, spent_s, parts_known=False)
+
+    def by_parts(self, micro_steps: int) -> StepTime:
+        """Run a step of `micro_steps`; the device is waited for at the end of each of them.
+
+        Where the session does not announce them, `whole_s` takes the update for part of each.
+        """
+        self.environment.on_enter = self._clock.enter
+        self._clock.start()
+        started = self._now()
+        try:
+            self.session.optimizer_step(micro_steps)
+        finally:
+            self.environment.on_enter = None
+        self.environment.synchronize()
+        parts = self._clock.stop(micro_steps)
+        spent_s = self._slowest_s(self._now() - started)
+        if parts is None:
+            return StepTime(spent_s, spent_s * self.micro_steps / micro_steps, parts_known=False)
+        whole_s = self._slowest_s(parts.whole_s(self.micro_steps))
+        return StepTime(spent_s, whole_s, parts_known=True)
+
+    def _slowest_s(self, seconds: float) -> float:
+        """The time of the slowest rank: with it, all ranks decide alike how to go on."""
+        return self.environment.rank.most(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What the warm-up says: seconds of the first step, micro-steps of each timed one."""
+
+    first_step_s: float
+    timed_micro_steps: int
+
+
+def warm_up(
+    stepper: Stepper, plan: StepPlan, rule: StopRule, on_pace: Callable[[float], None]
+) -> WarmUp:
+    """Run steps that are not timed. Peaks are noted by phase.
+
+    After the first one `on_pace` gets the seconds that all steps of the trial may take. Where
+    the session does not announce its micro-steps, every further step is a whole one. Raises
+    `UnavailableError` where an emulated device has no clock.
+    """
+    environment, counts = stepper.environment, stepper.session.counts
+    ranks = environment.rank.count
+    first: StepTime | None = None
+    ended = False
+    while not ended:
+        micro_steps = plan.first if first is None else plan.warm_up
+        before = counts.samples
+        if first is None or first.parts_known:
+            step = stepper.by_parts(micro_steps)
+        else:
+            micro_steps, step = plan.micro_steps, stepper.whole()
+        if step.whole_s <= 0:
+            raise UnavailableError("the emulated device's clock stands still: nothing is priced")
+        if first is None:
+            first = step
+            on_pace(plan.needed_s(step.whole_s))
+        samples = (stepper.session.counts.samples - before) * plan.micro_steps // micro_steps
+        samples *= ranks
+        ended = rule.ends_warm_up(samples, step.whole_s)
+    assert first is not None
+    environment.note_peak()
+    environment.recording = False
+    timed = plan.timed(step.whole_s) if first.parts_known else plan.micro_steps
+    return WarmUp(first.spent_s, timed)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSteps:
+    """What the timed steps came to. Amounts are those of one whole optimizer step.
+
+    `samples` and tokens are those of all ranks of a trial on several GPUs, everything else is of
+    this one.
+
+    `interval` is of the time of a whole step. `micro_steps` were timed in all, of which a step
+    has `micro_steps_per_step`; `spent_s` is the time of what was run.
+    """
+
+    interval: MeanInterval
+    micro_steps: int
+    micro_steps_per_step: int
+    spent_s: float
+    samples: float
+    tokens: float
+    padded_tokens: float
+    model_flops: float | None
+    data_wait_s: float
+    loss_finite: bool
+    stopped_by: str
+    alloc_retries: int | None
+    activity: GpuActivity
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a whole step."""
+        return self.interval.mean_s
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether whole steps were put together from the parts of short ones."""
+        return self.micro_steps < self.interval.count * self.micro_steps_per_step
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """Model FLOPs a second."""
+        return None if self.model_flops is None else self.model_flops / self.step_s
+
+    @property
+    def energy_j_per_sample(self) -> float | None:
+        """Of what was run, as if a whole step drew power as its parts did."""
+        energy_j = self.activity.energy_j
+        if energy_j is None:
+            return None
+        return energy_j / self.spent_s * self.step_s / self.samples
+
+    @property
+    def note(self) -> str | None:
+        """How a step that was not run whole was put together."""
+        if not self.is_composed:
+            return None
+        count = self.interval.count
+        return (
+            f"steps of {self.micro_steps_per_step} micro-steps are put together from "
+            f"{self.micro_steps} micro-steps and {count} updates that were timed"
+        )
+
+
+def time_steps(stepper: Stepper, plan: StepPlan, rule: StopRule, micro_steps: int) -> TimedSteps:
+    """Time steps of `micro_steps` until the mean of whole ones is known, or the budget is spent."""
+    session, environment = stepper.session, stepper.environment
+    rank = environment.rank
+    device = parse_device(environment.device)
+    before, retries = replace(session.counts), alloc_retries(device)
+    mean, spent_s, stopped_by = RunningMean(), 0.0, None
+    share = plan.micro_steps / micro_steps
+    watched = device.type == "cuda" and not is_emulated()  # an emulated one draws no power
+    with GpuWatch(device.index if watched else None) as watch:
+        while stopped_by is None:
+            whole = micro_steps == plan.micro_steps
+            step = stepper.whole() if whole else stepper.by_parts(micro_steps)
+            mean.add(step.whole_s)
+            spent_s += step.spent_s
+            # Asked between the steps: the answer waits for the device.
+            finite = rank.all(math.isfinite(float(session.loss)))
+            count = mean.interval().count
+            samples = (session.counts.samples - before.samples) * share / count * rank.count
+            stopped_by = rule.reason_to_stop(mean, samples, spent_s) if finite else "loss"
+    after, end_retries = session.counts, alloc_retries(device)
+    share /= count
+    flops = _difference(after.model_flops, before.model_flops)
+    return TimedSteps(
+        interval=mean.interval(),
+        micro_steps=count * micro_steps,
+        micro_steps_per_step=plan.micro_steps,
+        spent_s=spent_s,
+        samples=rank.total((after.samples - before.samples) * share),
+        tokens=rank.total((after.tokens - before.tokens) * share),
+        padded_tokens=rank.total((after.padded_tokens - before.padded_tokens) * share),
+        model_flops=None if flops is None else flops * share,
+        data_wait_s=(after.data_wait_s - before.data_wait_s) * share,
+        loss_finite=finite,
+        stopped_by=stopped_by,
+        alloc_retries=None if end_retries is None else end_retries - (retries or 0),
+        activity=watch.activity,
+    )
+
+
+def _difference(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before

@@ -1,0 +1,132 @@
+"""What a training does beside its steps, for a verification: evaluate, and save a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import IO, Any, cast
+
+import torch
+
+from tuner.core.records import Phase
+from tuner.predict.training.base import TrainingSession
+from tuner.trial.device import RealEnvironment, parse_device
+
+EVALUATION_BATCHES = 2
+"""The second one finds the cache as the first one left it."""
+
+
+class RecordedCall:
+    """How a session calls its model, kept so that an evaluation can call it in the same way.
+
+    A session offers training steps only; what it evaluates on has the same form.
+    """
+
+    def __init__(self, session: TrainingSession, environment: RealEnvironment) -> None:
+        self._model = session.model
+        self._device_type = parse_device(environment.device).type
+        self._given: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+        self._autocast_dtype: torch.dtype | None = None
+        self._hook = self._model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._given = (args, kwargs)
+        if torch.is_autocast_enabled(self._device_type):
+            self._autocast_dtype = torch.get_autocast_dtype(self._device_type)
+        self._hook.remove()
+
+    def evaluate(self) -> bool:
+        """Forward passes in evaluation mode, without gradients; False where nothing is known.
+
+        A session of the user's own may train without calling its model as a whole.
+
+        What the model returns, its logits with the loss, is held until the loss has been read,
+        as the `prediction_step` of transformers' Trainer does. Trainer keeps the logits of all
+        batches only where a metric is computed from them; that is not done here.
+        """
+        if self._given is None:
+            return False
+        args, kwargs = self._given
+        was_training = self._model.training
+        self._model.eval()
+        with torch.no_grad(), self._precision():
+            for _ in range(EVALUATION_BATCHES):
+                outputs = self._model(*args, **kwargs)
+                if self._autocast_dtype is not None:
+                    _convert_logits(outputs)
+                _read_loss(outputs)
+        del outputs
+        self._model.train(was_training)
+        return True
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        if self._autocast_dtype is None:
+            yield
+            return
+        with torch.autocast(self._device_type, dtype=self._autocast_dtype):
+            yield
+
+
+def _convert_logits(outputs: Any) -> None:
+    """A second copy in fp32, as accelerate makes of outputs (`convert_outputs_to_fp32`)."""
+    if isinstance(outputs, MutableMapping) and outputs.get("logits") is not None:
+        outputs["logits"] = outputs["logits"].float()
+
+
+def _read_loss(outputs: Any) -> None:
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if isinstance(loss, torch.Tensor):
+        loss.detach().mean().item()
+
+
+class _Sink:
+    """A file that keeps nothing: a disk must not decide what a verification says of a GPU."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.bytes += size
+        return size
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""
+
+
+def save_checkpoint(session: TrainingSession) -> int:
+    """Serialise what is trained, with the optimizer's state, and return the bytes of it.
+
+    As in a checkpoint of Trainer: adapters alone where only they are trained. The parts come to
+    the host one by one, as `torch.save` does it.
+    """
+    sink = _Sink()
+    trained = {n: p for n, p in session.model.named_parameters() if p.requires_grad}
+    torch.save(
+        {"model": trained, "optimizer": session.optimizer.state_dict()}, cast("IO[bytes]", sink)
+    )
+    return sink.bytes
+
+
+def evaluate_and_save(
+    session: TrainingSession, call: RecordedCall, environment: RealEnvironment
+) -> tuple[int | None, int]:
+    """Evaluate, save, and take one more step; the peak allocated meanwhile and the bytes saved.
+
+    The step shows that training goes on in the cache that the two leave behind. The peak counts
+    in the trial's own.
+    """
+    allocated, reserved = environment.meter.peaks()
+    highest = max(environment.phase_peak_bytes, key=environment.phase_peak_bytes.__getitem__)
+    environment.phase_peak_bytes[highest] = max(environment.peak_allocated_bytes, allocated)
+    environment.peak_reserved_bytes = max(environment.peak_reserved_bytes, reserved)
+    environment.meter.reset()
+    environment.phase = Phase.EVALUATION
+    evaluated = call.evaluate()
+    checkpoint_bytes = save_checkpoint(session)
+    environment.synchronize()
+    allocated, _ = environment.meter.peaks()
+    session.optimizer_step(1)
+    environment.synchronize()
+    return allocated if evaluated else None, checkpoint_bytes
