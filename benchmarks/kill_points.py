@@ -33,7 +33,7 @@ from pathlib import Path
 
 from benchmarks.tiny_model import CONFIG
 from tuner.core.records import TrialRecord
-from tuner.search.journal import read_journal
+from tuner.searches.journal import read_journal
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("driver", "worker", "raylet")

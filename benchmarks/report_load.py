@@ -25,7 +25,7 @@ def main() -> None:
     from results_samples import GPU, SPACE, make_search
 
     from tuner.report.report import report_html
-    from tuner.search.view import build_view
+    from tuner.searches.view import build_view
 
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5000
     started = time.perf_counter()

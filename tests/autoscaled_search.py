@@ -14,9 +14,9 @@ import ray
 from tune_fakes import SMALL_SPACE, FakeFactory
 
 from tuner.app.measuring import Measuring, Mode, decide
-from tuner.search.ray.cluster import offer
-from tuner.search.ray.driver import search_all
-from tuner.search.request import SearchRequest
+from tuner.searches.ray.cluster import offer
+from tuner.searches.ray.driver import search_all
+from tuner.searches.request import SearchRequest
 from tuner.space.gpus import get_gpu
 
 GPUS = ("a6000", "t4")

@@ -7,7 +7,7 @@ from results_samples import make_memory, make_speed
 from tuner.core.records import Prediction
 from tuner.core.units import GIB
 from tuner.report.grid import Grid, GridCell, GridMethod, GridRun
-from tuner.search.cost import RunCost
+from tuner.searches.cost import RunCost
 from tuner.space.gpus import get_gpu
 
 EVIL = "</script><b>x"

@@ -23,9 +23,9 @@ from tuner.core.records import (
 from tuner.core.units import GIB
 from tuner.report.memory_timeline_file import TimelineOf
 from tuner.report.writing import write_view
-from tuner.search.facts import SpaceFacts
-from tuner.search.store import ResultsFolder
-from tuner.search.view import View, build_view
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.store import ResultsFolder
+from tuner.searches.view import View, build_view
 from tuner.space.gpus import get_gpu
 
 MARGIN_BYTES = GIB

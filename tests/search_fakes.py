@@ -22,10 +22,10 @@ from tuner.core.records import (
     Status,
     TrialRecord,
 )
-from tuner.search.budget import StoppedBy
-from tuner.search.progress import Progress
-from tuner.search.ray import driver
-from tuner.search.request import SearchOutcome, SearchRequest
+from tuner.searches.budget import StoppedBy
+from tuner.searches.progress import Progress
+from tuner.searches.ray import driver
+from tuner.searches.request import SearchOutcome, SearchRequest
 
 WIDE = """\
 name: wide
@@ -76,7 +76,7 @@ def write_wide(folder: Path) -> None:
 
 
 class InProcess:
-    """Stands in for `tuner.search.ray.driver.search_all` in searches with `--mode emulate`.
+    """Stands in for `tuner.searches.ray.driver.search_all` in searches with `--mode emulate`.
 
     Tries configurations in the space's order and keeps the requests of each call. `stops` says by
     GPU id how a search ends otherwise: interrupted after its first trial, or failed before it.

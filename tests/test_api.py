@@ -25,8 +25,8 @@ from tuner.app.api.searching import SearchArguments
 from tuner.app.cli.main import run
 from tuner.app.plan import SearchOptions
 from tuner.app.target import load_target
-from tuner.search.budget import StoppedBy
-from tuner.search.view import build_view
+from tuner.searches.budget import StoppedBy
+from tuner.searches.view import build_view
 
 ROOT = Path(__file__).parents[1]
 FP16 = {"precision": "fp16"}

@@ -28,8 +28,8 @@ ROOMS: dict[str, set[str]] = {
     "emulator": {"core", "cost"},
     "program": {"core", "space"},
     "trial": {"core", "space", "cost", "predict", "program", "emulator"},
-    "search": {"core", "space", "cost", "predict", "trial"},
-    "report": {"core", "space", "cost", "search"},
+    "searches": {"core", "space", "cost", "predict", "trial"},
+    "report": {"core", "space", "cost", "searches"},
 }
 ROOMS["app"] = set(ROOMS)
 
@@ -43,9 +43,9 @@ HEAVY = {
     "transformers": set(),
     "peft": set(),
     "bitsandbytes": {"cost"},
-    "numpy": {"space", "cost", "predict", "search"},
-    "ray": {"search"},
-    "optuna": {"search"},
+    "numpy": {"space", "cost", "predict", "searches"},
+    "ray": {"searches"},
+    "optuna": {"searches"},
     "pandas": set(),
     "matplotlib": set(),
     "plotly": set(),
@@ -136,7 +136,7 @@ def test_ray_and_optuna_stay_in_search():
         f"{path}:{line}: {name}"
         for path in FILES
         for name, line in imports(path)
-        if name.split(".")[0] in {"ray", "optuna"} and package_of(module_name(path)) != "search"
+        if name.split(".")[0] in {"ray", "optuna"} and package_of(module_name(path)) != "searches"
     ]
     assert not wrong
 
@@ -146,7 +146,7 @@ def test_private_parts_of_ray_are_named_in_one_module():
     named = {path.name for path in FILES if private.search(path.read_text())}
     assert named == {"ray_private.py"}
     tested = re.search(
-        r"Tested with Ray ([0-9.]+)\. ", (ROOT / "tuner/search/ray/ray_private.py").read_text()
+        r"Tested with Ray ([0-9.]+)\. ", (ROOT / "tuner/searches/ray/ray_private.py").read_text()
     )
     assert f"\nray=={tested[1]}." in (ROOT / "constraints.txt").read_text()
 
@@ -165,6 +165,7 @@ def test_heavy_libraries_are_imported_where_they_are_used():
 def test_light_modules_load_no_heavy_library():
     light = {"core", "program", "report", "space"}
     modules = [m for m in map(module_name, FILES) if package_of(m) in light]
+    modules = [m for m in modules if not m.startswith("tuner.space.lengths")]
     modules += [
         "tuner.trial.base",
         "tuner.predict.training",

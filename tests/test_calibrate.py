@@ -10,12 +10,12 @@ import torch
 from click.testing import CliRunner
 
 from tuner.app.cli.calibrate import command
-from tuner.app.measure_device import measure_device
 from tuner.core.errors import InputError, UnavailableError
 from tuner.cost.speed import microbench
 from tuner.cost.speed.measure_plan import cuda_plan, fitting
 from tuner.cost.speed.microbench import Stopwatch
 from tuner.cost.speed.profile import load_profile
+from tuner.predict.measure_device import measure_device
 
 CPU = torch.device("cpu")
 

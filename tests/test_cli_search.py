@@ -18,7 +18,7 @@ from tuner.app.plan import SearchOptions, make_plan
 from tuner.app.target import load_target
 from tuner.core.errors import InputError
 from tuner.core.records import Status
-from tuner.search.journal import read_journal
+from tuner.searches.journal import read_journal
 from tuner.space import configure
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from encoder_samples import TINY_BERT, TINY_ROBERTA
 
 from tuner.app.cli.main import run
 from tuner.core.records import Status
-from tuner.search.journal import read_journal
+from tuner.searches.journal import read_journal
 
 ROOT = Path(__file__).parents[1]
 SPACES = ROOT / "search_spaces"

@@ -18,7 +18,7 @@ from tuner.app.compare import predicted_best
 from tuner.app.predicting import SpacePredictor
 from tuner.core.errors import InputError
 from tuner.program.edit.assign import value_of
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 

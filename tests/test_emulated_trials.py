@@ -14,7 +14,7 @@ from tuner.app.cli.main import run
 from tuner.app.measuring import Mode, decide
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Exhausted, Status
-from tuner.search.journal import read_journal
+from tuner.searches.journal import read_journal
 from tuner.space.command import Command
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob

@@ -15,7 +15,7 @@ from tuner.app.cli.main import COMMANDS, cli, run
 from tuner.app.plan import SearchOptions
 from tuner.app.search import SearchedGpu
 from tuner.core.errors import EXIT_CODES, InputError, NothingFitsError, UnavailableError
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
 NEEDS = {

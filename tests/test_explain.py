@@ -22,7 +22,7 @@ from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
 from tuner.core.units import GIB, MIB
 from tuner.predict.predictor import COMPILED_TOLERANCE, PredictionJob, Predictor
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 

@@ -22,7 +22,7 @@ from tuner.app import journals
 from tuner.app.plan import SearchOptions, SearchPlan, make_plan
 from tuner.app.target import load_target
 from tuner.core.errors import InputError, UnavailableError
-from tuner.search.journal import JournalWriter, check_writable, encode, read_journal
+from tuner.searches.journal import JournalWriter, check_writable, encode, read_journal
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,7 +61,7 @@ from pathlib import Path
 sys.path[:0] = {paths!r}
 from results_samples import make_record
 from tuner.core.errors import UnavailableError
-from tuner.search.journal import JournalWriter, read_journal
+from tuner.searches.journal import JournalWriter, read_journal
 
 path, written = Path("results/a/trials.jsonl"), 0
 with JournalWriter(path) as writer:
@@ -182,7 +182,7 @@ class TestLocks:
         """The kernel lets go of the locks of a process that has ended."""
         program = (
             "import os, signal, sys; from pathlib import Path\n"
-            "from tuner.search.journal import JournalWriter\n"
+            "from tuner.searches.journal import JournalWriter\n"
             "JournalWriter(Path(sys.argv[1])).__enter__(); print(flush=True)\n"
             "signal.pause()"
         )

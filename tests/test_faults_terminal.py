@@ -19,8 +19,8 @@ from cli_samples import make_trial, write_samples
 from tuner.app.cli import main
 from tuner.core import scratch
 from tuner.core.errors import UnavailableError
-from tuner.search.interrupts import Interrupts
-from tuner.search.journal import JournalWriter, read_journal
+from tuner.searches.interrupts import Interrupts
+from tuner.searches.journal import JournalWriter, read_journal
 
 ROOT = Path(__file__).parents[1]
 SEARCH = (

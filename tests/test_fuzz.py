@@ -18,7 +18,7 @@ from benchmarks.fuzz.mutate import parsed, structure_edited, text_edited, writte
 from benchmarks.fuzz.targets import SPACE, STAGED, TARGETS, Target
 from tuner.core.errors import InputError, TunerError
 from tuner.cost.speed.profile import load_profile
-from tuner.search.journal import encode, read_journal
+from tuner.searches.journal import encode, read_journal
 from tuner.space import load_space
 from tuner.space.gpus import load_catalogue
 

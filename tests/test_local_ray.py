@@ -13,7 +13,7 @@ from ray._private.node import Node
 from ray.exceptions import RpcError
 
 from tuner.core.errors import InputError, UnavailableError
-from tuner.search.ray.local_ray import (
+from tuner.searches.ray.local_ray import (
     RayLostError,
     losses_said,
     lost_process,
@@ -171,8 +171,8 @@ import psutil
 from ray._private import worker
 from tune_fakes import GPU, FakeFactory, FakeSpace
 from tuner.core.errors import UnavailableError
-from tuner.search.ray.driver import search
-from tuner.search.request import SearchRequest
+from tuner.searches.ray.driver import search
+from tuner.searches.request import SearchRequest
 
 ended = []
 
@@ -216,9 +216,9 @@ def test_a_search_that_loses_ray_says_so_before_ray_ends_it(kind):
 FOLDERS = """
 import stat
 from pathlib import Path
-from tuner.search.ray import cluster
-from tuner.search.ray.ray_private import node_here
-from tuner.search.ray.ray_token import default_path
+from tuner.searches.ray import cluster
+from tuner.searches.ray.ray_private import node_here
+from tuner.searches.ray.ray_token import default_path
 
 with cluster.quiet(), cluster.connected(None, cpus=1):
     session = Path(node_here().get_session_dir_path())

@@ -15,7 +15,7 @@ from started import start
 from tuner.app.cli.main import run
 from tuner.core import host
 from tuner.core.records import Source, Status
-from tuner.search.journal import read_journal
+from tuner.searches.journal import read_journal
 from tuner.space import configure, load_space
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from tuner.predict.memory_timeline import MAX_POINTS, trace_timeline
 from tuner.predict.predict import predict, resolve_subject
 from tuner.report.memory_timeline_figure import timeline_figure
 from tuner.report.report import MEMORY_COLORS
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 from tuner.space.gpus import get_gpu
 
 

@@ -12,11 +12,11 @@ from tuner.app.cli.main import run
 from tuner.app.search import batches
 from tuner.app.targets import gpu_names, load_targets
 from tuner.core.errors import InputError, UnavailableError
-from tuner.search.budget import StoppedBy
-from tuner.search.journal import read_journal
-from tuner.search.ray import cluster
-from tuner.search.request import SearchRequest, TrialDevice
-from tuner.search.store import ResultsFolder
+from tuner.searches.budget import StoppedBy
+from tuner.searches.journal import read_journal
+from tuner.searches.ray import cluster
+from tuner.searches.request import SearchRequest, TrialDevice
+from tuner.searches.store import ResultsFolder
 from tuner.space.gpus import get_gpu
 
 FP16 = ["--space", "wide.yaml", "--set", "precision=fp16"]

@@ -15,7 +15,7 @@ from tuner.app.cli.main import run
 from tuner.core.errors import InputError
 from tuner.core.records import Source, Status
 from tuner.predict.training import get_workload
-from tuner.search.journal import read_journal
+from tuner.searches.journal import read_journal
 from tuner.testing import WorkloadContract
 
 ROOT = Path(__file__).parents[1]

@@ -16,9 +16,9 @@ from tuner.core.text import printable
 from tuner.core.units import GIB
 from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan
 from tuner.report.report import report_html
-from tuner.search.facts import StageFacts
-from tuner.search.store import ResultsFolder
-from tuner.search.view import build_view
+from tuner.searches.facts import StageFacts
+from tuner.searches.store import ResultsFolder
+from tuner.searches.view import build_view
 
 TRIALS = 5000
 

@@ -21,10 +21,10 @@ from tuner.core.units import GIB, significant
 from tuner.report.figures import KnobFigure, knob_figures
 from tuner.report.plot import pareto_png
 from tuner.report.report import report_html
-from tuner.search import store
-from tuner.search.facts import SpaceFacts
-from tuner.search.store import ResultsFolder, safe_name, write_atomically
-from tuner.search.view import build_view
+from tuner.searches import store
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.store import ResultsFolder, safe_name, write_atomically
+from tuner.searches.view import build_view
 
 FILES = {"trials.jsonl", "pareto.csv", "best.yaml", "pareto.png", "report.html"}
 COMMAND = "tuner search --space qlora27b --gpu a6000"
@@ -148,7 +148,7 @@ def test_the_picture_leaves_pyplot_alone():
     import sys
 
     code = (
-        "import sys; from results_samples import *; from tuner.search.view import build_view;"
+        "import sys; from results_samples import *; from tuner.searches.view import build_view;"
         "from tuner.report.plot import pareto_png;"
         "pareto_png(build_view(make_search(5), SPACE, GPU));"
         "print('matplotlib.pyplot' in sys.modules)"

@@ -16,10 +16,10 @@ from tune_fakes import FakeSpace, outcome_of, record_of
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Status, TrialRecord
 from tuner.predict.training.memory_order import MemoryOrder
-from tuner.search.candidates import Candidates
-from tuner.search.request import SEARCHERS, check_searcher
-from tuner.search.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
-from tuner.search.score import score
+from tuner.searches.candidates import Candidates
+from tuner.searches.request import SEARCHERS, check_searcher
+from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
+from tuner.searches.score import score
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()

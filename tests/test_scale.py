@@ -23,12 +23,12 @@ from benchmarks.scale.plot import draw
 from benchmarks.scale.world import ScaleSpace, predicted, scattered
 from tuner.app.cli.main import run
 from tuner.core.records import Outcome, Status
-from tuner.search.front import pareto_front, samples_per_s
-from tuner.search.guided.gain import Front
-from tuner.search.guided.sampler import GuidedSampler
-from tuner.search.journal import latest
-from tuner.search.ranking import Ranking, give_up_rule
-from tuner.search.ray.driver import make_adapter
+from tuner.searches.front import pareto_front, samples_per_s
+from tuner.searches.guided.gain import Front
+from tuner.searches.guided.sampler import GuidedSampler
+from tuner.searches.journal import latest
+from tuner.searches.ranking import Ranking, give_up_rule
+from tuner.searches.ray.driver import make_adapter
 from tuner.trial.base import GiveUp, Instructions
 
 

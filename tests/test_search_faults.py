@@ -9,7 +9,7 @@ import pytest
 from started import start
 
 from tuner.core.records import Status
-from tuner.search.journal import latest, read_journal
+from tuner.searches.journal import latest, read_journal
 
 ROOT = Path(__file__).parents[1]
 TESTS = Path(__file__).parent

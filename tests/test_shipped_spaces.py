@@ -25,8 +25,8 @@ from tuner.predict.training.causal_lm_settings import CausalLMSettings
 from tuner.program.edit.assign import assignments
 from tuner.program.edit.plan import make_plan
 from tuner.program.formats import ExportInput, export
-from tuner.search.facts import SpaceFacts
-from tuner.search.store import ResultsFolder
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.store import ResultsFolder
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
 from tuner.space.gpus import get_gpu

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 
 from tuner.core.errors import InputError
-from tuner.search.candidates import Candidates
-from tuner.search.facts import SpaceFacts
-from tuner.search.guided.gain import Front, LogNormal, staircase
-from tuner.search.guided.goals import Goal, GoalFront, goals_of
-from tuner.search.guided.model import Prior, ResidualModel, features
-from tuner.search.guided.pool import Pool
-from tuner.search.guided.sampler import MEMORY_CONSTRAINT, GuidedSampler
-from tuner.search.objectives import objectives_of
-from tuner.search.request import SearchRequest
+from tuner.searches.candidates import Candidates
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.guided.gain import Front, LogNormal, staircase
+from tuner.searches.guided.goals import Goal, GoalFront, goals_of
+from tuner.searches.guided.model import Prior, ResidualModel, features
+from tuner.searches.guided.pool import Pool
+from tuner.searches.guided.sampler import MEMORY_CONSTRAINT, GuidedSampler
+from tuner.searches.objectives import objectives_of
+from tuner.searches.request import SearchRequest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()

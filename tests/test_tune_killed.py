@@ -20,9 +20,9 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
-from tuner.search.journal import JournalWriter, read_journal
-from tuner.search.ray.driver import search
-from tuner.search.request import SearchRequest
+from tuner.searches.journal import JournalWriter, read_journal
+from tuner.searches.ray.driver import search
+from tuner.searches.request import SearchRequest
 
 journal, log = Path(sys.argv[1]), Path(sys.argv[2])
 log.mkdir(exist_ok=True)

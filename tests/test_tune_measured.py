@@ -16,9 +16,9 @@ from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
-from tuner.search.ray.driver import search
-from tuner.search.request import SearchOutcome, SearchRequest, TrialDevice
-from tuner.search.verified import VerifiedFactory
+from tuner.searches.ray.driver import search
+from tuner.searches.request import SearchOutcome, SearchRequest, TrialDevice
+from tuner.searches.verified import VerifiedFactory
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import PLAIN, Instructions
 

@@ -19,12 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tune_fakes import GPU, FakeSpace, outcome_of
 
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
-from tuner.search.front import hypervolume
-from tuner.search.journal import JournalWriter, read_journal
-from tuner.search.ray.driver import search
-from tuner.search.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS
-from tuner.search.request import SearchRequest, TrialDevice
-from tuner.search.watch import Watch
+from tuner.searches.front import hypervolume
+from tuner.searches.journal import JournalWriter, read_journal
+from tuner.searches.ray.driver import search
+from tuner.searches.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from tuner.searches.request import SearchRequest, TrialDevice
+from tuner.searches.watch import Watch
 from tuner.trial.base import PLAIN, Instructions
 
 TRIALS = 14

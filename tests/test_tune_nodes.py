@@ -9,7 +9,7 @@ import pytest
 from benchmarks.chaos.checks import Journals, begun, check_end, meanwhile, nodes_used, searched
 from benchmarks.chaos.nodes import ChaosCluster, chaos_cluster
 from benchmarks.chaos.trials import true_front
-from tuner.search.request import StoppedBy
+from tuner.searches.request import StoppedBy
 
 TYPES = ("a6000", "l4", "h100_sxm")
 

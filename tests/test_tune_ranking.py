@@ -13,16 +13,16 @@ from device_fakes import measured, measurement_of
 from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
-from tuner.search.candidates import Candidates
-from tuner.search.facts import SpaceFacts
-from tuner.search.front import pareto_front
-from tuner.search.journal import latest
-from tuner.search.objectives import objectives_of
-from tuner.search.ranking import MOST_RUNS, Ranking, give_up_rule, near_tie, to_verify
-from tuner.search.ray.driver import make_adapter, search
-from tuner.search.request import SearchRequest, TrialDevice
-from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
-from tuner.search.state import SearchState
+from tuner.searches.candidates import Candidates
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.front import pareto_front
+from tuner.searches.journal import latest
+from tuner.searches.objectives import objectives_of
+from tuner.searches.ranking import MOST_RUNS, Ranking, give_up_rule, near_tie, to_verify
+from tuner.searches.ray.driver import make_adapter, search
+from tuner.searches.request import SearchRequest, TrialDevice
+from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.searches.state import SearchState
 from tuner.trial.base import PLAIN, GiveUp, Instructions
 
 SPACE = FakeSpace()

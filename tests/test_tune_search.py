@@ -17,12 +17,12 @@ from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of, rec
 
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Source, Status, TrialRecord
-from tuner.search.candidates import Candidates
-from tuner.search.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
-from tuner.search.ray.driver import search
-from tuner.search.request import SearchOutcome, SearchRequest, StoppedBy
-from tuner.search.sampler_adapter import SamplerAdapter
-from tuner.search.state import SearchState
+from tuner.searches.candidates import Candidates
+from tuner.searches.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
+from tuner.searches.ray.driver import search
+from tuner.searches.request import SearchOutcome, SearchRequest, StoppedBy
+from tuner.searches.sampler_adapter import SamplerAdapter
+from tuner.searches.state import SearchState
 
 SPACE = FakeSpace()
 VERSIONS = {"tuner": "1"}
@@ -351,9 +351,9 @@ INTERRUPTED = """
 import gc, json, sys
 from pathlib import Path
 from tune_fakes import GPU, FakeFactory, FakeSpace
-from tuner.search.ray.driver import search
-from tuner.search.state import SearchState
-from tuner.search.request import SearchRequest
+from tuner.searches.ray.driver import search
+from tuner.searches.state import SearchState
+from tuner.searches.request import SearchRequest
 
 ledger_interrupt = SearchState.interrupt
 

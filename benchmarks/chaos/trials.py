@@ -29,9 +29,9 @@ from tuner.core.records import (
     TrialRecord,
 )
 from tuner.core.units import GIB
-from tuner.search.front import pareto_front
-from tuner.search.request import SearchRequest
-from tuner.search.verified import VerifiedFactory
+from tuner.searches.front import pareto_front
+from tuner.searches.request import SearchRequest
+from tuner.searches.verified import VerifiedFactory
 from tuner.space.gpus import Gpu, get_gpu
 from tuner.trial.base import PLAIN, Instructions
 

@@ -166,9 +166,9 @@ def journal_inputs() -> st.SearchStrategy[bytes]:
 def read_a_journal(path: Path) -> None:
     """Read it, write to a copy of it, and make of it what `tuner show` and `best` print."""
     from tuner.report.table import pareto_csv
-    from tuner.search.best import best_yaml
-    from tuner.search.journal import encode, latest, read_journal
-    from tuner.search.view import build_view
+    from tuner.searches.best import best_yaml
+    from tuner.searches.journal import encode, latest, read_journal
+    from tuner.searches.view import build_view
 
     records = read_journal(path).records
     _write_on(path, len(records))
@@ -185,7 +185,7 @@ def read_a_journal(path: Path) -> None:
 
 def _write_on(path: Path, count: int) -> None:
     """A search goes on in a copy: one more record, and nothing else is lost."""
-    from tuner.search.journal import JournalWriter, read_journal
+    from tuner.searches.journal import JournalWriter, read_journal
 
     copy = path.parent / "scratch" / "trials.jsonl"
     copy.write_bytes(path.read_bytes())
@@ -198,7 +198,7 @@ def _write_on(path: Path, count: int) -> None:
 
 @cache
 def _record() -> Any:
-    from tuner.search.journal import read_journal
+    from tuner.searches.journal import read_journal
 
     return read_journal(next(iter(sorted(ROOT.glob("results/*/*/trials.jsonl"))))).records[0]
 
@@ -206,7 +206,7 @@ def _record() -> Any:
 def _facts(record: Any) -> tuple[Any, Any]:
     import dataclasses
 
-    from tuner.search.facts import SpaceFacts
+    from tuner.searches.facts import SpaceFacts
     from tuner.space.gpus import get_gpu
 
     gpu = dataclasses.replace(get_gpu("a6000"), id=record.gpu, memory_bytes=record.gpu_memory_bytes)
@@ -233,7 +233,7 @@ def neighbour_inputs() -> st.SearchStrategy[bytes]:
 def read_neighbour(path: Path) -> None:
     """What a report shows of it, beside the fronts of others."""
     from tuner.report.other_gpus import read_other_gpus
-    from tuner.search.store import ResultsFolder
+    from tuner.searches.store import ResultsFolder
 
     beside = path.parent / "scratch" / "neighbours" / "space"
     table = next(iter(sorted(ROOT.glob("results/*/*/pareto.csv"))))

@@ -82,7 +82,7 @@ def probe_main(device: str, row_path: Path) -> None:
 
 def calibrate_main(device: str, path: Path, budget_s: float, smoke: bool) -> None:
     """Measure the device as `tuner calibrate` does, and write its profile to `path`."""
-    from tuner.app.measure_device import measure_device
+    from tuner.predict.measure_device import measure_device
 
     measure_device(device, budget_s=budget_s, smoke=smoke).save(path)
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.scale.world import DEVICE, GPU, ScaleSpace, predicted, scattered
 from tuner.core.records import Configuration, Prediction
-from tuner.search.ray.driver import make_adapter, quiet_optuna
-from tuner.search.request import SearchRequest, TrialDevice
-from tuner.search.state import SearchState
+from tuner.searches.ray.driver import make_adapter, quiet_optuna
+from tuner.searches.request import SearchRequest, TrialDevice
+from tuner.searches.state import SearchState
 from tuner.trial.base import TrialRunner
 
 

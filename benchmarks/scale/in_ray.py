@@ -16,9 +16,9 @@ from benchmarks.scale.decisions import request_of
 from benchmarks.scale.shared import sharing
 from benchmarks.scale.world import Instant
 from tuner.core.records import TrialRecord
-from tuner.search.journal import JournalWriter
-from tuner.search.ray.driver import search
-from tuner.search.state import SearchState
+from tuner.searches.journal import JournalWriter
+from tuner.searches.ray.driver import search
+from tuner.searches.state import SearchState
 
 WINDOW = 250
 """Trials between two rows."""

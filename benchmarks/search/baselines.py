@@ -25,9 +25,9 @@ from tuner.core.records import (
 )
 from tuner.predict.shortlist import shortlist
 from tuner.predict.training.memory_order import memory_order
-from tuner.search.candidates import Candidates
-from tuner.search.guided.gain import staircase
-from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.searches.candidates import Candidates
+from tuner.searches.guided.gain import staircase
+from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
 
 
 class Measured:

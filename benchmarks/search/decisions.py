@@ -31,10 +31,10 @@ from tuner.core.records import (
     Status,
 )
 from tuner.predict.training.memory_order import memory_order
-from tuner.search.candidates import Candidates
-from tuner.search.request import SearchRequest, TrialDevice
-from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
-from tuner.search.state import SearchState
+from tuner.searches.candidates import Candidates
+from tuner.searches.request import SearchRequest, TrialDevice
+from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.searches.state import SearchState
 from tuner.space import SearchSpace, load_space
 from tuner.space.gpus import Gpu, get_gpu
 from tuner.trial.base import TrialRunner

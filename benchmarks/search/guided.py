@@ -16,9 +16,9 @@ from benchmarks.search.scenarios import (
     Trial,
 )
 from benchmarks.search.tables import DEVICE, LOADED, SAMPLES_PER_S, STEP, Table
-from tuner.search.candidates import Candidates
-from tuner.search.guided.pool import Pool
-from tuner.search.guided.sampler import GuidedSampler
+from tuner.searches.candidates import Candidates
+from tuner.searches.guided.pool import Pool
+from tuner.searches.guided.sampler import GuidedSampler
 
 
 class Guided(Measured):

@@ -26,9 +26,9 @@ import numpy as np
 from benchmarks.search.decisions import SAMPLERS, predicted
 from benchmarks.search.samplers import CLASSES
 from tuner.core.records import Configuration, Outcome, Prediction, Source, Status
-from tuner.search.ray.driver import search
-from tuner.search.request import SearchRequest
-from tuner.search.state import SearchState
+from tuner.searches.ray.driver import search
+from tuner.searches.request import SearchRequest
+from tuner.searches.state import SearchState
 from tuner.space import load_space
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import PLAIN, Instructions

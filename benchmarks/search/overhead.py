@@ -19,7 +19,7 @@ import optuna
 from benchmarks.search.guided import pool_of
 from benchmarks.search.scenarios import Trial, make_world
 from benchmarks.search.tables import DEVICE, Table, load_table
-from tuner.search.guided.sampler import GuidedSampler
+from tuner.searches.guided.sampler import GuidedSampler
 from tuner.space import load_space
 
 DECISIONS = 40

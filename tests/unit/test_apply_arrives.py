@@ -236,7 +236,7 @@ def test_apply_writes_nothing_that_does_not_arrive(folder_of_kbit: Path, capsys)
 def folder_of_kbit(tmp_path, monkeypatch):
     from cli_samples import SPACE, make_trial, write_samples
 
-    from tuner.search.store import ResultsFolder
+    from tuner.searches.store import ResultsFolder
 
     write_samples(tmp_path)
     keys = "{.batch: micro_batch, .grad_ckpt: gradient_checkpointing}"

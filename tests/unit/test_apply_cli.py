@@ -13,7 +13,7 @@ from cli_samples import SPACE, make_trial, write_samples
 from tuner.app.cli.main import run
 from tuner.core.errors import InputError
 from tuner.program.edit.assign import assignments
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
 from tuner.space.models.same import same_architecture

@@ -11,9 +11,9 @@ from results_samples import make_record
 from tune_fakes import FakeSpace, outcome_of, record_of
 
 from tuner.core.errors import InputError
-from tuner.search.budget import Budget, Meter, Spent, StoppedBy
-from tuner.search.candidates import Candidates
-from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.searches.budget import Budget, Meter, Spent, StoppedBy
+from tuner.searches.candidates import Candidates
+from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
 
 HOUR_S = 3600.0
 

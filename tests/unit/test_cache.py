@@ -214,7 +214,7 @@ def test_code_that_traces_is_part_of_the_environment(monkeypatch):
     assert {
         "tracing/trace.py",
         "compiler/compile.py",
-        "workloads/causal_lm.py",
+        "training/causal_lm.py",
     } <= seen
 
 

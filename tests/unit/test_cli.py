@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tuner.app.cli.main import COMMANDS, run
 from tuner.core.units import significant
 from tuner.report.terminal.progress import PlainLines, drawn, progress_line
-from tuner.search.progress import Progress
-from tuner.search.store import ResultsFolder
+from tuner.searches.progress import Progress
+from tuner.searches.store import ResultsFolder
 from tuner.space.gpus import get_gpu
 
 ROOT = Path(__file__).parents[2]

@@ -45,7 +45,7 @@ class TestProcessor:
         assert gpu.sources["tflops"] == "measured by tuner calibrate, 2026-05-01T12:00:00+00:00"
 
     def test_is_measured_where_rates_are_needed_and_the_profile_is_kept(self, monkeypatch, capsys):
-        from tuner.app import measure_device
+        from tuner.predict import measure_device
 
         asked = []
 
@@ -193,7 +193,7 @@ class TestDecide:
         ],
     )
     def test_cluster_measures_where_a_node_offers_the_type(self, monkeypatch, offered, measures):
-        from tuner.search.ray import cluster
+        from tuner.searches.ray import cluster
 
         monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer(offered))
         found = decide(Mode.AUTO, get_gpu("a6000"), address="10.0.0.1:6379")
@@ -207,7 +207,7 @@ class TestDecide:
             assert "tuner node-resources" in found.why
 
     def test_a_cluster_that_grows_is_asked_for_the_type(self, monkeypatch):
-        from tuner.search.ray import cluster
+        from tuner.searches.ray import cluster
 
         monkeypatch.setattr(cluster, "offer", lambda address: cluster.Offer({"CPU": 4.0}, True))
         found = decide(Mode.AUTO, get_gpu("a6000"), address="10.0.0.1:6379")

@@ -9,7 +9,7 @@ import pytest
 from cli_samples import make_trial, write_samples
 
 from tuner.app.cli.main import run
-from tuner.search.journal import JournalWriter
+from tuner.searches.journal import JournalWriter
 from tuner.space.gpus import get_gpu
 
 COMMAND = ["best", "--space", "tiny.yaml", "--gpu", "all"]

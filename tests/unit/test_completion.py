@@ -13,7 +13,7 @@ import pytest
 from cli_samples import make_trial, write_samples
 
 from tuner.app.cli.main import COMMANDS, run
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 
 ROOT = Path(__file__).parents[2]
 

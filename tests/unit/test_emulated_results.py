@@ -16,11 +16,11 @@ from tuner.core.units import GIB
 from tuner.report.plot import emulated_among_others, labels
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
-from tuner.search.best import best_yaml, check_text, recommend
-from tuner.search.front import trusted
-from tuner.search.journal import encode, latest, read_journal
-from tuner.search.request import TrialDevice
-from tuner.search.view import Kind, build_view
+from tuner.searches.best import best_yaml, check_text, recommend
+from tuner.searches.front import trusted
+from tuner.searches.journal import encode, latest, read_journal
+from tuner.searches.request import TrialDevice
+from tuner.searches.view import Kind, build_view
 
 SMALL, LARGE = {"micro_batch": 1, "lora_rank": 128}, {"micro_batch": 8, "lora_rank": 128}
 

@@ -12,8 +12,8 @@ from tuner.app.cli.main import run
 from tuner.app.correcting import corrected
 from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
 from tuner.core.records import Measurement, Outcome, Source, Status, TrialRecord
-from tuner.search.journal import JournalWriter
-from tuner.search.store import ResultsFolder
+from tuner.searches.journal import JournalWriter
+from tuner.searches.store import ResultsFolder
 from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")

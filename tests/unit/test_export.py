@@ -523,7 +523,7 @@ def test_flags_take_the_names_of_a_mapping(committed, capsys):
 def test_the_command_of_the_space_is_printed_with_its_values(tmp_path, monkeypatch, capsys):
     from cli_samples import make_trial, write_samples
 
-    from tuner.search.store import ResultsFolder
+    from tuner.searches.store import ResultsFolder
 
     write_samples(tmp_path)
     monkeypatch.chdir(tmp_path)

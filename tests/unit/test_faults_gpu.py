@@ -22,7 +22,7 @@ from tuner.core.errors import UnavailableError
 from tuner.core.outcome import Ending, Raised, classify
 from tuner.core.records import Configuration, Exhausted, Status
 from tuner.core.units import GIB
-from tuner.search.verified import VerifiedFactory
+from tuner.searches.verified import VerifiedFactory
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.gpu_watch import GpuWatch

@@ -18,12 +18,12 @@ from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 from tuner.core.records import Exhausted, Outcome, Status
 from tuner.core.units import GIB
 from tuner.report.terminal.progress import progress_line
-from tuner.search import trial_record
-from tuner.search.journal import JournalWriter, read_journal
-from tuner.search.ray.driver import make_adapter
-from tuner.search.request import SearchRequest, StoppedBy
-from tuner.search.state import SearchState
-from tuner.search.store import ResultsFolder
+from tuner.searches import trial_record
+from tuner.searches.journal import JournalWriter, read_journal
+from tuner.searches.ray.driver import make_adapter
+from tuner.searches.request import SearchRequest, StoppedBy
+from tuner.searches.state import SearchState
+from tuner.searches.store import ResultsFolder
 
 COUNT = 1000
 WIDE = FakeSpace(

@@ -12,7 +12,7 @@ from results_samples import GPU, MARGIN_BYTES, make_record
 
 from tuner.core.records import Outcome, Status
 from tuner.core.units import GIB
-from tuner.search.front import (
+from tuner.searches.front import (
     DEFAULT_OBJECTIVES,
     OBJECTIVES,
     Direction,

@@ -8,7 +8,7 @@ import pytest
 from results_samples import GPU, SPACE, make_record, make_search
 
 from tuner.app.cli.front_plot import HEIGHT, plot_text
-from tuner.search.view import build_view
+from tuner.searches.view import build_view
 
 
 @pytest.fixture(scope="module")

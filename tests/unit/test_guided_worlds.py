@@ -11,10 +11,10 @@ from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 from tuner.core.records import MemoryBudget, Status
 from tuner.core.units import GIB
 from tuner.predict.training.memory_order import MemoryOrder
-from tuner.search.candidates import Candidates
-from tuner.search.guided.pool import Pool
-from tuner.search.guided.sampler import GuidedSampler
-from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.searches.candidates import Candidates
+from tuner.searches.guided.pool import Pool
+from tuner.searches.guided.sampler import GuidedSampler
+from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()

@@ -14,7 +14,7 @@ from results_samples import make_record
 
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Configuration, Status, TrialRecord
-from tuner.search.journal import (
+from tuner.searches.journal import (
     MAX_LINES,
     MAX_PROBLEMS,
     JournalWriter,

@@ -22,9 +22,9 @@ from tuner.report.prediction_error import (
     verdicts,
 )
 from tuner.report.report import report_html
-from tuner.search.best import recommend
-from tuner.search.journal import latest
-from tuner.search.view import Kind, build_view
+from tuner.searches.best import recommend
+from tuner.searches.journal import latest
+from tuner.searches.view import Kind, build_view
 
 NAME = "NVIDIA RTX A6000"
 

@@ -17,10 +17,10 @@ from tuner.report import report
 from tuner.report.objective_plot import axes_of, points_of
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
-from tuner.search.levels import levels
-from tuner.search.objectives import NAMES, coverage, objectives_of, require_known
-from tuner.search.store import ResultsFolder
-from tuner.search.view import Kind, build_view
+from tuner.searches.levels import levels
+from tuner.searches.objectives import NAMES, coverage, objectives_of, require_known
+from tuner.searches.store import ResultsFolder
+from tuner.searches.view import Kind, build_view
 from tuner.space import load_space
 from tuner.space.searchspace import METRICS
 
@@ -158,7 +158,7 @@ class TestLevels:
         assert levels(build_view(make_search(20), SPACE, GPU)) == ()
 
     def test_shipped_space_has_rank_and_length(self):
-        from tuner.search.facts import SpaceFacts
+        from tuner.searches.facts import SpaceFacts
 
         facts = SpaceFacts.of(load_space("qlora27b"))
         assert facts.capacity == ("lora_rank", "max_length")

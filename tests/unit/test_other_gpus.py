@@ -13,8 +13,8 @@ from benchmarks.fuzz.hostile import bomb
 from tuner.core.errors import UnavailableError
 from tuner.report.other_gpus import MAX_BYTES, read_other_gpus
 from tuner.report.writing import write_tables, write_view
-from tuner.search.store import ResultsFolder, write_atomically
-from tuner.search.view import build_view
+from tuner.searches.store import ResultsFolder, write_atomically
+from tuner.searches.view import build_view
 
 
 def fifo(path: Path) -> None:

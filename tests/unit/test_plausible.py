@@ -9,7 +9,7 @@ from cli_samples import make_trial, write_samples
 
 from tuner.app.cli.main import run
 from tuner.app.plausible import excluded_text, sorted_out
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 from tuner.space import load_space
 
 GOOD = {"micro_batch": 2}

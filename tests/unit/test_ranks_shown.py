@@ -16,9 +16,9 @@ from tuner.core.records import MemoryBudget, RankMemory, Source, TrialRecord
 from tuner.core.units import GIB
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
-from tuner.search.best import best_yaml, recommend
-from tuner.search.by_gpus import trade_text
-from tuner.search.view import build_view
+from tuner.searches.best import best_yaml, recommend
+from tuner.searches.by_gpus import trade_text
+from tuner.searches.view import build_view
 from tuner.space.gpus import get_gpu
 
 TWO = {**SPACE.baseline, "gpus_per_trial": 2}

@@ -10,8 +10,8 @@ from results_samples import GPU, SPACE, make_record
 
 from tuner.core.records import Exhausted, Status
 from tuner.core.units import GIB
-from tuner.search.journal import latest
-from tuner.search.view import build_view
+from tuner.searches.journal import latest
+from tuner.searches.view import build_view
 
 
 def trial(name: str, tokens_per_s: float, gib: float = 30, **fields):

@@ -15,8 +15,8 @@ from tuner.app.cli.main import run
 from tuner.app.reported_run import reported_runs
 from tuner.app.targets import load_targets
 from tuner.app.versions import tested
-from tuner.search.journal import read_journal
-from tuner.search.store import ResultsFolder
+from tuner.searches.journal import read_journal
+from tuner.searches.store import ResultsFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 WHERE = ("--space", "tiny_cpu", "--gpu", "cpu")

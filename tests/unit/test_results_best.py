@@ -15,10 +15,10 @@ from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
 from tuner.core.records import Outcome, Status
 from tuner.core.units import GIB
 from tuner.report.table import cell, cell_value, pareto_csv
-from tuner.search.best import best_yaml, find_baseline, recommend
-from tuner.search.cost import run_cost
-from tuner.search.facts import SpaceFacts
-from tuner.search.view import Kind, build_view
+from tuner.searches.best import best_yaml, find_baseline, recommend
+from tuner.searches.cost import run_cost
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.view import Kind, build_view
 
 
 def knobs(**changes):
@@ -202,7 +202,7 @@ def test_the_table_holds_the_front():
 
 def test_reading_results_imports_nothing_heavy():
     code = (
-        "import sys, tuner.search.store, tuner.search.best;"
+        "import sys, tuner.searches.store, tuner.searches.best;"
         "heavy = {'torch', 'ray', 'optuna', 'pandas', 'matplotlib', 'plotly', 'jinja2', 'numpy'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -11,8 +11,8 @@ from results_samples import GPU, SPACE, make_record, make_search
 
 from tuner.core.units import GIB
 from tuner.report.progress_figure import progress, progress_figure, progress_text
-from tuner.search.front import hypervolume
-from tuner.search.view import build_view
+from tuner.searches.front import hypervolume
+from tuner.searches.view import build_view
 
 
 def view_of(records):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tuner.app.cli.main import run
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 from tuner.space import load_space
 
 ROOT = Path(__file__).parents[2]

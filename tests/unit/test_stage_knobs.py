@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from tuner.core.errors import InputError
-from tuner.search.facts import SpaceFacts
+from tuner.searches.facts import SpaceFacts
 from tuner.space import configure, pin
 from tuner.space.format import read_space
 

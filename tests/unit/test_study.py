@@ -19,8 +19,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from tune_fakes import GPU, FakeSpace, device_bytes, outcome_of, record_of, samples_per_s
 
-from tuner.search.candidates import Candidates
-from tuner.search.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
+from tuner.searches.candidates import Candidates
+from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
 
 TRIALS = 6
 START_TIMEOUT_S = 300.0

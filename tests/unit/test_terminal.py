@@ -15,12 +15,12 @@ import pytest
 from cli_samples import make_trial, write_samples
 
 from tuner.app.cli.main import run
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 
 ROOT = Path(__file__).parents[2]
 SHOWS = """
 from tuner.report.terminal.progress import compiling, reporting
-from tuner.search.progress import Progress
+from tuner.searches.progress import Progress
 with compiling(err=False, quiet=False) as report:
     for done in range(4):
         report(done, 3)

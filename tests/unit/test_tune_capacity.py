@@ -6,13 +6,13 @@ import pytest
 from tune_fakes import SMALL_SPACE, FakeFactory, outcome_of
 
 from tuner.core.errors import UnavailableError
-from tuner.search.candidates import Candidates
-from tuner.search.ray.capacity import FIXED_CLUSTER, OWN_CLUSTER, REFRESH_S, Capacity, fits_on
-from tuner.search.ray.concurrent import TURN, ConcurrentSearches
-from tuner.search.ray.reuse import IDLE_S, RequestedResources, WorkerCache
-from tuner.search.request import SearchRequest, StoppedBy
-from tuner.search.sampler_adapter import SamplerAdapter
-from tuner.search.state import LOSSES_THAT_END_A_SEARCH, SearchState
+from tuner.searches.candidates import Candidates
+from tuner.searches.ray.capacity import FIXED_CLUSTER, OWN_CLUSTER, REFRESH_S, Capacity, fits_on
+from tuner.searches.ray.concurrent import TURN, ConcurrentSearches
+from tuner.searches.ray.reuse import IDLE_S, RequestedResources, WorkerCache
+from tuner.searches.request import SearchRequest, StoppedBy
+from tuner.searches.sampler_adapter import SamplerAdapter
+from tuner.searches.state import LOSSES_THAT_END_A_SEARCH, SearchState
 from tuner.space.gpus import get_gpu
 
 A6000 = {"GPU": 1.0, "a6000": 1.0, "CPU": 1.0}

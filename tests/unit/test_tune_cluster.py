@@ -18,8 +18,8 @@ import pytest
 from tuner.core import scratch
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.scratch import OWNER, scratch_folder
-from tuner.search.ray import cluster
-from tuner.search.ray.cluster import connected, cpus_for, quiet
+from tuner.searches.ray import cluster
+from tuner.searches.ray.cluster import connected, cpus_for, quiet
 
 
 @pytest.mark.parametrize(

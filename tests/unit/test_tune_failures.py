@@ -10,10 +10,10 @@ from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Exhausted, Outcome, Status
-from tuner.search.failures import FAILURES_THAT_END, MOST_FAILURES, Failures, failure_of
-from tuner.search.ray.driver import make_adapter
-from tuner.search.request import SEARCHERS, SearchRequest
-from tuner.search.state import SearchState
+from tuner.searches.failures import FAILURES_THAT_END, MOST_FAILURES, Failures, failure_of
+from tuner.searches.ray.driver import make_adapter
+from tuner.searches.request import SEARCHERS, SearchRequest
+from tuner.searches.state import SearchState
 
 SPACE = FakeSpace()
 ALL = list(SPACE.configurations())

@@ -8,7 +8,7 @@ from tune_fakes import FakeSpace, outcome_of, record_of, samples_per_s, tokens_p
 
 from tuner.core.records import Outcome, Status
 from tuner.report.terminal.progress import progress_line
-from tuner.search.progress import ProgressTracker
+from tuner.searches.progress import ProgressTracker
 
 ALL = list(FakeSpace().configurations())
 FITTING = [c for c in ALL if record_of(c).fits]

@@ -12,11 +12,11 @@ from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 from tuner.core.records import Exhausted, Outcome, Status
 from tuner.cost.calibration.calibrate import calibrations_from
 from tuner.predict.training.memory_order import MemoryOrder
-from tuner.search.candidates import Candidates
-from tuner.search.pruned import write_pruned
-from tuner.search.pruning import MOST_RISK
-from tuner.search.sampler_adapter import Knowledge, SamplerAdapter
-from tuner.search.store import ResultsFolder
+from tuner.searches.candidates import Candidates
+from tuner.searches.pruned import write_pruned
+from tuner.searches.pruning import MOST_RISK
+from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
+from tuner.searches.store import ResultsFolder
 
 SPACE = FakeSpace()
 ALL = list(SPACE.configurations())

@@ -15,13 +15,13 @@ from tune_fakes import GPU, FakeSpace, outcome_of, record_of
 
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Measurement, Outcome, Status
-from tuner.search import watch
-from tuner.search.front import hypervolume
-from tuner.search.progress import Progress
-from tuner.search.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS, SearchMetrics, Watched
-from tuner.search.ray.running_summary import RunningSummary
-from tuner.search.ray.tracking import numbers_of, tracker_of
-from tuner.search.watch import GRAFANA_DASHBOARD, Tracker, Tracking, parse_tracking
+from tuner.searches import watch
+from tuner.searches.front import hypervolume
+from tuner.searches.progress import Progress
+from tuner.searches.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS, SearchMetrics, Watched
+from tuner.searches.ray.running_summary import RunningSummary
+from tuner.searches.ray.tracking import numbers_of, tracker_of
+from tuner.searches.watch import GRAFANA_DASHBOARD, Tracker, Tracking, parse_tracking
 
 CONFIGURATIONS = list(FakeSpace().configurations())
 REFERENCE = (0.0, float(GPU.memory_bytes))

@@ -16,9 +16,9 @@ from tuner.core.records import Configuration
 from tuner.core.units import GIB
 from tuner.report.figures import front_figure
 from tuner.report.report import report_html
-from tuner.search.best import recommend
-from tuner.search.undecided import MOST_MEASURED, PAIR_ERROR, may_be_as_fast
-from tuner.search.view import build_view
+from tuner.searches.best import recommend
+from tuner.searches.undecided import MOST_MEASURED, PAIR_ERROR, may_be_as_fast
+from tuner.searches.view import build_view
 
 
 def record(rate, gib, *, interval=None, **fields):

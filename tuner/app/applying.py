@@ -24,7 +24,7 @@ from tuner.program.model_named import named_models
 from tuner.program.names import Script, set_at
 from tuner.program.program import read_program
 from tuner.program.settings import Setting, find_settings, scripts_of
-from tuner.search.best import BestTrial
+from tuner.searches.best import BestTrial
 from tuner.space import SearchSpace
 from tuner.space.command import Command
 from tuner.space.keypath import Path as KeySteps

@@ -12,8 +12,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Measurement, Prediction
 from tuner.core.units import format_duration, format_size, significant
 from tuner.predict.predict import check_supported
-from tuner.search.cost import cost_of
-from tuner.search.facts import SpaceFacts
+from tuner.searches.cost import cost_of
+from tuner.searches.facts import SpaceFacts
 from tuner.space import SearchSpace
 from tuner.space.lengths import LengthDistribution
 

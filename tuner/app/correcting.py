@@ -12,7 +12,7 @@ from tuner.app.estimate import Estimate
 from tuner.app.target import Target, comparable
 from tuner.core.gpu import Gpu
 from tuner.core.records import Prediction, Source, TrialRecord
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 
 if TYPE_CHECKING:
     from tuner.cost.calibration.calibrate import Calibrations

@@ -101,7 +101,7 @@ def with_profile(gpu: Gpu, notices: Notices = UNHEARD) -> tuple[Gpu, DeviceProfi
     label = cpu_label()
     profile = _profile_named(label)
     if profile is None or profile.lacks_reference:
-        from tuner.app.measure_device import measure_device
+        from tuner.predict.measure_device import measure_device
 
         notices.say(f"measuring {gpu.name} once: it has no device profile")
         profile = measure_device(CPU, budget_s=CPU_BUDGET_S)

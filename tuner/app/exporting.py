@@ -15,7 +15,7 @@ from tuner.program.formats import Exported, ExportInput, export
 from tuner.program.knob_names import NAMES
 from tuner.program.program import read_program
 from tuner.program.settings import find_settings
-from tuner.search.best import BestTrial
+from tuner.searches.best import BestTrial
 from tuner.space.command import Command, placeholders
 from tuner.space.models.catalogue import get_entry, resolve_config
 

@@ -12,7 +12,7 @@ from tuner.app.search import SearchedGpu
 from tuner.app.target import Target
 from tuner.core.errors import NothingFitsError, UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.search.best import BestTrial
+from tuner.searches.best import BestTrial
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from tuner.predict.compiling import in_forks
 from tuner.predict.predict import check_supported
 from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.report.grid import Grid, GridCell, GridMethod, GridRun
-from tuner.search.cost import cost_of
-from tuner.search.facts import SpaceFacts
+from tuner.searches.cost import cost_of
+from tuner.searches.facts import SpaceFacts
 from tuner.space import configure
 from tuner.space.load import DEFAULT_WORKLOAD
 from tuner.space.models.catalogue import architecture, get_entry, resolve_config

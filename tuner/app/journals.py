@@ -11,8 +11,8 @@ from tuner.app.plan import SearchPlan
 from tuner.app.plausible import say
 from tuner.app.target import sorted_by_use, with_margin
 from tuner.core.records import TrialRecord
-from tuner.search.journal import JournalWriter, read_journal
-from tuner.search.store import ResultsFolder
+from tuner.searches.journal import JournalWriter, read_journal
+from tuner.searches.store import ResultsFolder
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tuner.app.notices import Notices
 from tuner.app.plan import SearchPlan, SkippedGpu
 from tuner.core.records import TrialRecord
-from tuner.search.progress import Progress
+from tuner.searches.progress import Progress
 
 Compiling = Callable[[int, int], None]
 """Called with the number of structures that were traced, and of those in all."""

@@ -14,8 +14,8 @@ from tuner.core.setup.distributed_knobs import most_gpus_per_trial, most_machine
 from tuner.core.units import GIB, format_gib
 from tuner.emulator.here import is_emulated
 from tuner.emulator.toolchain import unavailable
-from tuner.search.request import TrialDevice
-from tuner.search.verified import VerifiedFactory
+from tuner.searches.request import TrialDevice
+from tuner.searches.verified import VerifiedFactory
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE, Gpu
 from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob
@@ -243,7 +243,7 @@ def _on_processor(
 
 
 def _in_cluster(gpu: Gpu, memory_limit: int | None, address: str) -> Measuring | Predicting:
-    from tuner.search.ray.cluster import offer  # Ray: seconds to import
+    from tuner.searches.ray.cluster import offer  # Ray: seconds to import
 
     found = offer(address)
     there = found.resources.get(gpu.id, 0) >= 1 and found.resources.get("GPU", 0) >= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tuner.app.plan import SearchPlan
-from tuner.search.best import BestTrial
+from tuner.searches.best import BestTrial
 
 if TYPE_CHECKING:
     from tuner.cost.memory_timeline import MemoryTimeline

@@ -29,18 +29,18 @@ from tuner.app.target import CannotRunError, Target, check_conditions
 from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
 from tuner.core.records import Configuration, KnobValue, MemoryBudget, Source, TrialRecord
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.search.budget import Budget
-from tuner.search.facts import SpaceFacts
-from tuner.search.front import DEFAULT_OBJECTIVES, Objective
-from tuner.search.objectives import objectives_of
-from tuner.search.request import (
+from tuner.searches.budget import Budget
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
+from tuner.searches.objectives import objectives_of
+from tuner.searches.request import (
     DEFAULT_SEARCHER,
     DEFAULT_TRIALS,
     TrialDevice,
     check_min_gain,
     check_objectives,
 )
-from tuner.search.watch import check_metrics_port, parse_tracking
+from tuner.searches.watch import check_metrics_port, parse_tracking
 from tuner.space import pin
 from tuner.trial.base import outcome_versions
 
@@ -251,7 +251,7 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
     narrowed = dataclasses.replace(narrowed, gpu=gpu)
     part = supported_part(space, gpu, options.where)
     if objectives:
-        from tuner.search.guided.goals import check_known
+        from tuner.searches.guided.goals import check_known
 
         check_known(objectives, part.supported, gpu)
     return SearchPlan(

@@ -20,12 +20,12 @@ from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.predict.predictor import COMPILED_TOLERANCE, Predictor
 from tuner.predict.stages import predict_overall
 from tuner.predict.undecided import Bound, undecided
-from tuner.search.budget import StoppedBy
-from tuner.search.front import DEFAULT_OBJECTIVES
-from tuner.search.interrupts import Interrupts
-from tuner.search.journal import read_journal
-from tuner.search.progress import Progress, samples_per_s
-from tuner.search.request import SearchOutcome
+from tuner.searches.budget import StoppedBy
+from tuner.searches.front import DEFAULT_OBJECTIVES
+from tuner.searches.interrupts import Interrupts
+from tuner.searches.journal import read_journal
+from tuner.searches.progress import Progress, samples_per_s
+from tuner.searches.request import SearchOutcome
 
 WIDENING = 1.5
 """Where traces are further off than that: so much more than the worst of them is allowed for."""

@@ -19,8 +19,8 @@ from tuner.core.units import format_duration, format_size
 from tuner.predict.shortlist import shortlist
 from tuner.predict.stages import hardest_first, predict_overall
 from tuner.program.program import read_program
-from tuner.search.request import SearchRequest
-from tuner.search.watch import Watch, parse_tracking
+from tuner.searches.request import SearchRequest
+from tuner.searches.watch import Watch, parse_tracking
 from tuner.space import SearchSpace, configure
 from tuner.trial.base import MeasureOptions, RunnerFactory
 from tuner.trial.factories import MeasuredFactory

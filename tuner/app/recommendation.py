@@ -12,11 +12,11 @@ from tuner.core.errors import NothingFitsError
 from tuner.core.expressions import all_of
 from tuner.core.records import MemoryBudget, TrialRecord
 from tuner.core.units import format_size
-from tuner.search.best import BestTrial, recommend
-from tuner.search.front import device_bytes
-from tuner.search.journal import latest
-from tuner.search.objectives import objectives_of, require_known
-from tuner.search.view import source_label
+from tuner.searches.best import BestTrial, recommend
+from tuner.searches.front import device_bytes
+from tuner.searches.journal import latest
+from tuner.searches.objectives import objectives_of, require_known
+from tuner.searches.view import source_label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

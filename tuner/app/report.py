@@ -13,7 +13,7 @@ from tuner.app.writing import Contents, write_results
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.files import read_file
 from tuner.report.other_gpus import MAX_BYTES
-from tuner.search.view import View
+from tuner.searches.view import View
 
 
 def redraw(targets: Sequence[Target], where: tuple[str, ...] = ()) -> list[View]:

@@ -9,7 +9,7 @@ from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, TrialRecord
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.report.prediction_error import QUANTITIES, Evidence, Pair, pairs
-from tuner.search.journal import latest
+from tuner.searches.journal import latest
 from tuner.space.models.catalogue import get_entry
 
 SCHEMA = 1

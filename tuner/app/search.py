@@ -24,11 +24,11 @@ from tuner.app.verifying import verify_all
 from tuner.app.writing import Contents, write_results
 from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
 from tuner.core.records import TrialRecord
-from tuner.search.journal import JournalWriter
-from tuner.search.progress import Progress
-from tuner.search.pruned import write_pruned
-from tuner.search.request import SearchOutcome, SearchRequest
-from tuner.search.view import View
+from tuner.searches.journal import JournalWriter
+from tuner.searches.progress import Progress
+from tuner.searches.pruned import write_pruned
+from tuner.searches.request import SearchOutcome, SearchRequest
+from tuner.searches.view import View
 
 HINT = "lower the floors with --where, allow smaller values in the space, or choose a larger GPU"
 
@@ -194,7 +194,7 @@ def _run_trials(opened: Sequence[_Open], progress: _OnProgress) -> dict[str, Sea
     """The results of searches that run trials, by GPU type."""
     if not opened:
         return {}
-    from tuner.search.ray.driver import search_all  # Ray and Optuna: seconds to import
+    from tuner.searches.ray.driver import search_all  # Ray and Optuna: seconds to import
 
     writers = {one.plan.target.gpu.id: one.writer for one in opened}
     results: list[SearchOutcome | None] = []

@@ -16,8 +16,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import MemoryBudget, Outcome, Prediction, Source, TrialRecord
 from tuner.core.records.trial import PROCESSOR
 from tuner.core.units import format_gib
-from tuner.search.facts import SpaceFacts
-from tuner.search.store import ResultsFolder, shipped
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.store import ResultsFolder, shipped
 from tuner.space import SearchSpace, load_space
 from tuner.space.load import is_shipped
 from tuner.space.models.catalogue import get_entry

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tuner.app.target import Target, known_folder, load_target, target_of, with_model
 from tuner.core.errors import InputError, Problem, UnavailableError
-from tuner.search.store import ResultsFolder
+from tuner.searches.store import ResultsFolder
 from tuner.space import SearchSpace, load_space
 from tuner.space.gpus import load_catalogue, types_named
 
@@ -82,7 +82,7 @@ def offered_type(name: str, address: str) -> str:
     ids = types_named(name)
     if len(ids) < 2:
         return name
-    from tuner.search.ray.cluster import offered  # Ray: seconds to import
+    from tuner.searches.ray.cluster import offered  # Ray: seconds to import
 
     resources = offered(address)
     there = [gpu for gpu in ids if resources.get(gpu, 0) >= 1]

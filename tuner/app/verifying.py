@@ -23,10 +23,10 @@ from tuner.core.errors import TunerError
 from tuner.core.records import Outcome, Source, Status, TrialRecord
 from tuner.emulator.toolchain import unavailable
 from tuner.predict.stages import hardest_first
-from tuner.search.best import BestTrial
-from tuner.search.journal import JournalWriter
-from tuner.search.request import SearchOutcome
-from tuner.search.view import build_view
+from tuner.searches.best import BestTrial
+from tuner.searches.journal import JournalWriter
+from tuner.searches.request import SearchOutcome
+from tuner.searches.view import build_view
 from tuner.trial.base import Instructions
 from tuner.trial.staged import StagedRunner
 

@@ -10,8 +10,8 @@ from tuner.app.target import Target
 from tuner.core.records import TrialRecord
 from tuner.report.memory_timeline_file import TimelineOf
 from tuner.report.writing import write_tables, write_view
-from tuner.search.facts import SpaceFacts
-from tuner.search.view import View, build_view
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.view import View, build_view
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from tuner.report.plot import (
 )
 from tuner.report.prediction_error import QUANTITIES, pairs
 from tuner.report.table import value_text
-from tuner.search.view import Kind, View, numbers_of
+from tuner.searches.view import Kind, View, numbers_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

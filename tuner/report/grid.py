@@ -16,7 +16,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue, Prediction, Source
 from tuner.core.units import GIB
 from tuner.report.table import cell, value_text
-from tuner.search.cost import RunCost
+from tuner.searches.cost import RunCost
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.core.units import GIB
 from tuner.report.plot import COLORS
-from tuner.search.view import Kind
+from tuner.searches.view import Kind
 
 if TYPE_CHECKING:
     from tuner.cost.memory_timeline import MemoryTimeline, PhaseSpan

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.core.errors import InputError
 from tuner.core.files import read_file
-from tuner.search.best import BestTrial
+from tuner.searches.best import BestTrial
 
 if TYPE_CHECKING:
     from tuner.cost.memory_timeline import MemoryTimeline

@@ -10,8 +10,8 @@ from typing import Any
 from tuner.core.records import TrialRecord
 from tuner.core.units import GIB
 from tuner.report.plot import COLORS, labels
-from tuner.search.front import DEVICE_MEMORY, Objective
-from tuner.search.view import Kind, View
+from tuner.searches.front import DEVICE_MEMORY, Objective
+from tuner.searches.view import Kind, View
 
 _ORDER = (Kind.TOO_LARGE, Kind.FAILED, Kind.UNTRIED, Kind.OUTSIDE, Kind.FITS, Kind.FRONT, Kind.BEST)
 

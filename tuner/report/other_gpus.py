@@ -22,10 +22,10 @@ from tuner.core.expressions import all_of
 from tuner.core.files import read_file
 from tuner.core.records import TrialRecord
 from tuner.report.table import cell_value, value_text
-from tuner.search.cost import run_cost
-from tuner.search.front import device_bytes, samples_per_s
-from tuner.search.store import ResultsFolder
-from tuner.search.view import View
+from tuner.searches.cost import run_cost
+from tuner.searches.front import device_bytes, samples_per_s
+from tuner.searches.store import ResultsFolder
+from tuner.searches.view import View
 
 MAX_BYTES = 16 * 1024 * 1024
 """A front of tens of thousands of configurations; what is larger is none."""

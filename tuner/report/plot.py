@@ -11,8 +11,8 @@ from tuner.core.expressions import all_of
 from tuner.core.records import Source, TrialRecord
 from tuner.core.units import GIB, format_gib, format_size, significant
 from tuner.report.table import value_text
-from tuner.search.front import device_bytes, samples_per_s
-from tuner.search.view import Kind, View
+from tuner.searches.front import device_bytes, samples_per_s
+from tuner.searches.view import Kind, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

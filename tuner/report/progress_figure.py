@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.core.records import Source, Status, TrialRecord
 from tuner.report.plot import COLORS
-from tuner.search.front import hypervolume, pareto_front
-from tuner.search.view import Kind, View
+from tuner.searches.front import hypervolume, pareto_front
+from tuner.searches.view import Kind, View
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -23,14 +23,14 @@ from tuner.report.plotlyjs import plotlyjs
 from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_text, verdicts
 from tuner.report.progress_figure import progress, progress_figure, progress_text
 from tuner.report.table import value_text
-from tuner.search.best import BestTrial, near_tie_text
-from tuner.search.by_gpus import COLUMNS, row_texts, trade_text
-from tuner.search.front import room_bytes
-from tuner.search.levels import SHOWN_LEVELS, Level, levels
-from tuner.search.ranks import gpus_text, ranks_text
-from tuner.search.stages import rows_of
-from tuner.search.undecided import UNDECIDED
-from tuner.search.view import View
+from tuner.searches.best import BestTrial, near_tie_text
+from tuner.searches.by_gpus import COLUMNS, row_texts, trade_text
+from tuner.searches.front import room_bytes
+from tuner.searches.levels import SHOWN_LEVELS, Level, levels
+from tuner.searches.ranks import gpus_text, ranks_text
+from tuner.searches.stages import rows_of
+from tuner.searches.undecided import UNDECIDED
+from tuner.searches.view import View
 
 if TYPE_CHECKING:
     from tuner.cost.memory_timeline import MemoryTimeline

@@ -8,9 +8,9 @@ from typing import Any
 
 from tuner.core.records import KnobValue, TrialRecord
 from tuner.core.units import GIB
-from tuner.search.cost import run_cost
-from tuner.search.front import room_bytes
-from tuner.search.view import View
+from tuner.searches.cost import run_cost
+from tuner.searches.front import room_bytes
+from tuner.searches.view import View
 
 _NUMBERS = (
     "device_gib",

@@ -10,9 +10,9 @@ from tuner.report.other_gpus import read_other_gpus
 from tuner.report.plot import pareto_png
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
-from tuner.search.best import best_yaml
-from tuner.search.store import ResultsFolder, utf8, write_atomically
-from tuner.search.view import View
+from tuner.searches.best import best_yaml
+from tuner.searches.store import ResultsFolder, utf8, write_atomically
+from tuner.searches.view import View
 
 
 def write_view(

@@ -16,9 +16,9 @@ from tuner.report.objective_plot import objective_png
 from tuner.report.plot import pareto_png
 from tuner.report.table import value_text
 from tuner.report.terminal.tables import Sheet
-from tuner.search.cost import run_cost
-from tuner.search.ranks import times_text
-from tuner.search.view import View
+from tuner.searches.cost import run_cost
+from tuner.searches.ranks import times_text
+from tuner.searches.view import View
 
 ROWS = 20
 """Rows of a front that are shown; all are in `front`."""

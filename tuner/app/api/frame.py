@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import TrialRecord
-from tuner.search.cost import run_cost
-from tuner.search.view import Kind, View
+from tuner.searches.cost import run_cost
+from tuner.searches.view import Kind, View
 
 if TYPE_CHECKING:
     import pandas

@@ -12,7 +12,7 @@ from tuner.app.listener import Compiling, Listener, Searching
 from tuner.app.plan import SkippedGpu
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import print_fields
-from tuner.search.progress import Progress
+from tuner.searches.progress import Progress
 
 OnProgress = Callable[[Mapping[str, "Progress"]], None]
 

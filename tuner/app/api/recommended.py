@@ -13,7 +13,7 @@ from tuner.app.exporting import export_recommended
 from tuner.app.target import Target
 from tuner.app.user_program import require_way
 from tuner.core.errors import InputError
-from tuner.search import best as results
+from tuner.searches import best as results
 
 
 @dataclass(frozen=True, slots=True)

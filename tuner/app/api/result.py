@@ -20,7 +20,7 @@ from tuner.app.search import SearchedGpu
 from tuner.app.target import Target, check_conditions, require_records
 from tuner.core.gpu import Gpu
 from tuner.core.records import TrialRecord
-from tuner.search.view import View, build_view
+from tuner.searches.view import View, build_view
 
 if TYPE_CHECKING:
     import pandas

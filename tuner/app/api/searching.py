@@ -20,7 +20,7 @@ from tuner.app.search import run_plans
 from tuner.app.targets import ALL, gpu_names, load_targets, searched_targets
 from tuner.core.errors import InputError, nearest
 from tuner.core.records import KnobValue
-from tuner.search.progress import Progress
+from tuner.searches.progress import Progress
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE
 

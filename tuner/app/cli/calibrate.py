@@ -57,7 +57,7 @@ def command(
     output or profiles_folder()  # a minute of measuring must not end at a missing folder
     with quiet_libraries():
         # Seconds to import: torch and bitsandbytes.
-        from tuner.app.measure_device import measure_device
+        from tuner.predict.measure_device import measure_device
 
         profile = measure_device(
             device, budget_s=budget_s, smoke=smoke, report=lambda line: echo(line, err=True)

@@ -28,7 +28,7 @@ from tuner.core.errors import NothingFitsError, UnavailableError
 from tuner.core.records import Configuration
 from tuner.report.terminal.render import echo, print_json
 from tuner.report.terminal.tables import print_rows
-from tuner.search.best import BestTrial
+from tuner.searches.best import BestTrial
 from tuner.space import parse_settings
 
 if TYPE_CHECKING:

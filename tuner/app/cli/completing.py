@@ -16,7 +16,7 @@ from click.shell_completion import BashComplete, CompletionItem, split_arg_strin
 
 from tuner.core.errors import TunerError
 from tuner.report.terminal.render import settings_text
-from tuner.search.objectives import NAMES, SHORT
+from tuner.searches.objectives import NAMES, SHORT
 from tuner.space import list_spaces, load_space
 from tuner.space.gpus import load_catalogue
 from tuner.space.models.catalogue import load_catalogue as load_models

@@ -19,7 +19,7 @@ from tuner.report.terminal.tables import Sheet, print_sheet
 from tuner.trial.deadline import LONGEST_S
 
 if TYPE_CHECKING:
-    from tuner.search.preview import PlannedTrial, Preview
+    from tuner.searches.preview import PlannedTrial, Preview
 
 SHOWN = 12
 """Trials in the table; what comes later depends on what these come to. JSON has all."""
@@ -65,7 +65,7 @@ def _dry_run(
         if not as_json:
             echo(f"\nDry run: no trial would run: {prepared.why_infeasible}.")
         return {"dry_run": True, "gpu": plan.target.gpu.id, "reason": prepared.why_infeasible}
-    from tuner.search.preview import preview  # Ray and Optuna: seconds to import
+    from tuner.searches.preview import preview  # Ray and Optuna: seconds to import
 
     trials_on = plan.trials_on
     how = measure_options(trials_on, options) if isinstance(trials_on, Measuring) else None

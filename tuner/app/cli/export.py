@@ -12,7 +12,7 @@ from tuner.app.exporting import export_recommended
 from tuner.app.recommendation import Criteria, recommended
 from tuner.core.errors import InputError, unknown
 from tuner.program.formats import FORMATS
-from tuner.search.store import write_atomically
+from tuner.searches.store import write_atomically
 
 
 @click.command(

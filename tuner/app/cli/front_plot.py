@@ -11,7 +11,7 @@ from tuner.core.units import GIB
 from tuner.report.objective_plot import axes_of, points_of
 from tuner.report.plot import memory_range_gib
 from tuner.report.terminal.render import echo, width
-from tuner.search.view import Kind, View
+from tuner.searches.view import Kind, View
 
 HEIGHT = 16
 MAX_WIDTH = 80

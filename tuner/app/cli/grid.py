@@ -19,7 +19,7 @@ from tuner.core.units import format_duration, significant
 from tuner.report.grid import Grid, GridCell, grid_csv
 from tuner.report.terminal.render import echo, print_fields, print_json
 from tuner.report.terminal.tables import print_rows
-from tuner.search.store import utf8, write_atomically
+from tuner.searches.store import utf8, write_atomically
 from tuner.space import parse_settings
 
 MOST_ROWS = 60

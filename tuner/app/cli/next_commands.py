@@ -12,7 +12,7 @@ from tuner.core.records import Source
 from tuner.program.edit.source import PYTHON, READERS
 from tuner.program.formats import FORMATS
 from tuner.report.terminal.render import size_text
-from tuner.search.best import BestTrial
+from tuner.searches.best import BestTrial
 from tuner.space import SearchSpace
 from tuner.space.settings import default_values
 

@@ -13,7 +13,7 @@ import click
 from tuner.app.cli import completing
 from tuner.core.errors import InputError, unknown
 from tuner.core.units import parse_bytes
-from tuner.search.objectives import NAMES, SHORT
+from tuner.searches.objectives import NAMES, SHORT
 from tuner.space.gpus import LIMIT_OF_TYPE
 
 _ALL_OPTIONS = "tuner.all_options"

@@ -30,7 +30,7 @@ from tuner.app.cli.searching import run_search
 from tuner.app.measuring import Mode
 from tuner.app.plan import SearchOptions
 from tuner.app.targets import gpu_names, load_targets
-from tuner.search.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS, check_searcher
+from tuner.searches.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS, check_searcher
 from tuner.space import parse_settings
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])

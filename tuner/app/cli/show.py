@@ -31,11 +31,11 @@ from tuner.app.target import (
 from tuner.core.errors import InputError, unknown
 from tuner.core.records import TrialRecord
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
-from tuner.search.best import check_text
-from tuner.search.levels import levels
-from tuner.search.objectives import require_known
-from tuner.search.ranks import gpus_text
-from tuner.search.view import View, build_view
+from tuner.searches.best import check_text
+from tuner.searches.levels import levels
+from tuner.searches.objectives import require_known
+from tuner.searches.ranks import gpus_text
+from tuner.searches.view import View, build_view
 
 
 @click.command(

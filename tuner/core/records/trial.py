@@ -128,7 +128,7 @@ class TrialRecord:
     verified_by: TrialRecord | None = None
     """The verification on an emulated device of what this record predicts. It stands beside the
     prediction and changes none of its numbers. In journals it is a record of its own
-    (`tuner.search.journal.latest` puts the two together)."""
+    (`tuner.searches.journal.latest` puts the two together)."""
 
     @property
     def verified(self) -> bool:

@@ -16,7 +16,7 @@ from rich.table import Table
 from tuner.core.units import format_duration, format_size, significant
 from tuner.report.terminal.render import PIPE_WIDTH, echo, is_interactive, settings_text
 from tuner.report.terminal.tables import console
-from tuner.search.progress import Progress
+from tuner.searches.progress import Progress
 
 Report = Callable[[Mapping[str, "Progress"]], None]
 """Called with how far the search of each GPU type is, by its id."""

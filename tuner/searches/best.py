@@ -1,0 +1,473 @@
+"""The one plain answer: the fastest configuration that fits, and what it costs to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from tuner.core.expressions import show
+from tuner.core.gpu import Gpu
+from tuner.core.records import Configuration, Measurement, Prediction, Source, TrialRecord
+from tuner.core.units import format_duration, format_gib, format_size
+from tuner.searches.by_gpus import ByGpus, by_gpus
+from tuner.searches.cost import RunCost, cost_dict, run_cost
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.front import (
+    THROUGHPUT,
+    Objective,
+    device_bytes,
+    fastest_first,
+    fits_within,
+    room_bytes,
+    samples_per_s,
+    trusted,
+)
+from tuner.searches.interval import (
+    MEASURED_PERCENT,
+    PREDICTED_PERCENT,
+    ShownInterval,
+    interval_dict,
+    rounded,
+)
+from tuner.searches.ranks import counted_gpus, ranks_dict, times_text
+from tuner.searches.stages import limit_text, stages_dict
+from tuner.searches.undecided import PAIR_ERROR, rivals, worth_measuring
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The recommended configuration against the space's baseline.
+
+    `speedup` is the ratio of samples/s, `saved_bytes` the device memory that becomes free
+    (negative when more is used); each is None where the baseline has no such number.
+    """
+
+    baseline: TrialRecord
+    baseline_fits: bool
+    speedup: float | None
+    saved_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BestTrial:
+    """The fastest that fits with its margin, with what follows from it.
+
+    `trials` and `fitting` count the configurations that it was chosen from; `conditions`
+    are the floors and `--where` texts that they had to meet.
+    """
+
+    record: TrialRecord
+    evidence: Prediction | Measurement
+    gpu: Gpu
+    space: SpaceFacts
+    cost: RunCost | None
+    gain: Gain | None
+    trials: int
+    fitting: int
+    conditions: tuple[str, ...] = ()
+    objective: Objective = THROUGHPUT
+    rivals: tuple[TrialRecord, ...] = ()
+    """Others that fit and may be as fast, as predictions cannot tell; the fastest first."""
+    by_gpus: tuple[ByGpus, ...] = ()
+    """The fastest that fits on each number of GPUs; empty where there is one number."""
+
+    def __repr__(self) -> str:
+        """In short: with the space and all evidence it would fill the screen."""
+        names = self.space.knobs or tuple(self.configuration)
+        values = self.configuration
+        return (
+            f"<Recommendation for {self.space.name} on {times_text(self.gpus, self.gpu.id)}: "
+            f"{' '.join(f'{n}={show(values[n])}' for n in names if n in values)}, "
+            f"{format_size(self.evidence.memory.device_bytes)} of "
+            f"{format_size(self.memory_bytes)}{' each' * (self.gpus > 1)}, "
+            f"{self.evidence.speed.samples_per_s:.3g} samples/s ({self.source})>"
+        )
+
+    @property
+    def chosen_from(self) -> str:
+        """The trial, and of how many that fit it is the best."""
+        of = f"best of {self.fitting:,} that fit"
+        if self.source is Source.PREDICTED:
+            return f"the {of}, of {self.trials:,} predicted"
+        return f"trial {self.record.trial_id}, {of}"
+
+    @property
+    def title(self) -> str:
+        """What it is the best in, for people."""
+        if self.objective.name == THROUGHPUT.name:
+            return "the fastest that fits with its margin"
+        return f"the best in {self.objective.label} that fits with its margin"
+
+    @property
+    def to_measure(self) -> tuple[Configuration, ...]:
+        """The recommended one and those of its rivals between which trials are to decide."""
+        return tuple(r.configuration for r in worth_measuring(self.record, self.rivals))
+
+    @property
+    def configuration(self) -> Configuration:
+        """The recommended settings."""
+        return self.record.configuration
+
+    @property
+    def source(self) -> Source:
+        """Whether the numbers are predicted, emulated or measured."""
+        return self.evidence.source
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs, or ranks on a processor, train together."""
+        return counted_gpus(self.configuration)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that a rank has: that of one GPU, or its part of a processor's."""
+        return room_bytes(self.record, self.gpu.memory_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the GPU, or of a rank, that stays free at the peak, the margin included."""
+        return self.memory_bytes - self.evidence.memory.device_bytes
+
+    @property
+    def device_bytes_interval(self) -> ShownInterval | None:
+        """Where the peak of device memory is expected, in bytes; None where nothing says."""
+        ends = self.evidence.intervals.get("device_bytes")
+        return ShownInterval(*ends, PREDICTED_PERCENT) if ends else None
+
+    @property
+    def samples_per_s_interval(self) -> ShownInterval | None:
+        """Where the throughput is expected; None where nothing says.
+
+        A prediction's, and an emulated one, is that of the step time: every step has the same
+        number of samples.
+        """
+        if self.source is Source.MEASURED and isinstance(self.evidence, Measurement):
+            ends = self.evidence.samples_per_s_interval
+            return ShownInterval(*ends, MEASURED_PERCENT) if ends else None
+        low_s, high_s = self.evidence.intervals.get("step_s", (0.0, 0.0))
+        if not 0 < low_s <= high_s:
+            return None
+        samples = self.evidence.speed.samples_per_s * self.evidence.speed.step_s
+        return ShownInterval(samples / high_s, samples / low_s, PREDICTED_PERCENT)
+
+    @property
+    def limit_text(self) -> str:
+        """Which stage needs most memory, for people; empty where there are no stages."""
+        return limit_text(self.evidence, self.configuration, self.space)
+
+    @property
+    def verified_text(self) -> str:
+        """What was done to make sure, and how much memory was left; for people."""
+        check = self.record.verified_by or self.record
+        found = check.outcome.ran
+        if found is None:
+            said = f", and the emulated trial {_ended_text(check)}"
+            return f"no: predicted only{said if self.record.verified_by else ''}"
+        if not self.record.verified:
+            return f"no: {check.source} in a short trial"
+        done = f"{found.steps} step{'s' * (found.steps != 1)}, the longest sequences"
+        done += ", an evaluation" if found.evaluation_peak_bytes is not None else ""
+        if found.checkpoint_bytes is not None:
+            done += f", a checkpoint of {format_size(found.checkpoint_bytes)} saved"
+        used_bytes = found.memory.device_bytes
+        free = f"{format_size(self.memory_bytes - used_bytes)} free"
+        if check.source is Source.EMULATED:
+            return f"emulated: {format_size(used_bytes)}, {free} ({done})"
+        return f"{done}: {free}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types: what `best.yaml` holds and `tuner best --json` prints."""
+        return {
+            "space": self.space.name,
+            "model": self.space.model,
+            "gpu": {**_gpu_dict(self.gpu), "count": self.gpus},
+            "source": str(self.source),
+            "verified": self._verified_word,
+            "verification": self.verified_text,
+            "configuration": self.configuration.to_dict(),
+            "memory": self._memory_dict(),
+            "speed": self._speed_dict(),
+            **stages_dict(self.record, self.space),
+            "run": cost_dict(self.cost),
+            **self._by_gpus_dict(),
+            "baseline": _gain_dict(self.gain),
+            "trainable_params": self.evidence.trainable_params,
+            "total_params": self.evidence.total_params,
+            "chosen_from": {
+                "trials": self.trials,
+                "fitting": self.fitting,
+                "conditions": list(self.conditions),
+                "objective": self.objective.name,
+            },
+            "undecided": {
+                "may_be_as_fast": len(self.rivals),
+                "measure": [{"settings": self._of_knobs(c.to_dict())} for c in self.to_measure],
+            },
+            "trial": {
+                "id": self.record.trial_id,
+                "run_id": self.record.run_id,
+                "started_at": self.record.started_at,
+                "seed": self.record.seed,
+                "searcher": self.record.searcher,
+                "versions": dict(self.record.versions),
+            },
+        }
+
+    def _by_gpus_dict(self) -> dict[str, Any]:
+        names = self.space.knobs or tuple(self.configuration)
+        return {"by_gpus": [row.to_dict(names) for row in self.by_gpus]} if self.by_gpus else {}
+
+    def _of_knobs(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {n: v for n, v in settings.items() if n in self.space.knobs or not self.space.knobs}
+
+    @property
+    def _verified_word(self) -> bool | str:
+        """True where a device verified it, "emulated" where an emulated one did."""
+        source = self.record.verified_source
+        return str(source) if source is Source.EMULATED else source is not None
+
+    def _memory_dict(self) -> dict[str, Any]:
+        memory = self.evidence.memory
+        margin = self.record.budget.margin_bytes
+        return {
+            "peak_device_memory": format_size(memory.device_bytes),
+            "peak_device_bytes": memory.device_bytes,
+            **interval_dict("peak_device_bytes", self.device_bytes_interval),
+            "peak_reserved_bytes": memory.peak_reserved_bytes,
+            "peak_allocated_bytes": memory.peak_allocated_bytes,
+            "peak_phase": memory.peak_phase,
+            "free": format_gib(self.free_bytes),
+            "free_bytes": self.free_bytes,
+            "margin": format_gib(margin),
+            "margin_bytes": margin,
+            "used_fraction": round(memory.device_bytes / self.memory_bytes, 4),
+            "breakdown_bytes": {str(k): v for k, v in memory.breakdown.items()},
+            **ranks_dict(self.evidence),
+        }
+
+    def _speed_dict(self) -> dict[str, Any]:
+        speed = self.evidence.speed
+        return {
+            "samples_per_s": rounded(speed.samples_per_s),
+            **interval_dict("samples_per_s", self.samples_per_s_interval),
+            "tokens_per_s": rounded(speed.tokens_per_s),
+            "step": format_duration(speed.step_s),
+            "step_s": rounded(speed.step_s),
+            "it_per_s": rounded(speed.it_per_s),
+            "mfu": rounded(speed.mfu) if speed.mfu is not None else None,
+        }
+
+
+def recommend(
+    records: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: Gpu,
+    *,
+    where: Callable[[Configuration], bool] | None = None,
+    conditions: Sequence[str] = (),
+    objective: Objective = THROUGHPUT,
+) -> BestTrial | None:
+    """The fastest of `records` that fits `gpu` with its margin; None when none does.
+
+    With another `objective` the best in that, of those of which it is known.
+
+    Where one that was measured fits, only measured ones are chosen from; so it is with emulated
+    ones where none was measured.
+    `where` keeps a configuration or drops it, and `conditions` are its texts, for people.
+    Among equally fast ones the one with less memory wins, then the smaller configuration
+    key. The baseline is looked up among all records, whether it meets `where` or not.
+    """
+    meeting = (r for r in records if where is None or where(r.configuration))
+    allowed = trusted(meeting, gpu.memory_bytes)
+    fitting = [r for r in allowed if fits_within(r, gpu.memory_bytes)]
+    return best_of(
+        fitting,
+        space,
+        gpu,
+        trials=len(allowed),
+        baseline=find_baseline(records, space.baseline),
+        conditions=conditions,
+        objective=objective,
+    )
+
+
+def best_of(
+    fitting: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: Gpu,
+    *,
+    trials: int,
+    baseline: TrialRecord | None,
+    conditions: Sequence[str] = (),
+    objective: Objective = THROUGHPUT,
+) -> BestTrial | None:
+    """As `recommend`, of those of `trials` that fit and may be chosen."""
+    ranked = [(gain, r) for r in fitting if (gain := objective.gain(r)) is not None]
+    if not ranked:
+        return None
+    best = min(ranked, key=lambda pair: (-pair[0], *fastest_first(pair[1])))[1]
+    evidence = best.outcome.evidence
+    assert evidence is not None  # without numbers a trial does not fit
+    return BestTrial(
+        record=best,
+        evidence=evidence,
+        gpu=gpu,
+        space=space,
+        cost=run_cost(best, space, gpu),
+        gain=_gain(best, baseline, gpu),
+        trials=trials,
+        fitting=len(fitting),
+        conditions=tuple(conditions),
+        objective=objective,
+        rivals=_rivals(best, fitting, space) if objective.name == THROUGHPUT.name else (),
+        by_gpus=by_gpus(fitting, space, gpu),
+    )
+
+
+def _rivals(
+    best: TrialRecord, fitting: Iterable[TrialRecord], space: SpaceFacts
+) -> tuple[TrialRecord, ...]:
+    """Those of its own level: whether more rank or length is worth its time is no question."""
+
+    def level(record: TrialRecord) -> list[object]:
+        return [record.configuration.get(name) for name in space.capacity]
+
+    return rivals(best, [record for record in fitting if level(record) == level(best)])
+
+
+def find_baseline(
+    records: Iterable[TrialRecord], settings: Mapping[str, Any] | None
+) -> TrialRecord | None:
+    """The trial whose configuration has all of `settings`.
+
+    None when there is no such trial, or when `settings` leave open which of several is meant.
+    """
+    if not settings:
+        return None
+    wanted = Configuration(settings)
+    matches = [
+        r
+        for r in records
+        if all(r.configuration.get(name) == value for name, value in wanted.items())
+    ]
+    return matches[0] if len({r.configuration.key for r in matches}) == 1 else None
+
+
+def best_yaml(
+    best: BestTrial | None,
+    space: SpaceFacts,
+    gpu: Gpu,
+    *,
+    trials: int,
+    command: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """The text of `best.yaml`: two lines for people, then `BestTrial.to_dict` as YAML.
+
+    Below it, under `search`, the command that searched and what was noted on the way.
+
+    When nothing fits, `configuration` is null and the text says so; an answer of an earlier
+    search must not stay behind.
+    """
+    if best is None:
+        comment = (
+            f"# None of the {trials:,} configurations of {_one_line(space.name)} "
+            f"fits {_one_line(gpu.name)} with its margin.\n"
+            "# Lower the floors (--where), widen the search space, or take a larger GPU.\n"
+        )
+        data: dict[str, Any] = {"space": space.name, "gpu": _gpu_dict(gpu), "configuration": None}
+    else:
+        source = str(best.source).upper()
+        device = _one_line(getattr(best.evidence, "device", "a GPU"))
+        how = {
+            Source.PREDICTED: "no GPU was used; verify it before you rely on it",
+            Source.EMULATED: f"on an emulated {device}; times are estimates",
+            Source.MEASURED: f"on {device}",
+        }[best.source]
+        comment = (
+            f"# The fastest configuration of {_one_line(space.name)} found for "
+            f"{_one_line(times_text(best.gpus, gpu.name))}: it fits with "
+            f"{format_gib(best.free_bytes)} to spare{' on each' * (best.gpus > 1)}.\n"
+            + (f"# It needs most memory {_one_line(best.limit_text)}.\n" if best.limit_text else "")
+            + f"# Every number of memory, speed, time and cost below is {source} ({how}).\n"
+        )
+        data = best.to_dict()
+    if command or notes:
+        data["search"] = {"command": command, "notes": list(notes)}
+    body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    return comment + body
+
+
+def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: Gpu) -> Gain | None:
+    if baseline is None or baseline.source is not best.source:
+        return None
+    old_speed, new_speed = samples_per_s(baseline), samples_per_s(best)
+    old_bytes, new_bytes = device_bytes(baseline), device_bytes(best)
+    return Gain(
+        baseline=baseline,
+        baseline_fits=fits_within(baseline, gpu.memory_bytes),
+        speedup=new_speed / old_speed if old_speed and new_speed else None,
+        saved_bytes=old_bytes - new_bytes if old_bytes and new_bytes else None,
+    )
+
+
+def _gpu_dict(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "id": gpu.id,
+        "name": gpu.name,
+        "memory": format_gib(gpu.memory_bytes),
+        "memory_bytes": gpu.memory_bytes,
+    }
+
+
+def _gain_dict(gain: Gain | None) -> dict[str, Any] | None:
+    if gain is None:
+        return None
+    return {
+        "configuration": gain.baseline.configuration.to_dict(),
+        "status": str(gain.baseline.outcome.status),
+        "fits": gain.baseline_fits,
+        "speedup": round(gain.speedup, 4) if gain.speedup is not None else None,
+        "saved_bytes": gain.saved_bytes,
+    }
+
+
+def near_tie_text(best: BestTrial) -> str:
+    """How many may be as fast, and between which trials decide; empty where none is worth it."""
+    chosen = best.to_measure
+    if not chosen:
+        return ""
+    names = best.space.knobs or tuple(best.configuration)
+    differing = [n for n in names if len({c.get(n) for c in chosen}) > 1]
+    each = (" ".join(f"{n}={show(c[n])}" for n in differing if n in c) for c in chosen)
+    others = f"{len(best.rivals):,} other{'s' * (len(best.rivals) != 1)}"
+    return (
+        f"{others} within {PAIR_ERROR:.0%} may be as fast; measure these {len(chosen)}: "
+        f"{'; '.join(each)}"
+    )
+
+
+def check_text(record: TrialRecord) -> str:
+    """What the emulated verification beside a prediction came to, in short; empty without one."""
+    check = record.verified_by
+    if check is None:
+        return ""
+    ran = check.outcome.ran
+    if ran is None:
+        return f"emulated: {_ended_text(check)}"
+    fits = "" if check.fits else ", does not fit"
+    return f"emulated: {format_size(ran.memory.device_bytes)}{fits} (trial {check.trial_id})"
+
+
+def _ended_text(check: TrialRecord) -> str:
+    """How a verification ended that says nothing of the configuration."""
+    message = check.outcome.message.partition("\n")[0]
+    return f"ended as {check.outcome.status}" + (f": {message}" if message else "")
+
+
+def _one_line(text: str) -> str:
+    """`text` for a comment: a line break in a name must not end the comment."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,0 +1,206 @@
+"""Objectives other than throughput and memory: what a trial may add to a front over them.
+
+Each is a number to be large: a known factor of the configuration (its rank, the share of
+examples that it does not truncate, what a second costs) times powers of throughput and memory,
+which are what trials teach.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.core.gpu import Gpu
+from tuner.core.records import (
+    Configuration,
+    Memory,
+    Outcome,
+    Phase,
+    Prediction,
+    Speed,
+    Status,
+    TrialRecord,
+)
+from tuner.searches.front import Direction, Objective
+from tuner.searches.guided.gain import LogNormal
+from tuner.searches.objectives import require_known
+
+Floats = NDArray[np.float64]
+
+ENERGY = "energy_j_per_sample"
+
+POWERS: Mapping[str, tuple[float, float]] = {
+    "samples_per_s": (1.0, 0.0),
+    "tokens_per_s": (1.0, 0.0),
+    "step_s": (1.0, 0.0),
+    "epoch_usd": (1.0, 0.0),
+    # As if the GPU always drew the same power: how it differs between configurations is not
+    # predicted. The front itself is over what was measured.
+    ENERGY: (1.0, 0.0),
+    "device_bytes": (0.0, -1.0),
+    "peak_allocated_bytes": (0.0, -1.0),
+    "peak_reserved_bytes": (0.0, -1.0),
+    "lora_rank": (0.0, 0.0),
+    "length_coverage": (0.0, 0.0),
+}
+"""Powers of throughput and of memory with which each objective, turned to be large, goes."""
+
+DIRECTIONS = 64
+"""Over which the hypervolume is averaged."""
+
+NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
+"""Three points and weights that integrate polynomials of a standard normal up to degree 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """An objective as `factor * throughput**speed_power * memory**size_power`, to be large.
+
+    `factor` has one entry per candidate; 0 where the objective has no value, which no front holds.
+    """
+
+    name: str
+    factor: Floats
+    speed_power: float
+    size_power: float
+
+
+def goals_of(
+    objectives: Sequence[Objective],
+    configurations: Sequence[Configuration],
+    predictions: Sequence[Prediction],
+) -> tuple[Goal, ...]:
+    """The objectives as goals, by what they come to if the predictions are right.
+
+    Raises `UnavailableError` for one of which nothing is known.
+    """
+    records = [_as_if(c, p) for c, p in zip(configurations, predictions, strict=True)]
+    require_known(records, [o for o in objectives if o.name != ENERGY])
+    return tuple(_goal(objective, records) for objective in objectives)
+
+
+def check_known(
+    objectives: Sequence[Objective], configurations: Sequence[Configuration], gpu: Gpu
+) -> None:
+    """Raise `UnavailableError` for an objective of which it is plain that nothing will be known.
+
+    Those that depend on the configuration alone are asked for with a made-up speed; a cost needs
+    a price. What else predictions lack, `goals_of` says.
+    """
+    speed = Speed(step_s=1.0, it_per_s=1.0, samples_per_s=1.0, tokens_per_s=1.0, mfu=None)
+    memory = Memory(1, 1, 1, 1, {}, Phase.BACKWARD, {})
+    made_up = Prediction(True, gpu.memory_bytes, 0, memory, speed, 1, 1, gpu.id, "made up")
+    records = [_as_if(configuration, made_up) for configuration in configurations]
+    priceless = gpu.price_usd_per_hour is None
+    plain = [o for o in objectives if POWERS[o.name] == (0.0, 0.0)]
+    require_known(records, plain + [o for o in objectives if priceless and o.name == "epoch_usd"])
+
+
+def _goal(objective: Objective, records: Sequence[TrialRecord]) -> Goal:
+    speed_power, size_power = POWERS[objective.name]
+    if objective.name == ENERGY:
+        return Goal(objective.name, np.ones(len(records)), speed_power, size_power)
+    values = [objective.value(record) for record in records]
+    up = objective.direction is Direction.MAXIMIZE
+    factors = []
+    for value, record in zip(values, records, strict=True):
+        evidence = record.outcome.prediction
+        assert evidence is not None
+        base = evidence.speed.samples_per_s**speed_power
+        base *= float(evidence.memory.device_bytes) ** size_power
+        worth = 0.0 if not value else value if up else 1.0 / value
+        factors.append(worth / base)
+    return Goal(objective.name, np.array(factors), speed_power, size_power)
+
+
+def _as_if(configuration: Configuration, prediction: Prediction) -> TrialRecord:
+    return TrialRecord(
+        trial_id="",
+        space="",
+        gpu=prediction.gpu,
+        gpu_memory_bytes=prediction.limit_bytes,
+        configuration=configuration,
+        outcome=Outcome(Status.OK, prediction=prediction),
+        seed=0,
+        started_at="",
+        versions={},
+        searcher="",
+    )
+
+
+class GoalFront:
+    """What is known to fit, over any number of goals, and what candidates may add to it.
+
+    The hypervolume down to 0 is an average over directions of how far the front reaches along
+    each (Zhang and Golovin 2020), here over `DIRECTIONS` fixed ones, as a share of the front's.
+    """
+
+    def __init__(
+        self, goals: Sequence[Goal], places: NDArray[np.intp], speed: Floats, size: Floats
+    ) -> None:
+        """The front of the candidates at `places`, which have this throughput and memory."""
+        self._goals = goals
+        self._scale = np.array([max(goal.factor.max(), 1e-300) for goal in goals])
+        worth = self._worth(places, np.log(speed), np.log(size))
+        # Shares of the best; until there is one, of what a candidate comes to at best.
+        self._unit = worth.max(axis=0, initial=0.0)
+        self._reach = self._reaches(worth).max(axis=0, initial=0.0)
+        self.best = float(worth[:, 0].max(initial=0.0))
+
+    def expected_gain(
+        self, places: NDArray[np.intp], speed: LogNormal, size: LogNormal
+    ) -> tuple[Floats, Floats]:
+        """Expected shares that each candidate adds: to the hypervolume, and to the best first goal.
+
+        Everything counts as new while there is no front.
+        """
+        volume, first = np.zeros(len(places)), np.zeros(len(places))
+        if not self._unit.any():
+            self._unit = self._worth(places, speed.mean, size.mean).max(axis=0, initial=0.0)
+        whole = float(self._reach.mean()) or 1.0
+        for (z, weight), (y, other) in itertools.product(self._nodes(0), self._nodes(1)):
+            worth = self._worth(places, speed.mean + z * speed.sd, size.mean + y * size.sd)
+            more = np.maximum(self._reaches(worth) - self._reach, 0.0).mean(axis=1)
+            volume += weight * other * more / whole
+            first += weight * other * np.maximum(worth[:, 0] - self.best, 0.0)
+        return volume, first / (self.best or 1.0)
+
+    def _nodes(self, of: int) -> Sequence[tuple[float, float]]:
+        """Only what a goal depends on is integrated over."""
+        powers = [(goal.speed_power, goal.size_power)[of] for goal in self._goals]
+        return NODES if any(powers) else ((0.0, 1.0),)
+
+    def _worth(self, places: NDArray[np.intp], speed: Floats, size: Floats) -> Floats:
+        """Shape (places, goals), from logarithms of throughput and memory."""
+        columns = [
+            goal.factor[places] / scale * np.exp(goal.speed_power * speed + goal.size_power * size)
+            for goal, scale in zip(self._goals, self._scale, strict=True)
+        ]
+        return np.stack(columns, axis=1)
+
+    def _reaches(self, worth: Floats) -> Floats:
+        """How far each reaches along each direction, to the power of the number of goals."""
+        number = len(self._goals)
+        directions, unit = _directions(number), np.maximum(self._unit, 1e-300)
+        reach = worth[:, :1] / unit[0] / directions[None, :, 0]
+        for goal in range(1, number):
+            own = worth[:, goal, None] / unit[goal] / directions[None, :, goal]
+            np.minimum(reach, own, out=reach)
+        return np.asarray(reach**number)
+
+
+@functools.cache
+def _directions(number: int) -> Floats:
+    """Evenly spread unit vectors with positive entries, shape (DIRECTIONS, number)."""
+    from scipy.stats import norm, qmc
+
+    points = qmc.Sobol(number, scramble=True, rng=0).random(DIRECTIONS)
+    vectors = np.abs(norm.ppf(np.clip(points, 1e-6, 1 - 1e-6)))
+    vectors = np.maximum(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), 1e-3)
+    return np.asarray(vectors)

@@ -1,0 +1,173 @@
+"""What the guided sampler is told before the first trial: all candidates and their predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution
+
+from tuner.core.records import MemoryBudget, Prediction
+from tuner.cost.calibration.calibrate import prior_of
+from tuner.cost.calibration.correction import DEVICE, STEP, uncorrected
+from tuner.cost.speed.profile import uses_profile
+from tuner.predict.training.memory_order import MemoryOrder
+from tuner.searches.candidates import Candidates, Parameter
+from tuner.searches.guided.model import Prior
+from tuner.trial.base import MeasureOptions
+from tuner.trial.step_plan import StepPlan
+
+Floats = NDArray[np.float64]
+
+START_S = 8.0
+"""From the start of a trial to its model: a process, and half of the 4 s that imports take."""
+
+LOAD_BYTES_PER_S = 1.5e9
+"""How fast weights come to the device: a common NVMe drive. Only the ratio to the time of steps
+matters, and that only between configurations whose weights differ in size."""
+
+
+BLIND_SHARE, BLIND_RISE = 0.5, 0.7
+"""What is guessed where nothing is predicted: the share of the limit that a configuration takes,
+and the logarithm of what a knob adds that is known to add memory, from its least value to its
+most."""
+
+BLIND_SPEED = Prior(shared=0.5, spread=0.6, noise=0.03)
+BLIND_MEMORY = Prior(shared=0.7, spread=0.5, noise=0.02)
+"""How far those guesses may be off."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All candidates, with what is predicted of each: arrays with one entry per candidate.
+
+    `coordinates` are those of the knobs that have an order, in 0..1. `trial_s` and `oom_s` are
+    the GPU seconds of a trial that ends well and of one that runs out of memory. `work_shares`
+    are the shares of kinds of work in the step time, where they are known.
+    """
+
+    parameters: tuple[Mapping[str, Parameter], ...]
+    distributions: Mapping[str, BaseDistribution]
+    coordinates: Mapping[str, Floats]
+    samples_per_s: Floats
+    device_bytes: Floats
+    loaded_bytes: Floats
+    trial_s: Floats
+    oom_s: Floats
+    limit_bytes: float
+    margin_bytes: float
+    work_shares: Mapping[str, Floats] = field(default_factory=dict)
+    has_profile: bool = False
+    """Whether the GPU's rates were measured, which narrows what step times may be off by."""
+    is_blind: bool = False
+    """Whether nothing is predicted, and the arrays only say what is declared of memory."""
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a configuration may take that is to be recommended."""
+        return self.limit_bytes - self.margin_bytes
+
+    @property
+    def moving_share(self) -> Floats:
+        """The share of memory that comes and goes in a step: what is not weights and states."""
+        return 1.0 - np.minimum(self.loaded_bytes / self.device_bytes, 1.0)
+
+    @property
+    def speed_prior(self) -> Prior:
+        """How far throughput may be off before anything was measured."""
+        return BLIND_SPEED if self.is_blind else _prior(STEP, has_profile=self.has_profile)
+
+    @property
+    def memory_prior(self) -> Prior:
+        """How far memory may be off before anything was measured."""
+        return BLIND_MEMORY if self.is_blind else _prior(DEVICE, has_profile=self.has_profile)
+
+    def column(self, name: str) -> list[Parameter]:
+        """The value of a knob in each candidate."""
+        return [parameters[name] for parameters in self.parameters]
+
+    @classmethod
+    def blind(cls, candidates: Candidates, order: MemoryOrder, budget: MemoryBudget) -> Pool:
+        """The candidates where nothing is predicted: a guess that trials soon outweigh.
+
+        Memory rises with each knob of which that is declared, and everything else is the same.
+        """
+        number = len(candidates)
+        even, none = np.ones(number), np.zeros(number)
+        rise = BLIND_RISE * _places(candidates, order).sum(axis=1)
+        return cls(
+            parameters=tuple(candidates.parameters(c) for c in candidates.configurations),
+            distributions=candidates.distributions,
+            coordinates=candidates.coordinates,
+            samples_per_s=even,
+            device_bytes=BLIND_SHARE * budget.limit_bytes * np.exp(rise - rise.mean()),
+            loaded_bytes=none,
+            trial_s=even,
+            oom_s=even,
+            limit_bytes=float(budget.limit_bytes),
+            margin_bytes=float(budget.margin_bytes),
+            is_blind=True,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        candidates: Candidates,
+        predictions: Sequence[Prediction],
+        options: MeasureOptions | None = None,
+    ) -> Pool:
+        """The candidates with their predictions, in the same order.
+
+        Corrections by earlier trials are undone: the sampler is told those trials themselves.
+        """
+        options = options or MeasureOptions()
+        raw = [uncorrected(prediction) for prediction in predictions]
+        loaded = np.array([p.memory.loaded_bytes for p in raw], dtype=float)
+        step_s = np.array([p.speed.step_s for p in raw])
+        load_s = START_S + loaded / LOAD_BYTES_PER_S
+        steps_s = np.array(
+            [
+                StepPlan(options, int(str(c.get("grad_accum", 1)))).needed_s(float(seconds))
+                for c, seconds in zip(candidates.configurations, step_s, strict=True)
+            ]
+        )
+        # A training in stages is tried in each of them; those that are alike are tried once.
+        runs = np.array([max(1, len(set(p.stages.values()))) for p in raw])
+        kinds = sorted({kind for p in raw for kind in p.speed.breakdown_s})
+        return cls(
+            parameters=tuple(candidates.parameters(c) for c in candidates.configurations),
+            distributions=candidates.distributions,
+            coordinates=candidates.coordinates,
+            samples_per_s=np.array([p.speed.samples_per_s for p in raw]),
+            device_bytes=np.array([p.memory.device_bytes for p in raw], dtype=float),
+            loaded_bytes=loaded,
+            trial_s=runs * (load_s + steps_s),
+            oom_s=load_s,
+            limit_bytes=float(raw[0].limit_bytes),
+            margin_bytes=float(raw[0].margin_bytes),
+            work_shares={
+                kind: np.array([p.speed.breakdown_s.get(kind, 0.0) for p in raw]) / step_s
+                for kind in kinds
+            },
+            has_profile=uses_profile(raw[0].method),
+        )
+
+
+def _places(candidates: Candidates, order: MemoryOrder) -> Floats:
+    """Where each candidate is in 0..1 along the knobs that only add memory, a column for each."""
+    parts = [order.split(configuration)[0] for configuration in candidates.configurations]
+    names = [axis.name for axis in candidates.axes if all(axis.name in part for part in parts)]
+    values = np.array([[part[name] for name in names] for part in parts]).reshape(len(parts), -1)
+    ranks = [np.unique(column, return_inverse=True)[1] for column in values.T]
+    found = [rank / max(rank.max(), 1) for rank in ranks]
+    return np.stack(found, axis=1) if found else np.zeros((len(parts), 1))
+
+
+def _prior(quantity: str, *, has_profile: bool) -> Prior:
+    prior = prior_of(quantity, has_profile=has_profile)
+    # The standard deviation of Student's t with 4 degrees of freedom is sqrt(2) of its scale.
+    spread = math.sqrt(2.0) * prior.spread
+    return Prior(shared=prior.bias_scale, spread=spread, noise=prior.least_spread)

@@ -1,0 +1,365 @@
+"""An Optuna sampler that starts from predictions and hardly ever runs out of memory.
+
+It knows all valid configurations with a prediction of each, learns from every trial how far
+predictions are off, and proposes the configuration with the largest expected gain among those that
+will very probably fit.
+
+    sampler = GuidedSampler(pool)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    trial = study.ask(pool.distributions)
+
+The values of a trial are its throughput and its memory in bytes, in this order. Memory beyond
+the limit says "at least the limit": the trial ran out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from tuner.searches.failures import Failures
+from tuner.searches.guided.dark import HIGHEST_RISK, MOVES, darkest, never_tried, unordered_values
+from tuner.searches.guided.experience import Experience
+from tuner.searches.guided.gain import Front, LogNormal
+from tuner.searches.guided.goals import Goal, GoalFront
+from tuner.searches.guided.model import Floats
+from tuner.searches.guided.pool import Pool
+
+MEMORY_CONSTRAINT = "device_bytes_over_limit"
+
+STATUS, FAILURE = "status", "failure"
+"""Attributes of a trial: how it ended, and the kind of error where it failed."""
+
+OOM_SHARE = 0.02
+"""Share of trials that may run out of memory, in expectation."""
+
+BLIND_OOM_SHARE, BLIND_RISK = 0.04, 0.5
+"""The share where nothing is predicted, and what the least risky candidate may then have."""
+
+ADVANCE_TRIALS = 40
+"""The share of so many trials may be spent early, on what would move the front."""
+
+KNOWN_TO_PROBE, TIMES_BETTER = 3, 2.0
+"""Of that: once so many trials fitted, and for so many times the gain of the best candidate that
+carries no such risk."""
+
+LOWEST_RISK = 0.002
+"""Between this and `HIGHEST_RISK` lies the probability of running out of memory that a proposal may
+have, whatever `OOM_SHARE` leaves for it."""
+
+MOST_IN_A_ROW = 8
+"""Trials that failed in a row, beyond which the probability of running weighs no more."""
+
+PROBE_AFTER = 8
+"""Trials after which a level that is all predicted not to fit is probed, whatever else is there."""
+
+THROUGHPUT_WEIGHT = 0.5
+"""Worth of a share of the best throughput, against the same share of the hypervolume."""
+
+DOUBT, BLIND_DOUBT = 0.15, 1.0
+"""The share of its standard deviations that counts in a candidate's gain. Little: what is believed
+to be on the front is tried before what might be, which before any evidence is the predicted front,
+the largest gain first. Where nothing is predicted, all of it."""
+
+
+class GuidedSampler(BaseSampler):  # type: ignore[misc]
+    """Proposes members of a pool, each at most once. See the module."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        seed: int | None = None,
+        oom_share: float | None = None,
+        goals: Sequence[Goal] = (),
+    ) -> None:
+        """`goals` are what to search for in place of throughput and memory, the first above all."""
+        self.pool = pool
+        self._goals = tuple(goals)
+        self._oom_share = oom_share or (BLIND_OOM_SHARE if pool.is_blind else OOM_SHARE)
+        self._independent = RandomSampler(seed=seed)
+        self._names = tuple(pool.distributions)
+        self._index = {self._key(p): i for i, p in enumerate(pool.parameters)}
+        self.experience = Experience(pool)
+        self.failures = Failures({name: pool.column(name) for name in pool.distributions})
+        self._values = unordered_values(pool)
+        self._seen = 0
+        self._unended: dict[int, None] = {}
+        self._taken: set[int] = set()
+        self._is_taken = np.zeros(len(pool.parameters), dtype=bool)
+        self._pending: dict[int, int] = {}
+        self._held_back = np.zeros(len(pool.parameters), dtype=bool)
+        self.exhausted = False
+
+    # -- Optuna's side ----------------------------------------------------------------------
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """The knobs of the pool."""
+        return dict(self.pool.distributions)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The parameters of the best candidate.
+
+        When nothing is left that is worth the risk, `exhausted` is set and `study.optimize` ends
+        after this trial, which is drawn at random and teaches nothing. A trial whose parameters
+        were settled in advance (`study.enqueue_trial`) needs no decision.
+        """
+        if "fixed_params" in trial.system_attrs:
+            return {}
+        self.learn(study.get_trials(deepcopy=False), but=trial.number)
+        index = self.best_candidate()
+        self.exhausted = index is None
+        if index is None:
+            self._unended.pop(trial.number, None)
+            with contextlib.suppress(RuntimeError):  # asked for outside of `study.optimize`
+                study.stop()
+            return {}
+        self._pending[trial.number] = index
+        return dict(self.pool.parameters[index])
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """A random value for what is no knob of the pool."""
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def reseed_rng(self) -> None:
+        """Only parameters outside the pool are random."""
+        self._independent.reseed_rng()
+
+    # -- learning ---------------------------------------------------------------------------
+
+    def learn(self, trials: Sequence[FrozenTrial], *, but: int | None = None) -> None:
+        """Take in every trial that ended since the last time, and those that run, save `but`.
+
+        `trials` are all of the study, in the order of their numbers. Only those are looked at that
+        are new or had not ended.
+        """
+        self._unended.update(dict.fromkeys(range(self._seen, len(trials))))
+        self._seen = len(trials)
+        for number in [number for number in self._unended if number != but]:
+            trial = trials[number]
+            index = self._pending.get(number)
+            if index is None:
+                index = self._index.get(self._key(trial.params))
+            if trial.state.is_finished():
+                del self._unended[number]
+                self._pending.pop(number, None)
+                if index is not None:
+                    self._note(index, trial)
+            elif index is not None:
+                self._pending[number] = index
+
+    def _note(self, index: int, trial: FrozenTrial) -> None:
+        self._taken.add(index)
+        self._is_taken[index] = True
+        if (kind := _failure(trial)) is not None:
+            self.failures.failed(index, kind)
+        elif trial.state is TrialState.COMPLETE:
+            speed, size = trial.values
+            failed = _failed(trial)
+            self.experience.note(index, speed, size, failed=failed)
+            if not failed and size <= self.pool.limit_bytes:
+                self.failures.ran(index)
+
+    # -- deciding ---------------------------------------------------------------------------
+
+    def best_candidate(self) -> int | None:
+        """The place in the pool of what to run next; None when nothing is left that may fit."""
+        places = self._open()
+        if not places.size:
+            return None
+        risk = self.oom_probability()[places]
+        allowed = self.allowed_risk()
+        advance = self._advance() if self._may_probe() else 0.0
+        possible = risk <= max(allowed, advance)
+        if not possible.any():
+            # Something has to be the first; afterwards a gamble is taken where it is affordable.
+            known = len(self.experience.known)
+            if self.pool.is_blind and risk.min() < BLIND_RISK:
+                return int(places[np.argmin(risk)])
+            last = known >= KNOWN_TO_PROBE or (known and risk.min() > self._advance())
+            return self._dark_probe() if last else int(places[np.argmin(risk)])
+        places, risk = places[possible], risk[possible]
+        if (probe := self._dark_probe(places)) is not None:
+            return probe
+        gain, risky = self.expected_gain(places), risk > allowed
+        if risky.all():  # what the risk may be spent on is all that is left
+            risky[:] = False
+        # What runs at last says what does not: the more failed in a row, the more that is worth.
+        runs = self.failures.probability()[places]
+        worth = gain * runs ** min(self.failures.in_a_row, MOST_IN_A_ROW)
+        worth[risky] *= np.where(gain[risky] < MOVES, -1.0, 1 / TIMES_BETTER)
+        return int(places[np.argmax(worth)])
+
+    def _dark_probe(self, others: NDArray[np.intp] | None = None) -> int | None:
+        """The probe of a level that may have been judged wrongly as a whole, if that is due.
+
+        It waits while more is expected of one of the `others`, but not for long.
+        """
+        if not self._may_probe():
+            return None
+        probe = darkest(self.experience, self._values, self._open(), self.front().fastest)
+        if probe is None:
+            return None
+        if others is not None and len(self._taken) < PROBE_AFTER:
+            volume, first = self._gains(others)
+            if probe.worth < (volume + first).max():
+                return None
+        return probe.place
+
+    def _may_probe(self) -> bool:
+        """Whether a trial that runs out of memory can be afforded, on purpose and early."""
+        ran_out, running = len(self.experience.oom), self._running()
+        doubtful = (self.oom_probability()[running] > HIGHEST_RISK).any()
+        affordable = ran_out * ADVANCE_TRIALS <= len(self._taken) and not doubtful
+        known = 0 if self.pool.is_blind else len(self.experience.known)
+        return affordable and known >= KNOWN_TO_PROBE
+
+    def largest_gain(self) -> float | None:
+        """The largest gain that is expected of any candidate left, as a share.
+
+        Of the hypervolume, or of the first objective (throughput) where that is more. 0 where
+        nothing is left that is worth its risk; None while nothing is known to fit.
+        """
+        _, _, size = self.experience.estimates()
+        if not (size <= self.pool.usable_bytes).any():
+            return None
+        places = self._open()
+        places = places[self.oom_probability()[places] <= self.allowed_risk()]
+        volume, first = self._gains(places)
+        return float(np.maximum(volume, first).max(initial=0.0))
+
+    def _open(self) -> NDArray[np.intp]:
+        """Places of the candidates that were not tried yet and are not held back."""
+        open_ = ~(self._held_back | self._is_taken)
+        for closed in self.failures.closed().values():
+            open_ &= ~closed
+        open_[list(self._pending.values())] = False
+        return np.flatnonzero(open_)
+
+    def hold_back(self, mask: NDArray[np.bool_]) -> None:
+        """These candidates, and no others, are not to be proposed for now."""
+        self._held_back = mask
+
+    def allowed_risk(self) -> float:
+        """The probability of running out of memory that the next proposal may have.
+
+        Most proposals have none worth mentioning, which saves up for the few close to the limit.
+        """
+        trials = len(self._taken) + len(self._pending) + 1
+        running = float(self.experience.risk(self._running()).sum())
+        spent = max(self.experience.spent, float(len(self.experience.oom))) + running
+        left = self._oom_share * trials - spent
+        return min(max(left, LOWEST_RISK), HIGHEST_RISK)
+
+    def _advance(self) -> float:
+        """The probability of running out that a proposal may have which would move the front."""
+        running = float(self.experience.risk(self._running()).sum())
+        spent = max(self.experience.spent, float(len(self.experience.oom))) + running
+        return min(self._oom_share * ADVANCE_TRIALS - spent, HIGHEST_RISK)
+
+    def untried(self) -> tuple[int, int | None]:
+        """How many were never tried as they are predicted not to fit; which would tell."""
+        return never_tried(self.experience, self._open(), self.front().fastest)
+
+    def oom_probability(self) -> Floats:
+        """The probability that each candidate runs out of memory."""
+        return self.experience.risk_of_all()
+
+    def expected_gain(self, places: NDArray[np.intp]) -> Floats:
+        """Expected gain of the candidates at `places`: shares of hypervolume and of throughput.
+
+        Trials that run count as if they had come to what is expected of them.
+        """
+        volume, first = self._gains(places, BLIND_DOUBT if self.pool.is_blind else DOUBT)
+        return np.asarray(volume + THROUGHPUT_WEIGHT * first)
+
+    def _gains(self, places: NDArray[np.intp], doubt: float = 1.0) -> tuple[Floats, Floats]:
+        """Expected shares of hypervolume, and of the best of the first objective.
+
+        `doubt` is the share of the standard deviations that counts.
+        """
+        speed, size = self.experience.quantities(places)
+        fits = size.probability_below(self.pool.usable_bytes)
+        speed, size = LogNormal(speed.mean, doubt * speed.sd), LogNormal(size.mean, doubt * size.sd)
+        runs = self.failures.probability()[places]
+        if self._goals:
+            seen, known_speed, known_size = self._so_far()
+            fitting = known_size <= self.pool.usable_bytes
+            known = GoalFront(self._goals, seen[fitting], known_speed[fitting], known_size[fitting])
+            volume, first = known.expected_gain(places, speed, size)
+            return runs * fits * volume, runs * fits * first
+        front = self.front()
+        whole = max(front.hypervolume, 1e-12) if front.speed.size else 1.0
+        faster = speed.expected_above(front.fastest) / (front.fastest or 1.0)
+        volume = front.expected_gain(speed, size) / whole
+        if doubt < 1.0:
+            volume *= fits  # which the narrowed memory no longer says
+        return runs * volume, runs * fits * faster
+
+    def _so_far(self) -> tuple[NDArray[np.intp], Floats, Floats]:
+        """Places of what was measured and of what runs, with throughput and memory."""
+        running = self._running()
+        speed, size = self.experience.quantities(running)
+        seen, known_speed, known_size = self.experience.estimates()
+        return (
+            np.concatenate([seen, running]),
+            np.concatenate([known_speed, speed.expected]),
+            np.concatenate([known_size, size.expected]),
+        )
+
+    def front(self) -> Front:
+        """What was measured to fit, and what is expected of the trials that run."""
+        known_speed, known_size = self.experience.front_estimates()
+        speed, size = self.experience.quantities(self._running())
+        return Front.of(
+            np.concatenate([known_speed, speed.expected]),
+            np.concatenate([known_size, size.expected]),
+            usable_bytes=self.pool.usable_bytes,
+            reference_bytes=self.pool.limit_bytes,
+        )
+
+    def _running(self) -> NDArray[np.intp]:
+        return np.array(sorted(set(self._pending.values())), dtype=np.intp)
+
+    def recommend(self) -> int | None:
+        """The place of the fastest candidate that was measured to fit; None without one."""
+        seen, speed, size = self.experience.estimates()
+        speed = np.where(size <= self.pool.usable_bytes, speed, 0.0)
+        return int(seen[np.argmax(speed)]) if speed.any() else None
+
+    def _key(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(parameters.get(name) for name in self._names)
+
+
+def _failure(trial: FrozenTrial) -> str | None:
+    """The kind of error of a trial that failed; None of one that did not, or was broken off.
+
+    Who uses the sampler alone says nothing but that a trial failed.
+    """
+    if FAILURE in trial.user_attrs:
+        return str(trial.user_attrs[FAILURE])
+    unsaid = trial.state is TrialState.FAIL and STATUS not in trial.user_attrs
+    return "failed" if unsaid else None
+
+
+def _failed(trial: FrozenTrial) -> bool:
+    """Whether a constraint other than that of memory is violated."""
+    return any(value > 0 for name, value in trial.constraints.items() if name != MEMORY_CONSTRAINT)

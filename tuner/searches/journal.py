@@ -1,0 +1,356 @@
+"""`trials.jsonl`: one line per trial, only ever appended to, and the truth of a search.
+
+A line is written with a single `write` on a file opened for appending, so a reader never
+sees two records mixed, and a kill can leave at most one torn line, at the end. Everything
+else in a results folder can be made again from this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import itertools
+import json
+import os
+import re
+import stat
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from tuner.core.errors import InputError, Problem, UnavailableError
+from tuner.core.files import read_file
+from tuner.core.meanwhile import without_collection
+from tuner.core.records import JOURNAL_SCHEMA, Source, Status, TrialRecord
+from tuner.searches.repeats import pooled
+
+MAX_PROBLEMS = 20
+"""How many malformed lines one error lists; a wrong file would otherwise fill the screen."""
+
+
+MAX_BYTES = 1 << 30
+"""A hundred thousand trials take a quarter of it."""
+
+
+MAX_LINES = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class JournalContents:
+    """What a journal holds: its records in the order of writing, and notes for the user."""
+
+    records: tuple[TrialRecord, ...]
+    notes: tuple[str, ...] = ()
+
+
+def check_writable(folder: Path) -> None:
+    """Raises `InputError` unless files can be created in `folder`. Creates nothing.
+
+    Where the folder does not exist yet, its nearest existing parent is tried. Called before
+    a search starts, so that hours of trials never end at a folder that refuses them.
+    """
+    nearest = folder
+    try:
+        while not nearest.exists() and nearest != nearest.parent:
+            nearest = nearest.parent
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+        for path in folder.iterdir() if nearest == folder else ():
+            if path.name == "trials.jsonl" and not os.access(path, os.W_OK):
+                raise PermissionError(13, "the journal in it is read-only")
+    except OSError as error:
+        raise InputError(
+            f"cannot write results to {str(folder)!r}: {error.strerror or error}",
+            hint="choose a folder that you can write to, with --results FOLDER",
+        ) from error
+
+
+def read_journal(path: Path) -> JournalContents:
+    """The records in `path`; empty when there is no such file.
+
+    A last line without its line end that is not a record was torn by a kill: it is dropped,
+    with a note. Any other line that is not a record of a known schema is an `InputError`
+    that names the file and each such line. A name that ends in ".gz" is that of a compressed one.
+    """
+    try:
+        data = read_file(path, MAX_BYTES)
+        if path.suffix == ".gz":
+            data = _unpacked(data)
+    except FileNotFoundError:
+        return JournalContents(())
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            f"{str(path)!r} is damaged: {error}",
+            hint="remove it: the search that wrote it writes it again",
+        ) from error
+    if data.count(b"\n") > MAX_LINES:
+        raise InputError(
+            f"{str(path)!r} has more than {MAX_LINES:,} lines; no search writes so many"
+        )
+    with without_collection():  # a hundred thousand records have no cycles
+        return _contents(path, data)
+
+
+def _contents(path: Path, data: bytes) -> JournalContents:
+    records: list[TrialRecord] = []
+    problems: list[Problem] = []
+    notes: list[str] = []
+    for number, line, is_whole in _lines(data):
+        if not line.strip():
+            continue
+        parsed = _parse(line)
+        if isinstance(parsed, TrialRecord):
+            records.append(parsed)
+        elif not is_whole and not parsed.startswith("schema"):
+            notes.append(f"{path.name}:{number}: dropped a torn last line ({len(line)} bytes)")
+        else:
+            problems.append(Problem(parsed, f"{path}:{number}"))
+    if problems:
+        raise _unreadable(path, problems)
+    return JournalContents(tuple(records), tuple(notes))
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
+    """Each line with its number, and whether its end is there; never all of them at once."""
+    start = 0
+    for number in itertools.count(1):
+        end = data.find(b"\n", start)
+        if end < 0:
+            yield number, data[start:], False
+            return
+        yield number, data[start:end], True
+        start = end + 1
+
+
+def _unpacked(data: bytes) -> bytes:
+    """What was compressed. Raises EOFError for more than a journal may hold."""
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        found = file.read(MAX_BYTES + 1)
+    if len(found) > MAX_BYTES:
+        raise EOFError(f"it holds more than {MAX_BYTES >> 20} MiB")
+    return found
+
+
+def latest(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """One record per configuration and GPU, in the order of first appearance.
+
+    Of several, a measured one beats an emulated one, that a predicted one, and one that ran to its
+    end an interrupted one; those that ran are pooled (see `pooled`), and of predicted ones the
+    last written wins. A prediction that was verified on an emulated device stays what it is,
+    with the verification beside it (`TrialRecord.verified_by`).
+    """
+    found: dict[tuple[str, str, int, str], list[TrialRecord]] = {}
+    for record in records:
+        key = (record.space, record.gpu, record.gpu_memory_bytes, record.configuration.key)
+        found.setdefault(key, []).append(record)
+    return tuple(_one_of(trials) for trials in found.values())
+
+
+def _one_of(records: Sequence[TrialRecord]) -> TrialRecord:
+    """The record that stands for all trials of one configuration."""
+    highest = max(map(_standing, records))
+    equals = [record for record in records if _standing(record) == highest]
+    if equals[0].source is Source.PREDICTED:
+        return equals[-1]
+    ran = pooled(equals)
+    if ran.source is Source.EMULATED and all(record.verification for record in equals):
+        predicted = [record for record in records if record.source is Source.PREDICTED]
+        if predicted:
+            # One emulated speed among predicted ones would be compared with what it cannot be.
+            return replace(_one_of(predicted), verified_by=ran)
+    return ran
+
+
+class JournalWriter:
+    """Appends records to a journal; one writer at a time, the second gets an `InputError`.
+
+    A context manager: entering creates the folder and the file, takes the lock and cuts off
+    a torn last line; leaving releases the lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes: tuple[str, ...] = ()
+        self._fd: int | None = None
+
+    def __enter__(self) -> JournalWriter:
+        check_writable(self.path.parent)
+        try:
+            self._fd = _opened(self.path)
+            self.notes = _mend_tail(self._fd, self.path)
+        except BaseException as error:
+            self._close()
+            if isinstance(error, OSError):
+                raise _refused(self.path, error) from error
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)  # closing releases the lock
+            self._fd = None
+
+    def append(self, record: TrialRecord) -> None:
+        """Writes one record as one line and hands it to the disk.
+
+        Raises `UnavailableError` when the disk refuses it, and the journal is then as before, and
+        when the journal was removed meanwhile: nobody would ever read the record. Raises
+        ValueError for a record that holds NaN or infinity, which JSON cannot.
+        """
+        if self._fd is None:
+            raise RuntimeError("the journal is not open")
+        line = encode(record)
+        before = os.fstat(self._fd)
+        if not before.st_nlink:
+            raise UnavailableError(
+                f"{str(self.path)!r} was removed while the search ran",
+                hint="the same command starts again, or continues from a restored copy",
+            )
+        try:
+            written = os.write(self._fd, line)
+            if written != len(line):
+                raise OSError(28, "no space left on the disk")
+            os.fsync(self._fd)
+        except OSError as error:
+            # Where even that is refused, the next search cuts the torn line off.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, before.st_size)
+            raise _refused(self.path, error) from error
+
+
+def _refused(path: Path, error: OSError) -> UnavailableError:
+    return UnavailableError(
+        f"cannot write to {str(path)!r}: {error.strerror or error}",
+        hint="every trial before this one is in the journal; free some space, or make the disk "
+        "writable, and run again",
+    )
+
+
+def encode(record: TrialRecord) -> bytes:
+    """The line of `record`, line end included; what UTF-8 cannot say is "?"."""
+    text = json.dumps(record.to_dict(), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.encode("utf-8", errors="replace") + b"\n"
+
+
+def _parse(line: bytes) -> TrialRecord | str:
+    """The record in a line, or what is wrong with the line."""
+    try:
+        data = msgspec.json.decode(line)
+    except UnicodeDecodeError:
+        return "not JSON: bytes that are no UTF-8"
+    except (msgspec.DecodeError, RecursionError):
+        return "not JSON" + (_HALF if _SURROGATE.search(line) else "")
+    if not isinstance(data, dict):
+        return "not a trial record"
+    schema = data.get("schema")
+    if schema != JOURNAL_SCHEMA:
+        return f"schema {schema!r}, this version reads schema {JOURNAL_SCHEMA}"
+    try:
+        return TrialRecord.from_dict(data)
+    except (TypeError, ValueError) as error:
+        return f"not a trial record: {error}"
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF = ", or half of a surrogate pair (\\ud800), which is no character"
+
+
+def _unreadable(path: Path, problems: list[Problem]) -> InputError:
+    more = len(problems) - MAX_PROBLEMS
+    message = f"{str(path)!r} has {len(problems)} line(s) that are not trial records"
+    if more > 0:
+        message += f" (the first {MAX_PROBLEMS} are listed)"
+    return InputError(
+        message,
+        hint="move the file away or remove those lines; nothing was changed",
+        problems=problems[:MAX_PROBLEMS],
+    )
+
+
+def _standing(record: TrialRecord) -> tuple[bool, int]:
+    outcome = record.outcome
+    return (outcome.status is not Status.INTERRUPTED, record.source.rank)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of the journal at `path`, created where there is none, with the lock taken.
+
+    Between opening and locking, a search with --fresh may rename the file, or somebody remove
+    it: what is locked must be what the path names, or two searches would write side by side.
+    """
+    for _ in range(_OPENING_TRIES):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _require_file(os.fstat(descriptor).st_mode, path)
+            _lock(descriptor, path)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise UnavailableError(f"{str(path)!r} is removed again and again while it is opened")
+
+
+_OPENING_TRIES = 10
+
+
+def _require_file(mode: int, path: Path) -> None:
+    """Raise `InputError` for what is no file: a device or a pipe could be read for ever."""
+    if not stat.S_ISREG(mode):
+        raise InputError(
+            f"{str(path)!r} is not a file",
+            hint="move it away, or choose another folder with --results FOLDER",
+        )
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    if sys.platform == "win32":
+        return  # no advisory locks of this kind; appends are still whole lines
+    import fcntl  # POSIX only
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(
+            f"another search is writing to {str(path)!r}",
+            hint="wait for it, or give this one another folder with --results FOLDER",
+        ) from error
+    except OSError as error:
+        # NFS without its lock service says ENOLCK, other file systems EOPNOTSUPP or ENOSYS.
+        raise UnavailableError(
+            f"{str(path)!r} cannot be locked: {error.strerror or error}",
+            hint="its file system has no locks, and two searches would mix their trials there; "
+            "choose a folder on a local disk with --results FOLDER",
+        ) from error
+
+
+def _mend_tail(descriptor: int, path: Path) -> tuple[str, ...]:
+    """Makes the file end at a line end: completes a whole last record, cuts a torn one."""
+    data = path.read_bytes()
+    tail = data[data.rfind(b"\n") + 1 :]
+    if not tail:
+        return ()
+    if isinstance(_parse(tail), TrialRecord):
+        os.write(descriptor, b"\n")
+        return ()
+    os.ftruncate(descriptor, len(data) - len(tail))
+    return (f"{path.name}: cut off a torn last line ({len(tail)} bytes)",)

@@ -1,0 +1,151 @@
+"""What a front can be drawn over, by name; some numbers need the space's data or a price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+from tuner.core.errors import UnavailableError, unknown
+from tuner.core.gpu import Gpu
+from tuner.core.records import Memory, Speed, Status, TrialRecord
+from tuner.searches.cost import run_cost
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.front import DEVICE_MEMORY, THROUGHPUT, Direction, Objective
+
+UP, DOWN = Direction.MAXIMIZE, Direction.MINIMIZE
+NAMES = (
+    "samples_per_s",
+    "device_bytes",
+    "tokens_per_s",
+    "step_s",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "energy_j_per_sample",
+    "epoch_usd",
+    "lora_rank",
+    "length_coverage",
+)
+
+SHORT = {
+    "throughput": "samples_per_s",
+    "memory": "device_bytes",
+    "energy": "energy_j_per_sample",
+    "cost": "epoch_usd",
+}
+"""What people call the objectives that they name most."""
+
+NEEDS = {
+    "energy_j_per_sample": "it is measured on GPUs that report their power, and never predicted",
+    "epoch_usd": "it needs --price and the number of examples in the space's data",
+    "length_coverage": "it needs the quantiles or a histogram of token_lengths in the space's data",
+    "lora_rank": "the configurations have none",
+}
+"""What has to be there for a number that not every trial has."""
+
+
+def objectives_of(names: Sequence[str], space: SpaceFacts, gpu: Gpu) -> tuple[Objective, ...]:
+    """The objectives of those names, each once. Raises `InputError` for a name that is none.
+
+    The short names of `SHORT` are names too.
+
+    - "energy_j_per_sample" is only known of trials that were measured with a power reading.
+    - "epoch_usd" is not known without a price and the number of examples.
+    - "length_coverage" is the share of examples that `max_length` does not truncate; without the
+      distribution of lengths it is only known where nothing is truncated.
+    """
+    known = {
+        "samples_per_s": THROUGHPUT,
+        "device_bytes": DEVICE_MEMORY,
+        "tokens_per_s": _of_speed("tokens_per_s", UP, "tokens/s", lambda s: s.tokens_per_s),
+        "step_s": _of_speed("step_s", DOWN, "time of an optimizer step (s)", lambda s: s.step_s),
+        "peak_allocated_bytes": _of_memory(
+            "peak_allocated_bytes", "peak allocated (bytes)", lambda m: m.peak_allocated_bytes
+        ),
+        "peak_reserved_bytes": _of_memory(
+            "peak_reserved_bytes", "peak reserved (bytes)", lambda m: m.peak_reserved_bytes
+        ),
+        "energy_j_per_sample": Objective(
+            "energy_j_per_sample", DOWN, "energy per sample (J)", _energy_j_per_sample
+        ),
+        "epoch_usd": Objective(
+            "epoch_usd", DOWN, "cost per epoch (USD)", lambda r: _epoch_usd(r, space, gpu)
+        ),
+        "lora_rank": Objective("lora_rank", UP, "LoRA rank", _lora_rank),
+        "length_coverage": Objective(
+            "length_coverage", UP, "examples not truncated (share)", lambda r: _coverage(r, space)
+        ),
+    }
+    full = dict.fromkeys(SHORT.get(name, name) for name in names)
+    for name in full:
+        if name not in known:
+            raise unknown("objective", name, (*SHORT, *NAMES))
+    return tuple(known[name] for name in full)
+
+
+def require_known(records: Iterable[TrialRecord], objectives: Iterable[Objective]) -> None:
+    """Raise `UnavailableError` for an objective of which no trial that ended well has a value."""
+    ended = [record for record in records if record.outcome.status is Status.OK]
+    for objective in objectives:
+        if ended and all(objective.value(record) is None for record in ended):
+            raise UnavailableError(
+                f"no trial has a value for objective {objective.name!r}: {objective.label}",
+                hint=NEEDS.get(objective.name),
+            )
+
+
+def _of_speed(
+    name: str, direction: Direction, label: str, value: Callable[[Speed], float]
+) -> Objective:
+    def of(record: TrialRecord) -> float | None:
+        evidence = record.outcome.evidence
+        return value(evidence.speed) if evidence else None
+
+    return Objective(name, direction, label, of)
+
+
+def _of_memory(name: str, label: str, value: Callable[[Memory], int]) -> Objective:
+    def of(record: TrialRecord) -> float | None:
+        evidence = record.outcome.evidence
+        return value(evidence.memory) if evidence else None
+
+    return Objective(name, DOWN, label, of)
+
+
+def _energy_j_per_sample(record: TrialRecord) -> float | None:
+    measurement = record.outcome.measurement
+    return measurement.energy_j_per_sample if measurement else None
+
+
+def _epoch_usd(record: TrialRecord, space: SpaceFacts, gpu: Gpu) -> float | None:
+    cost = run_cost(record, space, gpu)
+    return cost.epoch_usd if cost else None
+
+
+def _lora_rank(record: TrialRecord) -> float | None:
+    return _number(record, "lora_rank")
+
+
+def _coverage(record: TrialRecord, space: SpaceFacts) -> float | None:
+    length = _number(record, "max_length")
+    return None if length is None else coverage(space, length)
+
+
+def coverage(space: SpaceFacts, max_length: float) -> float | None:
+    """The share of examples of at most `max_length` tokens; None where that is not known."""
+    if space.longest_tokens is not None and max_length >= space.longest_tokens:
+        return 1.0
+    points = space.length_points
+    if not points:
+        return None
+    if max_length <= points[0][0]:
+        return points[0][1] if max_length == points[0][0] else 0.0
+    for (start, below), (end, above) in pairwise(points):
+        if start <= max_length < end:
+            return below + (above - below) * (max_length - start) / (end - start)
+    return 1.0
+
+
+def _number(record: TrialRecord, name: str) -> float | None:
+    value = record.configuration.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]

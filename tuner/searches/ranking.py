@@ -1,0 +1,202 @@
+"""What the trials so far leave open: who cannot win, who is tied, who is to be verified.
+
+Everything here is decided by the records alone, so that a search that goes on after an
+interruption decides as it would have done without one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tuner.core.records import Configuration, TrialRecord
+from tuner.searches.front import THROUGHPUT, Objective
+from tuner.searches.journal import latest
+from tuner.trial.base import GiveUp
+
+MOST_RUNS = 3
+"""Of one configuration: what is tied after three runs is the same for all that it matters."""
+
+REPEAT_SHARE = 0.1
+"""Part of the trials, the last ones, that near-ties may take from configurations untried."""
+
+MOST_FAILED_VERIFICATIONS = 5
+"""When so many of the best fail, another reason than the configuration is likely."""
+
+
+class _Fitting(NamedTuple):
+    """A configuration that fits: the smallest and fastest sort first, the earlier of two equals.
+
+    No two have the same `number`, so that records are never compared.
+    """
+
+    size_bytes: int
+    minus_rate: float
+    number: int
+    record: TrialRecord
+
+
+class Ranking:
+    """The records, and what they say of each configuration together, kept up as they come."""
+
+    def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
+        self.count = 0
+        self.verifications: list[TrialRecord] = []
+        self._runs: dict[Configuration, list[TrialRecord]] = {}
+        self._fitting: dict[Configuration, _Fitting] = {}
+        # The same, sorted: who is tied and who is on the front is then a short way to look.
+        self._by_size: list[_Fitting] = []
+        self._by_reach: list[tuple[float, int, TrialRecord]] = []
+        self._front: list[TrialRecord] = []
+        self._slowest: tuple[tuple[int, float], ...] | None = None
+        for record in records:
+            self.add(record)
+
+    def add(self, record: TrialRecord) -> None:
+        """Take in the next record."""
+        configuration = record.configuration
+        runs = self._runs.setdefault(configuration, [])
+        runs.append(record)
+        self.count += 1
+        if record.verification:
+            self.verifications.append(record)
+        before = self._fitting.pop(configuration, None)
+        (together,) = latest(runs)
+        if before is not None:
+            self._leave(before)
+        if together.fits and together.outcome.ran is not None:
+            fitting = _Fitting(_size(together), -_rate(together), self.count, together)
+            self._fitting[configuration] = fitting
+            self._enter(fitting)
+            if before is None:
+                self._advance(_non_dominated([*self._front, together]))
+        if before is not None:  # what it kept off the front may come back
+            self._advance(_staircase(self._by_size))
+
+    def _advance(self, front: list[TrialRecord]) -> None:
+        if len(front) != len(self._front) or any(map(operator.is_not, front, self._front)):
+            self._front, self._slowest = front, None
+
+    def _enter(self, fitting: _Fitting) -> None:
+        bisect.insort(self._by_size, fitting)
+        interval = _interval(fitting.record)
+        if interval is not None:
+            bisect.insort(self._by_reach, (interval[1], fitting.number, fitting.record))
+
+    def _leave(self, fitting: _Fitting) -> None:
+        del self._by_size[bisect.bisect_left(self._by_size, fitting)]
+        interval = _interval(fitting.record)
+        if interval is not None:
+            at = bisect.bisect_left(self._by_reach, (interval[1], fitting.number))
+            del self._by_reach[at]
+
+    def as_fast_as(self, samples_per_s: float) -> list[TrialRecord]:
+        """Those whose interval of throughput reaches this one, or goes beyond it."""
+        reaching = bisect.bisect_left(self._by_reach, (samples_per_s,))
+        return [record for _, _, record in self._by_reach[reaching:]]
+
+    def runs(self, configuration: Configuration) -> Sequence[TrialRecord]:
+        """The records of one configuration, in the order in which they came."""
+        return self._runs.get(configuration, ())
+
+    @property
+    def fitting(self) -> list[TrialRecord]:
+        """One record of each configuration that ran, on a device or an emulated one, and fits."""
+        return [fitting.record for fitting in self._fitting.values()]
+
+    def front(self) -> Sequence[TrialRecord]:
+        """The measured ones that fit and are not dominated, the smallest first."""
+        return self._front
+
+    def slowest(self) -> tuple[tuple[int, float], ...]:
+        """The sizes of the front, in bytes, with the least samples/s that each may have.
+
+        The same object until the front changes: Ray keeps what every trial was sent.
+        """
+        if self._slowest is None:
+            self._slowest = tuple((_size(record), _ends(record)[0]) for record in self._front)
+        return self._slowest
+
+
+def give_up_rule(ranking: Ranking, usable_bytes: int) -> GiveUp:
+    """When a trial that starts now is to be given up: the measured front, at its slowest."""
+    return GiveUp(usable_bytes, ranking.slowest())
+
+
+def near_tie(ranking: Ranking) -> Configuration | None:
+    """What is to run again, because the front is not decided; None when it is.
+
+    Two are tied when the intervals of their measured throughput overlap: neighbours on the
+    front, of which the larger may not be faster at all, and whatever may be as fast as the
+    fastest. The one with fewer runs goes first, then the faster one.
+    """
+    front = [record for record in ranking.front() if _interval(record) is not None]
+    if not front:
+        return None
+    fastest = front[-1]
+    as_fast = [
+        (other, fastest) for other in ranking.as_fast_as(_ends(fastest)[0]) if other is not fastest
+    ]
+    neighbours = [(a, b) for a, b in itertools.pairwise(front) if _ends(a)[1] >= _ends(b)[0]]
+    tied = {
+        record.configuration: record
+        for pair in (*neighbours, *as_fast)
+        for record in pair
+        if len(ranking.runs(record.configuration)) < MOST_RUNS
+    }
+    return min(tied, key=lambda c: (len(ranking.runs(c)), -_rate(tied[c]), c.key), default=None)
+
+
+def to_verify(ranking: Ranking, first: Objective = THROUGHPUT) -> Configuration | None:
+    """The best that fits in the first objective, unless it is verified; None also for nothing."""
+    fitting = [record for record in ranking.fitting if first.gain(record) is not None]
+    if not fitting:
+        return None
+    best = max(fitting, key=lambda record: first.gain(record) or 0.0).configuration
+    tried = ranking.verifications
+    failed = sum(not record.verified for record in tried)
+    was_tried = any(record.configuration == best for record in tried)
+    return None if was_tried or failed >= MOST_FAILED_VERIFICATIONS else best
+
+
+def _non_dominated(records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Those that no other is at least as fast as with less memory, the smallest first."""
+    return _staircase(
+        sorted(_Fitting(_size(r), -_rate(r), place, r) for place, r in enumerate(records))
+    )
+
+
+def _staircase(by_size: Iterable[_Fitting]) -> list[TrialRecord]:
+    """The same of what is sorted already."""
+    found: list[TrialRecord] = []
+    slowness = math.inf
+    for _, minus_rate, _, record in by_size:
+        if minus_rate < slowness:
+            found.append(record)
+            slowness = minus_rate
+    return found
+
+
+def _interval(record: TrialRecord) -> tuple[float, float] | None:
+    ran = record.outcome.ran
+    return None if ran is None else ran.samples_per_s_interval
+
+
+def _ends(record: TrialRecord) -> tuple[float, float]:
+    return _interval(record) or (_rate(record), _rate(record))
+
+
+def _rate(record: TrialRecord) -> float:
+    evidence = record.outcome.evidence
+    assert evidence is not None  # only of trials that fit
+    return evidence.speed.samples_per_s
+
+
+def _size(record: TrialRecord) -> int:
+    evidence = record.outcome.evidence
+    assert evidence is not None
+    return evidence.memory.device_bytes

@@ -1,0 +1,264 @@
+"""Ray itself: a quiet private cluster for one search, or the one that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import ray
+from ray.exceptions import AuthenticationError
+
+from tuner.core.environment import DEVICE_ORDER
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.meanwhile import environment, log_level
+from tuner.core.scratch import RAY_FOLDER, scratch_folder
+from tuner.searches.ray.growth import grows
+from tuner.searches.ray.local_ray import started
+from tuner.searches.ray.ray_private import in_own_groups, nodes_not_printed, on_localhost
+from tuner.searches.ray.ray_token import keep_private
+from tuner.searches.watch import GRAFANA_DASHBOARD, LOCALHOST, Watch
+
+OBJECT_STORE_BYTES = 100_000_000
+"""Trials exchange a few kilobytes; Ray's own default is 30 % of the host's memory."""
+
+JOIN_TIMEOUT_S = 5.0
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+NOT_WATCHED = Watch()
+
+METRICS_PERIOD_MS = 2000
+"""How often processes of a cluster of its own hand in their metrics; Ray's default is 10 s."""
+
+QUIET_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # A trial that exhausts the host's memory ends by itself; Ray would end its supervisor.
+    "RAY_memory_monitor_refresh_ms": "0",
+    **DEVICE_ORDER,
+    # The search has its own journal, progress and handling of Ctrl-C.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",
+    "TUNE_RESULT_BUFFER_LENGTH": "1",
+    # An actor that does not end, on a silent node, is killed after this. With less than the 10
+    # seconds that Ray Tune then gives it, nothing else happens in the rest of them.
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "11",
+    # How many trials wait for a worker is decided by the states.
+    "TUNE_MAX_PENDING_TRIALS_PG": "100000",
+}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Ray and Ray Tune print and count nothing inside; everything is as before afterwards."""
+    with (
+        nodes_not_printed(),
+        environment(QUIET_ENVIRONMENT),
+        log_level(logging.CRITICAL, ["ray.tune"]),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def connected(
+    address: str | None,
+    *,
+    cpus: int,
+    gpus: Sequence[int] = (),
+    undisturbed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    watch: Watch = NOT_WATCHED,
+) -> Iterator[None]:
+    """Ray is initialised inside, and can be watched as `watch` says.
+
+    Uses the connection of this process if there is one; else joins the cluster at `address`;
+    else starts a cluster with `cpus` CPUs and the GPUs of these indices, and on leaving ends all
+    its processes and removes its files. Ray starts and ends within `undisturbed()`. Raises
+    `UnavailableError` when there is no cluster at `address`, or Ray does not start in time,
+    `InputError` when it is no address.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            folder = stack.enter_context(scratch_folder())
+        stack.callback(_shut_down, undisturbed)
+        with undisturbed():
+            if address is None:
+                url = started(lambda: _start(folder, cpus, gpus, watch))
+            else:
+                url = _join(address)
+        _tell(watch, url)
+        yield
+
+
+def cpus_for(max_concurrent: int | None, resources_per_trial: Mapping[str, float]) -> int:
+    """CPUs to start a cluster with: what the trials at once need, else what this process has."""
+    if max_concurrent is not None:
+        return max(1, math.ceil(max_concurrent * resources_per_trial.get("CPU", 1.0)))
+    # In a container this is less than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a cluster has: `resources` by name, the types of its GPUs among them.
+
+    `grows` says that it starts nodes where something that no node has is asked for.
+    """
+
+    resources: Mapping[str, float]
+    grows: bool = False
+
+
+def offer(address: str) -> Offer:
+    """What the cluster at `address` has.
+
+    Raises `UnavailableError` when there is no cluster, `InputError` when it is no address.
+    """
+    with quiet(), connected(address, cpus=1):
+        return Offer(dict(ray.cluster_resources()), grows())
+
+
+def offered(address: str) -> Mapping[str, float]:
+    """The resources of `offer`."""
+    return offer(address).resources
+
+
+def _start(folder: Path, cpus: int, gpus: Sequence[int], watch: Watch) -> str:
+    """Start a cluster on this machine; returns the address of its dashboard, if it has one."""
+    if said := keep_private():
+        watch.tell(said)
+    with _visible(gpus), on_localhost(), in_own_groups():
+        context = ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=len(gpus),
+            include_dashboard=watch.dashboard,
+            dashboard_host=LOCALHOST,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            # Ray lets everybody write into its folder, which nobody reaches in one of ours.
+            _temp_dir=str(folder / RAY_FOLDER),
+            _metrics_export_port=watch.metrics_port or None,
+            # Collecting them takes time of the processor that trials run on.
+            _system_config={
+                "enable_metrics_collection": watch.metrics,
+                "metrics_report_interval_ms": METRICS_PERIOD_MS,
+            },
+        )
+    return str(context.dashboard_url or "")
+
+
+def _tell(watch: Watch, dashboard: str) -> None:
+    """Say where there is something to see of the cluster that was started or joined."""
+    if watch.dashboard and dashboard:
+        watch.tell(f"dashboard: http://{dashboard}")
+    if watch.metrics_port is not None:
+        (node,) = ray.nodes()
+        watch.tell(f"metrics: http://{LOCALHOST}:{node['MetricsExportPort']}/metrics")
+        watch.tell(f"to import into Grafana: {GRAFANA_DASHBOARD}")
+
+
+@contextlib.contextmanager
+def _visible(gpus: Sequence[int]) -> Iterator[None]:
+    """What is started inside sees these GPUs, counted among those that this process sees."""
+    before = os.environ.get(VISIBLE_DEVICES)
+    if gpus:
+        seen = before.split(",") if before else None
+        names = [seen[index] if seen else str(index) for index in gpus]
+        os.environ[VISIBLE_DEVICES] = ",".join(names)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[VISIBLE_DEVICES] = before
+        elif gpus:
+            del os.environ[VISIBLE_DEVICES]
+
+
+def _shut_down(undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
+    with undisturbed():
+        ray.shutdown()
+
+
+def _join(address: str) -> str:
+    """Join the cluster; returns the address of its dashboard, if it has one."""
+    if address != "auto":
+        _check_answer(address)
+    try:
+        context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except AuthenticationError as error:
+        raise UnavailableError(
+            f"the token for the Ray cluster at {address!r} is missing or wrong",
+            hint=_HOW_TO_ENTER,
+        ) from error
+    except ConnectionError as error:
+        # Something listens there. Ray does not say whether it was refused.
+        raise _no_cluster(
+            address, more=f"; for a cluster that asks for a token, {_HOW_TO_ENTER}"
+        ) from error
+    return str(context.dashboard_url or "")
+
+
+def _check_answer(address: str) -> None:
+    """Raise unless something listens there that talks as Ray does; Ray would try for minutes."""
+    target = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = target.hostname, target.port
+    except ValueError:  # the port is not a number
+        host, port = None, None
+    if host is None or port is None:
+        raise InputError(
+            f"{address!r} is not the address of a Ray cluster",
+            hint='write "HOST:PORT", or "auto" for the cluster of this machine',
+        )
+    try:
+        with socket.create_connection((host, port), timeout=JOIN_TIMEOUT_S) as peer:
+            # With TLS nothing is said before certificates are.
+            is_known = os.environ.get("RAY_USE_TLS", "0") != "0" or _speaks_http2(peer)
+    except OSError as error:
+        raise _no_cluster(address) from error
+    if not is_known:
+        raise _no_cluster(address)
+
+
+def _speaks_http2(peer: socket.socket) -> bool:
+    """Whether who listens begins with the frame SETTINGS, as each gRPC server does (RFC 9113)."""
+    peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0]))
+    peer.settimeout(JOIN_TIMEOUT_S)
+    head = b""
+    while len(head) < _FRAME_HEAD_BYTES:
+        piece = peer.recv(_FRAME_HEAD_BYTES - len(head))
+        if not piece:
+            return False
+        head += piece
+    return head[3] == _SETTINGS and not any(head[5:])  # of no stream
+
+
+_SETTINGS, _FRAME_HEAD_BYTES = 4, 9
+
+_HOW_TO_ENTER = (
+    "set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+)
+"""Ray itself looks for a token only so where an address was given (docs/cluster.md)."""
+
+
+def _no_cluster(address: str, *, more: str = "") -> UnavailableError:
+    return UnavailableError(
+        f"no Ray cluster answers at {address!r}",
+        hint=f"start one with `ray start --head`, or leave the address out{more}",
+    )

@@ -1,0 +1,303 @@
+"""Runs searches: Optuna proposes, workers of Ray Tune run the trials, records come out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from ray import tune
+
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.records import Configuration, MemoryBudget, Prediction, TrialRecord
+from tuner.core.scratch import scratch_folder
+from tuner.predict.training.memory_order import memory_order
+from tuner.searches.budget import StoppedBy
+from tuner.searches.candidates import Candidates
+from tuner.searches.guided.goals import goals_of
+from tuner.searches.interrupts import Interrupts
+from tuner.searches.progress import Progress
+from tuner.searches.ray import cluster
+from tuner.searches.ray.capacity import (
+    FIXED_CLUSTER,
+    GROWING_CLUSTER,
+    OWN_CLUSTER,
+    Capacity,
+    Waiting,
+)
+from tuner.searches.ray.concurrent import ConcurrentSearches, first_broken
+from tuner.searches.ray.demand import PlaceholderDemand
+from tuner.searches.ray.growth import grows
+from tuner.searches.ray.local_ray import is_own, losses_said, lost_process, require_alive
+from tuner.searches.ray.ray_private import placement_groups_left
+from tuner.searches.ray.reuse import RequestedResources
+from tuner.searches.ray.searcher import (
+    HaltStopper,
+    NoTrialProgress,
+    StateCallback,
+    StateScheduler,
+    StateSearcher,
+)
+from tuner.searches.ray.trainable import REQUEST, WorkerPlan, trainable_of
+from tuner.searches.ray.watching import Watching
+from tuner.searches.request import SearchOutcome, SearchRequest
+from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
+from tuner.searches.state import SearchState
+
+STOP_REACHES_ALL_S = 1.0
+"""Between the first and the last process of a job that is told to stop, on a loaded machine."""
+LOOK_AGAIN_S = 0.05
+
+
+def search(
+    request: SearchRequest,
+    *,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_record: Callable[[TrialRecord], None] = lambda record: None,
+) -> SearchOutcome:
+    """Run trials until the budget, the time or the space is used up, or the user interrupts.
+
+    `search_all` of one request; what makes it fail is raised.
+
+    Raises `InputError` when no configuration is valid, `UnavailableError` when there is no
+    Ray at the address or no node for the trials, and the `TunerError` of a runner that cannot
+    work.
+    """
+    (result,) = search_all(
+        [request], on_progress=lambda progress: on_progress(progress[0]), on_record=on_record
+    )
+    if result.failure is not None:
+        raise result.failure
+    return result
+
+
+def search_all(
+    requests: Sequence[SearchRequest],
+    *,
+    on_progress: Callable[[Sequence[Progress]], None] = lambda progress: None,
+    on_record: Callable[[TrialRecord], None] = lambda record: None,
+) -> tuple[SearchOutcome, ...]:
+    """Run several searches side by side on one cluster; their results in the order of `requests`.
+
+    `on_record` gets each new record as soon as its trial ends, for the journal of its GPU type;
+    `on_progress` gets the progress of all at each change and about once a second. Both are
+    called in this thread; what they raise ends all searches and is raised here. `address`,
+    `local_gpus` and `time_limit_s` must be the same in all requests.
+
+    A search that cannot go on (no node for its trials, workers with other GPUs than their nodes
+    say) ends with a `failure` in its result, and the others go on.
+
+    The first SIGINT or SIGTERM gives up the trials that run and returns what is there; the
+    second raises KeyboardInterrupt. Once the time limit is over no trial starts, and those
+    that run may end.
+
+    Raises `InputError` when the configurations of a request are none, and `UnavailableError`
+    when there is no Ray at the address, it does not start, or is lost meanwhile.
+    """
+    run_id = uuid.uuid4().hex[:8]
+    requests = [dataclasses.replace(r, run_id=r.run_id or run_id) for r in requests]
+    watching = Watching(requests)
+
+    def record(new: TrialRecord) -> None:
+        on_record(new)
+        watching.record(new)
+
+    def progress(progresses: Sequence[Progress]) -> None:
+        on_progress(progresses)
+        watching.progress(progresses)
+
+    with quiet_optuna():
+        states = _states(requests, record, progress)
+        for state in states:
+            state.reuse()
+        states[0].report()
+        if not all(state.over for state in states) and not first_broken(states):
+            _run(requests, states, watching)
+    if broken := first_broken(states):
+        raise broken
+    return tuple(state.result() for state in states)
+
+
+def _states(
+    requests: Sequence[SearchRequest],
+    on_record: Callable[[TrialRecord], None],
+    on_progress: Callable[[Sequence[Progress]], None],
+) -> list[SearchState]:
+    """One for each request; a change in one tells the progress of all."""
+    states: list[SearchState] = []
+
+    def tell(_: Progress) -> None:
+        on_progress(tuple(state.progress for state in states))
+
+    states += [
+        SearchState(request, make_adapter(request), on_record=on_record, on_progress=tell)
+        for request in requests
+    ]
+    return states
+
+
+def make_adapter(request: SearchRequest) -> SamplerAdapter:
+    """What proposes the trials of `request`. Raises `InputError` when nothing can be tried."""
+    configurations = list(request.space.configurations(request.where))
+    if not configurations:
+        conditions = " and ".join(request.where)
+        raise InputError(
+            f"space {request.space.name!r} has no valid configuration"
+            + (f" with {conditions}" if conditions else ""),
+            hint="relax the conditions",
+        )
+    predictions = _of_each(configurations, request.predictions)
+    mirror = None
+    if request.study_path is not None:
+        mirror = open_mirror(request.study_path, f"{request.space.name}-{request.gpu.id}")
+    return SamplerAdapter(
+        Candidates(configurations, tuple(request.space.knobs)),
+        sampler=request.searcher,
+        seed=request.seed,
+        trials=request.trials,
+        initial=request.initial,
+        mirror=mirror,
+        knowledge=Knowledge(
+            predictions,
+            memory_order(request.workload, request.space.memory),
+            goals_of(request.objectives, configurations, predictions) if predictions else (),
+            MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0),
+        ),
+    )
+
+
+def _of_each(
+    configurations: Sequence[Configuration], predictions: Mapping[str, Prediction]
+) -> list[Prediction]:
+    """The predictions in the order of the configurations; none unless all are there."""
+    found = [predictions[c.key] for c in configurations if c.key in predictions]
+    return found if len(found) == len(configurations) else []
+
+
+def _run(
+    requests: Sequence[SearchRequest], states: Sequence[SearchState], watching: Watching
+) -> None:
+    """Connect to Ray and run trials; returns when no state wants more of them."""
+
+    def interrupt() -> None:
+        for state in states:
+            state.interrupt()
+
+    interrupts = Interrupts(interrupt)
+
+    def leaving() -> bool:
+        interrupted = all(state.stopped_by is StoppedBy.INTERRUPTED for state in states)
+        return is_own() and (interrupted or lost_process() is not None)
+
+    first = requests[0]
+    with (
+        interrupts.handled(),
+        cluster.quiet(),
+        scratch_folder() as folder,
+        placement_groups_left(leaving),
+        cluster.connected(
+            first.address,
+            cpus=max(cluster.cpus_for(r.max_concurrent, r.resources_per_trial) for r in requests),
+            gpus=first.local_gpus,
+            undisturbed=interrupts.deferred,
+            watch=first.watch,
+        ),
+    ):
+        watching.begin(r for state in states for r in state.records[: state.reused])
+        growing = first.address is not None and grows()
+        searches = ConcurrentSearches(
+            requests,
+            states,
+            Capacity(),
+            waiting=_waiting(first.address, growing=growing),
+            demand=PlaceholderDemand() if growing else None,
+            on_decision=lambda index, seconds: watching.decided(requests[index].gpu.id, seconds),
+        )
+        if not searches.over:
+            with _given_up(searches), losses_said():
+                _run_trials(requests, searches, folder)
+                if any(state.failure for state in states):
+                    require_alive()  # else the loss is the reason
+        watching.progress(tuple(state.progress for state in states), now=True)
+
+
+@contextlib.contextmanager
+def _given_up(searches: ConcurrentSearches) -> Iterator[None]:
+    """Ray may be lost inside where the search is stopped: what stops all of a job stops Ray too.
+
+    The signal may reach Ray's processes first, so that the loss is noticed before the stop.
+    """
+    try:
+        yield
+    except UnavailableError:
+        until_s = time.monotonic() + STOP_REACHES_ALL_S
+        while not searches.interrupted and time.monotonic() < until_s:
+            time.sleep(LOOK_AGAIN_S)  # the handler of the signal runs meanwhile
+        if not searches.interrupted:
+            raise
+
+
+def _waiting(address: str | None, *, growing: bool) -> Waiting:
+    if address is None:
+        return OWN_CLUSTER
+    return GROWING_CLUSTER if growing else FIXED_CLUSTER
+
+
+def _run_trials(
+    requests: Sequence[SearchRequest], searches: ConcurrentSearches, folder: Path
+) -> None:
+    needed = [dict(request.resources_per_trial) for request in requests]
+    plans = tuple(
+        WorkerPlan(request.runner_factory, threads=max(1, int(resources.get("CPU", 1))))
+        for request, resources in zip(requests, needed, strict=True)
+    )
+    trainable = tune.with_resources(
+        trainable_of(plans),
+        functools.partial(_resources_of, needed=needed),
+    )
+    stopper, scheduler = HaltStopper(), StateScheduler(searches)
+    # `tune.run` and not `tune.Tuner`, which pickles the searcher into a file of its own; there
+    # is nothing to restore from it, and the callbacks of a search cannot be pickled.
+    tune.run(
+        trainable,
+        name="search",
+        search_alg=StateSearcher(searches),
+        scheduler=scheduler,
+        stop=stopper,
+        callbacks=[StateCallback(searches, stopper, scheduler), NoTrialProgress()],
+        num_samples=-1,
+        reuse_actors=True,
+        # The states count what a lost worker means, and hand its trial out again. Ray's own
+        # count takes the loss of an idle worker for two, and leaves its trial hanging.
+        max_failures=0,
+        raise_on_failed_trial=False,
+        checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        storage_path=str(folder),
+        trial_dirname_creator=lambda trial: str(trial.trial_id),
+        verbose=0,
+    )
+
+
+def _resources_of(
+    config: Mapping[str, Any], *, needed: Sequence[Mapping[str, float]]
+) -> RequestedResources:
+    """What the trial of this configuration needs."""
+    index = config[REQUEST]
+    return RequestedResources(needed[index], index)
+
+
+@contextlib.contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Optuna says nothing but errors meanwhile."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

@@ -1,0 +1,192 @@
+"""A search as metrics of Ray's, for Prometheus and for whatever draws what Prometheus keeps.
+
+Ray puts "ray_" before each name, and "_total" behind those of counters. Every metric carries the
+tags `space`, `gpu` and `run`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from tuner.core.records import Source, TrialRecord
+from tuner.searches.progress import Progress
+from tuner.searches.ray.running_summary import RunningSummary
+
+PERIOD_S = 1.0
+"""Gauges are set no more often; Ray itself collects metrics every few seconds."""
+
+TAGS = ("space", "gpu", "run")
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 1.0)
+"""Upper ends of the classes of a trial's memory / the GPU's. Ray takes each value for the middle of
+its class: the sum of a histogram of Ray's is no sum, and its mean no mean."""
+
+COUNTERS: Mapping[str, str] = {
+    "tuner_trials": "Finished trials, by outcome and source, without those of earlier searches.",
+    "tuner_trial_seconds": "Time that measured trials took, in seconds.",
+    "tuner_decisions": "Decisions on what to try next.",
+    "tuner_decision_seconds": "Time that the search took to decide what to try, in seconds.",
+}
+GAUGES: Mapping[str, str] = {
+    "tuner_trials_running": "Running trials.",
+    "tuner_trials_done": "Finished trials, including those of earlier searches.",
+    "tuner_trials_planned": "Planned trials, including those of earlier searches.",
+    "tuner_elapsed_seconds": "Time since the search began, in seconds.",
+    "tuner_oom_ratio": "Trials that ran out of memory, as a share of those that ended.",
+    "tuner_best_samples_per_second": "Throughput of the fastest that fits, in samples/s.",
+    "tuner_best_device_bytes": "Peak device memory of the fastest that fits, in bytes.",
+    "tuner_gpu_memory_bytes": "Memory of the GPU type, in bytes.",
+    "tuner_front_size": "Configurations on the front of throughput and memory.",
+    "tuner_predicted_memory_ratio": "Predicted / measured peak device memory, mean of trials.",
+    "tuner_predicted_throughput_ratio": "Predicted / measured samples/s, mean of trials.",
+    "tuner_hypervolume": "Area under the front, in samples/s x bytes, to 0 and the GPU's memory.",
+}
+HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "tuner_trial_memory_ratio": ("Peak device memory of a trial / the GPU's memory.", SHARES),
+}
+MORE_TAGS: Mapping[str, tuple[str, ...]] = {"tuner_trials": ("outcome", "source")}
+
+
+class Instruments:
+    """The metrics in this process. To be made once Ray is initialised."""
+
+    def __init__(self) -> None:
+        self._counters = {
+            name: Counter(name, text, TAGS + MORE_TAGS.get(name, ()))
+            for name, text in COUNTERS.items()
+        }
+        self._gauges = {name: Gauge(name, text, TAGS) for name, text in GAUGES.items()}
+        self._histograms = {
+            name: Histogram(name, text, list(ends), TAGS)
+            for name, (text, ends) in HISTOGRAMS.items()
+        }
+
+    def count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
+        """Add to a counter."""
+        if value > 0:
+            self._counters[name].inc(value, dict(tags))
+
+    def show(self, name: str, value: float | None, tags: Mapping[str, str]) -> None:
+        """Set a gauge; what is not known is not shown."""
+        if value is not None:
+            self._gauges[name].set(value, dict(tags))
+
+    def observe(self, name: str, value: float, tags: Mapping[str, str]) -> None:
+        """Put a value into a histogram."""
+        self._histograms[name].observe(value, dict(tags))
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One GPU type of a search: its tags, and the memory of the GPU in bytes."""
+
+    space: str
+    gpu: str
+    run: str
+    memory_bytes: int
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """As metrics carry them."""
+        return {"space": self.space, "gpu": self.gpu, "run": self.run}
+
+
+class SearchMetrics:
+    """Tells Ray how the searches of several GPU types go, in the order of `watched`.
+
+    `record` and `progress` are called by the driver as things happen, and cost no more late in a
+    search than at its start.
+    """
+
+    def __init__(
+        self,
+        watched: Sequence[Watched],
+        *,
+        instruments: Callable[[], Instruments] = Instruments,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watched = {one.gpu: one for one in watched}
+        self._numbers = {one.gpu: RunningSummary(one.memory_bytes) for one in watched}
+        self._ratios: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._instruments = instruments()
+        self._clock = clock
+        self._shown_s: float | None = None
+
+    def known(self, records: Iterable[TrialRecord]) -> None:
+        """Take in trials of earlier searches; they are not counted as trials of this one."""
+        for record in records:
+            self._numbers[record.gpu].add(record)
+
+    def record(self, record: TrialRecord) -> None:
+        """A trial ended."""
+        tags = self._watched[record.gpu].tags
+        self._numbers[record.gpu].add(record)
+        outcome, tell = record.outcome, self._instruments
+        which = {"outcome": str(outcome.status), "source": str(record.source)}
+        tell.count("tuner_trials", 1, {**tags, **which})
+        evidence = outcome.evidence
+        if evidence is not None:
+            share = evidence.memory.device_bytes / record.gpu_memory_bytes
+            tell.observe("tuner_trial_memory_ratio", share, tags)
+        if record.source is Source.MEASURED:
+            tell.count("tuner_trial_seconds", outcome.duration_s, tags)
+        for name, ratio in _ratios(record).items():
+            total = self._ratios[record.gpu, name]
+            total[0] += ratio
+            total[1] += 1
+
+    def decided(self, gpu: str, seconds: float) -> None:
+        """The search took this long to decide on the next trial."""
+        tags = self._watched[gpu].tags
+        self._instruments.count("tuner_decisions", 1, tags)
+        self._instruments.count("tuner_decision_seconds", seconds, tags)
+
+    def progress(self, every: Sequence[Progress], *, now: bool = False) -> None:
+        """Show where the searches stand, if it is time or is to be `now`."""
+        time_s = self._clock()
+        if not now and self._shown_s is not None and time_s - self._shown_s < PERIOD_S:
+            return
+        self._shown_s = time_s
+        for one, progress in zip(self._watched.values(), every, strict=True):
+            self._show(one, progress)
+
+    def _show(self, one: Watched, progress: Progress) -> None:
+        numbers = self._numbers[one.gpu].numbers()
+        for name, value in {
+            "tuner_trials_running": progress.running,
+            "tuner_trials_done": progress.done,
+            "tuner_trials_planned": progress.total,
+            "tuner_elapsed_seconds": progress.elapsed_s,
+            "tuner_oom_ratio": numbers.oom_share,
+            "tuner_best_samples_per_second": numbers.best_samples_per_s,
+            "tuner_best_device_bytes": numbers.best_device_bytes,
+            "tuner_gpu_memory_bytes": one.memory_bytes,
+            "tuner_front_size": numbers.front_size,
+            "tuner_hypervolume": numbers.hypervolume,
+        }.items():
+            self._instruments.show(name, value, one.tags)
+        for (gpu, name), (total, count) in self._ratios.items():
+            if gpu == one.gpu:
+                self._instruments.show(name, total / count, one.tags)
+
+
+def _ratios(record: TrialRecord) -> Mapping[str, float]:
+    """Predicted / measured of one trial, by the name of its metric; empty where one is missing."""
+    measured, predicted = record.outcome.measurement, record.outcome.prediction
+    if measured is None or predicted is None or record.verification or record.outcome.stage:
+        return {}  # a verification also evaluates, and one stage is not what was predicted
+    pairs = {
+        "tuner_predicted_memory_ratio": (
+            predicted.memory.device_bytes,
+            measured.memory.device_bytes,
+        ),
+        "tuner_predicted_throughput_ratio": (
+            predicted.speed.samples_per_s,
+            measured.speed.samples_per_s,
+        ),
+    }
+    return {name: said / found for name, (said, found) in pairs.items() if found}

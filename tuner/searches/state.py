@@ -1,0 +1,364 @@
+"""The state of one running search: what was proposed, what runs, what it came to."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+
+from tuner.core.errors import TunerError, UnavailableError
+from tuner.core.records import Configuration, MemoryBudget, Outcome, Status, TrialRecord
+from tuner.searches.budget import Meter, StoppedBy
+from tuner.searches.failures import everything_fails
+from tuner.searches.open_trials import OpenTrials, Proposed
+from tuner.searches.progress import Progress, ProgressTracker
+from tuner.searches.pruned import Pruned
+from tuner.searches.ranking import REPEAT_SHARE, Ranking, give_up_rule, near_tie, to_verify
+from tuner.searches.repeats import pooled
+from tuner.searches.request import SearchOutcome, SearchRequest
+from tuner.searches.sampler_adapter import SamplerAdapter
+from tuner.searches.trial_record import record_of, utc_now
+from tuner.trial.base import PLAIN, GiveUp, Instructions
+
+PROGRESS_PERIOD_S = 1.0
+
+LOSSES_THAT_END_A_SEARCH = 3
+"""This many trials that lost their workers, or workers that can run none, before anything else has
+come of a search are no accident."""
+
+STOPPED_BY_WHAT_IS_LEFT = (StoppedBy.EXHAUSTED, StoppedBy.NOTHING_LEFT, StoppedBy.MIN_GAIN)
+"""Ends of a search at which budget is left."""
+
+
+class SearchState:
+    """Hands out configurations and turns what comes back into records.
+
+    Ray calls it by the ids of its own trials, one call at a time; each is one run of a trial.
+    `failure` is why the search cannot go on, and `broken` what a callback raised, which ends all
+    searches: kept here, as Ray would only pass on the text.
+    """
+
+    def __init__(
+        self,
+        request: SearchRequest,
+        adapter: SamplerAdapter,
+        *,
+        on_record: Callable[[TrialRecord], None],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._request = request
+        self._adapter = adapter
+        self._on_record = on_record
+        self._on_progress = on_progress
+        self.open = OpenTrials()
+        self._budget = request.budget
+        self._meter = Meter(request.gpus_per_trial)
+        self._lost = 0
+        self._reported_s = -math.inf
+        self._tracker = ProgressTracker(
+            total=min(request.trials, len(adapter.candidates)),
+            started_s=time.monotonic(),
+            time_limit_s=request.time_limit_s,
+        )
+        self.stopped_by: StoppedBy | None = None
+        self.failure: TunerError | None = None
+        self.broken: Exception | None = None
+        self.unfit_workers: dict[str, TunerError] = {}
+        """Why workers can run no trial, by the runs with which they were found out."""
+        self._unfit_and_gone = 0
+        self._warnings: list[str] = []
+        self.stale = 0
+        self._stood = Ranking()
+        self._begun = 0
+
+    @property
+    def records(self) -> tuple[TrialRecord, ...]:
+        """Those taken over first, then those that ended, in the order in which they did."""
+        return tuple(self._tracker.records)
+
+    @property
+    def reused(self) -> int:
+        """How many of `records` were taken over."""
+        return self._tracker.reused
+
+    @property
+    def candidate_count(self) -> int:
+        """How many valid configurations there were to choose from."""
+        return len(self._adapter.candidates)
+
+    @property
+    def pruned(self) -> tuple[Pruned, ...]:
+        """What was not tried because it cannot fit, with what was revived."""
+        return self._adapter.pruned
+
+    @property
+    def halted(self) -> bool:
+        """Whether trials that run are to be given up."""
+        return (
+            self.failure is not None
+            or self.broken is not None
+            or self.stopped_by is StoppedBy.INTERRUPTED
+        )
+
+    @property
+    def has_outcomes(self) -> bool:
+        """Whether a trial of this run has come to an end."""
+        return self._new_count > 0
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is now."""
+        return self._tracker.at(time.monotonic())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self._tracker.started_s
+
+    def result(self) -> SearchOutcome:
+        """What the search came to, once it is over."""
+        stopped_by = StoppedBy.FAILED if self.failure is not None else self.stopped_by
+        assert stopped_by is not None
+        return SearchOutcome(
+            records=self.records,
+            reused=self.reused,
+            candidates=self.candidate_count,
+            stopped_by=stopped_by,
+            duration_s=self.elapsed_s,
+            pruned=self.pruned,
+            stale=self.stale,
+            failure=self.failure,
+            warnings=tuple(dict.fromkeys((*self._warnings, *self._adapter.notes))),
+        )
+
+    def reuse(self) -> None:
+        """Take over what the journal knows, in its order; of a trial the last line counts."""
+        candidates, request = self._adapter.candidates, self._request
+        known: dict[str, TrialRecord] = {}
+        for record in request.resume:
+            if record.configuration not in candidates:
+                continue
+            if request.is_known(record):
+                known[record.trial_id] = record
+            elif request.is_stale(record) and not record.verification:
+                self._adapter.remember(record)
+                self.stale += 1
+        for record in known.values():
+            self._tracker.reuse(record)
+            self._meter.add(record)
+            self._begun += not record.verification
+            self._learn(record)
+        # What is known may already be all that was asked for.
+        reason = self._reason_to_stop()
+        if reason is not None and self._next_run(reason) is None:
+            self.stopped_by = reason
+
+    def interrupt(self) -> None:
+        """Give up what runs and propose nothing more. Safe in a signal handler."""
+        self.stopped_by = StoppedBy.INTERRUPTED
+
+    def propose(self, ray_id: str) -> Configuration | None:
+        """The configuration for a new run; None when there is to be none, for now or any more.
+
+        Trials that lost their worker come first.
+        """
+        if self.halted:
+            return None
+        if (again := self.open.hand_out_again(ray_id)) is not None:
+            return again.configuration
+        if self.finished:
+            return None
+        reason = self._reason_to_stop()
+        proposed = self._next_run(reason)
+        if proposed is None and reason is None:
+            configuration = self._adapter.propose()
+            if configuration is not None:
+                proposed = Proposed(configuration, self._rule_for(configuration))
+            else:
+                reason = StoppedBy.NOTHING_LEFT
+                proposed = self._next_run(reason)
+        if proposed is None:
+            waits = self._request.verify or reason in STOPPED_BY_WHAT_IS_LEFT
+            if not (waits and len(self.open)):  # what runs may yet change the verdict
+                self.stopped_by = self.stopped_by or reason  # an interrupt may come in between
+            return None
+        self.open.hand_out(ray_id, proposed)
+        self._begun += not proposed.instructions.verify
+        self._tracker.total = max(self._tracker.total, self._begun)
+        return proposed.configuration
+
+    def instructions(self, ray_id: str) -> Instructions:
+        """What is particular to the trial that was proposed under this id."""
+        return self.open[ray_id].instructions
+
+    def _next_run(self, reason: StoppedBy | None) -> Proposed | None:
+        """A run of a configuration that has run before: a near-tie, or a verification.
+
+        `reason` is why no other configuration is to be tried, if that is so. Near-ties are part
+        of the budget and come last in it; the verification comes after it, when nothing runs.
+        """
+        if self._request.trial_device is None:
+            return None
+        last = (1 - REPEAT_SHARE) * self._request.trials <= self._trial_count
+        if (reason is None and last) or reason in STOPPED_BY_WHAT_IS_LEFT:
+            left = self._trial_count < self._request.trials and not self._request.objectives
+            tied = near_tie(self._ranking) if left else None
+            if tied is not None and not self.open.includes(tied):
+                return Proposed(tied, PLAIN)
+        ended = reason not in (None, StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPTED)
+        if not (self._request.verify and ended) or len(self.open):
+            return None
+        best = to_verify(self._ranking, *self._request.objectives[:1])
+        return None if best is None else Proposed(best, Instructions(verify=True))
+
+    def _rule_for(self, configuration: Configuration) -> Instructions:
+        """When to give the trial up. What the user asked for, the baseline, runs in full."""
+        request = self._request
+        if request.trial_device is None or configuration in request.initial:
+            return PLAIN
+        budget = MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0)
+        if request.objectives:  # what is slow may still win in another objective
+            return Instructions(give_up=GiveUp(budget.usable_bytes, ()))
+        return Instructions(give_up=give_up_rule(self._ranking, budget.usable_bytes))
+
+    @property
+    def finished(self) -> bool:
+        """Whether no new trial will be proposed. What runs can still change a verdict."""
+        return self.stopped_by is not None or self.failure is not None or self.broken is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is to come any more; trials that run are to be given up, if any do."""
+        return self.finished and (self.halted or not len(self.open))
+
+    def start(self, ray_id: str) -> None:
+        """A worker begins with the trial, maybe for the second time."""
+        if ray_id not in self.open:
+            return
+        self.open.begin(ray_id, utc_now())
+        self._tracker.start(ray_id)
+        self.report()
+
+    def end(self, ray_id: str, outcome: Outcome) -> None:
+        """The trial came to an outcome."""
+        if self.failure is not None or self.broken is not None or ray_id not in self.open:
+            return
+        record = record_of(self._request, *self.open.close(ray_id), outcome)
+        self._tracker.end(ray_id, record, time.monotonic())
+        self._meter.add(record)
+        self._unfit_and_gone = 0
+        with self._keeping_failure():
+            self._on_record(record)
+            self._learn(record)
+            own = self._tracker.records[self.reused :]
+            if (error := everything_fails(own, self._adapter.failures)) is not None:
+                self.fail(error)
+        self.report()
+
+    def lose(self, ray_id: str, message: str, *, with_node: bool = False) -> None:
+        """The trial's worker died or raised, or its node was lost; it runs again, or is given up.
+
+        A worker that could run no trial may be lost as well, and is no loss; but where one after
+        another is, a new worker on the same broken device would come for ever.
+        """
+        unfit = self.unfit_workers.pop(ray_id, None)
+        if unfit is not None:
+            self._unfit_and_gone += not with_node
+            if self._unfit_and_gone >= LOSSES_THAT_END_A_SEARCH and not self.open.on_workers:
+                self.fail(unfit)
+            return
+        if self.halted or ray_id not in self.open:
+            return
+        if self.open.lose(ray_id, with_node=with_node):
+            self._tracker.end(ray_id, None, time.monotonic())
+            return
+        if self.open[ray_id].unbegun:
+            self.fail(_no_worker(f"workers end before they begin with a trial: {message}"))
+            return
+        self._lost += 1
+        self.end(ray_id, Outcome(status=Status.CRASHED, message=message))
+        if self._lost == self._new_count == LOSSES_THAT_END_A_SEARCH:
+            self.fail(
+                _no_worker(f"each of the first {self._lost} trials lost its worker: {message}")
+            )
+
+    def refuse(self, ray_id: str, error: TunerError) -> None:
+        """The worker can run no trial: this one goes to another worker, and none to this one."""
+        if self.halted or ray_id not in self.open:
+            return
+        self.open.take_back(ray_id)
+        self._tracker.end(ray_id, None, time.monotonic())
+        self.unfit_workers[ray_id] = error
+        self._warnings.append(f"a worker was not used: {error.message}")
+        gives_up = self._new_count == 0 and len(self.unfit_workers) >= LOSSES_THAT_END_A_SEARCH
+        if gives_up or not isinstance(error, UnavailableError):
+            self.fail(next(iter(self.unfit_workers.values())) if gives_up else error)
+        self.report()
+
+    def recall(self, ray_id: str) -> None:
+        """No worker will begin with this run; its trial waits for another one."""
+        if ray_id in self.open:
+            self.open.take_back(ray_id)
+
+    def fail(self, error: TunerError) -> None:
+        """The search cannot go on; one that is interrupted need not."""
+        if self.stopped_by is not StoppedBy.INTERRUPTED:
+            self.failure = self.failure or error
+
+    def _learn(self, record: TrialRecord) -> None:
+        """Tell the sampler, of a configuration that ran again what all its runs say together.
+
+        A verification evaluates too, and so tells of other memory than predictions do.
+        """
+        if record.verification:
+            return
+        runs = self._ranking.runs(record.configuration)
+        self._adapter.tell(pooled([run for run in runs if not run.verification]))
+
+    def report(self, *, periodic: bool = False) -> None:
+        """Tell the progress; when `periodic`, only if it is time."""
+        now_s = time.monotonic()
+        if periodic and now_s - self._reported_s < PROGRESS_PERIOD_S:
+            return
+        self._reported_s = now_s
+        with self._keeping_failure():
+            self._on_progress(self.progress)
+
+    def _reason_to_stop(self) -> StoppedBy | None:
+        if not self._adapter.candidates.remaining_count:
+            return StoppedBy.EXHAUSTED
+        so_far = self._meter.spent(
+            trials=self._trial_count, elapsed_s=self.elapsed_s, running=len(self.open)
+        )
+        return self._budget.used_up(so_far, expected_gain=self._adapter.expected_gain)
+
+    @property
+    def _ranking(self) -> Ranking:
+        """What the records say, worked out once for each outcome."""
+        for record in self._tracker.records[self._stood.count :]:
+            self._stood.add(record)
+        return self._stood
+
+    @property
+    def _trial_count(self) -> int:
+        """Trials begun that count for the budget; verifications do not."""
+        return self._begun
+
+    @property
+    def _new_count(self) -> int:
+        return len(self._tracker.records) - self.reused
+
+    @contextlib.contextmanager
+    def _keeping_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, the driver raises it again
+            self.broken = self.broken or error
+
+
+def _no_worker(message: str) -> UnavailableError:
+    return UnavailableError(
+        message,
+        hint="the trials are not the cause; check the memory of their machines",
+    )

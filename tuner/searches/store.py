@@ -1,0 +1,174 @@
+"""`results/<space>/<gpu>/`: where the files are, and how they are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.core.errors import InputError, UnavailableError
+from tuner.core.records import TrialRecord
+from tuner.searches.journal import (
+    JournalContents,
+    JournalWriter,
+    check_writable,
+    encode,
+    read_journal,
+)
+
+JOURNAL, PREDICTED, TIMELINE = "trials.jsonl", "predicted.jsonl.gz", "memory_course.json"
+"""What is data in a folder of results; the other files are made from these."""
+
+RAY_COPIES = "working_dir_files"
+"""Folder of a Ray session with the copies of its jobs' working directories, which Ray removes."""
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsFolder:
+    """The files of one search space on one GPU type, under `root`.
+
+    `space` and `gpu` are names, never paths: what a file name should not hold is replaced,
+    so no name leads out of `root`, and different names lead to different folders.
+    """
+
+    root: Path
+    space: str
+    gpu: str
+
+    @property
+    def path(self) -> Path:
+        """The folder itself."""
+        return self.root / safe_name(self.space) / safe_name(self.gpu)
+
+    @property
+    def journal(self) -> Path:
+        """`trials.jsonl`, from which all the others can be made again."""
+        return self.path / JOURNAL
+
+    @property
+    def predicted(self) -> Path:
+        """What a predicted search says of every configuration: compressed lines of a journal."""
+        return self.path / PREDICTED
+
+    @property
+    def has_results(self) -> bool:
+        """Whether anything was searched."""
+        return self.journal.exists() or self.predicted.exists()
+
+    @property
+    def pareto_csv(self) -> Path:
+        """The front as a table."""
+        return self.path / "pareto.csv"
+
+    @property
+    def best_yaml(self) -> Path:
+        """The recommended configuration."""
+        return self.path / "best.yaml"
+
+    @property
+    def pareto_png(self) -> Path:
+        """The front as a picture."""
+        return self.path / "pareto.png"
+
+    @property
+    def report_html(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
+    @property
+    def memory_timeline(self) -> Path:
+        """The memory of the recommended configuration over a step."""
+        return self.path / TIMELINE
+
+    def check_writable(self) -> None:
+        """Raise `InputError` unless the files can be written and will stay. Creates nothing."""
+        if RAY_COPIES in self.path.absolute().parts:
+            raise InputError(
+                f"the results folder {str(self.root)!r} is in Ray's copy of the job's working "
+                "directory, which Ray removes after the job",
+                hint="give --results an absolute path outside of it, such as ~/results",
+            )
+        check_writable(self.path)
+
+    def read(self) -> JournalContents:
+        """All records of the journal; empty when nothing was searched yet."""
+        return read_journal(self.journal)
+
+    def read_all(self) -> tuple[TrialRecord, ...]:
+        """What was predicted of the whole space, then the records of the journal, which count."""
+        return (*self.read_predicted(), *self.read().records)
+
+    def read_predicted(self) -> tuple[TrialRecord, ...]:
+        """What was predicted of the whole space; empty where nothing was."""
+        return read_journal(self.predicted).records
+
+    def write_predicted(self, records: Iterable[TrialRecord]) -> None:
+        """Replace what is predicted of the space. Raises `UnavailableError` for a full disk."""
+        lines = b"".join(map(encode, records))
+        write_atomically(self.predicted, gzip.compress(lines, mtime=0))
+
+    def writer(self) -> JournalWriter:
+        """The journal to append to, as a context manager."""
+        return JournalWriter(self.journal)
+
+
+def shipped(space: str, gpu: str) -> ResultsFolder | None:
+    """The results of a space that come with tuner; None where there are none on this GPU type."""
+    package = Path(__file__).resolve().parents[1]
+    roots = [package / "shipped_results"]
+    if (package.parent / "pyproject.toml").is_file():  # the source tree, not site-packages
+        roots.append(package.parent / "results")
+    folders = (ResultsFolder(root, space, gpu) for root in roots)
+    return next((folder for folder in folders if folder.has_results), None)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `path` by way of a temporary file beside it; on any failure nothing is left.
+
+    Raises `UnavailableError` when the disk refuses it.
+    """
+    with _as_unavailable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Nobody can have put a link there, which would be written through.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)  # still there only when something went wrong
+
+
+def safe_name(name: str) -> str:
+    """`name` as one path component; a short hash keeps changed names apart."""
+    if _SAFE_NAME.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    readable = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:60]
+    return f"{readable}-{digest}" if readable else f"unnamed-{digest}"
+
+
+@contextlib.contextmanager
+def _as_unavailable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot write {str(path)!r}: {error.strerror or error}",
+            hint="the journal is whole: free some space, and the same command writes it again",
+        ) from error
+
+
+def utf8(text: str) -> bytes:
+    """UTF-8; a lone surrogate, which JSON can carry and UTF-8 cannot, is spelled out."""
+    return text.encode("utf-8", "backslashreplace")

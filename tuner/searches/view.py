@@ -1,0 +1,188 @@
+"""Everything the outputs are drawn from, computed once from the journal's records."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.core.gpu import Gpu
+from tuner.core.records import Configuration, KnobValue, Source, Status, TrialRecord
+from tuner.searches.best import BestTrial, best_of, find_baseline
+from tuner.searches.facts import SpaceFacts
+from tuner.searches.front import (
+    DEFAULT_OBJECTIVES,
+    Objective,
+    fits_within,
+    trusted,
+    unbeaten,
+)
+from tuner.searches.journal import latest
+from tuner.searches.objectives import objectives_of
+from tuner.searches.undecided import undecided
+
+
+class Kind(enum.StrEnum):
+    """How a trial is drawn.
+
+    `OUTSIDE` fits, and does not meet the floors or `--where`; `UNTRIED` fits by its prediction,
+    where others were measured or emulated, or as emulated where others were measured; `TOO_LARGE`
+    ran out of memory or leaves less than its margin free; `FAILED` ended any other way.
+    """
+
+    BEST = "best"
+    FRONT = "front"
+    FITS = "fits"
+    OUTSIDE = "outside"
+    UNTRIED = "untried"
+    TOO_LARGE = "too_large"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One search's results on one GPU.
+
+    `records` holds one record per configuration, `kinds` says of each, by position, how it
+    is drawn; `front` is sorted from the worst in the first objective to the best: by default
+    from the least memory to the most. `objectives` are names; empty, those of the space count.
+    """
+
+    space: SpaceFacts
+    gpu: Gpu
+    records: tuple[TrialRecord, ...]
+    kinds: tuple[Kind, ...]
+    numbers: tuple[tuple[int, float] | None, ...]
+    """Of each record, by position, what `numbers_of` says."""
+    front: tuple[TrialRecord, ...]
+    best: BestTrial | None
+    conditions: tuple[str, ...]
+    command: str
+    source: str
+    """Where the numbers of the front are from: predicted, emulated or measured."""
+    drawn_source: str
+    """Where the numbers of all trials are from; also "predicted and measured"."""
+    knobs: tuple[str, ...]
+    """The names of configuration values to show: the space's knobs, then what else varies."""
+    fixed: Mapping[str, KnobValue]
+    """The other configuration values: the same in every trial."""
+    notes: tuple[str, ...] = ()
+    """Sentences about the search that people should read."""
+    objectives: tuple[Objective, ...] = DEFAULT_OBJECTIVES
+    """What the front is over; the first one decides what is recommended."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the front is over throughput and device memory."""
+        return [o.name for o in self.objectives] == [o.name for o in DEFAULT_OBJECTIVES]
+
+    @property
+    def undecided(self) -> tuple[TrialRecord, ...]:
+        """Those of the front that may be no faster than the next smaller one."""
+        return undecided(self.front) if self.is_default else ()
+
+    @property
+    def margin_bytes(self) -> int:
+        """The memory to keep free: of the best, else the largest that any trial asked for."""
+        if self.best is not None:
+            return self.best.record.budget.margin_bytes
+        return max((record.budget.margin_bytes for record in self.records), default=0)
+
+
+def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
+    records: Sequence[TrialRecord],
+    space: SpaceFacts,
+    gpu: Gpu,
+    *,
+    where: Callable[[Configuration], bool] | None = None,
+    conditions: Sequence[str] = (),
+    command: str = "",
+    notes: Sequence[str] = (),
+    objectives: Sequence[str] = (),
+) -> View:
+    """The results of the records of this space and GPU; others are left out.
+
+    `where` narrows the front and the best; `conditions` are its texts. Records made for
+    another amount of memory than `gpu.memory_bytes` are left out too, since their trials
+    were searched under another limit.
+    """
+    own = [
+        r
+        for r in latest(records)
+        if (r.space, r.gpu, r.gpu_memory_bytes) == (space.name, gpu.id, gpu.memory_bytes)
+    ]
+    meets = [where is None or where(r.configuration) for r in own]
+    allowed = trusted((r for r, ok in zip(own, meets, strict=True) if ok), gpu.memory_bytes)
+    chosen = objectives_of(objectives or space.objectives, space, gpu) or DEFAULT_OBJECTIVES
+    fits = {r.configuration.key for r in own if fits_within(r, gpu.memory_bytes)}
+    fitting = [r for r in allowed if r.configuration.key in fits]
+    front = unbeaten(fitting, chosen)
+    shown = max((r.source.rank for r in front), default=0)
+    best = best_of(
+        fitting,
+        space,
+        gpu,
+        trials=len(allowed),
+        baseline=find_baseline(own, space.baseline),
+        conditions=conditions,
+        objective=chosen[0],
+    )
+    drawn = {r.configuration.key: Kind.FRONT for r in front}
+    # Of configurations that are as good in every objective, the front has one, perhaps another.
+    drawn |= {best.configuration.key: Kind.BEST} if best else {}
+    kinds = tuple(
+        Kind.UNTRIED if kind in (Kind.FITS, Kind.OUTSIDE) and r.source.rank < shown else kind
+        for r, ok in zip(own, meets, strict=True)
+        for kind in (_kind(r, r.configuration.key in fits, ok, drawn),)
+    )
+    knobs = _shown_names(own, space)
+    return View(
+        space=space,
+        gpu=gpu,
+        records=tuple(own),
+        kinds=kinds,
+        numbers=tuple(map(numbers_of, own)),
+        front=tuple(reversed(front)),
+        best=best,
+        conditions=tuple(conditions),
+        command=command,
+        source=source_label(front or own),
+        drawn_source=source_label(own),
+        knobs=knobs,
+        fixed={k: v for k, v in own[0].configuration.items() if k not in knobs} if own else {},
+        notes=tuple(notes),
+        objectives=chosen,
+    )
+
+
+def numbers_of(record: TrialRecord) -> tuple[int, float] | None:
+    """Device memory in bytes and throughput in samples/s; None for a trial without numbers."""
+    evidence = record.outcome.evidence
+    return (evidence.memory.device_bytes, evidence.speed.samples_per_s) if evidence else None
+
+
+def source_label(records: Sequence[TrialRecord]) -> str:
+    """Which kinds of numbers `records` hold, in words."""
+    sources = {e.source for r in records if (e := r.outcome.evidence) is not None}
+    return " and ".join(source for source in Source if source in sources) or "no numbers"
+
+
+def _shown_names(records: Sequence[TrialRecord], space: SpaceFacts) -> tuple[str, ...]:
+    names = sorted({name for record in records for name in record.configuration})
+    values: dict[str, set[KnobValue | None]] = {name: set() for name in names}
+    for record in records:
+        for name, value in zip(names, record.configuration.values_of(names), strict=True):
+            values[name].add(value)
+    first = [name for name in space.knobs if name in names]
+    rest = [name for name in names if name not in first and len(values[name]) > 1]
+    return (*first, *rest)
+
+
+def _kind(record: TrialRecord, fits: bool, meets: bool, drawn: Mapping[str, Kind]) -> Kind:
+    if not fits:
+        # A trial that ran, and leaves less than the margin free, does not fit either.
+        full = record.outcome.status in (Status.OOM, Status.OK)
+        return Kind.TOO_LARGE if full else Kind.FAILED
+    if not meets:
+        return Kind.OUTSIDE
+    return drawn.get(record.configuration.key, Kind.FITS)
