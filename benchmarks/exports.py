@@ -27,7 +27,7 @@ from tuner.core.units import MIB
 from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.emulator.emulation import Emulation
 from tuner.predict.predict import predict, resolve_subject
-from tuner.program.formats import ExportInput, export
+from tuner.program.export import ExportInput, export
 from tuner.space.gpus import get_gpu
 from tuner.space.models.hollow import is_hollow, write_hollow
 

@@ -13,7 +13,7 @@ import pytest
 from documents import ROOT, blocks
 
 PAGE = "docs/extending.md"
-OPTIMIZER, FORMAT, STRATEGY, GPU, MODEL = (block.text for block in blocks(PAGE))
+OPTIMIZER, TRAINER, STRATEGY, GPU, MODEL = (block.text for block in blocks(PAGE))
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +25,17 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=unread)
     shutil.copytree(ROOT / "results/qlora27b", folder / "results/qlora27b", ignore=unread)
     package = folder / "tuner"
-    table = package / "space/optimizers.py"
+    table = package / "core/setup/optimizers.py"
     head, rows, rest = table.read_text().partition("OPTIMIZERS: Mapping[str, Optimizer] = {\n")
     assert rows
     table.write_text(head + rows + OPTIMIZER + "\n" + rest)
-    (package / "export/tools/notes.py").write_text(FORMAT)
+    (package / "program/trainers/notes.py").write_text(TRAINER)
     (folder / "strategy.py").write_text(STRATEGY)
-    catalogue = package / "gpus.yaml"
+    catalogue = package / "space/gpus.yaml"
     head, gpus, rest = catalogue.read_text().partition("\ngpus:\n")
     assert gpus
     catalogue.write_text(head + gpus + GPU + "\n" + rest)
-    (package / "models/configs/house-llama.json").write_text(MODEL)
+    (package / "space/models/configs/house-llama.json").write_text(MODEL)
     return folder
 
 
@@ -65,11 +65,15 @@ def test_an_optimizer_is_traced(clone: Path) -> None:
     assert states[0] > states[1] == 0
 
 
-def test_a_format_is_listed_and_written(clone: Path) -> None:
+def test_a_trainer_is_read_and_written(clone: Path) -> None:
     text = tuner(clone, "export", "--space", "qlora27b", "--gpu", "a6000", "--format", "notes")
-    assert "# For: to be pasted into the lab book" in text
+    assert "# For: notes train FILE" in text
     assert "rank: " in text
     assert "grad_accum" in text.partition("Not said here")[2]
+    (clone / "run.yaml").write_text("notes_model: qwen2.5-0.5b\nrank: 4\nbatch: 2\nseed: 1\nx: 2\n")
+    plan = json.loads(tuner(clone, "check", "run.yaml", "--gpu", "a6000", "--predict", "--json"))
+    assert plan["program"]["prediction"]["trainer"] == "Notes"
+    assert plan["program"]["prediction"]["left_out"] == ["run.yaml:5 x"]
 
 
 def test_a_strategy_proposes(clone: Path) -> None:

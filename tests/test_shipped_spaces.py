@@ -24,7 +24,7 @@ from tuner.predict.training import get_workload
 from tuner.predict.training.causal_lm_settings import CausalLMSettings
 from tuner.program.edit.assign import assignments
 from tuner.program.edit.plan import make_plan
-from tuner.program.formats import ExportInput, export
+from tuner.program.export import ExportInput, export
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.store import ResultsFolder
 from tuner.space import configure, load_space

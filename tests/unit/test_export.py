@@ -15,7 +15,7 @@ import yaml
 
 from tuner.app.cli.main import run
 from tuner.core.records import Configuration
-from tuner.program.formats import FORMATS, ExportInput, export
+from tuner.program.export import FORMATS, ExportInput, export
 from tuner.space import configure, default_space, load_space, parse_settings
 from tuner.space.apply import is_meant
 

@@ -13,8 +13,8 @@ from tuner.core.aliases import meant
 from tuner.core.errors import InputError, UnavailableError, nearest, unknown
 from tuner.core.records import Configuration
 from tuner.core.setup.schemas import SCHEMAS
-from tuner.program.formats import FORMATS
-from tuner.program.formats.settings_reader import SettingsReader
+from tuner.program.export import FORMATS
+from tuner.program.writing import SettingsReader
 from tuner.space import configure, default_space
 from tuner.space.gpus import get_gpu, load_catalogue
 from tuner.space.models.catalogue import load_catalogue as load_models

@@ -11,7 +11,7 @@ from tuner.core.setup.schemas import ALL_LINEAR
 from tuner.core.units import format_gib
 from tuner.program.changes import change
 from tuner.program.edit.assign import assignments
-from tuner.program.formats import Exported, ExportInput, export
+from tuner.program.export import Exported, ExportInput, export
 from tuner.program.knob_names import NAMES
 from tuner.program.program import read_program
 from tuner.program.settings import find_settings

@@ -11,8 +11,9 @@ from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.program.edit.source import SourceFile
 from tuner.program.planned import WORKLOAD, plan_program
-from tuner.program.program import trainer_of, trainers_program
+from tuner.program.program import trainers_program
 from tuner.program.reads import SETTINGS_FILES
+from tuner.program.trainer import trainer_of
 from tuner.space import SearchSpace
 from tuner.space.models.catalogue import get_entry
 

@@ -14,7 +14,8 @@ from tuner.core.files import read_file
 from tuner.program.edit.source import PYTHON, SourceFile, read_places
 from tuner.program.edit.write import MAX_BYTES
 from tuner.program.names import Script
-from tuner.program.program import Program, read_program, trainer_of
+from tuner.program.program import Program, read_program
+from tuner.program.trainer import trainer_of
 
 WAYS = ("emulate", "read", "none")
 """How arrival is looked at: by a run, by reading files, or not at all."""

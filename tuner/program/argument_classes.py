@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-from tuner.program.arguments import Argument, values_of_files, values_of_words
+from tuner.program.arguments import Argument, file_in, values_of_files, values_of_words
 from tuner.program.edit.source import PYTHON
 from tuner.program.names import Script
 from tuner.program.parsed import last_name
-from tuner.program.program import Program, file_in
+from tuner.program.program import Program
 
 PARSERS = ("HfArgumentParser", "TrlParser")
 """What makes objects of dataclasses from a command line, or from a file that it names."""

@@ -85,6 +85,30 @@ class Arguments:
                 self.found.left_out.append(self.where(name))
 
 
+@dataclass(slots=True)
+class ProgramTraining:
+    """The training of a program, run by the class or tool `trainer`.
+
+    Of a script `groups` has the calls: "trainer", "arguments", "model", "lora", "quantization",
+    "preparation" and "adapted", each at most once. Of a tool's file all is in "arguments".
+    """
+
+    trainer: str
+    groups: Mapping[str, Arguments]
+    found: Found
+    model_by_name: str | None = None
+    """The model, where the trainer itself loads it."""
+    lengths: tuple[Argument, ...] = ()
+    """The values of `max_length` in any call of a script."""
+
+    def __getitem__(self, group: str) -> Arguments:
+        return self.groups.get(group) or Arguments(group, {}, self.found)
+
+    def has(self, group: str) -> bool:
+        """Whether there is such a call."""
+        return group in self.groups
+
+
 COMMAND_LINE = "the command line"
 """Where a word stands."""
 
@@ -151,3 +175,19 @@ def _items(name: str, text: str) -> Iterator[tuple[str, Argument]]:
     yield name, Argument(text, COMMAND_LINE)
     for key, value in found.items():
         yield f"{name}.{key}", Argument(value, COMMAND_LINE)
+
+
+def options_of(words: Sequence[str]) -> dict[str, Any]:
+    """The values of options by name."""
+    return {name: argument.value for name, argument in values_of_words(words).items()}
+
+
+def assignments_of(words: Sequence[str]) -> dict[str, Argument]:
+    """The values of words such as `optimizer.lr=1e-4`."""
+    pairs = (word.partition("=") for word in words if "=" in word and not word.startswith("-"))
+    return {name: Argument(_typed(text, name), COMMAND_LINE) for name, _, text in pairs}
+
+
+def file_in(word: str) -> str:
+    """The part of a word that may name a file: "a.yaml" of `--config=a.yaml`."""
+    return word.partition("=")[2] if word.startswith("-") else word

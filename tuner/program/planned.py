@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +18,16 @@ from tuner.core.setup.distributed_knobs import (
     gpus_per_trial,
 )
 from tuner.core.setup.schemas import SCHEMAS
-from tuner.program import trainers
-from tuner.program.arguments import EMULATE, Arguments
+from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
+from tuner.program.reading import PEFT_DEFAULT, STORED
 from tuner.program.signatures import held_versions
-from tuner.program.trainers.behaviour import PEFT_DEFAULT, STORED, Behaviour, Planned
-from tuner.program.training import ProgramTraining, read_training
+from tuner.program.trainer import Planned, Reading, trainers
+from tuner.program.trainers.deepspeed import AUTO, zero_of_file
+from tuner.program.training import read_training
 from tuner.program.unexpected import CannotStart, hold_loading
-from tuner.program.zero_file import AUTO, zero_of_file
 from tuner.space import configure, default_space
 from tuner.space.models.catalogue import resolve_config
 from tuner.space.models.trainable import model_defaults
@@ -70,13 +68,9 @@ class ProgramPlan:
         return is_quantised and Parallelism.of(self.configuration).is_sharded
 
 
-def behaviours() -> tuple[Behaviour, ...]:
-    """All trainers whose behaviour is known."""
-    modules = [
-        importlib.import_module(f"{trainers.__name__}.{found.name}")
-        for found in pkgutil.iter_modules(trainers.__path__)
-    ]
-    return tuple(one for module in modules for one in getattr(module, "BEHAVIOURS", ()))
+def readings() -> tuple[Reading, ...]:
+    """The trainers that can be predicted."""
+    return tuple(reading for trainer in trainers() for reading in trainer.readings)
 
 
 def plan_program(
@@ -96,10 +90,10 @@ def plan_program(
     that name the GPU, for a hint.
     """
     training = read_training(program)
-    behaviour = next((b for b in behaviours() if b.trainer == training.trainer), None)
-    if behaviour is None:
+    reading = next((r for r in readings() if r.trainer == training.trainer), None)
+    if reading is None:
         raise _unsupported(training)
-    planned = behaviour.plan(training)
+    planned = reading.plan(training)
     found = training.found
     chosen = model or _beside(program, planned.model)
     if chosen is None:
@@ -116,14 +110,14 @@ def plan_program(
     if (problems and strict) or chosen is None:
         kind = UnsupportedError if any(map(_is_unsupported, problems)) else InputError
         raise kind(
-            f"this program of {behaviour.name} cannot be predicted from its settings",
+            f"this program of {reading.name} cannot be predicted from its settings",
             problems=problems,
             hint=_approximation(chosen, knobs, problems, target) if chosen and target else None,
         )
     configuration = _configuration(_settled(knobs, chosen))
-    notes = [*planned.notes, *_versions(behaviour.read)]
+    notes = [*planned.notes, *_versions(reading.versions)]
     return ProgramPlan(
-        behaviour.name,
+        reading.name,
         chosen,
         configuration,
         planned.sequences,
@@ -237,7 +231,7 @@ def _is_unsupported(problem: Problem) -> bool:
 
 
 def _unsupported(training: ProgramTraining) -> UnsupportedError:
-    names = ", ".join(dict.fromkeys(b.name for b in behaviours()))
+    names = ", ".join(dict.fromkeys(r.name for r in readings()))
     starts = [p for p in training.found.problems if isinstance(p, CannotStart)]
     _require_start(starts)
     return UnsupportedError(

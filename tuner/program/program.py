@@ -11,53 +11,14 @@ from pathlib import Path
 
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.host import find_program
-from tuner.program.edit.place import Location
+from tuner.program.arguments import file_in
 from tuner.program.edit.source import PYTHON, SourceFile, read_places
 from tuner.program.reads import SETTINGS_FILES, module_path, opened, read_by
+from tuner.program.trainer import FILE, trainer_named, trainer_of, trainers
 from tuner.space.keypath import Path as Keys
-
-_PLACEHOLDER = "{file}"
 
 _MOST_BYTES = 64 * 1024 * 1024
 """Of the program itself: a notebook keeps its pictures."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """A program that takes all its settings from one file.
-
-    `command` has "{file}" where the file goes. A file is for it when it has one of the keys of
-    each group in `keys`, anywhere below its root.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    keys: tuple[tuple[str, ...], ...]
-
-
-# In this order: the keys of a later one may also be in the files of an earlier.
-TRAINERS = (
-    Trainer(
-        "Axolotl",
-        ("axolotl", "train", _PLACEHOLDER),
-        (("base_model",), ("micro_batch_size", "sequence_len", "datasets")),
-    ),
-    Trainer(
-        "LLaMA-Factory",
-        ("llamafactory-cli", "train", _PLACEHOLDER),
-        (("model_name_or_path",), ("finetuning_type", "cutoff_len", "stage")),
-    ),
-    Trainer(
-        "torchtune",
-        ("tune", "run", "lora_finetune_single_device", "--config", _PLACEHOLDER),
-        (("_component_",), ("batch_size",)),
-    ),
-    Trainer(
-        "TRL",
-        ("trl", "sft", "--config", _PLACEHOLDER),
-        (("model_name_or_path",), ("dataset_name", "datasets", "max_length", "packing")),
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +81,7 @@ def read_program(words: Sequence[str], folder: Path = Path(), *, is_run: bool = 
         return _tool(folder, words, is_run=is_run)
     if is_run and find_program(words[0]) is None:
         raise _no_program(words[0])
-    trainer = next((t.name for t in TRAINERS if _starts(words, t)), "")
+    trainer = next((t.name for t in trainers() if _start_of(words, t.name)), "")
     program = _with_read(Program(tuple(words), _files_in(folder, words[1:]), trainer, folder))
     if not program.main and not trainer and find_program(words[0]) is None:
         raise _no_program(words[0])
@@ -131,14 +92,6 @@ def _no_program(word: str) -> InputError:
     return InputError(
         f"there is no program {word!r}",
         hint="name a command on PATH, a .py or .ipynb file, or a trainer's .yaml or .json file",
-    )
-
-
-def _starts(words: Sequence[str], trainer: Trainer) -> bool:
-    """Whether a command starts a trainer: `uv run axolotl train config.yml`."""
-    names = [Path(word).name for word in words]
-    return any(
-        names[number : number + 2] == list(trainer.command[:2]) for number in range(len(names))
     )
 
 
@@ -208,37 +161,29 @@ def trainers_program(
     """
     name, *others = words or (str(source.path),)
     trainer = trainer_of(source.places)
-    if trainer is None:
-        names = ", ".join(trainer.name for trainer in TRAINERS)
+    if trainer is None or trainer.file is None:
+        names = ", ".join(trainer.name for trainer in trainers() if trainer.file)
         raise InputError(
             f"{source.path} is not known as the file of a trainer ({names})",
             hint="name the command that reads it after --, such as "
             f"-- python train.py {source.path}",
         )
-    command = [part.replace(_PLACEHOLDER, name) for part in trainer.command]
+    command = [part.replace(FILE, name) for part in trainer.file.command]
     return Program((*command, *others), {name: source}, trainer.name, folder)
-
-
-def trainer_of(places: Sequence[Location]) -> Trainer | None:
-    """The trainer whose file has these values; None for one that is not known."""
-    keys = {str(step) for place in places for step in place.path}
-    for trainer in TRAINERS:
-        if all(any(key in keys for key in group) for group in trainer.keys):
-            return trainer
-    return None
 
 
 def words_behind_tool(program: Program) -> Sequence[str]:
     """The words of a command behind those that start its tool: `uv run --with x axolotl train`."""
-    command, names = program.command, [Path(word).name for word in program.command]
-    tool = next((list(t.command[:2]) for t in TRAINERS if t.name == program.trainer), [])
-    starts = (n for n in range(len(names)) if names[n : n + 2] == tool)
-    return command[next(starts, -len(tool)) + len(tool) :]
+    return program.command[_start_of(program.command, program.trainer) or 0 :]
 
 
-def file_in(word: str) -> str:
-    """The part of a word that may name a file: "a.yaml" of `--config=a.yaml`."""
-    return word.partition("=")[2] if word.startswith("-") else word
+def _start_of(words: Sequence[str], trainer: str) -> int | None:
+    """The end of the words that start a trainer: 4 in `uv run axolotl train config.yml`."""
+    tool = trainer_named(trainer)
+    start = list(tool.file.command[:2]) if tool and tool.file else []
+    names = [Path(word).name for word in words]
+    ends = (n + 2 for n in range(len(names)) if names[n : n + 2] == start)
+    return next(ends, None)
 
 
 def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tuner.core.scratch import scratch_folder
+from tuner.program.arguments import file_in
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import PYTHON, SourceFile
-from tuner.program.program import Program, file_in
+from tuner.program.program import Program
 from tuner.program.reads import NOTEBOOK
 
 _START = """\

@@ -7,8 +7,7 @@ names that the program has for it. The program is parsed, never run.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from tuner.core.errors import Problem
 from tuner.core.setup.schemas import SCHEMAS
@@ -23,6 +22,8 @@ from tuner.program.arguments import (
     Argument,
     Arguments,
     Found,
+    ProgramTraining,
+    assignments_of,
     values_of_files,
     values_of_words,
 )
@@ -33,6 +34,7 @@ from tuner.program.parsed import last_name
 from tuner.program.program import Program, words_behind_tool
 from tuner.program.settings import scripts_of
 from tuner.program.signatures import signature
+from tuner.program.trainer import trainer_named
 from tuner.program.unexpected import hold_calls, hold_file, hold_words
 
 _MODEL_CLASSES = (
@@ -41,31 +43,6 @@ _MODEL_CLASSES = (
     "ForImageTextToText",
     "ForSequenceClassification",
 )
-
-
-@dataclass(slots=True)
-class ProgramTraining:
-    """The training of one program.
-
-    `trainer` is the class or the tool that runs it. Of a program that is a script there are the
-    calls: "trainer", "arguments", "model", "lora", "quantization", "preparation" and "adapted",
-    each once at most; of a tool's file all stands under "arguments".
-    """
-
-    trainer: str
-    groups: Mapping[str, Arguments]
-    found: Found
-    model_by_name: str | None = None
-    """The model, where the trainer itself loads it."""
-    lengths: tuple[Argument, ...] = ()
-    """What the calls of a script have as `max_length`, whatever they are."""
-
-    def __getitem__(self, group: str) -> Arguments:
-        return self.groups.get(group) or Arguments(group, {}, self.found)
-
-    def has(self, group: str) -> bool:
-        """Whether there is such a call."""
-        return group in self.groups
 
 
 _CALLS = {
@@ -98,7 +75,11 @@ def read_training(program: Program) -> ProgramTraining:
     scripts = scripts_of(program)
     data = [source for source in program.sources if source.path.suffix not in PYTHON]
     if not scripts:
-        values = {**values_of_files(data), **values_of_words(words_behind_tool(program))}
+        words = words_behind_tool(program)
+        values = {**values_of_files(data), **values_of_words(words)}
+        tool = trainer_named(program.trainer)
+        if tool and tool.file and tool.file.takes_assignments:
+            values |= assignments_of(words)
         values.pop("config", None)
         known = hold_file(program.trainer, values, found)
         arguments = Arguments(program.trainer, known, found)

@@ -11,7 +11,7 @@ from tuner.app.cli.target_options import Selected, criteria_options, target_opti
 from tuner.app.exporting import export_recommended
 from tuner.app.recommendation import Criteria, recommended
 from tuner.core.errors import InputError, unknown
-from tuner.program.formats import FORMATS
+from tuner.program.export import FORMATS
 from tuner.searches.store import write_atomically
 
 

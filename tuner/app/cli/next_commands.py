@@ -10,7 +10,7 @@ from tuner.app.target import Target
 from tuner.core.expressions import show
 from tuner.core.records import Source
 from tuner.program.edit.source import PYTHON, READERS
-from tuner.program.formats import FORMATS
+from tuner.program.export import FORMATS
 from tuner.report.terminal.render import size_text
 from tuner.searches.best import BestTrial
 from tuner.space import SearchSpace

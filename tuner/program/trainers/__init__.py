@@ -1,5 +1,5 @@
-"""What trainers do with the settings that they are given, and without: a module for each.
+"""One module for each trainer, with its `TRAINER`: how its settings are read and written.
 
-A module here has `BEHAVIOURS`; nothing else has to know of it. Versions are those whose code was
-read; `python -m benchmarks.settings` holds them against the emulated programs.
+Versions are those whose code was read; `python -m benchmarks.settings` compares them with the
+emulated programs.
 """

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.program.arguments import EMULATE, Arguments
-from tuner.program.trainers.behaviour import (
+from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
+from tuner.program.reading import (
     NOT_COMPARED,
     WITHOUT_MEMORY,
-    Behaviour,
-    Planned,
     adapters,
     attention,
     checkpointing,
@@ -22,7 +20,8 @@ from tuner.program.trainers.behaviour import (
     packed_rows,
     unset,
 )
-from tuner.program.training import ProgramTraining
+from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
+from tuner.program.writing import Settings, SettingsReader, training_arguments, without_none
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 
@@ -137,4 +136,81 @@ def _fused_kernels(file: Arguments) -> None:
         file.found.left_out.append("Axolotl's LoRA kernels (lora_mlp_kernel and others)")
 
 
-BEHAVIOURS = (Behaviour("Axolotl", "Axolotl", _VERSIONS, _plan),)
+# -- writing ----------------------------------------------------------------------
+
+
+def _settings(chosen: SettingsReader, model: str | None) -> Settings:
+    """An Axolotl configuration (0.19), less data sets and schedule."""
+    precision = chosen.text("precision")
+    arguments = training_arguments(chosen)
+    chosen.leave_preparation()
+    double = chosen.get("double_quant")
+    workers, prefetch = chosen.get("num_workers"), chosen.get("prefetch_factor")
+    explicit = {
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": double,
+        "bnb_4bit_compute_dtype": chosen.dtype,
+    }
+    return without_none(
+        {
+            "base_model": model,
+            **_adapters(chosen, precision),
+            "load_in_4bit": precision == "nf4",
+            "load_in_8bit": precision == "int8",
+            "bnb_config_kwargs": explicit if precision == "nf4" else None,
+            "sequence_len": chosen.get("max_length"),
+            "sample_packing": False,
+            "pad_to_sequence_len": True if chosen.text("padding") == "max_length" else None,
+            "micro_batch_size": chosen.get("micro_batch"),
+            "gradient_accumulation_steps": chosen.get("grad_accum"),
+            "optimizer": chosen.get("optimizer"),
+            "gradient_checkpointing": arguments.get("gradient_checkpointing"),
+            "gradient_checkpointing_kwargs": arguments.get("gradient_checkpointing_kwargs"),
+            "bf16": arguments["bf16"],
+            "fp16": arguments["fp16"],
+            "tf32": precision == "tf32",
+            "attn_implementation": chosen.get("attention"),
+            "max_grad_norm": chosen.get("max_grad_norm"),
+            "deepspeed": arguments.get("deepspeed"),
+            "torch_compile": chosen.get("torch_compile"),
+            "dataloader_num_workers": workers,
+            "dataloader_pin_memory": chosen.get("pin_memory"),
+            "dataloader_prefetch_factor": prefetch if workers else None,
+        }
+    )
+
+
+def _adapters(chosen: SettingsReader, precision: str) -> Settings:
+    if not chosen.has_adapters:
+        if chosen.dtype != "float32":
+            chosen.leave("precision", "the tool widens embeddings and norms to fp32 to train them")
+        return {}
+    targets = chosen.targets
+    return {
+        "adapter": "qlora" if precision == "nf4" else "lora",
+        **chosen.kind_of_adapter("peft_"),
+        "lora_r": chosen.get("lora_rank"),
+        "lora_alpha": chosen.get("lora_alpha"),
+        "lora_dropout": chosen.get("lora_dropout"),
+        "lora_target_linear": True if isinstance(targets, str) else None,
+        "lora_target_modules": targets if isinstance(targets, list) else None,
+        "lora_modules_to_save": chosen.saved_modules,
+    }
+
+
+TRAINER = Trainer(
+    "Axolotl",
+    SettingsFile(
+        ("axolotl", "train", FILE),
+        (("base_model",), ("micro_batch_size", "sequence_len", "datasets")),
+    ),
+    (Reading("Axolotl", "Axolotl", _VERSIONS, _plan),),
+    Format(
+        "axolotl",
+        _settings,
+        suffix=".yaml",
+        use="axolotl train FILE, with data sets and schedule added",
+        workloads=("causal_lm",),
+    ),
+    lambda program: Launch(processes=None),  # it starts a process on each GPU
+)

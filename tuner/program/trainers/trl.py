@@ -6,14 +6,21 @@ Read from TRL 1.16: trainer/sft_trainer.py, dpo_trainer.py, base_config.py, util
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
-from tuner.program.arguments import EMULATE, Argument, Arguments
-from tuner.program.launch import TRL_LAUNCHES
-from tuner.program.trainers.behaviour import (
+from tuner.program.arguments import (
+    EMULATE,
+    Argument,
+    Arguments,
+    ProgramTraining,
+    values_of_files,
+    values_of_words,
+)
+from tuner.program.program import Program
+from tuner.program.reading import (
     WITHOUT_MEMORY,
-    Behaviour,
-    Planned,
     adapters,
     enabled_by_call,
     loaded_model,
@@ -22,7 +29,18 @@ from tuner.program.trainers.behaviour import (
     trainer_arguments,
     unset,
 )
-from tuner.program.training import ProgramTraining
+from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
+from tuner.program.trainers.accelerate import launch as accelerate_launch
+from tuner.program.writing import (
+    Settings,
+    SettingsReader,
+    machine_arguments,
+    training_arguments,
+    without_none,
+)
+
+TRL_LAUNCHES = ("accelerate_config", "config_file", "num_processes", "num_machines")
+"""Settings that `trl sft` passes on to `accelerate launch` (trl/cli, 1.16)."""
 
 _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 
@@ -163,8 +181,91 @@ def _renamed(flat: Arguments, names: dict[str, str]) -> dict[str, Argument]:
     return found
 
 
-BEHAVIOURS = (
-    Behaviour("TRL SFTTrainer", "SFTTrainer", _VERSIONS, _sft),
-    Behaviour("TRL SFTTrainer", "TRL", _VERSIONS, _sft),
-    Behaviour("TRL DPOTrainer", "DPOTrainer", _VERSIONS, _dpo),
+# -- writing ----------------------------------------------------------------------
+
+
+def _settings(chosen: SettingsReader, model: str | None) -> Settings:
+    """The file of `trl sft --config`: fields of SFTConfig and ModelConfig (TRL 1.16)."""
+    precision = chosen.text("precision")
+    double = chosen.get("double_quant")
+    chosen.implies("padding", "none")
+    chosen.implies(
+        "loss",
+        "chunked",
+        "its nll loss (TRL 1.16) never has the whole logits: it takes less than was priced",
+    )
+    if chosen.is_quantized:
+        why = "SFTTrainer keeps the adapters of a quantised model in bf16"
+        chosen.implies("adapter_dtype", "bf16", why, default="fp32")
+    else:
+        chosen.implies("adapter_dtype", "fp32", "the adapters stay as peft makes them")
+    settings = {
+        "model_name_or_path": model,
+        "dtype": chosen.dtype,
+        "attn_implementation": chosen.get("attention"),
+        **training_arguments(chosen, loss=None),
+        "loss_type": "nll",
+        **machine_arguments(chosen),
+        "max_length": chosen.get("max_length"),
+        **_adapters(chosen),
+        "load_in_4bit": True if precision == "nf4" else None,
+        "bnb_4bit_quant_type": "nf4" if precision == "nf4" else None,
+        "use_bnb_nested_quant": double if precision == "nf4" else None,
+        "load_in_8bit": True if precision == "int8" else None,
+    }
+    if chosen.is_quantized:
+        why = "SFTTrainer (TRL 1.16) prepares nothing: all stays in the dtype of loading"
+        chosen.implies("kbit_preparation", "none", why)
+    else:
+        chosen.get("kbit_preparation")
+    return without_none(settings)
+
+
+def _adapters(chosen: SettingsReader) -> Settings:
+    if not chosen.has_adapters:
+        return {"use_peft": False}
+    targets = chosen.targets
+    return {
+        "use_peft": True,
+        **chosen.kind_of_adapter(),
+        "lora_r": chosen.get("lora_rank"),
+        "lora_alpha": chosen.get("lora_alpha"),
+        "lora_dropout": chosen.get("lora_dropout"),
+        "lora_target_modules": [targets] if isinstance(targets, str) else targets,
+        "lora_modules_to_save": chosen.saved_modules,
+    }
+
+
+def _launch(program: Program) -> Launch:
+    """`trl sft`, which runs `accelerate launch`; TRL ships some of its configurations."""
+    said = {**values_of_files(program.sources), **values_of_words(program.command)}
+    options = {name: said[name].value for name in TRL_LAUNCHES if name in said}
+    named = options.pop("accelerate_config", None)
+    if named is not None:
+        spec = importlib.util.find_spec("trl")
+        folders = spec.submodule_search_locations if spec else None
+        shipped = Path(folders[0] if folders else "", "accelerate_configs", f"{named}.yaml")
+        options["config_file"] = str(shipped if shipped.is_file() else named)
+    return accelerate_launch(program, options)
+
+
+TRAINER = Trainer(
+    "TRL",
+    SettingsFile(
+        ("trl", "sft", "--config", FILE),
+        (("model_name_or_path",), ("dataset_name", "datasets", "max_length", "packing")),
+    ),
+    (
+        Reading("TRL SFTTrainer", "SFTTrainer", _VERSIONS, _sft),
+        Reading("TRL SFTTrainer", "TRL", _VERSIONS, _sft),
+        Reading("TRL DPOTrainer", "DPOTrainer", _VERSIONS, _dpo),
+    ),
+    Format(
+        "trl",
+        _settings,
+        suffix=".yaml",
+        use="trl sft --config FILE, with data set and schedule added",
+        workloads=("causal_lm",),
+    ),
+    _launch,
 )

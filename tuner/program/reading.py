@@ -1,18 +1,16 @@
-"""What a behaviour is: from the arguments of a trainer to knobs of workload `causal_lm`."""
+"""Reads the arguments of a trainer into parameters of workload `causal_lm`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from tuner.core.records import KnobValue
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import ALL_LINEAR
-from tuner.program.arguments import EMULATE, Arguments
+from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
 from tuner.program.keywords import DTYPES
-from tuner.program.launch import sharding
-from tuner.program.training import ProgramTraining
+from tuner.program.trainers.accelerate import sharding
 
 STORED = "stored"
 """In place of a dtype: the one that the checkpoint has."""
@@ -23,34 +21,6 @@ PEFT_DEFAULT = "peft's default"
 
 NOT_COMPARED = "this is not compared with the emulated program yet"
 """A note beside numbers that nothing was held against."""
-
-
-@dataclass(slots=True)
-class Planned:
-    """What a training is predicted as.
-
-    Knobs may have `STORED` and `PEFT_DEFAULT` for what the model decides. `sequences` is how many
-    one example of the micro-batch makes: two in preference training.
-    """
-
-    model: str | None
-    knobs: dict[str, Any]
-    sequences: int = 1
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Behaviour:
-    """A trainer of one version: `plan` makes knobs of what a program says.
-
-    `trainer` is the name that `read_training` has for it. `read` are the versions of packages whose
-    code `plan` was written from.
-    """
-
-    name: str
-    trainer: str
-    read: Mapping[str, str]
-    plan: Callable[[ProgramTraining], Planned]
 
 
 def number(arguments: Arguments, name: str, default: int | float) -> Any:

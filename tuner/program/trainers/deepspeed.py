@@ -1,20 +1,22 @@
-"""DeepSpeed's settings, as Trainer reads them from a file and accelerate from its own.
+"""DeepSpeed: its launcher, and its settings, which transformers' Trainer and accelerate read.
 
 Read from transformers 5.23 (integrations/deepspeed.py), accelerate 1.15 (`DeepSpeedPlugin`) and
-DeepSpeed 0.19 (runtime/zero/config.py).
+DeepSpeed 0.19 (launcher/runner.py, runtime/zero/config.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
 from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, REDUCE_BUCKET, ZERO_STAGES
-from tuner.program.arguments import EMULATE, values_of_files
+from tuner.program.arguments import EMULATE, options_of, values_of_files
 from tuner.program.reads import opened
+from tuner.program.trainer import Format, Launch, Trainer
+from tuner.program.writing import Settings, SettingsReader, without_none
 
 AUTO = "auto"
 """In place of a number: Trainer fills it in."""
@@ -93,3 +95,45 @@ def _moved(settings: Mapping[str, Any]) -> set[str]:
         if str(settings.get(f"{name}.device", "none")).lower() == "none"
     }
     return {key for key in settings if key.partition(".")[0] in off}
+
+
+def launch(words: Sequence[str]) -> Launch:
+    """How the words behind `deepspeed` start the program."""
+    options = options_of(words)
+    found = Launch(processes=None)
+    if "num_gpus" in options:
+        found.processes = found.whole("deepspeed --num_gpus", str(options["num_gpus"]))
+    elif "include" in options:
+        hosts = str(options["include"]).split("@")
+        found.processes = len([n for n in hosts[0].partition(":")[2].split(",") if n]) or None
+        found.set_machines("deepspeed --include", str(len(hosts)))
+    found.set_machines("deepspeed --num_nodes", str(options.get("num_nodes", 1)))
+    return found
+
+
+def _settings(chosen: SettingsReader, model: str | None) -> Settings:
+    """A DeepSpeed configuration, with ZeRO where the configuration has it."""
+    del model  # named by the script that is launched
+    mixed = chosen.text("mixed_precision")
+    return without_none(
+        {
+            "train_batch_size": chosen.get("effective_batch"),
+            "train_micro_batch_size_per_gpu": chosen.get("micro_batch"),
+            "gradient_accumulation_steps": chosen.get("grad_accum"),
+            "gradient_clipping": chosen.get("max_grad_norm"),
+            "bf16": {"enabled": mixed == "bf16"},
+            "fp16": {"enabled": mixed == "fp16"},
+            "zero_optimization": chosen.zero or {"stage": 0},
+        }
+    )
+
+
+TRAINER = Trainer(
+    "DeepSpeed",
+    format=Format(
+        "deepspeed",
+        _settings,
+        suffix=".json",
+        use="deepspeed train.py --deepspeed_config FILE",
+    ),
+)

@@ -1,10 +1,8 @@
-"""The formats by name, and how their settings become text."""
+"""The recommended configuration as the settings of another tool."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,15 +13,16 @@ import yaml
 from tuner.core.errors import InputError, unknown
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
-from tuner.program.formats import tools
-from tuner.program.formats.format import Format
-from tuner.program.formats.settings_reader import SettingsReader
+from tuner.program.trainer import Format, trainers
+from tuner.program.writing import SettingsReader
 
-FORMATS: Mapping[str, Format] = {
-    found.name: importlib.import_module(f"{tools.__name__}.{found.name}").FORMAT
-    for found in pkgutil.iter_modules(tools.__path__)
-}
-"""By name: each module of `tuner.program.formats.tools`."""
+_COMMAND = Format(
+    "command", lambda chosen, model: {}, suffix=".txt", use="the arguments of a training script"
+)
+_FOUND = (_COMMAND, *(trainer.format for trainer in trainers() if trainer.format is not None))
+
+FORMATS: Mapping[str, Format] = {one.name: one for one in sorted(_FOUND, key=lambda f: f.name)}
+"""The formats by name."""
 
 
 @dataclass(frozen=True, slots=True)

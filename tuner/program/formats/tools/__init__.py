@@ -1,1 +1,0 @@
-"""The formats: one file each, with its `FORMAT`."""

@@ -1,0 +1,155 @@
+"""A trainer: how tuner recognises, reads and starts its programs, and writes its settings."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.core.errors import Problem
+from tuner.core.records import KnobValue
+from tuner.program import trainers as modules
+from tuner.program.arguments import ProgramTraining
+from tuner.program.edit.place import Location
+from tuner.program.writing import Settings, SettingsReader
+
+FILE = "{file}"
+"""Stands for the settings file in the command of a trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """The settings file of a trainer that takes all its settings from one.
+
+    `command` starts the trainer, with `FILE` for the file. A file belongs to it when it has one of
+    the keys of each group in `keys`, at any depth.
+    """
+
+    command: tuple[str, ...]
+    keys: tuple[tuple[str, ...], ...]
+    takes_assignments: bool = False
+    """Whether words such as `batch_size=4` set keys of the file."""
+
+    def is_of(self, places: Sequence[Location]) -> bool:
+        """Whether a file with these values belongs to the trainer."""
+        found = {str(step) for place in places for step in place.path}
+        return all(any(key in found for key in group) for group in self.keys)
+
+
+@dataclass(slots=True)
+class Planned:
+    """A training as it is predicted.
+
+    Parameters may be `reading.STORED` and `reading.PEFT_DEFAULT` where the model decides.
+    `sequences` is the number of sequences in one example of the micro-batch.
+    """
+
+    model: str | None
+    knobs: dict[str, Any]
+    sequences: int = 1
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Reads the trainings of one trainer class or tool, named `trainer` by `read_training`.
+
+    `versions` are those of the packages whose code `plan` was written from.
+    """
+
+    name: str
+    trainer: str
+    versions: Mapping[str, str]
+    plan: Callable[[ProgramTraining], Planned]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The settings that `tuner export --to NAME` writes; `suffix` is that of the file.
+
+    `use` names the command that takes the file, or makes that text from the settings.
+    """
+
+    name: str
+    build: Callable[[SettingsReader, str | None], Settings]
+    suffix: str
+    use: str | Callable[[Mapping[str, Any]], str]
+    workloads: tuple[str, ...] = ()
+    """The workloads that the tool can train; all when empty."""
+
+
+@dataclass(slots=True)
+class Launch:
+    """How a program is started.
+
+    `processes` is their number on each of the `machines`; None means one for each GPU. `knobs`
+    hold the sharding that the launcher sets.
+    """
+
+    processes: int | None = 1
+    machines: int = 1
+    knobs: dict[str, KnobValue] = field(default_factory=dict)
+    mixed_precision: str | None = None
+    problems: list[Problem] = field(default_factory=list)
+    starts_ranks: bool = True
+    """Whether it can start more than one process."""
+
+    def on(self, gpus: int | None) -> int:
+        """The number of ranks on machines with `gpus` each; problems are noted."""
+        ranks = self.processes or gpus or 1
+        if gpus is not None and not self.starts_ranks and gpus > 1:
+            text = (
+                f"starts one process on {gpus} GPUs, where a trainer uses DataParallel, which is "
+                f"not predicted: start it with torchrun --nproc-per-node {gpus}"
+            )
+            self.problems.append(Problem(text, "the command"))
+        elif gpus is not None and gpus != ranks:
+            text = f"starts {ranks} processes, and --gpus is {gpus}: both have to be the same"
+            self.problems.append(Problem(text, "the command"))
+        return ranks * self.machines
+
+    def whole(self, where: str, text: str) -> int | None:
+        """The number that `text` says; anything else is a problem."""
+        if text.isascii() and text.isdigit() and int(text) > 0:
+            return int(text)
+        self.problems.append(Problem(f"is {text!r}, and a number of processes is wanted", where))
+        return None
+
+    def set_machines(self, where: str, text: str) -> None:
+        """Set the number of machines from a launcher's word for it."""
+        if text not in ("1", "-1"):
+            self.machines = self.whole(where, text) or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """All that tuner knows of one trainer; every part is optional.
+
+    `launch` gets the program, and tells how the tool's own command starts it.
+    """
+
+    name: str
+    file: SettingsFile | None = None
+    readings: tuple[Reading, ...] = ()
+    format: Format | None = None
+    launch: Callable[[Any], Launch] | None = None
+
+
+@functools.cache
+def trainers() -> tuple[Trainer, ...]:
+    """The `TRAINER` of each module in `tuner.program.trainers`, in the order of their names."""
+    names = sorted(found.name for found in pkgutil.iter_modules(modules.__path__))
+    return tuple(importlib.import_module(f"{modules.__name__}.{name}").TRAINER for name in names)
+
+
+def trainer_of(places: Sequence[Location]) -> Trainer | None:
+    """The trainer whose settings file has these values; None for an unknown one."""
+    return next((t for t in trainers() if t.file is not None and t.file.is_of(places)), None)
+
+
+def trainer_named(name: str) -> Trainer | None:
+    """The trainer with a settings file that has this name."""
+    return next((t for t in trainers() if t.file is not None and t.name == name), None)

@@ -1,0 +1,235 @@
+"""accelerate: its launcher, its configuration file and its settings of FSDP.
+
+Read from accelerate 1.15 (commands/launch.py, utils/dataclasses.py) and transformers 5.23
+(`_process_fsdp_args`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.core.errors import Problem
+from tuner.core.records import KnobValue
+from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD
+from tuner.program.arguments import EMULATE, file_in
+from tuner.program.program import Program
+from tuner.program.reads import opened
+from tuner.program.trainer import Format, Launch, Trainer
+from tuner.program.trainers.deepspeed import zero_knobs, zero_of_file
+from tuner.program.writing import Settings, SettingsReader, without_none
+
+_KINDS = {
+    "NO": "",
+    "MULTI_GPU": "multi_gpu",
+    "FSDP": "use_fsdp",
+    "DEEPSPEED": "use_deepspeed",
+    "MEGATRON_LM": "use_megatron_lm",
+}
+"""accelerate's `distributed_type`, and the option that says the same."""
+
+_NOT_PREDICTED = {
+    "use_megatron_lm": "training with Megatron-LM",
+    "use_parallelism_config": "tensor or context parallelism",
+    "cpu": "training on a processor",
+}
+
+
+def launch(program: Program, options: dict[str, Any]) -> Launch:
+    """`accelerate launch`: what its options say counts more than its configuration file."""
+    found = Launch(processes=None)
+    options = _with_file(program, options, found)
+    if "num_processes" in options:
+        name = "accelerate's num_processes"
+        found.processes = found.whole(name, str(options["num_processes"]))
+    found.set_machines("accelerate's num_machines", str(options.get("num_machines", 1)))
+    if found.processes is not None and found.machines > 1:  # it counts those of all machines
+        found.processes = max(1, found.processes // found.machines)
+    if options.get("mixed_precision") not in (None, "no"):
+        found.mixed_precision = str(options["mixed_precision"])
+    if str(options.get("dynamo_backend", "no")).lower() != "no":
+        text = f"compiles the model, which is not predicted: {EMULATE}"
+        found.problems.append(Problem(text, "accelerate's dynamo_backend"))
+    for name, what in _NOT_PREDICTED.items():
+        if is_true(options.get(name)):
+            found.problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{name}"))
+    if is_true(options.get("use_deepspeed")):
+        found.knobs, problems = _deepspeed_of(program, options)
+        found.problems += problems
+    if is_true(options.get("use_fsdp")):
+        settings = {
+            name.removeprefix("fsdp_"): value
+            for name, value in options.items()
+            if name.startswith("fsdp_")
+        }
+        defaults = {"version": 1, "auto_wrap_policy": "NO_WRAP", **settings}
+        found.knobs, problems = sharding(defaults, "accelerate's fsdp")
+        found.problems += problems
+    return found
+
+
+def _with_file(program: Program, options: dict[str, Any], launch: Launch) -> dict[str, Any]:
+    """The options, with those of accelerate's file for what they leave open."""
+    own = {name for name in (*_KINDS.values(), "cpu") if name in options}
+    values = _configured(program, options.get("config_file"), launch)
+    kind = str(values.pop("distributed_type", "NO"))
+    found = {**values, **options}
+    if kind not in _KINDS:
+        text = f"is {kind}, and is predicted as {', '.join(_KINDS)}: {EMULATE}"
+        launch.problems.append(Problem(text, "accelerate's distributed_type"))
+    elif _KINDS[kind] and not own:
+        found[_KINDS[kind]] = True
+    elif values and not own:
+        found.setdefault("num_processes", 1)
+    return found
+
+
+def _deepspeed_of(
+    program: Program, options: Mapping[str, Any]
+) -> tuple[dict[str, KnobValue], list[Problem]]:
+    """What accelerate tells DeepSpeed, by itself or with a file of its settings."""
+    file = options.get("deepspeed_config_file")
+    if file is not None:
+        return zero_of_file(program.folder / str(file))
+    settings = {"stage": int(str(options.get("zero_stage", 2)))}
+    for name in ("offload_optimizer", "offload_param"):
+        settings[f"{name}.device"] = options.get(f"{name}_device", "none")
+    return zero_knobs(settings, "accelerate's deepspeed_config")
+
+
+def _configured(program: Program, named: str | None, launch: Launch) -> dict[str, Any]:
+    """The values of accelerate's configuration file by the options that they are defaults of.
+
+    Without a name it is the one that `accelerate config` has written, if there is one.
+    """
+    if named is None:
+        from accelerate.commands.config import default_config_file  # imports torch
+
+        path = Path(default_config_file)
+        if not path.is_file():
+            return {}
+    else:
+        path = program.folder / file_in(named)
+    source = opened(path)
+    if source is None:
+        text = "cannot be read: expected a YAML or JSON file of `accelerate config`"
+        launch.problems.append(Problem(text, str(path)))
+        return {}
+    values: dict[str, Any] = {}
+    for place in source.places:
+        match place.path if place.value is not None else ():
+            case (str(name),):
+                values[name] = place.value
+            case ("fsdp_config", str(name)):
+                values[f"fsdp_{name.removeprefix('fsdp_')}"] = place.value
+            case ("deepspeed_config", str(name)):
+                values[name] = place.value
+            case ("dynamo_config", str(name)):
+                values[f"dynamo_{name.removeprefix('dynamo_')}"] = place.value
+            case ("parallelism_config", _):
+                values["use_parallelism_config"] = True
+    return values
+
+
+_LEFT_ALONE = ("false", "none", "0", "")
+
+
+def is_true(value: object) -> bool:
+    """Whether a value of a command line or a YAML file is true."""
+    return value is not None and str(value).lower() not in _LEFT_ALONE
+
+
+def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobValue], list[Problem]]:
+    """Knobs of FSDP, from accelerate's settings without their "fsdp_"; and what they do not say.
+
+    The same settings are in `fsdp_config` of TrainingArguments, with other defaults.
+    """
+    problems = []
+    refused = {
+        "offload_params": "offload of weights",
+        "cpu_offload": "offload of weights",
+        "activation_checkpointing_offload": "offload of activations",
+        "ignored_modules": "sharding without some modules",
+        "xla": "training on XLA",
+    }
+    for name, what in refused.items():
+        if is_true(settings.get(name)):
+            problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{where} {name}"))
+    if str(settings.get("version", 2)) != "2":
+        text = f"is {settings['version']}, and FSDP1 is not predicted: set it to 2; or {EMULATE}"
+        problems.append(Problem(text, f"{where} version"))
+    policy = str(settings.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")).upper()
+    if policy != "TRANSFORMER_BASED_WRAP":
+        text = f"is {policy}, and is predicted as TRANSFORMER_BASED_WRAP: {EMULATE}"
+        problems.append(Problem(text, f"{where} auto_wrap_policy"))
+    knobs: dict[str, KnobValue] = {DISTRIBUTED: "fsdp2"}
+    if not is_true(settings.get("reshard_after_forward", True)):
+        knobs[RESHARD] = False
+    if is_true(settings.get("activation_checkpointing")):
+        # `checkpoint_wrapper` around each layer, without reentrance.
+        knobs |= {"gradient_checkpointing": True, "use_reentrant": False}
+    return knobs, problems
+
+
+# -- writing ----------------------------------------------------------------------
+
+
+def _settings(chosen: SettingsReader, model: str | None) -> Settings:
+    """A file of `accelerate launch --config_file`, for all its GPUs (accelerate 1.15)."""
+    del model  # named by the script that is launched
+    chosen.leave("grad_accum", "belongs to Accelerator(gradient_accumulation_steps=...)")
+    ranks = chosen.get("gpus_per_trial") or 1
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        **_distributed(chosen),
+        "mixed_precision": chosen.text("mixed_precision") or "no",
+        "num_machines": chosen.get("machines") or 1,
+        "num_processes": ranks,
+        "machine_rank": 0,
+        "use_cpu": False,
+        "debug": False,
+    }
+
+
+def _distributed(chosen: SettingsReader) -> Settings:
+    """How its processes share the work."""
+    parallelism = chosen.parallelism
+    chosen.get("distributed")
+    if parallelism.ranks == 1:
+        return {"distributed_type": "NO"}
+    if parallelism.is_sharded:
+        sharding = {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": chosen.get("reshard_after_forward") is not False,
+        }
+        found: Settings = {"distributed_type": "FSDP", "fsdp_config": sharding}
+        chosen.get("dp_shard_size")
+        if parallelism.group < parallelism.ranks:
+            found["parallelism_config"] = {
+                "parallelism_config_dp_replicate_size": parallelism.ranks // parallelism.group,
+                "parallelism_config_dp_shard_size": parallelism.group,
+            }
+        return found
+    if not parallelism.zero_stage:
+        return {"distributed_type": "MULTI_GPU"}
+    chosen.leave("reduce_bucket_size", "belongs to a file of DeepSpeed's: deepspeed_config_file")
+    zero = {
+        "zero_stage": parallelism.zero_stage,
+        "zero3_init_flag": parallelism.shares_weights,
+        "gradient_accumulation_steps": chosen.get("grad_accum"),
+        "gradient_clipping": chosen.get("max_grad_norm"),
+    }
+    return {"distributed_type": "DEEPSPEED", "deepspeed_config": without_none(zero)}
+
+
+TRAINER = Trainer(
+    "accelerate",
+    format=Format(
+        "accelerate",
+        _settings,
+        suffix=".yaml",
+        use="accelerate launch --config_file FILE",
+    ),
+)

@@ -1,0 +1,36 @@
+"""Lightning: the part of a LightningCLI file about the trainer."""
+
+from __future__ import annotations
+
+from tuner.program.trainer import Format, Trainer
+from tuner.program.writing import Settings, SettingsReader, without_none
+
+
+def _settings(chosen: SettingsReader, model: str | None) -> Settings:
+    """The part `trainer` of the file: arguments of `lightning.Trainer` (2.6)."""
+    del model  # the model is the user's own module
+    mixed, precision = chosen.text("mixed_precision"), chosen.text("precision")
+    known = {"bf16": "bf16-mixed", "fp16": "16-mixed"}.get(mixed)
+    plain = {"bf16": "bf16-true", "fp16": "16-true", "fp32": "32-true", "tf32": "32-true"}
+    if precision != "fp32":
+        chosen.leave("precision", "how base weights are kept is up to your LightningModule")
+    for name in ("micro_batch", "max_length"):
+        chosen.leave(name, "belongs to your data module")
+    norm = chosen.get("max_grad_norm")
+    trainer = {
+        "accumulate_grad_batches": chosen.get("grad_accum"),
+        "precision": known or plain.get(precision),
+        "gradient_clip_val": norm or None,
+    }
+    return {"trainer": without_none(trainer)}
+
+
+TRAINER = Trainer(
+    "Lightning",
+    format=Format(
+        "lightning",
+        _settings,
+        suffix=".yaml",
+        use="LightningCLI: python train.py fit --config FILE",
+    ),
+)

@@ -1,0 +1,244 @@
+"""torchtune's recipes.
+
+Read from 0.6.1: recipes/lora_finetune_single_device.py, recipes/full_finetune_single_device.py,
+models/, modules/peft/lora.py and training/activations.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.core.errors import Problem
+from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.program.arguments import EMULATE, Arguments, ProgramTraining
+from tuner.program.program import Program
+from tuner.program.reading import NOT_COMPARED, listed, number, unset
+from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
+from tuner.program.writing import Settings, SettingsReader, without_none
+
+_VERSIONS = {"torchtune": "0.6.1"}
+
+_BUILDERS = {
+    "llama2.llama2_7b": "llama-2-7b",
+    "llama2.llama2_13b": "llama-2-13b",
+    "llama2.llama2_70b": "llama-2-70b",
+    "llama3.llama3_8b": "llama-3-8b",
+    "llama3_1.llama3_1_8b": "llama-3.1-8b",
+    "llama3_1.llama3_1_70b": "llama-3.1-70b",
+    "llama3_2.llama3_2_1b": "llama-3.2-1b",
+    "llama3_2.llama3_2_3b": "llama-3.2-3b",
+    "llama3_3.llama3_3_70b": "llama-3.3-70b",
+    "mistral.mistral_7b": "mistral-7b-v0.1",
+    "gemma.gemma_2b": "gemma-2b",
+    "gemma.gemma_7b": "gemma-7b",
+    "gemma2.gemma2_2b": "gemma-2-2b",
+    "gemma2.gemma2_9b": "gemma-2-9b",
+    "gemma2.gemma2_27b": "gemma-2-27b",
+    "qwen2_5.qwen2_5_0_5b": "qwen2.5-0.5b",
+    "qwen2_5.qwen2_5_1_5b": "qwen2.5-1.5b",
+    "qwen2_5.qwen2_5_3b": "qwen2.5-3b",
+    "qwen2_5.qwen2_5_7b": "qwen2.5-7b",
+    "qwen2_5.qwen2_5_14b": "qwen2.5-14b",
+    "qwen2_5.qwen2_5_32b": "qwen2.5-32b",
+    "qwen2_5.qwen2_5_72b": "qwen2.5-72b",
+}
+"""Models of the catalogue by their builder in torchtune.models, without lora_ and the like."""
+
+_LOSSES = {
+    "torch.nn.CrossEntropyLoss": "transformers",
+    "torchtune.modules.loss.CEWithChunkedOutputLoss": "transformers",
+    "torchtune.modules.loss.LinearCrossEntropyLoss": "chunked",
+}
+
+_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+
+_NOT_PREDICTED = {
+    "compile": "what compiled code takes",
+    "enable_activation_offloading": "offloading of activations",
+    "optimizer_in_bwd": "an update in the backward pass",
+    "dataset.packed": "packing, with a mask for the samples of a row,",
+    "model.apply_lora_to_output": "an adapter on the output head",
+    "optimizer.amsgrad": "a third state of AdamW",
+}
+
+_WITHOUT_MEMORY = (
+    "tokenizer", "checkpointer", "dataset", "optimizer.lr", "optimizer.betas", "optimizer.eps",
+    "optimizer.weight_decay", "optimizer.momentum", "loss", "lr_scheduler", "metric_logger",
+    "log_", "output_dir", "epochs", "max_steps", "seed", "shuffle", "resume", "save_", "device",
+    "num_warmup", "model.lora_alpha", "profiler", "model_type", "peak_memory", "run_val", "cudnn",
+)  # fmt: skip
+
+
+def _plan(training: ProgramTraining) -> Planned:
+    given = training["arguments"]
+    # A component is read by its name and its arguments.
+    values = {n: a for n, a in given.values.items() if f"{n}._component_" not in given.values}
+    file = Arguments(given.title, values, given.found)
+    unset(file, _NOT_PREDICTED)
+    unset(file, {name: "what compiled code takes" for name in file.values if "compile." in name})
+    builder = str(file.take("model._component_")).removeprefix("torchtune.models.")
+    family, _, name = builder.rpartition(".")
+    is_quantized = name.startswith("qlora_") or file.take("model.quantize_base") is True
+    has_adapters = name.startswith(("lora_", "qlora_"))
+    name = name.removeprefix("q").removeprefix("lora_") if has_adapters else name
+    plain = f"{family}.{name}".removesuffix("_base").removesuffix("_instruct")
+    dtype = str(file.take("dtype", "bf16"))
+    if dtype not in _DTYPES.values():
+        file.refuse("dtype", f"is {dtype}; predicted: {', '.join(_DTYPES.values())}")
+    knobs: dict[str, Any] = {
+        "micro_batch": number(file, "batch_size", 1),
+        "grad_accum": number(file, "gradient_accumulation_steps", 1),
+        "gradient_checkpointing": bool(file.take("enable_activation_checkpointing", False)),
+        "use_reentrant": False,
+        "optimizer": _optimizer(file),
+        "max_grad_norm": number(file, "clip_grad_norm", 0),
+        "precision": dtype,
+        "mixed_precision": "no",
+        "attention": "sdpa",
+        "loss": _loss(file),
+        "training_loop": "trainer",  # it deletes the logits before the backward pass
+        "kbit_preparation": "none",
+        "lora_rank": 0,
+    }
+    if file.take("tokenizer.max_seq_len", quietly=True) is not None:
+        knobs["max_length"] = number(file, "tokenizer.max_seq_len", 0)
+    if is_quantized:
+        knobs |= {"precision": "nf4", "compute_dtype": dtype, "double_quant": True}
+    if has_adapters:
+        knobs |= _read_adapters(file, dtype)
+    file.leave_out(_WITHOUT_MEMORY)
+    return Planned(_BUILDERS.get(plain), knobs, notes=[NOT_COMPARED])
+
+
+def _read_adapters(file: Arguments, dtype: str) -> dict[str, Any]:
+    names = {theirs: ours for ours, theirs in _ATTENTION.items()}
+    targets = listed(file, "model.lora_attn_modules")
+    unknown = [target for target in targets if target not in names]
+    if unknown or not targets:
+        file.refuse("model.lora_attn_modules", f"expected some of {', '.join(names)}")
+    has_mlp = file.take("model.apply_lora_to_mlp", False) is True
+    is_dora = file.take("model.use_dora", quietly=True) is True
+    return {
+        **({"adapter": "dora"} if is_dora else {}),
+        **({"adapter_dtype": "bf16"} if dtype == "bf16" else {}),
+        "lora_rank": number(file, "model.lora_rank", 8),
+        "lora_alpha": file.take("model.lora_alpha", 16, quietly=True),
+        "lora_dropout": number(file, "model.lora_dropout", 0.0),
+        "lora_targets": (*(names[t] for t in targets if t in names), *(_MLP if has_mlp else ())),
+    }
+
+
+def _optimizer(file: Arguments) -> str:
+    """The optimizer of this class whose own settings the file repeats best."""
+    path = str(file.take("optimizer._component_"))
+    found = {
+        name: one.recipe
+        for name, one in OPTIMIZERS.items()
+        if one.path.replace(":", ".") == path
+        and all(file.take(f"optimizer.{key}", False) == value for key, value in one.recipe.items())
+    }
+    if not found:
+        known = ", ".join(dict.fromkeys(o.path.replace(":", ".") for o in OPTIMIZERS.values()))
+        file.refuse("optimizer._component_", f"is {path}; predicted: {known}")
+    return max(found, key=lambda name: len(found[name]), default="adamw_torch")
+
+
+def _loss(file: Arguments) -> str:
+    kind = str(file.take("loss._component_", "torch.nn.CrossEntropyLoss"))
+    if kind.endswith(".CEWithChunkedOutputLoss"):
+        file.found.left_out.append(f"{file.where('loss._component_')}: its chunks of the logits")
+    if kind not in _LOSSES:
+        file.refuse("loss._component_", f"is {kind}; predicted: {', '.join(_LOSSES)}")
+    return _LOSSES.get(kind, "transformers")
+
+
+def _launch(program: Program) -> Launch:
+    """`tune run RECIPE`, which starts one process; other recipes are not predicted."""
+    launch = Launch(starts_ranks=False)
+    names = [Path(word).name for word in program.command]
+    words = names[names.index("run") + 1 :] if "run" in names else []
+    recipe = next((word for word in words if "finetune" in word or "single" in word), "")
+    if recipe not in ("lora_finetune_single_device", "full_finetune_single_device"):
+        text = f"is {recipe or 'none that is known'}, which is not predicted: {EMULATE}"
+        launch.problems.append(Problem(text, "the recipe"))
+    return launch
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _settings(chosen: SettingsReader, model: str | None) -> Settings:
+    """Changes to a configuration of the recipes."""
+    del model  # torchtune names a builder, which does not follow from the name of the model
+    precision = chosen.text("precision")
+    chosen.get("effective_batch")  # the product of micro-batch and accumulation
+    optimizer = OPTIMIZERS[chosen.text("optimizer")]
+    dtype = _DTYPES.get(chosen.dtype)
+    if precision == "int8" or dtype is None:
+        chosen.leave("precision", "the recipes train in fp32 and bf16, quantised to nf4 at most")
+    chosen.leave("mixed_precision", "the recipes train in one dtype, without autocast")
+    chosen.implies("attention", "sdpa")
+    norm = chosen.get("max_grad_norm")
+    return without_none(
+        {
+            "model": _adapters(chosen) if chosen.has_adapters else None,
+            "tokenizer": without_none({"max_seq_len": chosen.get("max_length")}),
+            "batch_size": chosen.get("micro_batch"),
+            "gradient_accumulation_steps": chosen.get("grad_accum"),
+            "optimizer": {"_component_": optimizer.path.replace(":", "."), **optimizer.recipe},
+            "clip_grad_norm": norm or None,
+            "dtype": dtype,
+            "enable_activation_checkpointing": chosen.get("gradient_checkpointing"),
+        }
+    )
+
+
+def _adapters(chosen: SettingsReader) -> Settings:
+    if chosen.text("adapter") == "rslora":
+        chosen.leave("adapter", "the recipes scale by lora_alpha / lora_rank: adjust lora_alpha")
+    return without_none(
+        {
+            **_targets(chosen),
+            "use_dora": True if chosen.text("adapter") == "dora" else None,
+            "lora_rank": chosen.get("lora_rank"),
+            "lora_alpha": chosen.get("lora_alpha"),
+            "lora_dropout": chosen.get("lora_dropout"),
+            "quantize_base": chosen.text("precision") == "nf4",
+        }
+    )
+
+
+def _targets(chosen: SettingsReader) -> Settings:
+    targets = chosen.targets
+    names = [*_ATTENTION, *_MLP] if targets == "all-linear" else list(targets or [])
+    in_mlp = [name for name in _MLP if name in names]
+    unknown = [name for name in names if name not in _ATTENTION and name not in _MLP]
+    if unknown or (in_mlp and len(in_mlp) < len(_MLP)):
+        chosen.leave("lora_targets", "the MLP gets adapters as a whole, other modules get none")
+    return {
+        "lora_attn_modules": [_ATTENTION[name] for name in names if name in _ATTENTION],
+        "apply_lora_to_mlp": len(in_mlp) == len(_MLP),
+        "apply_lora_to_output": False,
+    }
+
+
+def _use(settings: Mapping[str, Any]) -> str:
+    recipe = "lora_finetune_single_device" if "model" in settings else "full_finetune_single_device"
+    return f"changes to the configuration of tune run {recipe}"
+
+
+TRAINER = Trainer(
+    "torchtune",
+    SettingsFile(
+        ("tune", "run", "lora_finetune_single_device", "--config", FILE),
+        (("_component_",), ("batch_size",)),
+        takes_assignments=True,
+    ),
+    (Reading("torchtune", "torchtune", _VERSIONS, _plan),),
+    Format("torchtune", _settings, suffix=".yaml", use=_use, workloads=("causal_lm",)),
+    _launch,
+)
