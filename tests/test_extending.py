@@ -72,8 +72,8 @@ def test_a_trainer_is_read_and_written(clone: Path) -> None:
     assert "grad_accum" in text.partition("Not said here")[2]
     (clone / "run.yaml").write_text("notes_model: qwen2.5-0.5b\nrank: 4\nbatch: 2\nseed: 1\nx: 2\n")
     plan = json.loads(tuner(clone, "check", "run.yaml", "--gpu", "a6000", "--predict", "--json"))
-    assert plan["program"]["prediction"]["trainer"] == "Notes"
-    assert plan["program"]["prediction"]["left_out"] == ["run.yaml:5 x"]
+    assert plan["program"]["trainer"] == "Notes"
+    assert plan["program"]["left_out"] == ["run.yaml:5 x"]
 
 
 def test_a_strategy_proposes(clone: Path) -> None:
