@@ -25,17 +25,17 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=unread)
     shutil.copytree(ROOT / "results/qlora27b", folder / "results/qlora27b", ignore=unread)
     package = folder / "tuner"
-    table = package / "space/optimizers.py"
+    table = package / "core/setup/optimizers.py"
     head, rows, rest = table.read_text().partition("OPTIMIZERS: Mapping[str, Optimizer] = {\n")
     assert rows
     table.write_text(head + rows + OPTIMIZER + "\n" + rest)
-    (package / "export/tools/notes.py").write_text(FORMAT)
+    (package / "program/formats/tools/notes.py").write_text(FORMAT)
     (folder / "strategy.py").write_text(STRATEGY)
-    catalogue = package / "gpus.yaml"
+    catalogue = package / "space/gpus.yaml"
     head, gpus, rest = catalogue.read_text().partition("\ngpus:\n")
     assert gpus
     catalogue.write_text(head + gpus + GPU + "\n" + rest)
-    (package / "models/configs/house-llama.json").write_text(MODEL)
+    (package / "space/models/configs/house-llama.json").write_text(MODEL)
     return folder
 
 
