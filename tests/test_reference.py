@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 from device_fakes import profile_of
 
-from tuner.app import measure_device
 from tuner.core.errors import UnavailableError
 from tuner.core.host import CpuTimes
 from tuner.core.units import MIB
 from tuner.cost.operators.workspace import PROCESSOR
 from tuner.cost.speed.processor import on_its_device, processor
 from tuner.cost.speed.profile import REFERENCE, load_profile
-from tuner.predict import reference
+from tuner.predict import measure_device, reference
 from tuner.predict.reference import (
     POINTS,
     WORKLOAD,
