@@ -26,8 +26,8 @@ from tuner.program.program import read_program
 from tuner.program.settings import Setting, find_settings, scripts_of
 from tuner.searches.best import BestTrial
 from tuner.space import SearchSpace
+from tuner.space.apply import Path as KeySteps
 from tuner.space.command import Command
-from tuner.space.keypath import Path as KeySteps
 from tuner.space.models.same import same_architecture
 
 

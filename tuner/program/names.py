@@ -27,7 +27,7 @@ from tuner.program.parsed import (
     unrolled,
 )
 from tuner.program.reads import module_path
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 _CONVERSIONS = ("int", "float", "str", "bool")
 _FIELDS = ("field", "Field", "Option")

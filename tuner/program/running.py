@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tuner.core.scratch import scratch_folder
+from tuner.core.files import scratch_folder
 from tuner.program.arguments import file_in
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import PYTHON, SourceFile

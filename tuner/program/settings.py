@@ -37,7 +37,7 @@ from tuner.program.names import (
 )
 from tuner.program.parsed import Option, last_name
 from tuner.program.program import Program
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 _MOST_STEPS = 8
 """From one `${...}` to the next; more is a circle."""

@@ -14,8 +14,8 @@ from tuner.program.edit.assign import Assignment
 from tuner.program.edit.comments import stale_comments
 from tuner.program.edit.place import Location, NotWritableError
 from tuner.program.edit.source import PYTHON, Edit, SourceFile, open_source
-from tuner.space.keypath import Path as KeySteps
-from tuner.space.keypath import show_path
+from tuner.space.apply import Path as KeySteps
+from tuner.space.apply import show_path
 
 Span = tuple[int, int]
 

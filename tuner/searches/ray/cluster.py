@@ -18,8 +18,8 @@ from ray.exceptions import AuthenticationError
 
 from tuner.core.environment import DEVICE_ORDER
 from tuner.core.errors import InputError, UnavailableError
+from tuner.core.files import RAY_FOLDER, scratch_folder
 from tuner.core.meanwhile import environment, log_level
-from tuner.core.scratch import RAY_FOLDER, scratch_folder
 from tuner.searches.ray.growth import grows
 from tuner.searches.ray.local_ray import started
 from tuner.searches.ray.ray_private import in_own_groups, nodes_not_printed, on_localhost

@@ -15,8 +15,8 @@ import optuna
 from ray import tune
 
 from tuner.core.errors import InputError, UnavailableError
+from tuner.core.files import scratch_folder
 from tuner.core.records import Configuration, MemoryBudget, Prediction, TrialRecord
-from tuner.core.scratch import scratch_folder
 from tuner.predict.training.memory_order import memory_order
 from tuner.searches.budget import StoppedBy
 from tuner.searches.candidates import Candidates

@@ -17,8 +17,8 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
+from tuner.core.environment import masked, secret_values
 from tuner.core.records import Outcome
-from tuner.core.secrets import masked, secret_values
 from tuner.searches.ray.concurrent import ConcurrentSearches
 from tuner.searches.ray.local_ray import LOOK_PERIOD_S, RayLostError, is_own, require_alive
 from tuner.searches.ray.ray_private import use_actor_cache
