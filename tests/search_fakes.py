@@ -22,8 +22,7 @@ from tuner.core.records import (
     Status,
     TrialRecord,
 )
-from tuner.searches.budget import StoppedBy
-from tuner.searches.progress import Progress
+from tuner.searches.progress import Progress, StoppedBy
 from tuner.searches.ray import driver
 from tuner.searches.request import SearchOutcome, SearchRequest
 

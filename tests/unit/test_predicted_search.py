@@ -21,9 +21,9 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Outcome, Prediction
 from tuner.core.units import GIB
 from tuner.predict.predictor import COMPILED_TOLERANCE
-from tuner.searches.budget import StoppedBy
 from tuner.searches.front import pareto_front
 from tuner.searches.journal import read_journal
+from tuner.searches.progress import StoppedBy
 
 
 class Tracer:

@@ -17,7 +17,7 @@ from tuner.core.units import GIB
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
 from tuner.searches.best import best_yaml, recommend
-from tuner.searches.by_gpus import trade_text
+from tuner.searches.cost import trade_text
 from tuner.searches.view import build_view
 from tuner.space.gpus import get_gpu
 

@@ -29,10 +29,10 @@ from tuner.app.target import CannotRunError, Target, check_conditions
 from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
 from tuner.core.records import Configuration, KnobValue, MemoryBudget, Source, TrialRecord
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.searches.budget import Budget
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
 from tuner.searches.objectives import objectives_of
+from tuner.searches.progress import Budget
 from tuner.searches.request import (
     DEFAULT_SEARCHER,
     DEFAULT_TRIALS,

@@ -20,11 +20,10 @@ from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.predict.predictor import COMPILED_TOLERANCE, Predictor
 from tuner.predict.stages import predict_overall
 from tuner.predict.undecided import Bound, undecided
-from tuner.searches.budget import StoppedBy
 from tuner.searches.front import DEFAULT_OBJECTIVES
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import read_journal
-from tuner.searches.progress import Progress, samples_per_s
+from tuner.searches.progress import Progress, StoppedBy, samples_per_s
 from tuner.searches.request import SearchOutcome
 
 WIDENING = 1.5

@@ -26,8 +26,7 @@ from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
 from tuner.core.records import TrialRecord
 from tuner.searches.journal import JournalWriter
 from tuner.searches.progress import Progress
-from tuner.searches.pruned import write_pruned
-from tuner.searches.request import SearchOutcome, SearchRequest
+from tuner.searches.request import SearchOutcome, SearchRequest, write_pruned
 from tuner.searches.view import View
 
 HINT = "lower the floors with --where, allow smaller values in the space, or choose a larger GPU"

@@ -17,7 +17,7 @@ from tuner.report.plot import pareto_png
 from tuner.report.table import value_text
 from tuner.report.terminal.tables import Sheet
 from tuner.searches.cost import run_cost
-from tuner.searches.ranks import times_text
+from tuner.searches.facts import times_text
 from tuner.searches.view import View
 
 ROWS = 20

@@ -26,8 +26,7 @@ from tuner.app.margin import parse_margin
 from tuner.app.quiet import quiet_libraries
 from tuner.core.records import Configuration
 from tuner.report.terminal.render import print_fields, print_json, settings_text
-from tuner.searches.facts import SpaceFacts
-from tuner.searches.ranks import gpus_text
+from tuner.searches.facts import SpaceFacts, gpus_text
 from tuner.space import parse_settings
 from tuner.space.models.trainable import model_defaults
 

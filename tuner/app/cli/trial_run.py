@@ -49,8 +49,7 @@ from tuner.core.units import format_duration, format_size
 from tuner.emulator.here import is_emulated
 from tuner.predict.stages import hardest_first
 from tuner.report.terminal.render import echo, print_fields, settings_text
-from tuner.searches.facts import SpaceFacts
-from tuner.searches.ranks import gpus_text, ranks_text
+from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.space import SearchSpace, parse_settings
 from tuner.space.data import DataFacts
 from tuner.trial.base import MeasureOptions, TrialJob, TrialRunner, outcome_versions
