@@ -10,7 +10,7 @@ import pytest
 from cli_samples import CONFIG
 
 from tuner.app import measuring
-from tuner.app.plan import SearchPlan
+from tuner.app.search.plan import SearchPlan
 from tuner.core.errors import TunerError
 from tuner.core.records import (
     Memory,

@@ -9,7 +9,7 @@ import pytest
 from search_fakes import InProcess, let_emulate, write_wide
 
 from tuner.app.cli.main import run
-from tuner.app.search import batches
+from tuner.app.search.run import batches
 from tuner.app.targets import gpu_names, load_targets
 from tuner.core.errors import InputError, UnavailableError
 from tuner.searches.journal import read_journal

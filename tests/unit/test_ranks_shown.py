@@ -10,7 +10,7 @@ from results_samples import GPU, MARGIN_BYTES, SPACE, make_record
 
 from tuner.app.cli.answers import print_front, print_recommendation
 from tuner.app.cli.every_gpu import print_answers
-from tuner.app.gpus_compared import Answer
+from tuner.app.recommendation import Answer
 from tuner.app.target import with_margin
 from tuner.core.records import MemoryBudget, RankMemory, Source, TrialRecord
 from tuner.core.units import GIB

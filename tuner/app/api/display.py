@@ -10,7 +10,7 @@ import base64
 import html
 from collections.abc import Sequence
 
-from tuner.app.gpus_compared import Answer
+from tuner.app.recommendation import Answer
 from tuner.core.units import format_duration, format_size, significant
 from tuner.report.objective_plot import objective_png
 from tuner.report.plot import pareto_png

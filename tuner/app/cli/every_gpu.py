@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.app.gpus_compared import Answer, require_an_answer
+from tuner.app.recommendation import Answer, require_an_answer
 from tuner.core.records import Source
 from tuner.core.units import GIB, format_duration, significant
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
