@@ -88,6 +88,7 @@ def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) ->
 
 
 _START = """\
+import sys as _sys
 with open({start!r}, encoding="utf-8") as _file:
     _start = __import__("json").load(_file)
 exec(compile(_start["copies"], "<tuner>", "exec"), {{"COPIES": _start["files"]}})
@@ -106,6 +107,8 @@ else:
 """What Python is given in place of a script."""
 
 _COPIES = """\
+import builtins, importlib.machinery, io, os
+
 
 real_open = io.open
 real_code = importlib.machinery.SourceFileLoader.get_code

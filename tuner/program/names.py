@@ -51,7 +51,7 @@ class Script(LinkedScript):
     """A Python file or notebook, and the meaning of its names."""
 
     def __init__(self, source: SourceFile, roots: Sequence[FilePath] = ()) -> None:
-        super().__init__(source)
+        super().__init__(source, roots)
         self._budget = _MOST_LOOKS
         self.given: dict[str, str | int] = {}
         """By name: what the command line says of an option, in place of its default."""
