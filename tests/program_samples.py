@@ -17,7 +17,8 @@ from tuner.core.errors import InputError
 from tuner.core.records import KnobValue
 from tuner.program.changes import change
 from tuner.program.program import Program, read_program
-from tuner.program.settings import Setting, find_settings
+from tuner.program.setting import Setting
+from tuner.program.settings import find_settings
 
 FOLDER = Path(__file__).with_name("programs")
 EXPECTED = FOLDER / "expected.txt"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.emulating import needs_emulator
+from tuner.app.applying import user_program
 from tuner.app.arriving import Arrivals, look
-from tuner.app.user_program import user_program
 from tuner.core.errors import InputError
 from tuner.core.records import KnobValue
 from tuner.program.edit.assign import Assignment

@@ -13,8 +13,8 @@ import pytest
 
 from tuner.program.changes import change
 from tuner.program.edit.source import SourceFile, read_places
+from tuner.program.launch import runnable, unread_files
 from tuner.program.program import Program, read_program
-from tuner.program.running import runnable, unread_files
 from tuner.program.settings import find_settings
 
 SCRIPT = """\

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tuner.app.applying import user_program
 from tuner.app.arriving import Arrival, Arrivals, look
 from tuner.app.cli.main import run
-from tuner.app.user_program import user_program
 from tuner.core.errors import InputError
 from tuner.core.records import KnobValue
 from tuner.program.edit.assign import Assignment

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.app.applying import following
-from tuner.app.user_program import user_program
+from tuner.app.applying import following, user_program
 from tuner.core.errors import InputError
 from tuner.program.edit.assign import Assignment
 from tuner.program.edit.place import Location

@@ -13,9 +13,9 @@ from program_samples import FOLDER, make_tools, program, sections
 from tuner.core.errors import InputError
 from tuner.program.changes import can_change, change
 from tuner.program.edit.source import read_places
-from tuner.program.knob_names import NAMES
 from tuner.program.program import Program
-from tuner.program.settings import Setting, find_settings
+from tuner.program.setting import NAMES, Setting
+from tuner.program.settings import find_settings
 
 COUNTS = ("micro_batch", "grad_accum", "max_length", "lora_rank")
 SWITCHES = ("gradient_checkpointing", "use_reentrant", "packing", "fused_kernels")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from program_samples import EXPECTED, FOLDER, described, make_tools, program, sections
 
-from tuner.program.settings import Setting, find_settings
+from tuner.program.setting import Setting
+from tuner.program.settings import find_settings
 
 SECTIONS = sections()
 

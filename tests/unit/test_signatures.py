@@ -16,8 +16,7 @@ from tuner.program.edit.source import SourceFile, read_places
 from tuner.program.names import Script
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
-from tuner.program.signatures import _table, signature
-from tuner.program.unexpected import hold_calls
+from tuner.program.signatures import _table, hold_calls, signature
 
 HEAD = """\
 import os

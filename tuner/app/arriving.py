@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Mapping, Sequence
+import importlib.metadata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tuner.app.applying import UserProgram
 from tuner.app.checking import ignored
 from tuner.app.device import is_cpu
-from tuner.app.user_program import UserProgram
 from tuner.core.errors import InputError, Problem, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
@@ -17,13 +19,16 @@ from tuner.core.supervised import Tail
 from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.emulator.emulation import Emulation
 from tuner.emulator.ending import Ended
-from tuner.program.checkpointing import checkpoint_calls
+from tuner.program.edit.place import is_wanted
 from tuner.program.edit.plan import FileEdit
-from tuner.program.edit.source import SourceFile, read_places
+from tuner.program.edit.python_file import last_name
+from tuner.program.edit.source import PYTHON, SourceFile, read_places
+from tuner.program.launch import runnable, unread_files
+from tuner.program.linked import Literal
+from tuner.program.names import Script
 from tuner.program.program import Program
-from tuner.program.running import runnable, unread_files
-from tuner.program.settings import Setting, find_settings
-from tuner.program.taken import is_taken
+from tuner.program.setting import Setting
+from tuner.program.settings import find_settings, scripts_of
 
 LONGEST_RUN_S = 900.0
 """What the program gets for its first step; it then counts as one that could not be run."""
@@ -87,7 +92,7 @@ def look(
     """How the `wanted` values of knobs arrive in the program once `edits` are written.
 
     It is run for one step on the emulated GPU where that can be; what no run showed is read in
-    its files. Of the ways of `tuner.app.user_program.WAYS`, "emulate" raises
+    its files. Of the ways of `tuner.app.applying.WAYS`, "emulate" raises
     `UnavailableError` where nothing can be emulated, and "read" does not run it.
     """
     notes = [user.note] if user.note else []
@@ -197,7 +202,7 @@ def _read_back(program: Program, knob: str, value: KnobValue, setting: Setting |
         return Arrival(knob, value)
     if not is_taken(program, setting):
         return Arrival(knob, value)
-    if _agree(setting.value, value):
+    if is_wanted(setting.value, value):
         return Arrival(knob, value, value, "read")
     return Arrival(knob, value, setting.value, "read", remedy=_line(setting))
 
@@ -209,7 +214,142 @@ def _line(setting: Setting) -> str:
     return setting.source.line(setting.location)
 
 
-def _agree(one: object, other: object) -> bool:
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return one == other
+_PREPARES = "prepare_model_for_kbit_training"
+_ENABLES = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
+_FIRST_NOT_REENTRANT = 5
+"""From this version of transformers on, checkpointing that is enabled without keyword arguments is
+not reentrant (`PreTrainedModel.activation_checkpointing_enable`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCall:
+    """A call that turns checkpointing on: its function, "train.py:12", and its line.
+
+    `reentrant` is how it then checkpoints; None where the call does not tell.
+    """
+
+    name: str
+    where: str
+    line: str
+    reentrant: bool | None
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it is k-bit preparation, which checkpoints quantised models only."""
+        return self.name == _PREPARES
+
+    @property
+    def remedy(self) -> str:
+        """What to write so that the call leaves checkpointing off."""
+        if self.prepares:
+            return f"{self.name}(model, use_gradient_checkpointing=False)"
+        return f"no call of {self.name}"
+
+
+def checkpoint_calls(sources: Iterable[SourceFile]) -> list[CheckpointCall]:
+    """The calls in Python files and notebooks that certainly turn checkpointing on."""
+    return [
+        call
+        for source in sources
+        if source.path.suffix in PYTHON
+        for call in _calls(Script(source))
+    ]
+
+
+def _calls(script: Script) -> Iterator[CheckpointCall]:
+    text = script.source.data.decode("utf-8").splitlines()
+    for call in script.calls:
+        name = last_name(call.func) or ""
+        if name != _PREPARES and name not in _ENABLES:
+            continue
+        if name == _PREPARES and not _is_on(script, call):
+            continue
+        if script.is_conditional(call):
+            continue
+        line = script.place_of(call).line
+        where = f"{script.source.path}:{line}"
+        yield CheckpointCall(name, where, text[line - 1].strip(), _reentrant(script, call, name))
+
+
+def _is_on(script: Script, call: ast.Call) -> bool:
+    """Whether k-bit preparation is certain to enable it, which is its default."""
+    given = [k.value for k in call.keywords if k.arg in ("use_gradient_checkpointing", None)]
+    given += call.args[1:2]
+    return not given or _value(script, given[0]) is True
+
+
+def _reentrant(script: Script, call: ast.Call, name: str) -> bool | None:
+    positional = call.args[2:3] if name == _PREPARES else call.args[:1]
+    names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+    given = [k.value for k in call.keywords if k.arg in names] + positional
+    if given:
+        return _written(script, given[0])
+    if any(k.arg is None for k in call.keywords):
+        return None
+    if name == _PREPARES:
+        return True  # peft passes {}, which leaves it to PyTorch
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return int(version.partition(".")[0]) < _FIRST_NOT_REENTRANT
+
+
+def _written(script: Script, given: ast.expr) -> bool | None:
+    """What keyword arguments of checkpoints say; PyTorch's own default is reentrant."""
+    if not isinstance(given, ast.Dict):
+        return None
+    for key, value in zip(given.keys, given.values, strict=True):
+        if isinstance(key, ast.Constant) and key.value == "use_reentrant":
+            found = _value(script, value)
+            return found if isinstance(found, bool) else None
+    return True
+
+
+def _value(script: Script, node: ast.expr) -> object:
+    ends = script.ends(node)
+    if len(ends) != 1 or not isinstance(ends[0], Literal):
+        return None
+    return getattr(ends[0].node, "value", None)
+
+
+def is_taken(program: Program, setting: Setting) -> bool:
+    """Whether the value is passed to a call, or its name is read somewhere in the scripts."""
+    place, scripts = setting.location, scripts_of(program)
+    if setting.word is not None or setting.source is None or place is None or not scripts:
+        return True
+    own = next((s for s in scripts if s.source is setting.source), None)
+    if own is not None:
+        node = own.node_at(place)
+        if node is None or own.keyword_of(node) is not None:
+            return True
+    key, owner = (str(step) for step in ("", "", *place.path)[-1:-3:-1])
+    return any(_reads(script, key, owner, own is not None) for script in scripts)
+
+
+def _reads(script: Script, key: str, owner: str, is_name: bool) -> bool:
+    """Whether a script reads `key`, or passes on the whole of `owner`.
+
+    `is_name` is whether a name alone may be meant: those in a file of settings are keys.
+    """
+    for node, parent in script.parents.items():
+        read = _read_key(node)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and is_name:
+            read = node.id
+        if read and read == key:
+            return True
+        is_whole = not isinstance(parent, ast.Attribute | ast.Subscript)
+        if read and read == owner and is_whole:
+            return True
+    return False
+
+
+def _read_key(node: ast.AST) -> object:
+    """The key of `x.key`, `x["key"]` and `x.get("key")`."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        return node.attr
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        return getattr(node.slice, "value", None)
+    if isinstance(node, ast.Call) and last_name(node.func) == "get" and node.args:
+        return getattr(node.args[0], "value", None)
+    return None

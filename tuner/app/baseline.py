@@ -13,7 +13,7 @@ from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.program.edit.assign import value_of
-from tuner.program.edit.place import Location
+from tuner.program.edit.place import Location, is_wanted
 from tuner.program.edit.source import SourceFile, open_source
 from tuner.space import ApplyTarget, SearchSpace, configure
 from tuner.space.apply import is_meant, read_key
@@ -175,7 +175,9 @@ def _value_behind(
     booleans: tuple[KnobValue, ...] = (True, False) if term.kind == "bool" else ()
     for candidates in (space.choices.get(name, ()), (*term.allowed, *booleans)):
         fitting = [
-            value for value in candidates if place.same(value_of(space, expression, {name: value}))
+            value
+            for value in candidates
+            if is_wanted(place.value, value_of(space, expression, {name: value}))
         ]
         if fitting:
             return fitting[0] if len(fitting) == 1 else None

@@ -20,8 +20,9 @@ from tuner.core.records import KnobValue
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.emulator.emulation import Emulation
 from tuner.program.changes import Change, can_change, change
+from tuner.program.edit.place import is_wanted
 from tuner.program.program import Program
-from tuner.program.settings import Setting
+from tuner.program.setting import Setting
 from tuner.trial.emulated_command import FEW
 
 LEAST_GAIN = 0.02
@@ -177,7 +178,7 @@ def is_same(written: object, arrived: object) -> bool:
         return written == arrived or arrived in kernels or (
             row is not None and row == OPTIMIZERS.get(arrived)
         )  # fmt: skip
-    return written == arrived
+    return is_wanted(written, arrived)
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from tuner.core.units import format_gib
 from tuner.program.changes import change
 from tuner.program.edit.assign import assignments
 from tuner.program.export import Exported, ExportInput, export
-from tuner.program.knob_names import NAMES
 from tuner.program.program import read_program
+from tuner.program.setting import NAMES
 from tuner.program.settings import find_settings
 from tuner.searches.best import BestTrial
 from tuner.space.command import Command, placeholders

@@ -17,7 +17,8 @@ from tuner.predict.predictor import PredictionJob, Predictor
 from tuner.program.changes import change
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import Program
-from tuner.program.settings import Setting, find_settings
+from tuner.program.setting import Setting
+from tuner.program.settings import find_settings
 from tuner.space.gpus import get_gpu
 
 

@@ -18,7 +18,7 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Memory, MemoryBudget, Prediction, Speed
 from tuner.emulator.emulation import Emulation
-from tuner.program.knob_names import NAMES
+from tuner.program.setting import NAMES
 from tuner.space import SearchSpace
 from tuner.trial.emulated_command import FEW
 

@@ -15,10 +15,10 @@ from tuner.core.supervised import Tail
 from tuner.emulator.emulating import EmulateOptions, emulate, emulate_roomy
 from tuner.emulator.emulation import Emulation
 from tuner.program.changes import change
-from tuner.program.launch import read_launch
+from tuner.program.launch import read_launch, runnable
 from tuner.program.program import Program
-from tuner.program.running import runnable
-from tuner.program.settings import Setting, find_settings
+from tuner.program.setting import Setting
+from tuner.program.settings import find_settings
 from tuner.trial.emulated_command import STEPS
 
 AT_ONCE = 2

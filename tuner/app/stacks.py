@@ -21,8 +21,8 @@ from tuner.core.supervised import Tail
 from tuner.emulator.emulating import EmulateOptions, emulate, emulate_roomy
 from tuner.emulator.emulation import EmulatedAllocation, Emulation
 from tuner.program.edit.source import PYTHON
+from tuner.program.launch import runnable
 from tuner.program.program import read_program
-from tuner.program.running import runnable
 
 _PACKAGES = """
 import importlib.metadata, json

@@ -10,7 +10,7 @@ from typing import Any
 from tuner.core.errors import Problem
 from tuner.core.expressions import show
 from tuner.program.edit.source import SourceFile
-from tuner.program.knob_names import typed
+from tuner.program.setting import typed
 
 EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
 """What to do about a setting that is not predicted."""

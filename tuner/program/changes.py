@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from tuner.core.errors import InputError, Problem
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
-from tuner.program.edit.place import Location, NotWritableError
+from tuner.program.candidates import arguments_of_trainers
+from tuner.program.edit.place import Location, NotWritableError, is_wanted
 from tuner.program.edit.source import PYTHON, SourceFile, read_places
-from tuner.program.knob_names import as_named
 from tuner.program.program import Program
-from tuner.program.settings import Setting, Switch, arguments_of_trainers, find_settings
+from tuner.program.setting import Setting, Switch, as_named
+from tuner.program.settings import find_settings
 
 _BESIDE: Mapping[str, Mapping[str, str]] = {
     "per_device_train_batch_size": {
@@ -115,7 +116,7 @@ def change(
     problems = []
     for knob, value in values.items():
         setting = settings.get(knob)
-        if setting is not None and setting.value is not None and _same(setting.value, value):
+        if setting is not None and is_wanted(setting.value, value):
             continue
         problem = _put(program, settings, knob, value, edits)
         if problem is not None:
@@ -131,11 +132,6 @@ def change(
     after = replace(program, command=edits.new_command, files=files)
     _require_read_back(settings, find_settings(after), values)
     return Change(program, after, dict(values))
-
-
-def _same(one: object, other: object) -> bool:
-    """True is not 1 here."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _put(  # noqa: PLR0911 - one for each thing in the way

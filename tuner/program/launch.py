@@ -1,15 +1,22 @@
-"""How a program is started: on how many GPUs, and what its launcher says of the training.
+"""Starting a program: how its command does it, and how it runs with changed files.
 
-Read from torch.distributed.run (PyTorch 2.13); other launchers are in `tuner.program.trainers`.
+A changed script is compiled from a copy under the script's own name: its folder, its arguments and
+the lines of its errors are those of the original. Where it imports or opens another changed file,
+it gets the copy. A settings file that the command names is replaced by a copy there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
+from tuner.core.files import scratch_folder
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
     GPUS_PER_TRIAL,
@@ -17,8 +24,11 @@ from tuner.core.setup.distributed_knobs import (
     REDUCE_BUCKET,
     RESHARD,
 )
-from tuner.program.arguments import options_of
+from tuner.program.arguments import file_in, options_of
+from tuner.program.edit.notebook import code_cells
+from tuner.program.edit.source import PYTHON, SourceFile
 from tuner.program.program import Program
+from tuner.program.reads import NOTEBOOK
 from tuner.program.trainer import Launch, trainer_named
 from tuner.program.trainers import accelerate, deepspeed
 
@@ -75,3 +85,170 @@ def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) ->
         text = "is of one process: start it with torchrun or accelerate launch"
         launch.problems.append(Problem(text, str(knobs[DISTRIBUTED])))
     return {}
+
+
+_START = """\
+import sys as _sys
+with open({start!r}, encoding="utf-8") as _file:
+    _start = __import__("json").load(_file)
+exec(compile(_start["copies"], "<tuner>", "exec"), {{"COPIES": _start["files"]}})
+_sys.argv[0], _sys.path[0] = {name!r}, {folder!r}
+if _start["module"]:
+    __import__("runpy").run_module(_start["module"], run_name="__main__", alter_sys=True)
+else:
+    __file__ = {path!r}
+    for _name, _text in _start["parts"]:
+        _code = compile(_text, _name, "exec", {flags}, dont_inherit=True)
+        _more = eval(_code)
+        if _more is not None:
+            _loop = globals().get("_loop") or __import__("asyncio").new_event_loop()
+            _loop.run_until_complete(_more)
+"""
+"""What Python is given in place of a script."""
+
+_COPIES = """\
+import builtins, importlib.machinery, io, os
+
+
+real_open = io.open
+real_code = importlib.machinery.SourceFileLoader.get_code
+
+
+def copy_of(file):
+    if isinstance(file, int):
+        return None
+    return COPIES.get(os.path.realpath(os.fsdecode(file)))
+
+
+def opened(file, mode="r", *args, **kwargs):
+    copy = copy_of(file) if mode.startswith("r") else None
+    return real_open(file if copy is None else copy, mode, *args, **kwargs)
+
+
+def code(loader, name):
+    path = loader.get_filename(name)
+    copy = copy_of(path)
+    return real_code(loader, name) if copy is None else loader.source_to_code(
+        loader.get_data(copy), path
+    )
+
+
+if COPIES:
+    io.open = builtins.open = opened
+    importlib.machinery.SourceFileLoader.get_code = code
+"""
+"""What a program that reads changed files gets in their place; it writes to none of them."""
+
+_NOTEBOOK = "def get_ipython():\n    return None\ndisplay = print\n"
+"""What Jupyter adds to the names of a notebook, as far as a program can do with it."""
+
+
+@contextlib.contextmanager
+def runnable(program: Program, original: Program | None = None) -> Iterator[list[str]]:
+    """The command that starts `program`; files that differ from those of `original` are copied.
+
+    The copies are gone when the block ends.
+    """
+    with scratch_folder() as folder:
+        changed = _changed(program, original)
+        inside = [word for word in changed if word != program.main and _is_read(program, word)]
+        copied = {
+            word: _copy(program.files[word], folder / str(number))
+            for number, word in enumerate(changed)
+            if word != program.main
+        }
+        main = program.files.get(program.main)
+        starts = {}
+        if main is not None and (inside or program.main in changed or main.path.suffix == NOTEBOOK):
+            replaced = {os.path.realpath(program.files[w].path): copied[w] for w in inside}
+            if program.is_module and program.main in changed:
+                replaced[os.path.realpath(main.path)] = _copy(main, folder / "module")
+            starts[program.main] = _start(program, main, replaced, folder / "start")
+        words = {word: copied[word] for word in copied if word not in inside} | starts
+        yield _with_copies(program, words)
+
+
+def unread_files(program: Program, original: Program) -> list[str]:
+    """The changed files of which no copy can be given.
+
+    The command names neither them nor a script that may read them.
+    """
+    return [
+        word
+        for word in _changed(program, original)
+        if not program.main and not _is_named(program, word)
+    ]
+
+
+def _changed(program: Program, original: Program | None) -> list[str]:
+    if original is None:
+        return []
+    return [w for w, source in program.files.items() if source.data != original.files[w].data]
+
+
+def _is_named(program: Program, word: str) -> bool:
+    return any(file_in(part) == word for part in program.command)
+
+
+def _is_read(program: Program, word: str) -> bool:
+    """Whether the program's own code reads a file; a trainer is given a copy."""
+    source = program.files[word]
+    is_script = source.path.suffix in PYTHON
+    return program.main != "" and (is_script or not _is_named(program, word))
+
+
+def _with_copies(program: Program, copied: Mapping[str, str]) -> list[str]:
+    command = [_with_copy(word, copied) for word in program.command]
+    if program.is_module and program.main in copied:
+        place = program.command.index(program.main)
+        del command[place - 1]  # the -m before it
+    return command
+
+
+def _with_copy(word: str, copied: Mapping[str, str]) -> str:
+    named = file_in(word)
+    if named not in copied:
+        return word
+    return word.removesuffix(named) + copied[named]
+
+
+def _copy(source: SourceFile, folder: Path) -> str:
+    folder.mkdir()
+    copy = folder / source.path.name
+    copy.write_bytes(source.data)
+    return str(copy)
+
+
+def _start(program: Program, main: SourceFile, copies: Mapping[str, str], folder: Path) -> str:
+    """A script that runs the program's own, with `copies` by path in place of what it reads."""
+    folder.mkdir()
+    is_module = program.is_module
+    file = folder / "start.json"
+    told = {
+        "module": program.main if is_module else "",
+        "parts": [] if is_module else _parts(main, program.main),
+        "files": copies,
+        "copies": _COPIES,
+    }
+    file.write_text(json.dumps(told), encoding="utf-8")
+    path = main.path.resolve()
+    start = folder / f"{path.stem}.py"
+    text = _START.format(
+        name=str(path) if is_module else program.main,
+        folder=str(program.folder.resolve() if is_module else path.parent),
+        path=str(path),
+        start=str(file),
+        flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if path.suffix == NOTEBOOK else 0,
+    )
+    start.write_text(text, encoding="utf-8")
+    return str(start)
+
+
+def _parts(source: SourceFile, word: str) -> list[tuple[str, str]]:
+    """(file name, text) of what is run, one after the other: the script, or each code cell."""
+    text = source.data.decode("utf-8-sig")
+    path = str(source.path.resolve())
+    if source.path.suffix != NOTEBOOK:
+        return [(path, text)]
+    cells = [(f"{path}[{cell.number}]", cell.text) for cell in code_cells(text, word)]
+    return [("<notebook>", _NOTEBOOK), *cells]

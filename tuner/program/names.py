@@ -6,28 +6,37 @@ The program is parsed, never run. What cannot be followed for certain ends as `U
 from __future__ import annotations
 
 import ast
-import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 
 from tuner.program.edit.place import Location
+from tuner.program.edit.python_file import is_literal, last_name
 from tuner.program.edit.source import SourceFile
+from tuner.program.linked import (
+    End,
+    Environment,
+    LinkedScript,
+    Literal,
+    OptionValue,
+    OutsideKeys,
+    Unclear,
+    default_of,
+    first_argument,
+    given_in,
+    mentions,
+    reads_environment,
+    with_option,
+)
 from tuner.program.parsed import (
     ANY,
     Function,
     Key,
     Keys,
     Option,
-    ParsedScript,
     Scope,
     arguments_of,
     holds_for_words,
-    last_name,
-    unrolled,
 )
-from tuner.program.reads import module_path
-from tuner.space.apply import Path
 
 _CONVERSIONS = ("int", "float", "str", "bool")
 _FIELDS = ("field", "Field", "Option")
@@ -38,75 +47,16 @@ _MOST_LOOKS = 500
 """At expressions for one value; each may come from several places, and these again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """A value that stands in the program.
-
-    `option` is the attribute of a class, or the parameter of a function that the program does not
-    call itself, that has it as its default: libraries make options of both.
-    """
-
-    node: ast.expr
-    option: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OutsideKeys:
-    """What stands behind these keys in a file, or an object of another module."""
-
-    keys: Path
-    node: ast.expr
-
-
-@dataclass(frozen=True, slots=True)
-class OptionValue:
-    """The value of a command-line option."""
-
-    option: Option
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """The value of an environment variable; `default` is the value where it is not set."""
-
-    name: str
-    default: ast.expr | None
-    node: ast.AST
-
-
-@dataclass(frozen=True, slots=True)
-class Unclear:
-    """Nothing that can be followed. `why` is the end of a sentence: "is computed"."""
-
-    node: ast.AST
-    why: str
-
-
-End = Literal | OutsideKeys | OptionValue | Environment | Unclear
-
-
-class Script(ParsedScript):
-    """A Python file or notebook, and what its names mean.
-
-    Names that it imports are followed into `others`, scripts by absolute path, which are below
-    `roots`.
-    """
+class Script(LinkedScript):
+    """A Python file or notebook, and the meaning of its names."""
 
     def __init__(self, source: SourceFile, roots: Sequence[FilePath] = ()) -> None:
-        super().__init__(source)
-        self.others: Mapping[FilePath, Script] = {}
-        self._roots = roots
+        super().__init__(source, roots)
         self._budget = _MOST_LOOKS
         self.given: dict[str, str | int] = {}
         """By name: what the command line says of an option, in place of its default."""
         self.words: int | None = None
         """How many `sys.argv` has, where that is known."""
-
-    def home_of(self, node: ast.AST) -> Script:
-        """The script of the program that has `node`."""
-        if node in self.scopes:
-            return self
-        return next((other for other in self.others.values() if node in other.scopes), self)
 
     # -- following ---------------------------------------------------------------------------
 
@@ -120,7 +70,7 @@ class Script(ParsedScript):
         if isinstance(arguments, ast.arguments):
             function = self.parents[arguments]
             for argument in arguments_of(arguments):
-                if _default(arguments, argument) is node:
+                if default_of(arguments, argument) is node:
                     return self._parameter(argument, self.bodies[function], node, (), _MOST_STEPS)
         return self._follow(node, (), _MOST_STEPS)
 
@@ -154,12 +104,12 @@ class Script(ParsedScript):
             return found or [Unclear(node, f"has no item {keys[0]}")]
         if keys or not isinstance(node, ast.expr):
             return [Unclear(node, "cannot be followed")]
-        if _is_literal(node) or isinstance(node, ast.List | ast.Tuple):
+        if is_literal(node) or isinstance(node, ast.List | ast.Tuple):
             return [Literal(node)]
         return [Unclear(node, "is computed")]
 
     def _key(self, node: ast.expr, left: int) -> Key:
-        ends = [Literal(node)] if _is_literal(node) else self._follow(node, (), left)
+        ends = [Literal(node)] if is_literal(node) else self._follow(node, (), left)
         if len(ends) != 1 or not isinstance(ends[0], Literal | OptionValue):
             return ANY
         if isinstance(ends[0], Literal):
@@ -186,7 +136,7 @@ class Script(ParsedScript):
 
     def _call(self, node: ast.Call, keys: Keys, left: int) -> list[End]:  # noqa: PLR0911, PLR0912
         name = last_name(node.func)
-        if _reads_environment(node) and not keys:
+        if reads_environment(node) and not keys:
             named = self._key(node.args[0], left)
             others = [*node.args[1:], *(k.value for k in node.keywords if k.arg == "default")]
             return [Environment(str(named), next(iter(others), None), node)]
@@ -242,44 +192,6 @@ class Script(ParsedScript):
             return [Environment(str(keys[-1]), None, node)]
         return [OutsideKeys(tuple(key for key in keys if key is not None), node)]
 
-    def _definition(self, call: ast.Call) -> tuple[Script, ast.AST | None]:
-        """The class or function of the program that is called, and the script that has it."""
-        base, keys = unrolled(call.func)
-        found = self.scopes[call].find(base.id) if isinstance(base, ast.Name) else None
-        if found is None or len(found[1]) != 1:
-            return self, None
-        binding = found[1][0]
-        if isinstance(binding, ast.Import | ast.ImportFrom):
-            assert isinstance(base, ast.Name)
-            other, name, rest = self._imported(binding, base.id, keys)
-            values = other.top.names.get(name, ()) if other is not None and not rest else ()
-            return (other or self), (values[0] if len(values) == 1 else None)
-        return self, binding if not keys else None
-
-    def _imported(
-        self, node: ast.Import | ast.ImportFrom, name: str, keys: Keys
-    ) -> tuple[Script | None, str, Keys]:
-        """What an imported name with `keys` is: a script, a name in it, and keys of that."""
-        for alias in node.names:
-            if isinstance(node, ast.ImportFrom):
-                if (alias.asname or alias.name) != name:
-                    continue
-                module = node.module or ""
-                inner = f"{module}.{alias.name}" if module else alias.name
-                if (script := self._module(inner, node.level)) and keys:
-                    return script, str(keys[0]), keys[1:]
-                return self._module(module, node.level), alias.name, keys
-            parts = [] if alias.asname else alias.name.split(".")[1:]
-            bound = alias.asname or alias.name.partition(".")[0]
-            if bound == name and list(keys[: len(parts)]) == parts and len(keys) > len(parts):
-                script = self._module(alias.name, 0)
-                return script, str(keys[len(parts)]), keys[len(parts) + 1 :]
-        return None, name, keys
-
-    def _module(self, name: str, level: int) -> Script | None:
-        path = module_path(name, level, self.source.path, self._roots) if self.others else None
-        return None if path is None else self.others.get(path)
-
     def _of_import(
         self, binding: ast.Import | ast.ImportFrom, node: ast.Name, keys: Keys, left: int
     ) -> list[End] | None:
@@ -321,7 +233,7 @@ class Script(ParsedScript):
         return ends
 
     def _follow_own(self, value: ast.AST, node: ast.expr, left: int) -> list[End]:
-        if isinstance(value, ast.expr) and not _mentions(value, node):
+        if isinstance(value, ast.expr) and not mentions(value, node):
             return self._follow(value, (), left)
         return [Unclear(value, "is computed")]
 
@@ -359,9 +271,9 @@ class Script(ParsedScript):
             assert isinstance(owner.node, ast.ClassDef)
             return self._attribute(owner.node, keys, left) if keys else [Unclear(node, "is self")]
         calls, skipped = self._calls_of(function, owner)
-        default = _default(function.args, argument)
+        default = default_of(function.args, argument)
         ends: list[End] = []
-        given = [_given(call, argument, arguments, skipped) for _, call in calls]
+        given = [given_in(call, argument, arguments, skipped) for _, call in calls]
         for (home, _), value in zip(calls, given, strict=True):
             if isinstance(value, ast.expr):
                 ends += self._from(home, node, home._follow(value, keys, left))
@@ -376,47 +288,8 @@ class Script(ParsedScript):
             if default is None:
                 return ends + (self._outside(node, keys) if keys else [Unclear(node, "is passed")])
             for end in self._follow(default, keys, left):
-                ends.append(_with_option(end, "" if calls or keys else argument.arg))
+                ends.append(with_option(end, "" if calls or keys else argument.arg))
         return ends
-
-    def _calls_of(
-        self, function: Function, owner: Scope
-    ) -> tuple[list[tuple[Script, ast.Call]], int]:
-        """The calls of a function, and how many of its parameters they do not name."""
-        if not isinstance(owner.node, ast.ClassDef):
-            calls = [(self, c) for c in self.calls if isinstance(c.func, ast.Name)]
-            calls = [(s, c) for s, c in calls if last_name(c.func) == function.name]
-            return calls + self._calls_elsewhere(function.name, function), 0
-        static = any(last_name(d) == "staticmethod" for d in function.decorator_list)
-        name = owner.node.name if function.name == "__init__" else function.name
-        calls = [(self, c) for c in self.calls if last_name(c.func) == name]
-        if function.name == "__init__":
-            calls += self._calls_elsewhere(name, owner.node)
-        return calls, 0 if static else 1
-
-    def _calls_elsewhere(self, name: str, definition: ast.AST) -> list[tuple[Script, ast.Call]]:
-        """The calls of a function or class in the scripts that import it."""
-        return [
-            (other, call)
-            for other in self.others.values()
-            if other is not self
-            for call in other.calls
-            if last_name(call.func) == name and other._definition(call)[1] is definition
-        ]
-
-    def _is_passed_with_others(self, function: Function) -> bool:
-        """Whether a call gets a function and more: `partial(train, batch=4)`, `spawn(train, 4)`."""
-        return any(
-            isinstance(argument, ast.Name) and argument.id == function.name
-            for call in self.calls
-            for argument in (*call.args, *(k.value for k in call.keywords))
-            if len(call.args) + len(call.keywords) > 1
-        )
-
-    def _method(self, definition: ast.ClassDef, name: str) -> ast.AST | None:
-        return next(
-            (n for n in definition.body if isinstance(n, Function) and n.name == name), None
-        )
 
     def _attribute(self, definition: ast.ClassDef, keys: Keys, left: int) -> list[End]:
         """What an attribute of a class or its objects is."""
@@ -426,11 +299,11 @@ class Script(ParsedScript):
         for base, where, path, value in self.assigned:
             function = where.node
             own = isinstance(function, Function) and self.scopes[function].node is definition
-            if own and path == keys[:1] and base == _first(function):  # type: ignore[arg-type]
+            if own and path == keys[:1] and base == first_argument(function):  # type: ignore[arg-type]
                 ends += self._follow(value, keys[1:], left - 1)
         for value in self.bodies[definition].names.get(str(keys[0]), ()):
             for end in self._follow(value, keys[1:], left - 1):
-                ends.append(_with_option(end, str(keys[0])))
+                ends.append(with_option(end, str(keys[0])))
         if ends:
             return ends
         for parent in definition.bases:
@@ -440,18 +313,6 @@ class Script(ParsedScript):
             if found and isinstance(found[1][0], ast.ClassDef):
                 return self._attribute(found[1][0], keys, left - 1)
         return [Unclear(definition, f"has no {keys[0]!r} here")]
-
-    @functools.cached_property
-    def _passed_classes(self) -> list[ast.ClassDef]:
-        """The classes that calls get: `tyro.cli(Config)`, `HfArgumentParser((A, B))`."""
-        passed = {
-            name.id
-            for call in self.calls
-            for argument in (*call.args, *(k.value for k in call.keywords))
-            for name in (argument, *getattr(argument, "elts", ()))
-            if isinstance(name, ast.Name)
-        }
-        return [n for n in self.bodies if isinstance(n, ast.ClassDef) and n.name in passed]
 
     def class_values(self, name: str) -> list[Literal]:
         """The values of attribute `name` of the classes that some library makes objects of."""
@@ -493,60 +354,3 @@ def _is_set_by(path: Keys, keys: Keys) -> bool:
     if path[-1:] == (ANY,):
         return len(keys) >= len(path) and keys[: len(path) - 1] == path[:-1]
     return bool(keys) and path == keys
-
-
-def _with_option(end: End, option: str) -> End:
-    if not isinstance(end, Literal) or end.option:
-        return end
-    return Literal(end.node, option)
-
-
-def _is_literal(node: ast.AST) -> bool:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        node = node.operand
-    return isinstance(node, ast.Constant)
-
-
-def _reads_environment(call: ast.Call) -> bool:
-    """Whether this is `os.getenv(...)` or `os.environ.get(...)`."""
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    name = last_name(call.func)
-    is_get = name == "get" and owner is not None and last_name(owner) == "environ"
-    return bool(call.args) and (name == "getenv" or is_get)
-
-
-def _mentions(node: ast.AST, name: ast.expr) -> bool:
-    return any(
-        isinstance(n, ast.Name) and isinstance(name, ast.Name) and n.id == name.id
-        for n in ast.walk(node)
-    )
-
-
-def _first(function: Function) -> str | None:
-    arguments = arguments_of(function.args)
-    return arguments[0].arg if arguments else None
-
-
-def _default(arguments: ast.arguments, argument: ast.arg) -> ast.expr | None:
-    positional = [*arguments.posonlyargs, *arguments.args]
-    count = len(arguments.defaults)
-    pairs: list[tuple[ast.arg, ast.expr | None]] = [
-        *zip(positional[len(positional) - count :], arguments.defaults, strict=True)
-    ]
-    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return next((default for one, default in pairs if one is argument), None)
-
-
-def _given(
-    call: ast.Call, argument: ast.arg, arguments: Sequence[ast.arg], skipped: int
-) -> ast.expr | bool | None:
-    """What a call passes for an argument: None for nothing, True for what cannot be told."""
-    for keyword in call.keywords:
-        if keyword.arg == argument.arg:
-            return keyword.value
-    if any(k.arg is None for k in call.keywords) or any(
-        isinstance(a, ast.Starred) for a in call.args
-    ):
-        return True
-    index = next(n for n, one in enumerate(arguments) if one is argument) - skipped
-    return call.args[index] if index < len(call.args) else None

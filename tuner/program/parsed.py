@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import bisect
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.program.edit.notebook import notebook_python
 from tuner.program.edit.place import Location
+from tuner.program.edit.python_file import PythonText, last_name
 from tuner.program.edit.source import SourceFile
 
 ANY = None
@@ -74,11 +73,9 @@ class ParsedScript:
             text, starts = notebook_python(text, str(source.path))
         else:
             starts = range(len(text) + 1)
-        self._text, self._starts = text, starts
-        body = text.removeprefix("\ufeff")
-        breaks = [match.end() for match in re.finditer(r"\r\n|\r|\n", text)]
-        self._lines = [len(text) - len(body), *breaks]
-        self.tree = ast.parse(body)
+        self._starts = starts
+        self._python = PythonText(text)
+        self.tree = self._python.tree
         self.scopes: dict[ast.AST, Scope] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
         self.calls: list[ast.Call] = []
@@ -97,14 +94,8 @@ class ParsedScript:
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """The characters of the file where `node` stands."""
-        start = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
-        end = self._index(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        start, end = self._python.span(node)
         return self._starts[start], self._starts[end]
-
-    def _index(self, line: int, column: int) -> int:
-        start = self._lines[line - 1]
-        head = self._text[start : start + column].encode()[:column]
-        return start + len(head.decode())
 
     def node_at(self, place: Location) -> ast.expr | None:
         """The expression at a place."""
@@ -116,12 +107,9 @@ class ParsedScript:
         found = self._places.get((start, end))
         if found is not None:
             return found
-        first = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
         text = self.source.data.decode("utf-8")
         raw, in_json = text[start:end], self.source.path.suffix == ".ipynb"
-        line = (
-            text.count("\n", 0, start) + 1 if in_json else bisect.bisect_right(self._lines, first)
-        )
+        line = text.count("\n", 0, start) + 1 if in_json else self._python.line_of(start)
         value = node.value if isinstance(node, ast.Constant) else None
         # A number that is passed without a name; text may be written in many ways.
         known = isinstance(value, int | float) and repr(value) == raw
@@ -265,13 +253,6 @@ class ParsedScript:
         while current is not None:
             yield current
             current = self.parents.get(current)
-
-
-def last_name(node: ast.expr) -> str | None:
-    """`DataLoader` of `torch.utils.data.DataLoader`."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else None
 
 
 def unrolled(node: ast.expr) -> tuple[ast.expr, Keys]:

@@ -23,11 +23,10 @@ from tuner.program.keywords import DTYPES
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program
 from tuner.program.reading import PEFT_DEFAULT, STORED
-from tuner.program.signatures import held_versions
+from tuner.program.signatures import CannotStart, held_versions, hold_loading
 from tuner.program.trainer import Planned, Reading, trainers
 from tuner.program.trainers.deepspeed import AUTO, zero_of_file
 from tuner.program.training import read_training
-from tuner.program.unexpected import CannotStart, hold_loading
 from tuner.space import configure, default_space
 from tuner.space.models.catalogue import resolve_config
 from tuner.space.models.trainable import model_defaults

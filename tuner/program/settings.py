@@ -11,93 +11,30 @@ import ast
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tuner.core.records import KnobValue
-from tuner.program.edit.place import Location, Value
+from tuner.program.candidates import Candidate, DataFile, in_data, in_python, is_collection
+from tuner.program.edit.place import Location
+from tuner.program.edit.python_file import last_name
 from tuner.program.edit.source import PYTHON, SourceFile
-from tuner.program.knob_names import (
-    BOOLEANS,
-    NAMES,
-    SWITCHES,
-    as_named,
-    is_meant,
-    is_other,
-    is_trainers_call,
-    typed,
-    words_of,
-)
-from tuner.program.names import (
-    End,
-    Environment,
-    Literal,
-    OptionValue,
-    OutsideKeys,
-    Script,
-)
-from tuner.program.parsed import Option, last_name
+from tuner.program.linked import End, Environment, Literal, OptionValue, OutsideKeys
+from tuner.program.names import Script
+from tuner.program.parsed import Option
 from tuner.program.program import Program
+from tuner.program.setting import (
+    NAMES,
+    Setting,
+    Switch,
+    as_named,
+    is_option,
+    names_itself,
+    of_word,
+    word_at,
+)
 from tuner.space.apply import Path
 
 _MOST_STEPS = 8
 """From one `${...}` to the next; more is a circle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """The words that turn an option on and off; without `off` it is off where it is not there."""
-
-    on: str
-    off: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One knob of a program: where its value is set, or why it cannot be changed there.
-
-    `name` is what the program calls it. `word` is the number of the word of the command that sets
-    it, where one does; else `source` and `location` say where it stands. `switch` is there where
-    an option without a value sets it.
-    """
-
-    knob: str
-    name: str
-    value: Value = None
-    source: SourceFile | None = None
-    location: Location | None = None
-    word: int | None = None
-    problem: str | None = None
-    switch: Switch | None = None
-
-    @property
-    def where(self) -> str:
-        """For people: "train.py:12", or "the command line"."""
-        if self.word is not None or self.source is None or self.location is None:
-            return "the command line"
-        return f"{self.source.path}:{self.location.line}"
-
-    def written(self, value: KnobValue) -> KnobValue:
-        """What the program is to say for a value of the knob."""
-        return as_named(self.name, value)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A place that may be the one of a knob: `strength` is how surely, less is more."""
-
-    name: str
-    strength: tuple[int, int]
-    source: SourceFile
-    place: Location
-    script: Script | None = None
-    node: ast.expr | None = None
-    option: Option | None = None
-    trains: bool = False
-    """It says itself that it is about the data of the training."""
-
-    @property
-    def is_argument(self) -> bool:
-        return self.script is not None and self.strength[0] == 0
 
 
 def find_settings(program: Program) -> dict[str, Setting]:
@@ -118,16 +55,6 @@ def scripts_of(program: Program) -> list[Script]:
     return _Finder(program).scripts
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    """A file of settings, and every value in it by its whole path."""
-
-    source: SourceFile
-    is_named: bool
-    """Whether people named it: what code only mentions it may also write."""
-    places: Sequence[Location]
-
-
 def _below(source: SourceFile, keys: Path) -> list[Location]:
     return [replace(place, path=(*keys, *place.path)) for place in source.places]
 
@@ -141,7 +68,7 @@ class _Finder:
         for script in self.scripts:
             script.others = by_path
         self.data = [
-            _Data(
+            DataFile(
                 source, word not in program.mentioned, _below(source, program.below.get(word, ()))
             )
             for word, source in program.files.items()
@@ -162,7 +89,7 @@ class _Finder:
             setting = self._of_option("", option.dest, script, option)
             if setting.word is not None and setting.switch is None:
                 word = self.program.command[setting.word]
-                text = word.partition("=")[2] if _names_itself(word) else word
+                text = word.partition("=")[2] if names_itself(word) else word
                 kinds = [k.value for k in option.call.keywords if k.arg == "type"]
                 is_number = bool(kinds) and last_name(kinds[0]) == "int" and text.isdigit()
                 yield option.dest, int(text) if is_number else text
@@ -174,7 +101,7 @@ class _Finder:
         # A trainer's own argument that is written out is what counts, whatever the words say.
         if not (setting is not None and is_argument and setting.location is not None):
             for name in names:
-                word = self._word((name,), knob)
+                word = word_at(self.program.command, (name,), knob)
                 if word is not None:
                     return word
         return setting
@@ -183,7 +110,7 @@ class _Finder:
 
     def _of_files(self, knob: str, names: Sequence[str]) -> tuple[Setting | None, bool]:
         """The setting, and whether it is written out as the argument of a call."""
-        candidates = [*self._in_python(knob, names), *self._in_data(knob, names)]
+        candidates = [*in_python(self.scripts, knob, names), *in_data(self.data, knob, names)]
         for strength in sorted({c.strength for c in candidates}):
             same = [c for c in candidates if c.strength == strength]
             same = [c for c in same if c.trains] or same
@@ -212,52 +139,9 @@ class _Finder:
             )
         return None, False
 
-    def _in_python(self, knob: str, names: Sequence[str]) -> Iterator[_Candidate]:
-        for script in self.scripts:
-            for place in script.source.places:
-                own = str(place.path[-1]).lower() if place.path else ""
-                node = script.node_at(place) if own in names else None
-                if node is None or isinstance(node, ast.Dict | ast.List | ast.Tuple):
-                    continue
-                kind = _kind(script, place, node)
-                around = [*map(str, place.path[:-1]), *script.around(node)]
-                call = script.keyword_of(node)
-                about = [*around, *_data_of(script, call)]
-                if kind is None or is_other(about) or not is_meant(knob, own, around):
-                    continue
-                trains = any("train" in words_of(text) for text in about) or _shuffles(call)
-                loader = call is not None and last_name(call.func) == "DataLoader"
-                yield _Candidate(
-                    str(place.path[-1]), (kind, names.index(own)), script.source, place, script,
-                    node, trains=trains and loader,
-                )  # fmt: skip
-            for option in script.options:
-                spelled = {option.dest.lower(), *(_plain(n) for n in option.names)}
-                for own in [name for name in names if name in spelled and len(name) > 1][:1]:
-                    place = script.place_of(option.call)
-                    yield _Candidate(
-                        own, (2, names.index(own)), script.source, place, script, option=option
-                    )
-
-    def _in_data(self, knob: str, names: Sequence[str]) -> Iterator[_Candidate]:
-        for data in self.data:
-            source = data.source
-            is_deepspeed = any(p.path[:1] == ("zero_optimization",) for p in data.places)
-            for place in data.places:
-                own = str(place.path[-1]).lower() if place.path else ""
-                if own not in names or place.value == "auto" or _is_collection(place):
-                    continue
-                if is_deepspeed and own == "train_batch_size":
-                    continue  # of all GPUs and all micro-batches together
-                above = [str(step) for step in place.path[:-1]]
-                if not is_other(above) and is_meant(knob, own, above):
-                    name = str(place.path[-1])
-                    kind = 0 if data.is_named else 2
-                    yield _Candidate(name, (kind, names.index(own)), source, place)
-
     # -- following a value -------------------------------------------------------------------
 
-    def _followed(self, knob: str, candidate: _Candidate) -> Setting:
+    def _followed(self, knob: str, candidate: Candidate) -> Setting:
         name, script = candidate.name, candidate.script
         if script is None:
             return self._in_file(knob, name, candidate.source, candidate.place)
@@ -266,7 +150,7 @@ class _Finder:
         assert candidate.node is not None
         return self._one(knob, candidate, script, script.ends(candidate.node))
 
-    def _one(self, knob: str, at: _Candidate, script: Script, ends: Sequence[End]) -> Setting:
+    def _one(self, knob: str, at: Candidate, script: Script, ends: Sequence[End]) -> Setting:
         """The one setting that `ends` lead to; with a problem where there is not one."""
         found: dict[object, Setting] = {}
         for end in ends:
@@ -282,11 +166,15 @@ class _Finder:
         problem = f"is {shown}, which is set in several places ({where})"
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
-    def _settled(self, knob: str, at: _Candidate, script: Script, end: End) -> Setting:
+    def _settled(self, knob: str, at: Candidate, script: Script, end: End) -> Setting:
         node = end.option.call if isinstance(end, OptionValue) else end.node
         script = script.home_of(node)
         if isinstance(end, Literal):
-            if end.option and (word := self._word((end.option,), knob, at.name)) is not None:
+            if (
+                end.option
+                and (word := word_at(self.program.command, (end.option,), knob, at.name))
+                is not None
+            ):
                 return word
             place = script.place_of(end.node)
             value = place.value
@@ -310,12 +198,12 @@ class _Finder:
             problem = f"is {shown}, which {end.why} (line {line})"
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
-    def _outside(self, knob: str, at: _Candidate, end: OutsideKeys) -> Setting | None:
+    def _outside(self, knob: str, at: Candidate, end: OutsideKeys) -> Setting | None:
         """What the keys of some object are set to: by a word, in a file, or by an option."""
         keys = end.keys
-        if (word := self._word(keys, knob, at.name)) is not None:
+        if (word := word_at(self.program.command, keys, knob, at.name)) is not None:
             return word
-        places = [(d.source, p) for d in self.data for p in d.places if not _is_collection(p)]
+        places = [(d.source, p) for d in self.data for p in d.places if not is_collection(p)]
         ending = [(s, p) for s, p in places if p.path[-len(keys) :] == keys]
         for found in ([(s, p) for s, p in ending if p.path == keys], ending):
             if len(found) == 1:
@@ -336,7 +224,7 @@ class _Finder:
         """What stands in a file of settings, behind every `${...}`."""
         first = place
         for _ in range(_MOST_STEPS):
-            word = self._word(place.path, knob, name)
+            word = word_at(self.program.command, place.path, knob, name)
             if word is not None:
                 return word
             if not place.is_reference:
@@ -357,10 +245,10 @@ class _Finder:
     ) -> Setting:
         """What a script's own option is: by a word, or by its default."""
         place = script.place_of(option.call)
-        at = _Candidate(name, (2, 0), script.source, place, script)
+        at = Candidate(name, (2, 0), script.source, place, script)
         number = None
         for index in range(self.first_word, len(self.program.command)):
-            if self._is_option(script, option, self.program.command[index]):
+            if is_option(script.options, option, self.program.command[index]):
                 number = index
         command = self.program.command
         on = next((n for n in option.names if n.startswith("--")), option.names[0])
@@ -381,11 +269,11 @@ class _Finder:
             problem = f"is an option with action={option.action!r}"
         elif number is not None:
             if "=" in command[number]:
-                return _of_word(command, number, knob, name)
+                return of_word(command, number, knob, name)
             if number + 1 < len(command) and command[number] in option.names:
-                return _of_word(command, number + 1, knob, name)
+                return of_word(command, number + 1, knob, name)
             if number + 1 < len(command) and command[number].startswith("--"):
-                return _of_word(command, number + 1, knob, name)
+                return of_word(command, number + 1, knob, name)
             problem = f"is given as {command[number]} on the command line"
         elif not defaults:
             problem = f"is option {on}, which has no value"
@@ -393,113 +281,6 @@ class _Finder:
             return Setting(knob, name, None, script.source, place, problem=problem)
         return self._one(knob, at, script, [e for node in defaults for e in script.ends(node)])
 
-    def _is_option(self, script: Script, option: Option, word: str) -> bool:
-        head = word.partition("=")[0]
-        if head in option.names:
-            return True
-        if option.action == "BooleanOptionalAction" and head.startswith("--no-"):
-            return f"--{head.removeprefix('--no-')}" in option.names
-        if head.startswith("--"):
-            others = {n for o in script.options for n in o.names}
-            full = [n for n in others if n.startswith(head)]
-            return head not in others and len(full) == 1 and full[0] in option.names
-        short = [n for n in option.names if len(n) == 2 and n.startswith("-")]
-        return any(head.startswith(n) and head[2:].isdigit() for n in short)
-
-    def _word(self, path: Path, knob: str, name: str | None = None) -> Setting | None:
-        """What the command sets at `path`: `--train.batch 4`, `train.batch=4`, `--batch=4`.
-
-        A word may leave out the beginning of the path, and may have more before it.
-        """
-        command = self.program.command
-        wanted = [_plain(str(step)) for step in path]
-        found = None
-        for number, word in enumerate(command[1:], 1):
-            head, equals, _ = word.partition("=")
-            parts = _plain(head).split(".")
-            dashed = word.startswith("--")
-            length = min(len(parts), len(wanted))
-            if parts[-length:] != wanted[-length:] or not (dashed or equals):
-                continue
-            if len(parts) > len(wanted) and is_other(parts[:-length]):
-                continue
-            if name is None and not is_meant(knob, parts[-1], parts[:-1]):
-                continue
-            named = name or str(path[-1])
-            following = command[number + 1] if number + 1 < len(command) else "--"
-            if equals:
-                found = _of_word(command, number, knob, named)
-            elif knob in SWITCHES and following.lower() not in BOOLEANS:
-                switch = Switch(word, f"{word}=false")
-                found = Setting(knob, named, True, word=number, switch=switch)
-            elif not following.startswith("--"):
-                found = _of_word(command, number + 1, knob, named)
-        return found
-
-
-def _kind(script: Script, place: Location, node: ast.expr) -> int | None:
-    """How surely a place of a Python file is a setting: 0, 1 or 2; None where it is none."""
-    call = script.keyword_of(node)
-    if call is None:
-        owner = str(place.path[-2]) if len(place.path) > 1 else ""
-        return 1 if is_trainers_call(owner) else 2
-    called = last_name(call.func) or ""
-    if called in ("add_argument", "option", "set_defaults", "field", "Field", "Option"):
-        return None  # the option and the attribute are looked at themselves
-    if is_trainers_call(called):
-        return 0
-    is_method = isinstance(call.func, ast.Attribute) and called[:1].islower()
-    if is_method and called != "update" and "token" not in called:
-        return None  # data.map(..., batch_size=1000)
-    return 2
-
-
-def arguments_of_trainers(source: SourceFile, places: Sequence[Location]) -> list[Location]:
-    """Those of `places` that are arguments of a trainer's call, to which more can be added."""
-    script = Script(source)
-    found = []
-    for place in places:
-        node = script.node_at(place)
-        call = script.keyword_of(node) if node is not None else None
-        if call is None or not is_trainers_call(last_name(call.func) or ""):
-            continue
-        if all(keyword.arg is not None for keyword in call.keywords):
-            found.append(place)
-    return found
-
-
-def _data_of(script: Script, call: ast.Call | None) -> list[str]:
-    """The data that a loader is given, as it is written."""
-    if call is None or last_name(call.func) != "DataLoader":
-        return []
-    given = call.args[:1] or [k.value for k in call.keywords if k.arg == "dataset"]
-    return [script.shown(node) for node in given]
-
-
-def _shuffles(call: ast.Call | None) -> bool:
-    return call is not None and any(
-        k.arg == "shuffle" and isinstance(k.value, ast.Constant) and k.value.value is True
-        for k in call.keywords
-    )
-
-
-def _is_collection(place: Location) -> bool:
-    return place.is_list or place.raw[:1] in ("{", "[") or (place.problem or "").startswith("is a ")
-
 
 def _listed(places: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(places))
-
-
-def _plain(option: str) -> str:
-    return option.lstrip("-+").replace("-", "_").lower()
-
-
-def _of_word(command: Sequence[str], number: int, knob: str, name: str) -> Setting:
-    word = command[number]
-    text = word.partition("=")[2] if _names_itself(word) else word
-    return Setting(knob, name, typed(text, knob), word=number)
-
-
-def _names_itself(word: str) -> bool:
-    return bool(re.match(r"[-+]*[A-Za-z_][\w.-]*=", word))

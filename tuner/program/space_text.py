@@ -11,10 +11,9 @@ from tuner.core.errors import InputError, Problem, unknown
 from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.program.changes import can_change
-from tuner.program.knob_names import NAMES, typed
 from tuner.program.launch import read_launch
 from tuner.program.program import Program
-from tuner.program.settings import Setting
+from tuner.program.setting import NAMES, Setting, typed
 
 SAME_RESULT = ("micro_batch", "gradient_checkpointing")
 """Knobs that change neither what is trained nor on how much of the data at once."""

@@ -28,9 +28,9 @@ from tuner.core.processes import become_subreaper, die_with
 from tuner.core.records import Configuration, Measurement
 from tuner.core.units import format_gib
 from tuner.program.changes import change
-from tuner.program.knob_names import NAMES
+from tuner.program.launch import runnable
 from tuner.program.program import read_program
-from tuner.program.running import runnable
+from tuner.program.setting import NAMES
 from tuner.program.settings import find_settings
 from tuner.space.command import Command
 from tuner.trial.base import MeasureOptions, TrialJob

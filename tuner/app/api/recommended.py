@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.app.api.values import as_texts
-from tuner.app.applying import applying
+from tuner.app.applying import applying, require_way
 from tuner.app.exporting import export_recommended
 from tuner.app.target import Target
-from tuner.app.user_program import require_way
 from tuner.core.errors import InputError
 from tuner.searches import best as results
 

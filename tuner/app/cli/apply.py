@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from tuner.app.applying import Applying, applying
+from tuner.app.applying import WAYS, Applying, applying
 from tuner.app.cli.options import examples
 from tuner.app.cli.target_options import Selected, criteria_options, target_options
 from tuner.app.recommendation import Criteria, recommended
-from tuner.app.user_program import WAYS
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.units import format_size

@@ -18,9 +18,8 @@ from tuner.app.cli.options import (
 from tuner.app.margin import parse_margin
 from tuner.core.errors import InputError
 from tuner.program.edit.source import PYTHON
-from tuner.program.launch import read_launch
+from tuner.program.launch import read_launch, runnable
 from tuner.program.program import read_program
-from tuner.program.running import runnable
 from tuner.program.trainer import Launch
 from tuner.report.terminal.render import print_json
 from tuner.space.gpus import get_gpu

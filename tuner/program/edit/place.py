@@ -58,16 +58,6 @@ class Location:
         """`text` as the characters of the file."""
         return json.dumps(text, ensure_ascii=False)[1:-1] if self.in_json else text
 
-    def same(self, value: KnobValue) -> bool:
-        """Whether the file already says `value`."""
-        if self.value is None:
-            return False
-        if isinstance(value, bool) or isinstance(self.value, bool):
-            return self.value is value
-        if isinstance(self.value, str) and isinstance(value, int | float):
-            return bool(_NUMBER.fullmatch(self.value)) and float(self.value) == value
-        return self.value == _as_text(value) or self.value == value
-
     def render(self, value: KnobValue) -> str:
         """The characters that take the place of `raw`.
 
@@ -128,6 +118,18 @@ class Location:
     def _spaced(self, text: str) -> str:
         """`text` with a blank before it where there was nothing (`key:`)."""
         return text if self.raw else f" {text}"
+
+
+def is_wanted(written: object, wanted: object) -> bool:
+    """Whether a written value means the wanted one.
+
+    True is not 1; a number may stand in quotes, and `all-linear` need not be a list.
+    """
+    if isinstance(written, bool) or isinstance(wanted, bool):
+        return written is wanted
+    if isinstance(written, str) and isinstance(wanted, int | float):
+        return bool(_NUMBER.fullmatch(written)) and float(written) == wanted
+    return written is not None and (written == wanted or (written,) == wanted == _ALL_LINEAR)
 
 
 def _as_text(value: KnobValue) -> KnobValue:

@@ -11,9 +11,8 @@ from pathlib import Path
 from tuner.core.errors import InputError, Problem, nearest
 from tuner.core.expressions import show
 from tuner.program.edit.assign import Assignment
-from tuner.program.edit.comments import stale_comments
-from tuner.program.edit.place import Location, NotWritableError
-from tuner.program.edit.source import PYTHON, Edit, SourceFile, open_source
+from tuner.program.edit.place import Location, NotWritableError, is_wanted
+from tuner.program.edit.source import PYTHON, Edit, SourceFile, open_source, stale_comments
 from tuner.space.apply import Path as KeySteps
 from tuner.space.apply import show_path
 
@@ -194,7 +193,7 @@ class _Planner:
         if assignment.stage is None:
             self.before.setdefault(assignment.expression, place.value)
         value = assignment.value
-        if place.same(value):
+        if is_wanted(place.value, value):
             change = Edit(place, value, place.raw)
         elif place.problem is not None:
             self.problems.append(_refusal(source, place, assignment))
@@ -263,7 +262,7 @@ def _refusal(source: SourceFile, place: Location, assignment: Assignment) -> Pro
     return Problem(f"{text}: {source.line(place)}", source.at(place))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Entries:
     """Entries of one mapping (`MODELS["7b"]`, `MODELS["27b"]`) that have the same key.
 
@@ -271,18 +270,10 @@ class _Entries:
     simply several.
     """
 
-    source: SourceFile
+    path: Path
     prefix: KeySteps
     names: tuple[str | int, ...]
-
-    def __hash__(self) -> int:
-        return hash((self.source.path, self.prefix, self.names))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Entries) and (
-            (self.source.path, self.prefix, self.names)
-            == (other.source.path, other.prefix, other.names)
-        )
+    source: SourceFile = field(compare=False)
 
     @classmethod
     def of(cls, source: SourceFile, places: Sequence[Location]) -> _Entries:
@@ -292,7 +283,8 @@ class _Entries:
             (n for n, steps in enumerate(zip(*paths, strict=False)) if len(set(steps)) > 1), 0
         )
         names = tuple(path[depth] if depth < len(path) else "" for path in paths)
-        return cls(source, paths[0][:depth], names if len(set(names)) == len(names) else ())
+        own = names if len(set(names)) == len(names) else ()
+        return cls(source.path, paths[0][:depth], own, source)
 
     def name_in(self, place: Location) -> str | int:
         """The entry that a place stands in."""

@@ -33,15 +33,14 @@ def read_python(text: str, file: str) -> list[Location]:
     source = text.removeprefix("\ufeff")
     try:
         _require_utf8(source)
-        tree = ast.parse(source)
+        reader = _Reader(text)
     except SyntaxError as error:
         line = f":{error.lineno}" if error.lineno else ""
         raise InputError(f"{file}{line}: broken Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{file}: broken Python: {error}") from None
-    reader = _Reader(text, len(text) - len(source))
     try:
-        places = list(reader.statements(tree.body, ()))
+        places = list(reader.statements(reader.tree.body, ()))
     except RecursionError:
         raise InputError(f"{file}: nested too deeply") from None
     return sorted(places, key=lambda place: (place.start, place.end))
@@ -55,13 +54,34 @@ def _require_utf8(source: str) -> None:
         raise SyntaxError(f"it says that it is {encoding}", (None, len(lines) or 1, None, None))
 
 
-class _Reader:
-    def __init__(self, text: str, skipped: int) -> None:
+class PythonText:
+    """A text that is Python, and the characters at which its nodes stand."""
+
+    def __init__(self, text: str) -> None:
         self.text = text
+        source = text.removeprefix("\ufeff")
+        self.tree = ast.parse(source)
         # The parser ends lines at these three, and at nothing else.
         breaks = [match.end() for match in re.finditer(r"\r\n|\r|\n", text)]
-        self.line_starts = [skipped, *breaks]
+        self._line_starts = [len(text) - len(source), *breaks]
 
+    def line_of(self, index: int) -> int:
+        """The number of the line that character `index` stands in."""
+        return bisect.bisect_right(self._line_starts, index)
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """The characters from `start` to `end` that a node is written in."""
+        start = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+        return start, self._index(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+
+    def _index(self, line: int, column: int) -> int:
+        """The character of byte `column` of a line."""
+        start = self._line_starts[line - 1]
+        head = self.text[start : start + column].encode()[:column]
+        return start + len(head.decode())
+
+
+class _Reader(PythonText):
     def statements(self, body: Sequence[ast.AST], prefix: Path) -> Iterator[Location]:
         for statement in body:
             yield from self._statement(statement, prefix)
@@ -70,7 +90,8 @@ class _Reader:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = (*prefix, node.name)
             if not isinstance(node, ast.ClassDef):
-                yield from self._defaults(node.args, inner)
+                for argument, default in defaults_in(node.args):
+                    yield from self._value(default, [(*inner, argument.arg)], inner)
             yield from self.statements(node.body, inner)
         elif isinstance(node, ast.Assign):
             yield from self._assign(node, prefix)
@@ -110,19 +131,6 @@ class _Reader:
             return
         yield from self._value(node.value, paths, prefix)
 
-    def _defaults(self, arguments: ast.arguments, prefix: Path) -> Iterator[Location]:
-        positional = [*arguments.posonlyargs, *arguments.args]
-        count = len(arguments.defaults)
-        with_default = positional[len(positional) - count :] if count else []
-        pairs = [*zip(with_default, arguments.defaults, strict=True)]
-        pairs += [
-            (a, d)
-            for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            if d is not None
-        ]
-        for argument, default in pairs:
-            yield from self._value(default, [(*prefix, argument.arg)], prefix)
-
     def _value(self, node: ast.expr, paths: list[Path], prefix: Path) -> Iterator[Location]:
         """The value `node` under each of `paths`, and what stands inside it."""
         if isinstance(node, ast.Dict):
@@ -137,7 +145,7 @@ class _Reader:
             yield from (self._list(node, p) for p in paths)
             for index, item in enumerate(node.elts):
                 yield from self._value(item, [(*p, index) for p in paths], prefix)
-        elif _is_literal(node):
+        elif is_literal(node):
             yield from (self._literal(node, p) for p in paths)
         else:
             yield from (self._computed(node, p) for p in paths)
@@ -145,7 +153,7 @@ class _Reader:
 
     def _call(self, node: ast.Call, paths: list[Path], prefix: Path) -> Iterator[Location]:
         yield from (self._computed(node, p) for p in paths)
-        name = _last_name(node.func)
+        name = last_name(node.func)
         own = (*prefix, name) if name else None
         updated = _path_of(node.func.value, prefix) if _is_update(node) else None  # type: ignore[attr-defined]
         option = _option(node)
@@ -176,18 +184,18 @@ class _Reader:
                 yield from self._calls(list(ast.iter_child_nodes(node)), prefix)
 
     def _computed(self, node: ast.expr, path: Path) -> Location:
-        raw = " ".join(self.text[slice(*self._span(node))].split())
+        raw = " ".join(self.text[slice(*self.span(node))].split())
         problem = f"is computed, {raw[:60]}: map the key that it takes its value from"
         return self._place(node, path, problem=problem, is_reference=True)
 
     def _literal(self, node: ast.expr, path: Path) -> Location:
-        raw = self.text[slice(*self._span(node))]
+        raw = self.text[slice(*self.span(node))]
         value, problem = _literal_value(node, raw)
         quote = "'" if raw.endswith("'") else '"'
         return self._place(node, path, value=value, problem=problem, quote=quote)
 
     def _list(self, node: ast.List | ast.Tuple, path: Path) -> Location:
-        raw = self.text[slice(*self._span(node))]
+        raw = self.text[slice(*self.span(node))]
         items = [i.value for i in node.elts if isinstance(i, ast.Constant)]
         names = tuple(item for item in items if isinstance(item, str))
         if len(names) != len(node.elts):
@@ -209,10 +217,10 @@ class _Reader:
         quote: str = '"',
         is_reference: bool = False,
     ) -> Location:
-        start, end = self._span(node)
+        start, end = self.span(node)
         return Location(
             path=path,
-            line=bisect.bisect_right(self.line_starts, start),
+            line=self.line_of(start),
             start=start,
             end=end,
             raw=self.text[start:end],
@@ -224,18 +232,15 @@ class _Reader:
             is_reference=is_reference,
         )
 
-    def _span(self, node: ast.expr) -> tuple[int, int]:
-        assert node.end_lineno is not None  # the parser sets both
-        assert node.end_col_offset is not None
-        return self._index(node.lineno, node.col_offset), self._index(
-            node.end_lineno, node.end_col_offset
-        )
 
-    def _index(self, line: int, column: int) -> int:
-        """Where byte `column` of a line stands in the text."""
-        start = self.line_starts[line - 1]
-        head = self.text[start : start + column].encode()[:column]
-        return start + len(head.decode())
+def defaults_in(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr]]:
+    """The parameters of a function that have a default, with that."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    count = len(arguments.defaults)
+    yield from zip(positional[len(positional) - count :], arguments.defaults, strict=True)
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if default is not None:
+            yield argument, default
 
 
 def _is_update(node: ast.Call) -> bool:
@@ -244,14 +249,15 @@ def _is_update(node: ast.Call) -> bool:
 
 def _option(node: ast.Call) -> str | None:
     """The name under which argparse's `add_argument` stores an option."""
-    if _last_name(node.func) != "add_argument":
+    if last_name(node.func) != "add_argument":
         return None
     texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
     named = sorted(texts, key=lambda text: not text.startswith("--"))
     return named[0].lstrip("-").replace("-", "_") if named else None
 
 
-def _last_name(node: ast.expr) -> str | None:
+def last_name(node: ast.expr) -> str | None:
+    """`DataLoader` of `torch.utils.data.DataLoader`."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None
@@ -270,7 +276,8 @@ def _path_of(node: ast.expr, prefix: Path) -> Path | None:
     return None
 
 
-def _is_literal(node: ast.expr) -> bool:
+def is_literal(node: ast.AST) -> bool:
+    """Whether this is a constant, or a number with a sign."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         node = node.operand
         return isinstance(node, ast.Constant) and isinstance(node.value, int | float)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.core.errors import InputError
 from tuner.core.records import KnobValue
 from tuner.program.edit.notebook import read_notebook
-from tuner.program.edit.place import Location
+from tuner.program.edit.place import Location, is_wanted
 from tuner.program.edit.python_file import read_python
 from tuner.program.edit.toml_file import read_toml
 from tuner.program.edit.write import read_bytes
@@ -130,9 +131,49 @@ def _agrees(was: Location, now: Location, change: Edit | None) -> bool:
     if (was.path, was.document, was.line) != (now.path, now.document, now.line):
         return False
     if change is not None:
-        return now.raw == change.text.strip() and now.same(change.value)
+        return now.raw == change.text.strip() and is_wanted(now.value, change.value)
     # What holds other values shows their changes too; those are compared by themselves.
     is_container = was.is_list or was.problem is not None
     return (was.raw == now.raw and was.problem == now.problem) or (
         is_container and now.is_list == was.is_list and bool(was.problem) == bool(now.problem)
     )
+
+
+_COMMENT = re.compile(r"(?:^|(?<=\s))#[^\r\n]*", re.MULTILINE)
+_WORD = re.compile(r"[a-z]{3,}")
+
+
+def stale_comments(source: SourceFile, edits: Sequence[Edit]) -> Iterator[str]:
+    """What still names the old value: "train.py:12 still says 4: # batch 4 fits".
+
+    A comment counts on the line of the value, on those right above it, and anywhere in the file
+    where a word of the key stands beside the value.
+    """
+    if source.path.suffix == ".json":
+        return  # it has no comments
+    text = source.data.decode("utf-8")
+    breaks = [match.start() for match in re.finditer("\n", text)]
+    comments = [
+        (bisect.bisect_left(breaks, found.start()) + 1, found[0].strip())
+        for found in _COMMENT.finditer(text)
+    ]
+    own_lines = {
+        bisect.bisect_left(breaks, found.start()) + 1
+        for found in re.finditer(r"^[ \t]*#", text, re.MULTILINE)
+    }
+    for edit in edits:
+        old = edit.place.raw.strip("\"'")
+        if not re.search(r"\w", old):
+            continue
+        line = bisect.bisect_left(breaks, edit.place.start) + 1
+        near = {line}
+        above = line - 1
+        while above in own_lines:
+            near.add(above)
+            above -= 1
+        names = set(_WORD.findall(str(edit.place.path[-1:]).lower()))
+        for number, comment in comments:
+            if not re.search(rf"(?<![\w.]){re.escape(old)}(?![\w]|\.\d)", comment):
+                continue
+            if number in near or names & set(_WORD.findall(comment.lower())):
+                yield f"{source.path}:{number} still says {old}: {comment}"
