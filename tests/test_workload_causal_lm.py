@@ -170,7 +170,7 @@ def test_unknown_losses_are_refused_with_the_nearest_name():
 # -- optimizer ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [name for name, row in OPTIMIZERS.items() if row.rest is None])
 def test_optimizers_are_those_of_the_trainer(name, tmp_path):
     """The class and the options that decide memory, as transformers' Trainer chooses them."""
     from transformers import Trainer, TrainingArguments
@@ -187,6 +187,30 @@ def test_optimizers_are_those_of_the_trainer(name, tmp_path):
     assert bits[0] == bits[1]
     for option in ("fused", "momentum", "amsgrad"):
         assert bool(own.defaults.get(option)) == bool(theirs.defaults.get(option)), option
+
+
+def test_muon_updates_matrices_and_adamw_the_rest():
+    shapes = [(8, 8), (8,), (2, 8, 8), (16, 8)]
+    weights = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+    optimizer = build_optimizer("muon", weights, embeddings=weights[3:])
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    states = [sorted(optimizer.state[weight]) for weight in weights]
+    adamw = ["exp_avg", "exp_avg_sq", "step"]
+    assert states == [["momentum_buffer"], adamw, adamw, adamw]
+    assert len(optimizer.param_groups) == 2
+    optimizer.zero_grad()
+    assert all(weight.grad is None for weight in weights)
+
+
+@pytest.mark.parametrize("rank", [8, 0])
+def test_muon_trains_adapters_and_whole_models(rank):
+    values = configuration(optimizer="muon", lora_rank=rank)
+    session = get_workload("causal_lm").open(tiny_config("llama"), values, Cpu())
+    session.optimizer_step(1)
+    kinds = {key for state in session.optimizer.state.values() for key in state}
+    assert "momentum_buffer" in kinds
 
 
 def test_unknown_optimizers_are_refused():
