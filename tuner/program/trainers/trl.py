@@ -85,7 +85,7 @@ def _dpo(training: ProgramTraining) -> Planned:
 
 
 def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
-    """What both trainers do alike."""
+    """The common part of both trainers."""
     arguments = training["arguments"]
     model, loaded = loaded_model(training, "fp32")
     # TrainingArguments are taken over as they are, with their own defaults.
