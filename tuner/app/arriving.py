@@ -66,9 +66,9 @@ class Arrivals:
         lost = [value for value in self.values if value.is_lost]
         if not lost:
             return
-        count = "one value does" if len(lost) == 1 else f"{len(lost)} values do"
+        count = "1 value doesn't" if len(lost) == 1 else f"{len(lost)} values don't"
         raise InputError(
-            f"nothing was written: {count} not arrive",
+            f"nothing written: {count} take effect",
             problems=[_lost(value) for value in lost],
             hint="change these lines by hand first, leave a value out with --map KNOB=, or write "
             "all the same with --check none",

@@ -105,7 +105,7 @@ def _with_header(found: Format, body: str, lines: list[str], left_out: tuple[str
     if found.suffix not in (".yaml", ".py"):
         return body
     if left_out:
-        lines = [*lines, "Not said here:", *(f"  {line}" for line in left_out)]
+        lines = [*lines, "Not representable here:", *(f"  {line}" for line in left_out)]
     return "".join(f"# {' '.join(line.split(chr(10)))}\n" for line in lines) + "\n" + body
 
 

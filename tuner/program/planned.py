@@ -94,14 +94,14 @@ def plan_program(
     found = training.found
     chosen = model or _beside(program, planned.model)
     if chosen is None:
-        found.problems.append(Problem("is not known: name it with --model", "the model"))
+        found.problems.append(Problem("couldn't determine the model; pass --model"))
     else:
         found.problems += _misnamed_in_loading(training, chosen)
     knobs = {**planned.knobs, **_started(program, planned, training, gpus), **(given or {})}
     problems = [p for p in found.problems if not _is_given(p, given or {})]
     if "max_length" not in knobs:
-        text = "is set nowhere: name it with --set max_length=1024"
-        problems.append(Problem(text, "the length of the examples"))
+        text = "couldn't determine the length of the examples; pass it, e.g. --set max_length=1024"
+        problems.append(Problem(text))
     if strict:
         _require_start(problems)
     if (problems and strict) or chosen is None:
@@ -224,7 +224,7 @@ def _settings_of(model: str, wanted: Configuration) -> dict[str, str] | None:
 
 def _is_unsupported(problem: Problem) -> bool:
     """True for a limit of predictions, rather than an error in the program."""
-    return EMULATE in problem.message or "not predicted" in problem.message
+    return any(text in problem.message for text in (EMULATE, "not predicted", "by --predict"))
 
 
 def _unsupported(training: ProgramTraining) -> UnsupportedError:
@@ -312,5 +312,5 @@ def _versions(held: Mapping[str, str]) -> list[str]:
         except PackageNotFoundError:
             continue
         if installed.split(".")[:2] != read.split(".")[:2]:
-            notes.append(f"{package} {installed} is installed, and this is what {read} does")
+            notes.append(f"prediction assumes {package} {read} (you have {installed})")
     return notes

@@ -196,8 +196,8 @@ def _files_in(folder: Path, words: Sequence[str]) -> dict[str, SourceFile]:
 def _opened(path: Path) -> SourceFile:
     """The file at `path`, which is never written: it may be read-only."""
     if not path.is_file():
-        why = "is a folder" if path.is_dir() else "is not there"
-        raise InputError(f"the program {str(path)!r} {why}", hint="name a file that exists")
+        why = "is a folder, not a program" if path.is_dir() else "file not found"
+        raise InputError(f"{why}: {path}", hint="name a file that exists")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"{path}: larger than {_MOST_BYTES} bytes, too large for a program")

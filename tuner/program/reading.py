@@ -55,8 +55,8 @@ def packed_rows(arguments: Arguments, name: str, kernel: str) -> list[str]:
     """
     if kernel == "flash_attention_2":
         return [PACKED]
-    why = f"makes one row of each batch, whose mask ({kernel}) is not predicted: {EMULATE}"
-    arguments.refuse(name, why)
+    why = f"with {kernel} attention isn't supported by --predict yet: use flash attention, or the "
+    arguments.refuse(name, f"{why}emulator")
     return []
 
 

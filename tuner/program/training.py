@@ -131,8 +131,8 @@ def read_training(program: Program) -> ProgramTraining:
     hold_calls(scripts, training.trainer, found)
     hold_words(program, scripts, found)
     if "adapted" in groups and "lora" not in groups:
-        text = "gets a configuration that is not seen to be a LoraConfig"
-        found.problems.append(Problem(text, "get_peft_model"))
+        text = "couldn't find the LoraConfig passed to get_peft_model"
+        found.problems.append(Problem(text))
     return training
 
 

@@ -92,8 +92,7 @@ def make_plan(
     if planner.problems:
         count = len(planner.problems)
         raise InputError(
-            f"nothing was written: {'one thing is' if count == 1 else f'{count} things are'} "
-            "in the way",
+            f"nothing written: {count} problem{'s' if count > 1 else ''}",
             problems=planner.problems,
             hint="name another key with --map KNOB=KEY, or leave a value out with --map KNOB=",
         )
