@@ -73,7 +73,6 @@ class _StepReports:
 
 
 def _first_size(batch: Any) -> int | None:
-    """The first dimension of the first tensor in a batch of tensors, lists and mappings."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None

@@ -83,7 +83,6 @@ def _say(values: dict[str, Any]) -> None:
 
 
 def _device_peaks() -> dict[str, int]:
-    """PyTorch's peaks on the current GPU; nothing where it uses none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}

@@ -99,7 +99,6 @@ def can_change(program: Program, settings: Mapping[str, Setting], knob: str) -> 
 
 
 def _is_text(setting: Setting) -> bool:
-    """True for a word, such as "auto", in place of a number."""
     return setting.knob in ("micro_batch", "grad_accum") and isinstance(setting.value, str)
 
 

@@ -247,7 +247,6 @@ def _meaning(assignment: Assignment) -> object:
 
 
 def _asked(assignment: Assignment) -> object:
-    """The entry of `--map` that the assignment is of."""
     return assignment.key, assignment.expression, assignment.only
 
 
@@ -270,7 +269,6 @@ class _Entries:
 
     @classmethod
     def of(cls, source: SourceFile, places: Sequence[Location]) -> _Entries:
-        """The entries that `places` stand in."""
         paths = [place.path for place in places]
         depth = next(
             (n for n, steps in enumerate(zip(*paths, strict=False)) if len(set(steps)) > 1), 0
@@ -280,7 +278,6 @@ class _Entries:
         return cls(source.path, paths[0][:depth], own, source)
 
     def name_in(self, place: Location) -> str | int:
-        """The entry that a place stands in."""
         return place.path[len(self.prefix)]
 
     def used(self, paths: Collection[KeySteps]) -> str | int | None:

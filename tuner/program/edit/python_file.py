@@ -246,7 +246,6 @@ def _is_update(node: ast.Call) -> bool:
 
 
 def _option(node: ast.Call) -> str | None:
-    """The name under which argparse's `add_argument` stores an option."""
     if last_name(node.func) != "add_argument":
         return None
     texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]

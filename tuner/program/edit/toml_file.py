@@ -80,7 +80,6 @@ def _place(path: Path, line: int, start: int, raw: str) -> Location:
 
 
 def _parsed(raw: str) -> Any:
-    """A value alone, as tomllib reads it; None if it is broken."""
     try:
         return tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:

@@ -238,7 +238,6 @@ def _is_merge(key: Node) -> bool:
 
 
 def _merged_names(value: Node) -> set[str]:
-    """The keys that a merge of `value` brings in, however deep they stand."""
     names: set[str] = set()
     seen: set[int] = set()
     level = [value]
@@ -258,7 +257,6 @@ def _merged_names(value: Node) -> set[str]:
 
 
 def _scalar_value(node: ScalarNode, raw: str) -> tuple[Value, str | None]:
-    """The meaning of a scalar, or the reason why it cannot be replaced."""
     if raw[:1] in ("&", "!"):
         return None, "has an anchor or a tag"
     if node.style in ("|", ">") or _LINE_BREAK.search(raw):
@@ -270,7 +268,6 @@ def _scalar_value(node: ScalarNode, raw: str) -> tuple[Value, str | None]:
 
 
 def _plain_value(text: str, tag: str) -> Value:
-    """The meaning of a scalar without quotes."""
     if tag == f"{_TAG}null" or text == "???":  # OmegaConf: still to be set
         return None
     if tag == f"{_TAG}bool":

@@ -140,7 +140,6 @@ def _fused_kernels(file: Arguments) -> None:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """An Axolotl configuration (0.19), less data sets and schedule."""
     precision = chosen.text("precision")
     arguments = training_arguments(chosen)
     chosen.leave_preparation()

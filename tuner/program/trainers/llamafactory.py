@@ -123,7 +123,6 @@ _FLASH_ATTN = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    """The file of `llamafactory-cli train` (0.9.5), less data set, template and schedule."""
     precision = chosen.text("precision")
     arguments = training_arguments(chosen)
     arguments.pop("gradient_checkpointing_kwargs", None)
