@@ -201,10 +201,7 @@ def _adapters(chosen: SettingsReader) -> Settings:
     return without_none(
         {
             **_targets(chosen),
-            "use_dora": True if chosen.text("adapter") == "dora" else None,
-            "lora_rank": chosen.get("lora_rank"),
-            "lora_alpha": chosen.get("lora_alpha"),
-            "lora_dropout": chosen.get("lora_dropout"),
+            **{k: v for k, v in chosen.adapter("lora_rank").items() if k != "use_rslora"},
             "quantize_base": chosen.text("precision") == "nf4",
         }
     )

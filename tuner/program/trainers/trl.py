@@ -227,10 +227,7 @@ def _adapters(chosen: SettingsReader) -> Settings:
     targets = chosen.targets
     return {
         "use_peft": True,
-        **chosen.kind_of_adapter(),
-        "lora_r": chosen.get("lora_rank"),
-        "lora_alpha": chosen.get("lora_alpha"),
-        "lora_dropout": chosen.get("lora_dropout"),
+        **chosen.adapter("lora_r"),
         "lora_target_modules": [targets] if isinstance(targets, str) else targets,
         "lora_modules_to_save": chosen.saved_modules,
     }
