@@ -216,6 +216,7 @@ class _Reader(PythonText):
         is_reference: bool = False,
     ) -> Location:
         start, end = self.span(node)
+        is_list = isinstance(node, ast.List | ast.Tuple)
         return Location(
             path=path,
             line=self.line_of(start),
@@ -226,8 +227,7 @@ class _Reader(PythonText):
             value=value,
             quote=quote,
             problem=problem,
-            is_list=isinstance(node, ast.List | ast.Tuple),
-            is_reference=is_reference,
+            kind="reference" if is_reference else "list" if is_list else "value",
         )
 
 

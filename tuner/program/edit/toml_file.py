@@ -75,7 +75,7 @@ def _place(path: Path, line: int, start: int, raw: str) -> Location:
         value=value,
         quote="'" if "'" in raw and '"' not in raw else '"',
         problem=problem,
-        is_list=raw.startswith("["),
+        kind="list" if raw.startswith("[") else "value",
     )
 
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -158,7 +159,7 @@ class _Document:
             language=self.language,
             document=self.number,
             problem=spot.problem or problem,
-            is_alias=True,
+            kind="alias",
         )
 
     def _scalar(self, node: ScalarNode, spot: _Spot) -> Location:
@@ -208,9 +209,15 @@ class _Document:
             quote='"' if self.language == "json" else quote,
             document=self.number,
             problem=problem,
-            is_list=isinstance(node, SequenceNode),
-            is_reference=isinstance(node, ScalarNode) and bool(_INTERPOLATION.search(node.value)),
+            kind=_kind(node),
         )
+
+
+def _kind(node: Node) -> Literal["value", "list", "reference"]:
+    if isinstance(node, SequenceNode):
+        return "list"
+    is_reference = isinstance(node, ScalarNode) and _INTERPOLATION.search(node.value)
+    return "reference" if is_reference else "value"
 
 
 def _references(root: Node) -> Counter[int]:
