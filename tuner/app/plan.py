@@ -15,7 +15,6 @@ from tuner.app.custom_workload import (
     require_trials,
 )
 from tuner.app.device import with_profile
-from tuner.app.margin import parse_margin
 from tuner.app.measuring import (
     Measuring,
     Mode,
@@ -27,7 +26,14 @@ from tuner.app.measuring import (
 from tuner.app.notices import UNHEARD, Notices
 from tuner.app.target import CannotRunError, Target, check_conditions
 from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
-from tuner.core.records import Configuration, KnobValue, MemoryBudget, Source, TrialRecord
+from tuner.core.records import (
+    Configuration,
+    KnobValue,
+    MemoryBudget,
+    Source,
+    TrialRecord,
+    parse_margin,
+)
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.searches.budget import Budget
 from tuner.searches.facts import SpaceFacts

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.app.margin import parse_margin
 from tuner.app.target import Target, check_conditions, require_records, with_margin
 from tuner.core.errors import NothingFitsError
 from tuner.core.expressions import all_of
-from tuner.core.records import MemoryBudget, TrialRecord
+from tuner.core.records import MemoryBudget, TrialRecord, parse_margin
 from tuner.core.units import format_size
 from tuner.searches.best import BestTrial, recommend
 from tuner.searches.front import device_bytes

@@ -22,9 +22,8 @@ from tuner.app.cli.stages import print_staged
 from tuner.app.correcting import corrected, correction_text
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
-from tuner.app.margin import parse_margin
 from tuner.app.quiet import quiet_libraries
-from tuner.core.records import Configuration
+from tuner.core.records import Configuration, parse_margin
 from tuner.report.terminal.render import print_fields, print_json, settings_text
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.ranks import gpus_text
@@ -92,7 +91,9 @@ def command(  # noqa: PLR0913 - one argument for each option
         ]
     )
     print_evidence(
-        found.prediction, fits=found.prediction.fits, limit_bytes=found.prediction.limit_bytes
+        found.prediction,
+        fits=found.prediction.fits,
+        limit_bytes=found.prediction.budget.limit_bytes,
     )
     if found.stages is not None:
         print_staged(found.stages, configuration, SpaceFacts.of(space))
