@@ -43,10 +43,8 @@ def machine(tmp_path, monkeypatch):
 
     def predicted(space, configuration, gpu, *, margin_fraction, profile):
         require_supported(configuration, gpu)
-        margin = round(gpu.memory_bytes * (margin_fraction or 0.03))
-        prediction = dataclasses.replace(
-            PREDICTION, limit_bytes=gpu.memory_bytes, margin_bytes=margin, gpu=gpu.id
-        )
+        budget = MemoryBudget.of(gpu.memory_bytes, margin_fraction)
+        prediction = dataclasses.replace(PREDICTION, budget=budget, gpu=gpu.id)
         return Estimate(space, configuration, gpu, prediction)
 
     class Runner:
