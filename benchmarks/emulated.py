@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.emulated_cases import QUICK_LAYERS, Case, all_cases
-from tuner.app.custom_workload import trial_job
+from tuner.app.listener import quiet_libraries
 from tuner.app.measuring import emulating
-from tuner.app.quiet import quiet_libraries
-from tuner.app.support import require_supported
+from tuner.app.search.supported import require_supported, trial_job
 from tuner.core.errors import TunerError
 from tuner.core.records import Configuration, Memory
 from tuner.core.units import MIB

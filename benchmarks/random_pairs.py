@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.emulated import ALIKE, Answer, compare
 from benchmarks.emulated_cases import QUICK_LAYERS, Case
 from tuner.app.estimate import one_configuration
-from tuner.app.quiet import quiet_libraries
-from tuner.app.support import require_supported
+from tuner.app.listener import quiet_libraries
+from tuner.app.search.supported import require_supported
 from tuner.core.errors import InputError
 from tuner.core.units import MIB
 from tuner.emulator.toolchain import unavailable

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.app.estimate import one_configuration
-from tuner.app.quiet import quiet_libraries
+from tuner.app.listener import quiet_libraries
 from tuner.core.units import MIB
 from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.emulator.toolchain import unavailable

@@ -129,7 +129,7 @@ def in_ray(trials: int) -> tuple[Timed, Timed, Timed]:
     """Trials of the class actor with the runner inside, then of the plain function, twice."""
     import ray
 
-    from tuner.searches.ray.trainable import CONFIGURATION, OUTCOME, WorkerPlan, trainable_of
+    from tuner.searches.ray.worker import CONFIGURATION, OUTCOME, WorkerPlan, trainable_of
     from tuner.trial.factories import MeasuredFactory
 
     factory = MeasuredFactory(job(), options())

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.several_gpus import GPU, MODEL, SHAPE, write_model
 from tuner.app.estimate import one_configuration
-from tuner.app.quiet import quiet_libraries
+from tuner.app.listener import quiet_libraries
 from tuner.core.units import MIB
 from tuner.emulator.emulating import EmulateOptions, emulate
 from tuner.emulator.toolchain import unavailable

@@ -10,7 +10,7 @@ import pytest
 from cli_samples import CONFIG
 
 from tuner.app import measuring
-from tuner.app.plan import SearchPlan
+from tuner.app.search.plan import SearchPlan
 from tuner.core.errors import TunerError
 from tuner.core.records import (
     Memory,
@@ -22,8 +22,7 @@ from tuner.core.records import (
     Status,
     TrialRecord,
 )
-from tuner.searches.budget import StoppedBy
-from tuner.searches.progress import Progress
+from tuner.searches.progress import Progress, StoppedBy
 from tuner.searches.ray import driver
 from tuner.searches.request import SearchOutcome, SearchRequest
 

@@ -24,7 +24,7 @@ from tuner.program.edit.place import read_number
 from tuner.program.edit.plan import make_plan
 from tuner.program.edit.source import read_places
 from tuner.program.edit.write import MAX_BYTES, replace_files
-from tuner.space.keypath import read_key
+from tuner.space.apply import read_key
 
 
 def assign(key: str, value: KnobValue, **more: object) -> Assignment:

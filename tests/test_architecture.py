@@ -144,9 +144,9 @@ def test_ray_and_optuna_stay_in_search():
 def test_private_parts_of_ray_are_named_in_one_module():
     private = re.compile(r"\bray\._|\b_actor_cache\b|\b_internal_kv|\b_global_node\b")
     named = {path.name for path in FILES if private.search(path.read_text())}
-    assert named == {"ray_private.py"}
+    assert named == {"private.py"}
     tested = re.search(
-        r"Tested with Ray ([0-9.]+)\. ", (ROOT / "tuner/searches/ray/ray_private.py").read_text()
+        r"Tested with Ray ([0-9.]+)\. ", (ROOT / "tuner/searches/ray/private.py").read_text()
     )
     assert f"\nray=={tested[1]}." in (ROOT / "constraints.txt").read_text()
 

@@ -14,7 +14,7 @@ from cli_samples import make_trial, write_samples
 from started import start
 
 from tuner.app.cli.main import run
-from tuner.app.plan import SearchOptions, make_plan
+from tuner.app.search.plan import SearchOptions, make_plan
 from tuner.app.target import load_target
 from tuner.core.errors import InputError
 from tuner.core.records import Status
@@ -159,7 +159,7 @@ class TestPlan:
         assert sorted(folder.rglob("*")) == before
 
     def test_fresh_keeps_the_journal_of_before(self, folder):
-        from tuner.app.search import journal_of
+        from tuner.app.search.run import journal_of
 
         target = self.target()
         with target.folder.writer() as writer:

@@ -16,7 +16,7 @@ from tuner.app.cli import trial_run
 from tuner.app.cli.main import run
 from tuner.app.device import cpu_label
 from tuner.app.estimate import Estimate
-from tuner.app.support import require_supported
+from tuner.app.search.supported import require_supported
 from tuner.core import host
 from tuner.core.environment import trial_environment
 from tuner.core.records import MemoryBudget, Outcome, Prediction, Status

@@ -20,9 +20,9 @@ from benchmarks.several_gpus import (
     rows,
     write_model,
 )
-from tuner.app.custom_workload import trial_job
 from tuner.app.estimate import one_configuration
 from tuner.app.measuring import emulating
+from tuner.app.search.supported import trial_job
 from tuner.core.records import Configuration, Memory
 from tuner.core.units import MIB
 from tuner.emulator.emulating import EmulateOptions, emulate

@@ -12,8 +12,8 @@ from cli_samples import make_trial, write_samples
 
 from tuner.app.cli import main, searching
 from tuner.app.cli.main import COMMANDS, cli, run
-from tuner.app.plan import SearchOptions
-from tuner.app.search import SearchedGpu
+from tuner.app.search.plan import SearchOptions
+from tuner.app.search.run import SearchedGpu
 from tuner.core.errors import EXIT_CODES, InputError, NothingFitsError, UnavailableError
 from tuner.searches.store import ResultsFolder
 

@@ -13,7 +13,7 @@ from ray._private.node import Node
 from ray.exceptions import RpcError
 
 from tuner.core.errors import InputError, UnavailableError
-from tuner.searches.ray.local_ray import (
+from tuner.searches.ray.private import (
     RayLostError,
     losses_said,
     lost_process,
@@ -217,8 +217,8 @@ FOLDERS = """
 import stat
 from pathlib import Path
 from tuner.searches.ray import cluster
-from tuner.searches.ray.ray_private import node_here
-from tuner.searches.ray.ray_token import default_path
+from tuner.searches.ray.private import node_here
+from tuner.searches.ray.cluster import default_path
 
 with cluster.quiet(), cluster.connected(None, cpus=1):
     session = Path(node_here().get_session_dir_path())

@@ -9,11 +9,11 @@ import pytest
 from search_fakes import InProcess, let_emulate, write_wide
 
 from tuner.app.cli.main import run
-from tuner.app.search import batches
+from tuner.app.search.run import batches
 from tuner.app.targets import gpu_names, load_targets
 from tuner.core.errors import InputError, UnavailableError
-from tuner.searches.budget import StoppedBy
 from tuner.searches.journal import read_journal
+from tuner.searches.progress import StoppedBy
 from tuner.searches.ray import cluster
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.searches.store import ResultsFolder

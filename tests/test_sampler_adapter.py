@@ -19,7 +19,7 @@ from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.request import SEARCHERS, check_searcher
 from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
-from tuner.searches.score import score
+from tuner.searches.samplers import score
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 SPACE = FakeSpace()

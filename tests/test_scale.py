@@ -24,7 +24,7 @@ from benchmarks.scale.world import ScaleSpace, predicted, scattered
 from tuner.app.cli.main import run
 from tuner.core.records import Outcome, Status
 from tuner.searches.front import pareto_front, samples_per_s
-from tuner.searches.guided.gain import Front
+from tuner.searches.guided.goals import Front
 from tuner.searches.guided.sampler import GuidedSampler
 from tuner.searches.journal import latest
 from tuner.searches.ranking import Ranking, give_up_rule

@@ -12,8 +12,7 @@ from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 from tuner.core.errors import InputError
 from tuner.searches.candidates import Candidates
 from tuner.searches.facts import SpaceFacts
-from tuner.searches.guided.gain import Front, LogNormal, staircase
-from tuner.searches.guided.goals import Goal, GoalFront, goals_of
+from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal, goals_of, staircase
 from tuner.searches.guided.model import Prior, ResidualModel, features
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.sampler import MEMORY_CONSTRAINT, GuidedSampler

@@ -18,9 +18,9 @@ from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
 from tuner.searches.ray.driver import search
 from tuner.searches.request import SearchOutcome, SearchRequest, TrialDevice
-from tuner.searches.verified import VerifiedFactory
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import PLAIN, Instructions
+from tuner.trial.factories import VerifiedFactory
 
 BENCH = TrialDevice("Testium 9")
 SPACE = FakeSpace()

@@ -25,7 +25,7 @@ from benchmarks.accuracy.report import Comparison, rank_correlation
 from tuner.cost.calibration.calibrate import PROGRAM_PRIOR, prior_of
 from tuner.cost.calibration.correction import STEP as STEP_QUANTITY
 from tuner.cost.calibration.interval import Calibration, Interval
-from tuner.searches.undecided import PAIR_ERROR
+from tuner.searches.front import PAIR_ERROR
 
 TRIALS, DRAWS = 5, 20
 """Rows of a program and GPU that correct the others, and how many sets of them are drawn."""

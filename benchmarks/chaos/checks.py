@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.chaos.trials import ChaosSpace, front_of, gate_of, request_of, true_front
 from tuner.core.records import Status, TrialRecord
-from tuner.searches.budget import StoppedBy
 from tuner.searches.journal import JournalWriter, read_journal
+from tuner.searches.progress import StoppedBy
 from tuner.searches.ray.driver import search_all
 from tuner.searches.request import SearchOutcome
 

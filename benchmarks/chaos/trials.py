@@ -32,9 +32,9 @@ from tuner.core.records import (
 from tuner.core.units import GIB
 from tuner.searches.front import pareto_front
 from tuner.searches.request import SearchRequest
-from tuner.searches.verified import VerifiedFactory
 from tuner.space.gpus import Gpu, get_gpu
 from tuner.trial.base import PLAIN, Instructions
+from tuner.trial.factories import VerifiedFactory
 
 DEVICE = "TUNER_CHAOS_DEVICE"
 """Environment variable of a node: the id of the GPU type that it really has."""

@@ -26,7 +26,7 @@ from tuner.core.records import (
 from tuner.predict.shortlist import shortlist
 from tuner.predict.training.memory_order import memory_order
 from tuner.searches.candidates import Candidates
-from tuner.searches.guided.gain import staircase
+from tuner.searches.guided.goals import staircase
 from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.search.scenarios import Scenario, Trial
 from benchmarks.search.tables import Floats
-from tuner.searches.guided.gain import staircase
+from tuner.searches.guided.goals import staircase
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from tuner.core.records import KnobValue
 from tuner.program.edit.assign import Assignment
 from tuner.program.edit.plan import make_plan
 from tuner.program.edit.source import open_source
+from tuner.space.apply import read_key
 from tuner.space.gpus import get_gpu
-from tuner.space.keypath import read_key
 
 KBIT = """\
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training

@@ -13,7 +13,7 @@ from tuner.program.edit.place import Location
 from tuner.program.edit.plan import Following, make_plan
 from tuner.program.edit.source import SourceFile, open_source
 from tuner.program.names import Script, set_at
-from tuner.space.keypath import read_key
+from tuner.space.apply import read_key
 
 SCRIPT = """\
 import argparse

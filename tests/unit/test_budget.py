@@ -11,8 +11,8 @@ from results_samples import make_record
 from tune_fakes import FakeSpace, outcome_of, record_of
 
 from tuner.core.errors import InputError
-from tuner.searches.budget import Budget, Meter, Spent, StoppedBy
 from tuner.searches.candidates import Candidates
+from tuner.searches.progress import Budget, Meter, Spent, StoppedBy
 from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
 
 HOUR_S = 3600.0

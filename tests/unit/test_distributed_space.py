@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from documents import blocks
 
-from tuner.app.support import supported_part
+from tuner.app.search.supported import supported_part
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.distributed_knobs import (

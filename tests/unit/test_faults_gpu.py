@@ -22,9 +22,9 @@ from tuner.core.errors import UnavailableError
 from tuner.core.outcome import Ending, Raised, classify
 from tuner.core.records import Configuration, Exhausted, Status
 from tuner.core.units import GIB
-from tuner.searches.verified import VerifiedFactory
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
+from tuner.trial.factories import VerifiedFactory
 from tuner.trial.gpu_watch import GpuWatch
 from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.preflight import obstacle, require_answer

@@ -18,7 +18,7 @@ from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of
 from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
 from tuner.core.units import GIB
 from tuner.report.terminal.progress import progress_line
-from tuner.searches import trial_record
+from tuner.searches import open_trials as trial_record
 from tuner.searches.journal import JournalWriter, read_journal
 from tuner.searches.ray.driver import make_adapter
 from tuner.searches.request import SearchRequest, StoppedBy

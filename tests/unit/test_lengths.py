@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from encoder_samples import TINY_ROBERTA, configuration
 
-from tuner.app.custom_workload import model_version, require_lengths
+from tuner.app.search.supported import model_version, require_lengths
 from tuner.core.errors import InputError
 from tuner.predict.training import get_workload
 from tuner.predict.training.token_data import LoaderSettings, TokenBatches, build_loader
@@ -69,7 +69,7 @@ def test_the_longest_come_once_however_few_examples_there_are(workers):
 
 def test_a_search_measures_on_the_lengths_that_were_asked_for():
     from tuner.app.measuring import Measuring
-    from tuner.app.prepare import measure_options
+    from tuner.app.search.prepare import measure_options
 
     given = SimpleNamespace(
         budget_s=None, timeout_s=None, weights=None, wait_s=None, lengths="data", whole_steps=True

@@ -17,10 +17,9 @@ from tuner.report import report
 from tuner.report.objective_plot import axes_of, points_of
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
-from tuner.searches.levels import levels
 from tuner.searches.objectives import NAMES, coverage, objectives_of, require_known
 from tuner.searches.store import ResultsFolder
-from tuner.searches.view import Kind, build_view
+from tuner.searches.view import Kind, build_view, levels
 from tuner.space import load_space
 from tuner.space.searchspace import METRICS
 

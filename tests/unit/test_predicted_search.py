@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from search_fakes import prediction_of
 
 from tuner.app.measuring import Mode
-from tuner.app.plan import SearchOptions, make_plan, without_effect
-from tuner.app.predicted import keep_predictions, search_predicted
+from tuner.app.search.plan import SearchOptions, make_plan, without_effect
+from tuner.app.search.predicted import keep_predictions, search_predicted
 from tuner.app.target import load_target
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Outcome, Prediction
 from tuner.core.units import GIB
 from tuner.predict.predictor import COMPILED_TOLERANCE
-from tuner.searches.budget import StoppedBy
 from tuner.searches.front import pareto_front
 from tuner.searches.journal import read_journal
+from tuner.searches.progress import StoppedBy
 
 
 class Tracer:

@@ -10,14 +10,14 @@ from results_samples import GPU, MARGIN_BYTES, SPACE, make_record
 
 from tuner.app.cli.answers import print_front, print_recommendation
 from tuner.app.cli.every_gpu import print_answers
-from tuner.app.gpus_compared import Answer
+from tuner.app.recommendation import Answer
 from tuner.app.target import with_margin
 from tuner.core.records import MemoryBudget, RankMemory, Source, TrialRecord
 from tuner.core.units import GIB
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
 from tuner.searches.best import best_yaml, recommend
-from tuner.searches.by_gpus import trade_text
+from tuner.searches.cost import trade_text
 from tuner.searches.view import build_view
 from tuner.space.gpus import get_gpu
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import reported_runs as benchmark
 from tuner.app.cli.main import run
-from tuner.app.reported_run import reported_runs
+from tuner.app.search.result_files import reported_runs
 from tuner.app.targets import load_targets
 from tuner.app.versions import tested
 from tuner.searches.journal import read_journal

@@ -15,7 +15,7 @@ from whole_tables import WIDTHS, assert_whole, printed
 from tuner.app.cli.main import run
 from tuner.core.units import GIB, MIB, format_duration, format_range, format_size, significant
 from tuner.report.terminal.tables import Sheet
-from tuner.searches.interval import ShownInterval
+from tuner.searches.cost import ShownInterval
 from tuner.searches.store import ResultsFolder
 
 PACKAGE = Path(__file__).parents[2] / "tuner"

@@ -7,9 +7,16 @@ from tune_fakes import SMALL_SPACE, FakeFactory, outcome_of
 
 from tuner.core.errors import UnavailableError
 from tuner.searches.candidates import Candidates
-from tuner.searches.ray.capacity import FIXED_CLUSTER, OWN_CLUSTER, REFRESH_S, Capacity, fits_on
-from tuner.searches.ray.concurrent import TURN, ConcurrentSearches
-from tuner.searches.ray.reuse import IDLE_S, RequestedResources, WorkerCache
+from tuner.searches.ray.callbacks import IDLE_S, RequestedResources, WorkerCache
+from tuner.searches.ray.rooms import (
+    FIXED_CLUSTER,
+    OWN_CLUSTER,
+    REFRESH_S,
+    TURN,
+    Capacity,
+    ConcurrentSearches,
+    fits_on,
+)
 from tuner.searches.request import SearchRequest, StoppedBy
 from tuner.searches.sampler_adapter import SamplerAdapter
 from tuner.searches.state import LOSSES_THAT_END_A_SEARCH, SearchState

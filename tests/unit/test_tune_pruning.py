@@ -13,8 +13,8 @@ from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
 from tuner.cost.calibration.calibrate import calibrations_from
 from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates
-from tuner.searches.pruned import write_pruned
-from tuner.searches.pruning import MOST_RISK
+from tuner.searches.held_back import MOST_RISK
+from tuner.searches.request import write_pruned
 from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter
 from tuner.searches.store import ResultsFolder
 

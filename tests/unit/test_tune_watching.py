@@ -18,9 +18,15 @@ from tuner.core.records import Measurement, Outcome, Status
 from tuner.searches import watch
 from tuner.searches.front import hypervolume
 from tuner.searches.progress import Progress
-from tuner.searches.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS, SearchMetrics, Watched
-from tuner.searches.ray.running_summary import RunningSummary
-from tuner.searches.ray.tracking import numbers_of, tracker_of
+from tuner.searches.ray.metrics import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    RunningSummary,
+    SearchMetrics,
+    Watched,
+)
+from tuner.searches.ray.watching import numbers_of, tracker_of
 from tuner.searches.watch import GRAFANA_DASHBOARD, Tracker, Tracking, parse_tracking
 
 CONFIGURATIONS = list(FakeSpace().configurations())

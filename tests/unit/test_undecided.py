@@ -17,7 +17,7 @@ from tuner.core.units import GIB
 from tuner.report.figures import front_figure
 from tuner.report.report import report_html
 from tuner.searches.best import recommend
-from tuner.searches.undecided import MOST_MEASURED, PAIR_ERROR, may_be_as_fast
+from tuner.searches.front import MOST_MEASURED, PAIR_ERROR, may_be_as_fast
 from tuner.searches.view import build_view
 
 

@@ -35,8 +35,8 @@ from tuner.program.trainer import trainer_of
 from tuner.program.training import named_models
 from tuner.searches.best import BestTrial
 from tuner.space import SearchSpace
+from tuner.space.apply import Path as KeySteps
 from tuner.space.command import Command
-from tuner.space.keypath import Path as KeySteps
 from tuner.space.models.same import same_architecture
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tuner.app.notices import UNHEARD, Notices
 from tuner.core import host, nvml
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.units import format_gib
@@ -19,6 +18,23 @@ from tuner.cost.speed.profile import (
     slug_of,
 )
 from tuner.space.gpus import Gpu, as_told, get_gpu, match_device
+
+
+class Notices:
+    """Hears everything and tells nobody: the base of those that do."""
+
+    def say(self, text: str) -> None:
+        """What happened, in a sentence: nothing that the answer would not hold without it."""
+
+    def warn(self, text: str) -> None:
+        """What the user should hear even where nothing else is said."""
+
+    def note(self, text: str) -> None:
+        """Something about the space that its author may want to know."""
+
+
+UNHEARD = Notices()
+
 
 CPU, AUTO = "cpu", "auto"
 

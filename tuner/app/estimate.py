@@ -113,7 +113,7 @@ def estimate_configuration(
 
     Raises `InputError`, with everything that is wrong, when the GPU cannot run it.
     """
-    from tuner.app.support import require_supported
+    from tuner.app.search.supported import require_supported
     from tuner.predict.predictor import PredictionJob, Predictor
 
     stages = [*space.stage_configurations(configuration).values()]

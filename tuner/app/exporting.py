@@ -71,7 +71,7 @@ def _with_names(target: Target, values: Configuration) -> Configuration:
         or get_entry(model) is not None
     ):
         return values
-    from tuner.predict.training.remarks import adaptable_names
+    from tuner.predict.training.quantized import adaptable_names
 
     names = adaptable_names(resolve_config(model))
     return Configuration({**values, "lora_targets": names}) if names else values

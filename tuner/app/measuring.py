@@ -15,11 +15,10 @@ from tuner.core.units import GIB, format_gib
 from tuner.emulator.here import is_emulated
 from tuner.emulator.toolchain import unavailable
 from tuner.searches.request import TrialDevice
-from tuner.searches.verified import VerifiedFactory
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE, Gpu
 from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob
-from tuner.trial.factories import EmulatedFactory, MeasuredFactory
+from tuner.trial.factories import EmulatedFactory, MeasuredFactory, VerifiedFactory
 
 SMALLER = 0.95
 """A memory below this share of the device's is another amount, not another driver."""

@@ -13,10 +13,10 @@ import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tuner.app.custom_workload import trial_job
 from tuner.app.listener import Listener
 from tuner.app.measuring import Predicting, emulating, gpus_of_trials
-from tuner.app.plan import SearchPlan
+from tuner.app.search.plan import SearchPlan
+from tuner.app.search.supported import trial_job
 from tuner.app.target import comparable, with_margin
 from tuner.core.environment import trial_environment
 from tuner.core.errors import TunerError

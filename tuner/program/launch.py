@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import Problem
-from tuner.core.scratch import scratch_folder
+from tuner.core.files import scratch_folder
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
     GPUS_PER_TRIAL,

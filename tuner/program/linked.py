@@ -21,7 +21,7 @@ from tuner.program.parsed import (
     unrolled,
 )
 from tuner.program.reads import module_path
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tuner.program.arguments import file_in
 from tuner.program.edit.source import PYTHON, SourceFile, read_places
 from tuner.program.reads import SETTINGS_FILES, module_path, opened, read_by
 from tuner.program.trainer import FILE, trainer_named, trainer_of, trainers
-from tuner.space.keypath import Path as Keys
+from tuner.space.apply import Path as Keys
 
 _MOST_BYTES = 64 * 1024 * 1024
 """Of the program itself: a notebook keeps its pictures."""

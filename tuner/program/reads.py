@@ -18,7 +18,7 @@ from tuner.core.errors import InputError
 from tuner.core.files import read_file
 from tuner.program.edit.notebook import notebook_python
 from tuner.program.edit.source import READERS, SourceFile, read_places
-from tuner.space.keypath import Path as Keys
+from tuner.space.apply import Path as Keys
 
 NOTEBOOK = ".ipynb"
 SETTINGS_FILES = tuple(suffix for suffix in READERS if suffix not in (".py", NOTEBOOK))

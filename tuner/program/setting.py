@@ -11,7 +11,7 @@ from tuner.core.records import KnobValue
 from tuner.program.edit.place import Location, Value
 from tuner.program.edit.source import SourceFile
 from tuner.program.parsed import Option
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 NAMES = PROGRAM_NAMES
 """By knob: what a program's files and options call it, the most certain name first."""

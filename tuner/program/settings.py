@@ -31,7 +31,7 @@ from tuner.program.setting import (
     of_word,
     word_at,
 )
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 _MOST_STEPS = 8
 """From one `${...}` to the next; more is a circle."""

@@ -24,13 +24,10 @@ from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_
 from tuner.report.progress_figure import progress, progress_figure, progress_text
 from tuner.report.table import value_text
 from tuner.searches.best import BestTrial, near_tie_text
-from tuner.searches.by_gpus import COLUMNS, row_texts, trade_text
-from tuner.searches.front import room_bytes
-from tuner.searches.levels import SHOWN_LEVELS, Level, levels
-from tuner.searches.ranks import gpus_text, ranks_text
-from tuner.searches.stages import rows_of
-from tuner.searches.undecided import UNDECIDED
-from tuner.searches.view import View
+from tuner.searches.cost import COLUMNS, row_texts, trade_text
+from tuner.searches.facts import gpus_text, ranks_text, rows_of
+from tuner.searches.front import UNDECIDED, room_bytes
+from tuner.searches.view import SHOWN_LEVELS, Level, View, levels
 
 if TYPE_CHECKING:
     from tuner.cost.memory_timeline import MemoryTimeline

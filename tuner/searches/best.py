@@ -12,29 +12,39 @@ from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Measurement, Prediction, Source, TrialRecord
 from tuner.core.units import format_duration, format_gib, format_size
-from tuner.searches.by_gpus import ByGpus, by_gpus
-from tuner.searches.cost import RunCost, cost_dict, run_cost
-from tuner.searches.facts import SpaceFacts
+from tuner.searches.cost import (
+    MEASURED_PERCENT,
+    PREDICTED_PERCENT,
+    ByGpus,
+    RunCost,
+    ShownInterval,
+    by_gpus,
+    cost_dict,
+    interval_dict,
+    rounded,
+    run_cost,
+)
+from tuner.searches.facts import (
+    SpaceFacts,
+    counted_gpus,
+    limit_text,
+    ranks_dict,
+    stages_dict,
+    times_text,
+)
 from tuner.searches.front import (
+    PAIR_ERROR,
     THROUGHPUT,
     Objective,
     device_bytes,
     fastest_first,
     fits_within,
+    rivals,
     room_bytes,
     samples_per_s,
     trusted,
+    worth_measuring,
 )
-from tuner.searches.interval import (
-    MEASURED_PERCENT,
-    PREDICTED_PERCENT,
-    ShownInterval,
-    interval_dict,
-    rounded,
-)
-from tuner.searches.ranks import counted_gpus, ranks_dict, times_text
-from tuner.searches.stages import limit_text, stages_dict
-from tuner.searches.undecided import PAIR_ERROR, rivals, worth_measuring
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from tuner.core.records import Configuration, Outcome, Prediction, Status
-from tuner.searches.budget import StoppedBy
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.sampler import GuidedSampler
+from tuner.searches.progress import StoppedBy
 from tuner.searches.ray.driver import make_adapter, quiet_optuna
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.searches.state import SearchState

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,11 +13,41 @@ from typing import Any, Protocol
 from tuner.core.errors import InputError, TunerError, unknown
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, KnobValue, Prediction, Source, Status, TrialRecord
-from tuner.searches.budget import Budget, StoppedBy
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
-from tuner.searches.pruned import Pruned
+from tuner.searches.progress import Budget, StoppedBy
+from tuner.searches.store import ResultsFolder, write_atomically
 from tuner.searches.watch import Watch
 from tuner.trial.base import RunnerFactory, outcome_versions
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A configuration that was held back, and the reason for people.
+
+    `since` is the id of the trial after which it was, None before the first; `revived_by` is
+    that of the trial which changed the verdict, None while the verdict stands.
+    """
+
+    configuration: Configuration
+    reason: str
+    since: str | None = None
+    revived_by: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON types only."""
+        return {
+            "configuration": self.configuration.to_dict(),
+            "reason": self.reason,
+            "since": self.since,
+            "revived_by": self.revived_by,
+        }
+
+
+def write_pruned(folder: ResultsFolder, pruned: Iterable[Pruned]) -> None:
+    """Replace `pruned.jsonl` in one step; one line for each. Raises `UnavailableError`."""
+    lines = [json.dumps(entry.to_dict(), separators=(",", ":")) + "\n" for entry in pruned]
+    write_atomically(folder.path / "pruned.jsonl", "".join(lines).encode("ascii"))
+
 
 SEARCHERS = ("guided", "tpe", "random", "grid")
 """By name; "package.module:Class" is any sampler of Optuna's kind."""
@@ -102,7 +133,7 @@ class SearchRequest:
     - `resources_per_trial` are Ray resources by name. A trial gets as many threads as CPUs.
     - `node_wait_s` is how long a node for the trials is waited for, where none is there; None
       leaves it to the cluster: no time at first where nobody starts nodes, half an hour where they
-      start on demand (`tuner.searches.ray.capacity`).
+      start on demand (`tuner.searches.ray.rooms`).
     - `address` of a running Ray cluster; None starts one here and stops it afterwards, with
       those GPUs of this machine that `local_gpus` lists by index.
     - `study_path` is a file in which the Optuna study is kept for other Optuna tools; it is

@@ -30,15 +30,13 @@ from tuner.core.records import (
 from tuner.predict.training.memory_order import MemoryOrder
 from tuner.searches.candidates import Candidates
 from tuner.searches.failures import Failures, failure_of
-from tuner.searches.guided.dark import HIGHEST_RISK, never_fitted
+from tuner.searches.guided.experience import HIGHEST_RISK, never_fitted
 from tuner.searches.guided.goals import Goal
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.sampler import FAILURE, STATUS, GuidedSampler
-from tuner.searches.oom_frontier import OomFrontier
-from tuner.searches.pruned import Pruned
-from tuner.searches.pruning import MOST_RISK, CalibratedRisk, PruningLog
-from tuner.searches.samplers import sampler_of
-from tuner.searches.score import score
+from tuner.searches.held_back import MOST_RISK, CalibratedRisk, OomFrontier, PruningLog
+from tuner.searches.request import Pruned
+from tuner.searches.samplers import sampler_of, score
 
 METRICS = ["samples_per_s", "device_bytes"]
 DIRECTIONS = ["maximize", "minimize"]

@@ -9,16 +9,13 @@ from collections.abc import Callable, Iterator
 
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.records import Configuration, MemoryBudget, Outcome, Status, TrialRecord
-from tuner.searches.budget import Meter, StoppedBy
 from tuner.searches.failures import everything_fails
-from tuner.searches.open_trials import OpenTrials, Proposed
-from tuner.searches.progress import Progress, ProgressTracker
-from tuner.searches.pruned import Pruned
+from tuner.searches.open_trials import OpenTrials, Proposed, record_of, utc_now
+from tuner.searches.progress import Meter, Progress, ProgressTracker, StoppedBy
 from tuner.searches.ranking import REPEAT_SHARE, Ranking, give_up_rule, near_tie, to_verify
 from tuner.searches.repeats import pooled
-from tuner.searches.request import SearchOutcome, SearchRequest
+from tuner.searches.request import Pruned, SearchOutcome, SearchRequest
 from tuner.searches.sampler_adapter import SamplerAdapter
-from tuner.searches.trial_record import record_of, utc_now
 from tuner.trial.base import PLAIN, GiveUp, Instructions
 
 PROGRESS_PERIOD_S = 1.0

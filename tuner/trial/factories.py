@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.trial.base import MeasureOptions, TrialJob, TrialRunner
+from tuner.core import nvml
+from tuner.core.errors import UnavailableError
+from tuner.core.units import format_gib
+from tuner.space.gpus import MEMORY_TOLERANCE
+from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob, TrialRunner
 from tuner.trial.isolated import IsolatedRunner
 
 
@@ -33,3 +39,37 @@ class EmulatedFactory:
         from tuner.trial.emulated import EmulatedRunner
 
         return EmulatedRunner(self.job, self.options, gpus=self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedFactory:
+    """A runner factory that first looks at the worker's GPU.
+
+    `names` are the exact device names that are right, `sizes_bytes` their memory, which may
+    differ by 5 %. `identify` says what the GPU is; None asks NVML.
+    """
+
+    make: RunnerFactory
+    names: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    identify: Callable[[], nvml.DeviceIdentity | None] | None = None
+
+    def __call__(self) -> TrialRunner:
+        """The runner. Raises `UnavailableError` with what is there where it is another GPU."""
+        found = (self.identify or nvml.device_identity)()
+        wanted = " or ".join(self.names)
+        node = socket.gethostname()
+        if found is None:
+            raise UnavailableError(
+                f"a worker on {node} has no NVIDIA driver, where trials need {wanted}",
+                hint="start that node of the cluster without the resource of this GPU type",
+            )
+        sizes = [s for s in self.sizes_bytes if abs(found.total_bytes - s) <= MEMORY_TOLERANCE * s]
+        if found.name not in self.names or not sizes:
+            expected = " or ".join(format_gib(size) for size in self.sizes_bytes)
+            raise UnavailableError(
+                f"a worker on {node} has {found.name} with {format_gib(found.total_bytes)}, "
+                f"where trials need {wanted} with {expected}",
+                hint="start that node of the cluster with the resource of its own GPU type",
+            )
+        return self.make()

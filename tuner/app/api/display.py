@@ -10,14 +10,14 @@ import base64
 import html
 from collections.abc import Sequence
 
-from tuner.app.gpus_compared import Answer
+from tuner.app.recommendation import Answer
 from tuner.core.units import format_duration, format_size, significant
 from tuner.report.objective_plot import objective_png
 from tuner.report.plot import pareto_png
 from tuner.report.table import value_text
 from tuner.report.terminal.tables import Sheet
 from tuner.searches.cost import run_cost
-from tuner.searches.ranks import times_text
+from tuner.searches.facts import times_text
 from tuner.searches.view import View
 
 ROWS = 20

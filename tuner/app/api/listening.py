@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from rich.console import Console
 
 from tuner.app.listener import Compiling, Listener, Searching
-from tuner.app.plan import SkippedGpu
+from tuner.app.search.plan import SkippedGpu
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import print_fields
 from tuner.searches.progress import Progress

@@ -13,10 +13,9 @@ from tuner.app.api.display import comparison_table, front_table, result_html, re
 from tuner.app.api.frame import frame_of, joined
 from tuner.app.api.recommended import Recommendation
 from tuner.app.api.values import as_bytes, as_share, as_texts
-from tuner.app.gpus_compared import Answer, answers, require_an_answer
-from tuner.app.plan import SkippedGpu
-from tuner.app.recommendation import Criteria, recommended_of
-from tuner.app.search import SearchedGpu
+from tuner.app.recommendation import Answer, Criteria, answers, recommended_of, require_an_answer
+from tuner.app.search.plan import SkippedGpu
+from tuner.app.search.run import SearchedGpu
 from tuner.app.target import Target, check_conditions, require_records
 from tuner.core.gpu import Gpu
 from tuner.core.records import TrialRecord

@@ -15,13 +15,10 @@ from tuner.report.prediction_error import pairs, prediction_error_rows, verdict_
 from tuner.report.terminal.render import count, echo, print_fields, settings_text
 from tuner.report.terminal.tables import Sheet, print_rows, print_sheet, print_wider
 from tuner.searches.best import BestTrial, near_tie_text
-from tuner.searches.by_gpus import COLUMNS, row_texts, trade_text
-from tuner.searches.cost import RunCost, run_cost
-from tuner.searches.front import room_bytes
-from tuner.searches.levels import SHOWN_LEVELS, levels
-from tuner.searches.ranks import OF_ONE, counted_gpus, gpus_text, ranks_text
-from tuner.searches.undecided import UNDECIDED
-from tuner.searches.view import View
+from tuner.searches.cost import COLUMNS, RunCost, row_texts, run_cost, trade_text
+from tuner.searches.facts import OF_ONE, counted_gpus, gpus_text, ranks_text
+from tuner.searches.front import UNDECIDED, room_bytes
+from tuner.searches.view import SHOWN_LEVELS, View, levels
 
 _NUMBERS = ("memory", "samples/s", "epoch", "tokens/s", "free", "step", "USD/epoch")
 _SHOWN_OBJECTIVES = ("device_bytes", "samples_per_s", "tokens_per_s", "step_s", "epoch_usd")

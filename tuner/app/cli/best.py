@@ -9,8 +9,7 @@ from tuner.app.cli.every_gpu import print_answers
 from tuner.app.cli.next_commands import measure_command, use_commands, verify_command
 from tuner.app.cli.options import examples, json_option
 from tuner.app.cli.target_options import Selected, criteria_options, target_options
-from tuner.app.gpus_compared import answers
-from tuner.app.recommendation import Criteria, recommended
+from tuner.app.recommendation import Criteria, answers, recommended
 from tuner.report.terminal.render import echo, print_json
 
 

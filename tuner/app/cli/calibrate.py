@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tuner.app.cli.options import DurationType, examples, json_option
-from tuner.app.quiet import quiet_libraries
+from tuner.app.listener import quiet_libraries
 from tuner.core.units import format_duration, format_gib, significant
 from tuner.cost.speed.profile import DeviceProfile, profile_path, profiles_folder
 from tuner.report.terminal.render import echo, print_fields, print_json

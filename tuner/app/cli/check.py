@@ -94,9 +94,9 @@ def command(  # noqa: PLR0913 - one argument for each option
     # numpy, which no `--help` needs to wait for
     from tuner.app.checking import CheckedProgram, check_program
     from tuner.app.cli.checked_text import checked_to_dict, print_checked
+    from tuner.app.listener import quiet_libraries
     from tuner.app.program_predictions import ProgramPredictions
     from tuner.app.program_runs import ProgramRuns
-    from tuner.app.quiet import quiet_libraries
 
     if gpus is not None and gpus < 1:
         raise InputError("--gpus is 1 or more")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tuner.app.quiet import quiet_libraries
+from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError
 
 if TYPE_CHECKING:

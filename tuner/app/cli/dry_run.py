@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tuner.app.cli.search_text import stopped_text
 from tuner.app.listener import Listener
 from tuner.app.measuring import Measuring, Predicting
-from tuner.app.plan import SearchPlan, SkippedGpu
-from tuner.app.prepare import Predictors, Prepared, measure_options, prepare
+from tuner.app.search.plan import SearchPlan, SkippedGpu
+from tuner.app.search.prepare import Predictors, Prepared, measure_options, prepare
 from tuner.app.target import comparable, with_margin
 from tuner.core.errors import EXIT_FOUND, InputError
 from tuner.core.records import TrialRecord

@@ -22,11 +22,10 @@ from tuner.app.cli.stages import print_staged
 from tuner.app.correcting import corrected, correction_text
 from tuner.app.device import find_gpu, with_profile
 from tuner.app.estimate import Estimate, estimate_configuration, one_configuration
-from tuner.app.quiet import quiet_libraries
+from tuner.app.listener import quiet_libraries
 from tuner.core.records import Configuration, parse_margin
 from tuner.report.terminal.render import print_fields, print_json, settings_text
-from tuner.searches.facts import SpaceFacts
-from tuner.searches.ranks import gpus_text
+from tuner.searches.facts import SpaceFacts, gpus_text
 from tuner.space import parse_settings
 from tuner.space.models.trainable import model_defaults
 

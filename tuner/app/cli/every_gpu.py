@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.app.gpus_compared import Answer, require_an_answer
+from tuner.app.recommendation import Answer, require_an_answer
 from tuner.core.records import Source
 from tuner.core.units import GIB, format_duration, significant
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.report.terminal.tables import Sheet, print_wider
-from tuner.searches.ranks import OF_ONE, times_text
+from tuner.searches.facts import OF_ONE, times_text
 
 
 def print_answers(found: Sequence[Answer], *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from tuner.core.records import Measurement, Prediction
 from tuner.core.units import format_duration, format_range, format_size, significant
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.tables import print_rows
-from tuner.searches.ranks import ranks_text
+from tuner.searches.facts import ranks_text
 
 
 def print_evidence(

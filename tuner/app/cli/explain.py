@@ -14,7 +14,7 @@ from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import examples, json_option, set_option
 from tuner.app.cli.target_options import Selected, target_options
 from tuner.app.device import with_profile
-from tuner.app.quiet import quiet_libraries
+from tuner.app.listener import quiet_libraries
 from tuner.app.target import Target, comparable
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration, Measurement, parse_margin
@@ -83,7 +83,7 @@ def require_predictable(target: Target) -> None:
 
 def _explain(target: Target, configuration: Configuration, fraction: float | None) -> Explanation:
     from tuner.app.explain import explain
-    from tuner.app.support import require_supported
+    from tuner.app.search.supported import require_supported
 
     require_supported(configuration, target.gpu)
     with space_predictor(target, fraction) as predictor:

@@ -12,7 +12,7 @@ from tuner.app.cli import completing
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import examples, json_option, set_option
 from tuner.app.device import find_gpu, with_profile
-from tuner.app.quiet import quiet_libraries
+from tuner.app.listener import quiet_libraries
 from tuner.core.errors import InputError, unknown
 from tuner.core.records import parse_margin
 from tuner.core.units import format_duration, significant

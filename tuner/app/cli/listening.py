@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tuner.app.cli.search_text import print_plan
 from tuner.app.listener import Compiling, Listener, Searching
-from tuner.app.plan import SearchPlan, SkippedGpu
+from tuner.app.search.plan import SearchPlan, SkippedGpu
 from tuner.core.records import TrialRecord
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import echo, print_fields

@@ -10,7 +10,7 @@ import click
 
 from tuner.app.cli import completing
 from tuner.app.cli.options import examples, json_option
-from tuner.app.quiet import quiet_libraries
+from tuner.app.listener import quiet_libraries
 from tuner.core.units import format_gib
 from tuner.report.terminal.render import count, print_fields, print_json
 from tuner.report.terminal.tables import print_rows

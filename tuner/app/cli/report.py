@@ -6,7 +6,7 @@ import click
 
 from tuner.app.cli.options import examples, json_option, where_option
 from tuner.app.cli.target_options import Selected, target_options
-from tuner.app.report import redraw
+from tuner.app.search.result_files import redraw
 from tuner.core.errors import EXIT_FOUND, EXIT_NOTHING_FITS
 from tuner.report.terminal.render import print_fields, print_json
 

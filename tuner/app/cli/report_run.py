@@ -8,7 +8,7 @@ import click
 
 from tuner.app.cli.options import examples
 from tuner.app.cli.target_options import Selected, target_options
-from tuner.app.reported_run import reported_runs
+from tuner.app.search.result_files import reported_runs
 from tuner.report.terminal.render import echo
 
 

@@ -28,7 +28,7 @@ from tuner.app.cli.options import (
 )
 from tuner.app.cli.searching import run_search
 from tuner.app.measuring import Mode
-from tuner.app.plan import SearchOptions
+from tuner.app.search.plan import SearchOptions
 from tuner.app.targets import gpu_names, load_targets
 from tuner.searches.request import DEFAULT_SEARCHER, DEFAULT_TRIALS, SEARCHERS, check_searcher
 from tuner.space import parse_settings

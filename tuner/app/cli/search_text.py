@@ -16,18 +16,17 @@ from tuner.app.cli.answers import (
 )
 from tuner.app.cli.every_gpu import print_comparison_of
 from tuner.app.cli.next_commands import measure_command, use_commands, verify_command
-from tuner.app.custom_workload import GUIDED, has_predictions
-from tuner.app.gpus_compared import answers_found
 from tuner.app.measuring import Predicting
-from tuner.app.plan import SearchOptions, SearchPlan, SkippedGpu
-from tuner.app.recommendation import Criteria, nothing_fits
-from tuner.app.search import SearchedGpu
+from tuner.app.recommendation import Criteria, answers_found, nothing_fits
+from tuner.app.search.plan import SearchOptions, SearchPlan, SkippedGpu
+from tuner.app.search.run import SearchedGpu
+from tuner.app.search.supported import GUIDED, has_predictions
 from tuner.core.records import TrialRecord
 from tuner.core.units import format_duration, format_gib
 from tuner.report.terminal.render import count, echo, print_fields, print_json
 
 if TYPE_CHECKING:
-    from tuner.app.support import SupportedSpace
+    from tuner.app.search.supported import SupportedSpace
 
 
 def print_plan(

@@ -11,9 +11,9 @@ import click
 from tuner.app.cli.dry_run import dry_run
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.search_text import print_answer, print_answers
-from tuner.app.plan import SearchOptions, make_plans
-from tuner.app.quiet import quiet_libraries
-from tuner.app.search import SearchedGpu, run_plans
+from tuner.app.listener import quiet_libraries
+from tuner.app.search.plan import SearchOptions, make_plans
+from tuner.app.search.run import SearchedGpu, run_plans
 from tuner.app.target import Target
 from tuner.core.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 

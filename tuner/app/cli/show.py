@@ -32,10 +32,9 @@ from tuner.core.errors import InputError, unknown
 from tuner.core.records import TrialRecord
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.searches.best import check_text
-from tuner.searches.levels import levels
+from tuner.searches.facts import gpus_text
 from tuner.searches.objectives import require_known
-from tuner.searches.ranks import gpus_text
-from tuner.searches.view import View, build_view
+from tuner.searches.view import View, build_view, levels
 
 
 @click.command(

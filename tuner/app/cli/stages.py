@@ -9,8 +9,7 @@ from tuner.core.units import format_duration, format_size, significant
 from tuner.predict.stages import StagedPrediction
 from tuner.report.terminal.render import echo, print_fields
 from tuner.report.terminal.tables import print_rows
-from tuner.searches.facts import SpaceFacts
-from tuner.searches.stages import StageRow, rows_of, stage_rows
+from tuner.searches.facts import SpaceFacts, StageRow, rows_of, stage_rows
 
 _NUMBERS = ("memory", "samples/s", "step", "time")
 

@@ -12,7 +12,6 @@ from tuner.app.cli.data_file import DataFile
 from tuner.app.cli.evidence import fits_text
 from tuner.app.cli.listening import Printer
 from tuner.app.cli.stages import print_stages
-from tuner.app.custom_workload import require_lengths, trial_job
 from tuner.app.device import AUTO, CPU, find_gpu, is_cpu, local_gpus, with_profile
 from tuner.app.estimate import estimate_configuration, one_configuration
 from tuner.app.measuring import (
@@ -23,6 +22,7 @@ from tuner.app.measuring import (
     limit_of,
     require_one_machine,
 )
+from tuner.app.search.supported import require_lengths, trial_job
 from tuner.core import host
 from tuner.core.environment import trial_environment
 from tuner.core.errors import (
@@ -49,8 +49,7 @@ from tuner.core.units import format_duration, format_size
 from tuner.emulator.here import is_emulated
 from tuner.predict.stages import hardest_first
 from tuner.report.terminal.render import echo, print_fields, settings_text
-from tuner.searches.facts import SpaceFacts
-from tuner.searches.ranks import gpus_text, ranks_text
+from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.space import SearchSpace, parse_settings
 from tuner.space.data import DataFacts
 from tuner.trial.base import MeasureOptions, TrialJob, TrialRunner, outcome_versions

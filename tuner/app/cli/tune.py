@@ -17,10 +17,10 @@ from tuner.app.cli.options import (
     results_option,
 )
 from tuner.app.cli.searching import run_search
-from tuner.app.custom_workload import can_emulate
 from tuner.app.device import find_gpu, is_cpu
 from tuner.app.measuring import Mode
-from tuner.app.plan import SearchOptions
+from tuner.app.search.plan import SearchOptions
+from tuner.app.search.supported import can_emulate
 from tuner.app.targets import load_targets
 from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu

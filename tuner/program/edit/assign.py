@@ -11,8 +11,7 @@ from tuner.core.errors import InputError, Problem, unknown
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.space import ApplyTarget, SearchSpace
-from tuner.space.apply import is_meant
-from tuner.space.keypath import KeyPath, read_key
+from tuner.space.apply import KeyPath, is_meant, read_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.core.records import KnobValue
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 Value = KnobValue | None
 Language = Literal["yaml", "json", "toml", "python"]

@@ -13,8 +13,8 @@ from tuner.core.expressions import show
 from tuner.program.edit.assign import Assignment
 from tuner.program.edit.place import Location, NotWritableError, is_wanted
 from tuner.program.edit.source import PYTHON, Edit, SourceFile, open_source, stale_comments
-from tuner.space.keypath import Path as KeySteps
-from tuner.space.keypath import show_path
+from tuner.space.apply import Path as KeySteps
+from tuner.space.apply import show_path
 
 Span = tuple[int, int]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from tuner.core.errors import InputError
 from tuner.program.edit.place import Location, Value, read_number
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 _STRING = re.compile(r"""[rRuU]?("([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*')""")
 _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")

@@ -16,7 +16,7 @@ from tuner.program.edit.python_file import read_python
 from tuner.program.edit.toml_file import read_toml
 from tuner.program.edit.write import read_bytes
 from tuner.program.edit.yaml_file import read_json, read_yaml
-from tuner.space.keypath import KeyPath, show_path
+from tuner.space.apply import KeyPath, show_path
 
 READERS = {
     ".yaml": read_yaml,

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.core.errors import InputError
 from tuner.program.edit.place import Location, Value, read_number
-from tuner.space.keypath import Path
+from tuner.space.apply import Path
 
 _KEY_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\\\n]*"|'[^'\n]*')"""
 _KEY = rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART})*"

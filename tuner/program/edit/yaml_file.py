@@ -18,7 +18,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from tuner.core.errors import InputError
 from tuner.program.edit.place import Language, Location, Value, read_number
-from tuner.space.keypath import Path, show_path
+from tuner.space.apply import Path, show_path
 
 _TAG = "tag:yaml.org,2002:"
 _LINE_BREAK = re.compile("[\n\r\x85\u2028\u2029]")

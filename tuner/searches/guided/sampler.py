@@ -26,10 +26,15 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.searches.failures import Failures
-from tuner.searches.guided.dark import HIGHEST_RISK, MOVES, darkest, never_tried, unordered_values
-from tuner.searches.guided.experience import Experience
-from tuner.searches.guided.gain import Front, LogNormal
-from tuner.searches.guided.goals import Goal, GoalFront
+from tuner.searches.guided.experience import (
+    HIGHEST_RISK,
+    MOVES,
+    Experience,
+    darkest,
+    never_tried,
+    unordered_values,
+)
+from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal
 from tuner.searches.guided.model import Floats
 from tuner.searches.guided.pool import Pool
 

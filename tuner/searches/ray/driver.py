@@ -12,40 +12,46 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import ray
 from ray import tune
+from ray.util.placement_group import PlacementGroup
 
 from tuner.core.errors import InputError, UnavailableError
+from tuner.core.files import scratch_folder
 from tuner.core.records import Configuration, MemoryBudget, Prediction, TrialRecord
-from tuner.core.scratch import scratch_folder
 from tuner.predict.training.memory_order import memory_order
-from tuner.searches.budget import StoppedBy
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.goals import goals_of
 from tuner.searches.interrupts import Interrupts
-from tuner.searches.progress import Progress
+from tuner.searches.progress import Progress, StoppedBy
 from tuner.searches.ray import cluster
-from tuner.searches.ray.capacity import (
-    FIXED_CLUSTER,
-    GROWING_CLUSTER,
-    OWN_CLUSTER,
-    Capacity,
-    Waiting,
-)
-from tuner.searches.ray.concurrent import ConcurrentSearches, first_broken
-from tuner.searches.ray.demand import PlaceholderDemand
-from tuner.searches.ray.growth import grows
-from tuner.searches.ray.local_ray import is_own, losses_said, lost_process, require_alive
-from tuner.searches.ray.ray_private import placement_groups_left
-from tuner.searches.ray.reuse import RequestedResources
-from tuner.searches.ray.searcher import (
+from tuner.searches.ray.callbacks import (
     HaltStopper,
     NoTrialProgress,
+    RequestedResources,
     StateCallback,
     StateScheduler,
     StateSearcher,
 )
-from tuner.searches.ray.trainable import REQUEST, WorkerPlan, trainable_of
+from tuner.searches.ray.private import (
+    grows,
+    is_own,
+    losses_said,
+    lost_process,
+    placement_groups_left,
+    require_alive,
+)
+from tuner.searches.ray.rooms import (
+    FIXED_CLUSTER,
+    GROWING_CLUSTER,
+    OWN_CLUSTER,
+    Capacity,
+    ConcurrentSearches,
+    Waiting,
+    first_broken,
+)
 from tuner.searches.ray.watching import Watching
+from tuner.searches.ray.worker import REQUEST, WorkerPlan, trainable_of
 from tuner.searches.request import SearchOutcome, SearchRequest
 from tuner.searches.sampler_adapter import Knowledge, SamplerAdapter, open_mirror
 from tuner.searches.state import SearchState
@@ -301,3 +307,41 @@ def quiet_optuna() -> Iterator[None]:
         yield
     finally:
         optuna.logging.set_verbosity(before)
+
+
+LOOK_S = 1.0
+
+
+class PlaceholderDemand:
+    """Keeps placement groups waiting for what no node offers yet; the autoscaler sees them.
+
+    They end with the connection to Ray. Ray Tune's own trials are not used for that: with one of
+    them waiting, Ray keeps no worker for its next trial.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, list[PlacementGroup]] = {}
+        self._looked_s: dict[int, float] = {}
+
+    def show(self, key: int, resources: dict[str, float], count: int) -> None:
+        """So many nodes' worth of these resources are waited for now, 0 and more.
+
+        A group that was placed gives its room to trials at once.
+        """
+        groups = self._groups.setdefault(key, [])
+        if count == len(groups) == 0:
+            return
+        now_s = time.monotonic()
+        if now_s - self._looked_s.get(key, 0.0) < LOOK_S and count == len(groups):
+            return
+        self._looked_s[key] = now_s
+        waiting = [group for group in groups if not _is_placed(group)]
+        for group in groups:
+            if group not in waiting[:count]:
+                ray.util.remove_placement_group(group)
+        added = [ray.util.placement_group([resources]) for _ in range(count - len(waiting))]
+        self._groups[key] = waiting[:count] + added
+
+
+def _is_placed(group: PlacementGroup) -> bool:
+    return bool(ray.util.placement_group_table(group).get("state") == "CREATED")

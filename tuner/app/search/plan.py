@@ -6,15 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tuner.app.custom_workload import (
-    has_predictions,
-    model_version,
-    require_lengths,
-    require_trials,
-)
-from tuner.app.device import with_profile
+from tuner.app.device import UNHEARD, Notices, with_profile
 from tuner.app.measuring import (
     Measuring,
     Mode,
@@ -23,7 +16,14 @@ from tuner.app.measuring import (
     gpus_of_trials,
     machines_of_trials,
 )
-from tuner.app.notices import UNHEARD, Notices
+from tuner.app.search.supported import (
+    SupportedSpace,
+    has_predictions,
+    model_version,
+    require_lengths,
+    require_trials,
+    supported_part,
+)
 from tuner.app.target import CannotRunError, Target, check_conditions
 from tuner.core.errors import InputError, NothingFitsError, TunerError, UnavailableError
 from tuner.core.records import (
@@ -35,10 +35,10 @@ from tuner.core.records import (
     parse_margin,
 )
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.searches.budget import Budget
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
 from tuner.searches.objectives import objectives_of
+from tuner.searches.progress import Budget
 from tuner.searches.request import (
     DEFAULT_SEARCHER,
     DEFAULT_TRIALS,
@@ -49,9 +49,6 @@ from tuner.searches.request import (
 from tuner.searches.watch import check_metrics_port, parse_tracking
 from tuner.space import pin
 from tuner.trial.base import outcome_versions
-
-if TYPE_CHECKING:
-    from tuner.app.support import SupportedSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +249,6 @@ def make_plan(target: Target, options: SearchOptions, notices: Notices = UNHEARD
     gpu, profile = target.gpu, None
     if space.predictable:
         gpu, profile = with_profile(gpu, notices)
-    from tuner.app.support import supported_part
-
     narrowed = dataclasses.replace(narrowed, gpu=gpu)
     part = supported_part(space, gpu, options.where)
     if objectives:

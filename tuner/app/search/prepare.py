@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.app.custom_workload import GUIDED, has_program_prior, trial_job
 from tuner.app.device import CPU
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Measuring
-from tuner.app.plan import SearchOptions, SearchPlan
+from tuner.app.search.plan import SearchOptions, SearchPlan
+from tuner.app.search.supported import GUIDED, has_program_prior, trial_job
 from tuner.app.target import sorted_by_use
 from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.core.units import format_duration, format_size

@@ -14,17 +14,16 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from tuner.app.plan import SearchOptions, SearchPlan
+from tuner.app.search.plan import SearchOptions, SearchPlan
 from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.predict.predictor import COMPILED_TOLERANCE, Predictor
 from tuner.predict.stages import predict_overall
 from tuner.predict.undecided import Bound, undecided
-from tuner.searches.budget import StoppedBy
 from tuner.searches.front import DEFAULT_OBJECTIVES
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import read_journal
-from tuner.searches.progress import Progress, samples_per_s
+from tuner.searches.progress import Progress, StoppedBy, samples_per_s
 from tuner.searches.request import SearchOutcome
 
 WIDENING = 1.5
@@ -106,7 +105,7 @@ def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
     """Write what is predicted of the space beside the journal.
 
     What earlier searches predicted under other conditions stays, where it is comparable; it has the
-    margin of this search since its journal was opened (`tuner.app.journals`). Raises
+    margin of this search since its journal was opened (`tuner.app.search.result_files`). Raises
     `UnavailableError` when the disk refuses it.
     """
     folder = plan.target.folder

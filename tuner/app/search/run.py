@@ -11,24 +11,27 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tuner.app.journals import journal_of
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting
-from tuner.app.memory_timeline import timeline_of
-from tuner.app.plan import SearchPlan, SkippedGpu, none_left, without_effect
 from tuner.app.plausible import excluded_text
-from tuner.app.prepare import Predictors, Prepared, prepare
+from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left, without_effect
+from tuner.app.search.prepare import Predictors, Prepared, prepare
+from tuner.app.search.result_files import Contents, journal_of, write_results
 from tuner.app.target import sorted_by_use, stale_text, with_margin
 from tuner.app.verifying import verify_all
-from tuner.app.writing import Contents, write_results
 from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
 from tuner.core.records import TrialRecord
+from tuner.searches.best import BestTrial
 from tuner.searches.journal import JournalWriter
 from tuner.searches.progress import Progress
-from tuner.searches.pruned import write_pruned
-from tuner.searches.request import SearchOutcome, SearchRequest
+from tuner.searches.request import SearchOutcome, SearchRequest, write_pruned
 from tuner.searches.view import View
+
+if TYPE_CHECKING:
+    from tuner.cost.memory_timeline import MemoryTimeline
+
 
 HINT = "lower the floors with --where, allow smaller values in the space, or choose a larger GPU"
 
@@ -167,7 +170,7 @@ def _predict(
     opened: Sequence[_Open], progress: _OnProgress, predictors: Predictors
 ) -> dict[str, SearchOutcome | None]:
     """The results of searches without trials, by GPU type."""
-    from tuner.app.predicted import search_predicted  # numpy
+    from tuner.app.search.predicted import search_predicted  # numpy
 
     results: dict[str, SearchOutcome | None] = {}
     for one in opened:
@@ -249,7 +252,7 @@ def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[
     """Write every file of every GPU type's folder, and return what they show."""
     for one, result in ran:
         if one.is_predicted:
-            from tuner.app.predicted import keep_predictions  # numpy
+            from tuner.app.search.predicted import keep_predictions  # numpy
 
             keep_predictions(one.plan, result.records)
         elif result.pruned or len(result.records) > result.reused:  # else nothing was judged anew
@@ -292,3 +295,17 @@ def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Cont
         },
         functools.partial(timeline_of, plan),
     )
+
+
+def timeline_of(plan: SearchPlan, best: BestTrial) -> MemoryTimeline | None:
+    """The timeline of `best`, in the stage that limits it; None where no model is known."""
+    from tuner.predict.memory_timeline import trace_timeline
+    from tuner.predict.predict import resolve_subject
+
+    space = plan.part.space
+    if not space.predictable:
+        return None
+    stages = space.stage_configurations(best.configuration)
+    configuration = stages.get(best.evidence.limiting_stage or "", best.configuration)
+    subject = resolve_subject(space.workload, space.predicted_model())
+    return trace_timeline(subject, configuration, plan.target.gpu, profile=plan.profile)

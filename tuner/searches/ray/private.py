@@ -1,0 +1,301 @@
+"""All of Ray's private parts that are used, and why: nothing public does the same.
+
+Tested with Ray 2.60. Another version may have moved them: then an import fails here, or a test of
+`tests/test_local_ray.py` or `tests/test_tune_search.py`, and no search that runs already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from unittest import mock
+
+import ray
+import ray.util
+from ray._private import ray_constants, services, worker
+from ray._private.node import Node
+from ray.air.execution.resources import placement_group
+from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.exceptions import RayError
+from ray.experimental.internal_kv import _internal_kv_get
+
+from tuner.core.errors import TunerError, UnavailableError
+
+RAYLET, GCS_SERVER = ray_constants.PROCESS_TYPE_RAYLET, ray_constants.PROCESS_TYPE_GCS_SERVER
+
+_PRINT_OF_NODES = "print_to_stdstream"
+
+_AUTOSCALER_STATUS = "__autoscaling_status"
+"""Key under which the monitor of Ray's first autoscaler reports; the second has a service."""
+
+
+@contextlib.contextmanager
+def nodes_not_printed() -> Iterator[None]:
+    """What befalls Ray's nodes and workers is not printed inside.
+
+    Ray prints it on this process's stdout, with whole pages of their logs, and `log_to_driver` does
+    not keep it from that. A search says in its answer what matters.
+    """
+    printed = getattr(worker, _PRINT_OF_NODES, None)
+    if printed is not None:
+        setattr(worker, _PRINT_OF_NODES, lambda *args, **named: None)
+    try:
+        yield
+    finally:
+        if printed is not None:
+            setattr(worker, _PRINT_OF_NODES, printed)
+
+
+@contextlib.contextmanager
+def on_localhost() -> Iterator[None]:
+    """The processes of a cluster that is started inside listen on the loopback address alone.
+
+    So Ray does by itself on macOS and Windows. It asks a constant of its own for that, and has no
+    argument for it: an address of localhost is replaced by the one that other machines see.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def placement_groups_left(leaving: Callable[[], bool]) -> Iterator[None]:
+    """Ray Tune removes no placement group inside once `leaving` says so.
+
+    It asks the GCS to, wherever an actor ends or its own objects are collected. With the GCS gone
+    that call waits until Ray ends this process, and a cluster that is shut down has none left.
+    """
+    remove = placement_group.remove_placement_group
+
+    def remove_or_leave(group: Any) -> None:
+        if not leaving():
+            remove(group)
+
+    name = "remove_placement_group"  # it is called by both of its names
+    with (
+        mock.patch.object(placement_group, name, remove_or_leave),
+        mock.patch.object(ray.util, name, remove_or_leave),
+    ):
+        yield
+
+
+class _OwnGroupPopen(services.ConsolePopen):  # type: ignore[misc] # Ray has no types
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, process_group=0)
+
+
+@contextlib.contextmanager
+def in_own_groups() -> Iterator[None]:
+    """The processes of a cluster that is started inside have process groups of their own.
+
+    Schedulers, `timeout` and terminals send their signals to whole groups: the search is to hear
+    them, and to end Ray afterwards. Ray itself only keeps SIGINT from its processes.
+    """
+    before = services.ConsolePopen
+    services.ConsolePopen = _OwnGroupPopen
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
+
+
+def node_here() -> Node | None:
+    """The node that this process started or joined; None without one.
+
+    Its processes are asked whether they live: Ray says nothing before it ends this process.
+    """
+    return worker._global_node
+
+
+def nodes_in(error: BaseException) -> Iterator[Node]:
+    """The nodes that did not come up: Ray keeps them nowhere but in the error."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            yield node
+
+
+def use_actor_cache(tune_controller: Any, cache: Any) -> None:
+    """Let Ray Tune keep idle workers in `cache`; its own ends them too early. See `WorkerCache`."""
+    controller = getattr(tune_controller, "_tune_controller", tune_controller)
+    if hasattr(controller, "_actor_cache"):  # else Ray's own will do
+        controller._actor_cache = cache
+
+
+def autoscaler_status() -> bytes | None:
+    """What the monitor of Ray's first autoscaler reports, as JSON; None where none runs."""
+    return _internal_kv_get(_AUTOSCALER_STATUS)  # type: ignore[no-any-return]
+
+
+STARTS = 2
+"""A machine that was too busy once is often not so a minute later."""
+
+LOOK_PERIOD_S = 0.5
+"""Between two looks at whether Ray's processes live."""
+LAST_WORD_S = 8.0
+"""A search that could notice has long ended then, and Ray has not yet ended this process."""
+
+_TOO_SLOW = re.compile(r"timed out|failed to connect to gcs", re.IGNORECASE)
+"""In what `ray.init` raises where a process of its cluster does not answer in time: exceptions of
+no class of their own (ray/_private/node.py, and the core worker's `RaySystemError`)."""
+
+Started = TypeVar("Started")
+
+
+def started(start: Callable[[], Started]) -> Started:
+    """What `start` returns, which starts a cluster; tried once more where Ray was too slow.
+
+    What a failed start left is ended. Raises `UnavailableError` where Ray is too slow again.
+    """
+    for _ in range(STARTS):
+        try:
+            return start()
+        except Exception as error:
+            _end_rest(error)
+            if not _TOO_SLOW.search(str(error)):
+                raise
+            said = str(error).strip().splitlines()[0]
+    raise UnavailableError(
+        f"Ray did not start on this machine within its time, {STARTS} times: {said}",
+        hint="the machine is likely overloaded or short of memory: try again with fewer --workers "
+        "or when it is less busy; --address uses a running cluster",
+    )
+
+
+def lost_process() -> str | None:
+    """Which of Ray's processes on this machine has ended; None where none has, or none is known.
+
+    Of a cluster of this process, raylet and GCS; of one that was joined, the raylet of this node.
+    """
+    node = node_here()
+    if node is None:
+        return None
+    for kind in (RAYLET, GCS_SERVER):
+        for entry in node.all_processes.get(kind, ()):
+            if entry.process.poll() is not None:
+                return str(kind)
+    return str(RAYLET) if not is_own() and _refuses(node.raylet_socket_name) else None
+
+
+def is_own() -> bool:
+    """Whether this process has started the Ray that it uses."""
+    node = node_here()
+    return node is not None and bool(node.all_processes)
+
+
+class RayLostError(BaseException):
+    """A process of Ray's is lost. No `Exception`: after one, Ray Tune asks Ray to end its trials.
+
+    That takes longer than Ray leaves this process, or blocks until Ray ends it.
+    """
+
+
+def require_alive() -> None:
+    """Raise `RayLostError` where a process is lost without which Ray cannot go on."""
+    lost = lost_process()
+    if lost is not None:
+        raise RayLostError(f"its process {lost} has ended")
+
+
+@contextlib.contextmanager
+def losses_said() -> Iterator[None]:
+    """What is raised inside is an `UnavailableError` where Ray itself is lost.
+
+    A call of Ray's that waits for what is gone never returns: then the process ends here, as it
+    would by Ray, but with the answer and its exit code.
+    """
+    over = threading.Event()
+    threading.Thread(target=_last_word, args=(over,), daemon=True).start()
+    try:
+        yield
+    except RayLostError as error:
+        raise lost_ray(str(error)) from error
+    except TunerError:
+        raise
+    except Exception as error:
+        lost = lost_process()
+        if lost is not None:
+            raise lost_ray(f"its process {lost} has ended") from error
+        if isinstance(error, RayError | ConnectionError):
+            raise lost_ray(str(error).strip().splitlines()[0]) from error
+        raise
+    finally:
+        over.set()
+
+
+def _last_word(over: threading.Event) -> None:
+    """End this process where a loss has not ended the search within `LAST_WORD_S`."""
+    seen_s: float | None = None
+    while not over.wait(LOOK_PERIOD_S):
+        lost = lost_process()
+        if lost is None:
+            seen_s = None
+            continue
+        now_s = time.monotonic()
+        seen_s = now_s if seen_s is None else seen_s
+        if now_s - seen_s >= LAST_WORD_S:
+            error = lost_ray(f"its process {lost} has ended")
+            os.write(2, f"error: {error}\n".encode())
+            os._exit(error.exit_code)
+
+
+def lost_ray(what: str) -> UnavailableError:
+    """The answer where Ray itself is lost under a search."""
+    return UnavailableError(
+        f"Ray on this machine was lost during the search: {what}",
+        hint="every finished trial is in the journal, and the same command goes on from there; if "
+        "this happens again, check whether memory ran out (`dmesg`), and use fewer --workers",
+    )
+
+
+def _refuses(path: str) -> bool:
+    """Whether nobody listens at this socket any more; what is only slow does not refuse."""
+    if not path.startswith("/"):  # no Unix socket
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            client.connect(path)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _end_rest(error: Exception) -> None:
+    """End the processes of a node that did not come up."""
+    ray.shutdown()
+    for node in nodes_in(error):
+        node.kill_all_processes(check_alive=False, wait=True)
+
+
+NODE_AS_TYPE = re.compile("node_[0-9a-f]{20,}")
+
+
+def grows() -> bool:
+    """Whether the connected cluster starts nodes on demand.
+
+    Ray's monitor reports the types of the nodes that it runs. Where nobody starts any, each node
+    is a type of its own, named after its id.
+    """
+    status = autoscaler_status()
+    if status is not None:
+        report = json.loads(status).get("autoscaler_report") or {}
+        types = {*(report.get("active_nodes") or ()), *(report.get("idle_nodes") or ())}
+        return any(not NODE_AS_TYPE.fullmatch(name) for name in types)
+    found = get_cluster_status(ray.get_runtime_context().gcs_address)
+    nodes = [*found.active_nodes, *found.idle_nodes]
+    types = {node.ray_node_type_name for node in nodes if node.ray_node_type_name}
+    return any(not NODE_AS_TYPE.fullmatch(name) for name in types)
