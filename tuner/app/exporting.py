@@ -58,10 +58,7 @@ def _subject(
 
 
 def _with_names(target: Target, values: Configuration) -> Configuration:
-    """The configuration, with names in place of all-linear where peft would fail with that.
-
-    Models of the catalogue have only layers that peft takes.
-    """
+    """The configuration, with names in place of all-linear for models outside the catalogue."""
     model = target.space.model
     if (
         target.space.workload != "causal_lm"

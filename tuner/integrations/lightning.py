@@ -43,11 +43,7 @@ def _base_class() -> type:
 
 
 class _StepReports:
-    """The events that are needed, as Lightning calls them.
-
-    `batch_size` are the samples of a batch on one device; by default they are read off the
-    first tensor in it.
-    """
+    """The events that Lightning calls; `batch_size` overrides that of the first tensor."""
 
     def __init__(self, batch_size: int | None = None) -> None:
         super().__init__()

@@ -31,10 +31,9 @@ def _callback_class() -> type:
 
 
 class _StepReports:
-    """The events that are needed, as transformers calls them.
+    """The events that transformers calls.
 
-    Samples of a step are micro-batch, accumulation and processes multiplied; tokens are counted
-    where `include_num_input_tokens_seen` is set.
+    Samples are micro-batch x accumulation x processes; tokens need `include_num_input_tokens_seen`.
     """
 
     def __init__(self) -> None:

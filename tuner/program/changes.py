@@ -30,8 +30,7 @@ _BESIDE: Mapping[str, Mapping[str, str]] = {
         "optimizer": "optimizer",
     },
 }
-"""How a setting that a program leaves out is called beside one that it has: the arguments of
-transformers' TrainingArguments, and the keys of Axolotl."""
+"""Names of omitted settings beside one that is there: of TrainingArguments, and of Axolotl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class TextEdit:
 
 @dataclass(slots=True)
 class _Edits:
-    """What is to be done: in each file, by the word that names it, and to the command."""
+    """The changes to each file, by the word that names it, and to the command."""
 
     command: Sequence[str]
     files: dict[str, list[TextEdit]]
@@ -92,7 +91,7 @@ class Change:
 
 
 def can_change(program: Program, settings: Mapping[str, Setting], knob: str) -> bool:
-    """Whether the value of a knob can be written into the program."""
+    """True if the program can be given another value of the parameter."""
     setting = settings.get(knob)
     if setting is not None:
         return setting.problem is None and setting.value is not None and not _is_text(setting)
@@ -100,17 +99,16 @@ def can_change(program: Program, settings: Mapping[str, Setting], knob: str) -> 
 
 
 def _is_text(setting: Setting) -> bool:
-    """Whether a number is wanted, and the program has a word: "auto"."""
+    """True for a word, such as "auto", in place of a number."""
     return setting.knob in ("micro_batch", "grad_accum") and isinstance(setting.value, str)
 
 
 def change(
     program: Program, settings: Mapping[str, Setting], values: Mapping[str, KnobValue]
 ) -> Change:
-    """`program` with these values of knobs.
+    """`program` with other values of parameters, read again to prove each of them.
 
-    Raises one `InputError` with everything that cannot be written, each with the line to change
-    by hand. What comes out was read again: every value is where the program takes it from.
+    Raises one `InputError` with all values that cannot be written, each with the line to change.
     """
     edits = _Edits(program.command, {word: [] for word in program.files})
     problems = []
@@ -233,7 +231,7 @@ def _anchor(
 
 
 def _beside(source: SourceFile, place: Location, name: str, value: KnobValue) -> list[TextEdit]:
-    """What is put behind the value at `place` to set `name` too."""
+    """The edits behind the value at `place` that set `name` too."""
     text = source.data.decode("utf-8")
     start = text.rfind("\n", 0, place.start) + 1
     end = text.find("\n", place.end)

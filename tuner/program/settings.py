@@ -1,8 +1,7 @@
-"""The settings in a program's files and on its command line, under the names of knobs.
+"""The settings in a program's files and on its command line, under the names of parameters.
 
-A value that takes another's place is followed: `per_device_train_batch_size=BATCH_SIZE` is set
-where `BATCH_SIZE = 4` stands, `args.batch` where its option has a default, or on the command line.
-A value that may come from several places, or from none that is known, is a setting with a problem.
+A value is followed to its origin: `per_device_train_batch_size=BATCH_SIZE` to `BATCH_SIZE = 4`,
+`args.batch` to its option. An ambiguous or unknown origin makes a setting with a problem.
 """
 
 from __future__ import annotations
@@ -199,7 +198,7 @@ class _Finder:
         return Setting(knob, at.name, None, at.source, at.place, problem=problem)
 
     def _outside(self, knob: str, at: Candidate, end: OutsideKeys) -> Setting | None:
-        """What the keys of some object are set to: by a word, in a file, or by an option."""
+        """The value of the keys of an object: from a word, a file, or an option."""
         keys = end.keys
         if (word := word_at(self.program.command, keys, knob, at.name)) is not None:
             return word
@@ -221,7 +220,7 @@ class _Finder:
         return None
 
     def _in_file(self, knob: str, name: str, source: SourceFile, place: Location) -> Setting:
-        """What stands in a file of settings, behind every `${...}`."""
+        """The value in a file of settings, behind every `${...}`."""
         first = place
         for _ in range(_MOST_STEPS):
             word = word_at(self.program.command, place.path, knob, name)
@@ -243,7 +242,7 @@ class _Finder:
     def _of_option(  # noqa: PLR0911 - one for each kind of option
         self, knob: str, name: str, script: Script, option: Option
     ) -> Setting:
-        """What a script's own option is: by a word, or by its default."""
+        """The value of a script's own option: from a word, or its default."""
         place = script.place_of(option.call)
         at = Candidate(name, (2, 0), script.source, place, script)
         number = None

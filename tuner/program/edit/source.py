@@ -28,7 +28,7 @@ READERS = {
 }
 
 PYTHON = (".py", ".ipynb")
-"""Of these the ones that hold Python: scripts and notebooks."""
+"""Suffixes of Python: scripts and notebooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class SourceFile:
     places: list[Location]
 
     def at(self, place: Location) -> str:
-        """Where a place is, for people: "config.yaml:12 train.batch"."""
-        line = f":{place.line}" if place.line else ""  # nobody knows every line of a TOML file
+        """A place for people: "config.yaml:12 train.batch"."""
+        line = f":{place.line}" if place.line else ""  # unknown for some of a TOML file
         return f"{self.path}{line} {show_path(place.path)}"
 
     def line(self, place: Location) -> str:
@@ -60,10 +60,10 @@ class SourceFile:
         return re.split(r"[\r\n]", text[start:], maxsplit=1)[0].strip()
 
     def find(self, key: KeyPath) -> list[Location]:
-        """The places that `key` names; a literal that has two names is there once.
+        """The places that `key` names; a literal with two names counts once.
 
-        In a Python file a key that names nothing at the top is looked for in functions; one name
-        alone, as `batch_size`, has to be there once.
+        In a Python file, keys that are not at the top are looked for in functions; a single name,
+        as `batch_size`, must then be unique.
         """
         found = self._find(key)
         if found or self.path.suffix not in PYTHON:
@@ -89,7 +89,7 @@ class SourceFile:
         return text.encode("utf-8")
 
     def reads_as_wanted(self, after: bytes, changes: Sequence[Edit]) -> bool:
-        """Whether in `after` the changed values, and only they, differ from what was."""
+        """True if `after` differs in the changed values and in no other."""
         try:
             places = read_places(after, self.path)
         except InputError:
@@ -144,10 +144,9 @@ _WORD = re.compile(r"[a-z]{3,}")
 
 
 def stale_comments(source: SourceFile, edits: Sequence[Edit]) -> Iterator[str]:
-    """What still names the old value: "train.py:12 still says 4: # batch 4 fits".
+    """Comments with the old value: "train.py:12 still says 4: # batch 4 fits".
 
-    A comment counts on the line of the value, on those right above it, and anywhere in the file
-    where a word of the key stands beside the value.
+    They stand on the line of the value, right above it, or anywhere with a word of the key.
     """
     if source.path.suffix == ".json":
         return  # it has no comments

@@ -125,9 +125,9 @@ def _quantization(chosen: SettingsReader) -> Settings:
 
 
 def _preparation(chosen: SettingsReader, training: Settings) -> Settings:
-    """Keyword arguments of `peft.prepare_model_for_kbit_training`; empty where it is not called.
+    """Keyword arguments of `peft.prepare_model_for_kbit_training`; empty if it is not called.
 
-    Without them it turns checkpointing on, and reentrant checkpoints, whatever the trainer is told.
+    Its own defaults turn on reentrant checkpointing, whatever the trainer's arguments are.
     """
     if not chosen.is_quantized or chosen.text("kbit_preparation") != "peft":
         return {}

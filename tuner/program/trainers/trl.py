@@ -85,7 +85,7 @@ def _dpo(training: ProgramTraining) -> Planned:
 
 
 def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
-    """What both trainers do alike."""
+    """The common part of both trainers."""
     arguments = training["arguments"]
     model, loaded = loaded_model(training, "fp32")
     # TrainingArguments are taken over as they are, with their own defaults.
@@ -192,7 +192,7 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
     chosen.implies(
         "loss",
         "chunked",
-        "its nll loss (TRL 1.16) never has the whole logits: it takes less than was priced",
+        "its nll loss (TRL 1.16) never has the whole logits: it uses less memory than predicted",
     )
     if chosen.is_quantized:
         why = "SFTTrainer keeps the adapters of a quantised model in bf16"
@@ -214,7 +214,10 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
         "load_in_8bit": True if precision == "int8" else None,
     }
     if chosen.is_quantized:
-        why = "SFTTrainer (TRL 1.16) prepares nothing: all stays in the dtype of loading"
+        why = (
+            "SFTTrainer (TRL 1.16) doesn't call prepare_model_for_kbit_training; weights keep "
+            "their load dtype"
+        )
         chosen.implies("kbit_preparation", "none", why)
     else:
         chosen.get("kbit_preparation")
