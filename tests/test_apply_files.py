@@ -279,7 +279,7 @@ def test_everything_in_the_way_is_said_at_once(tmp_path):
     with pytest.raises(InputError) as refused:
         make_plan([path], [assign(k, 9, required=True) for k in ("a", "b", "c", "d")])
     message = str(refused.value)
-    assert "3 things are in the way" in message
+    assert "nothing written: 3 problems" in message
     for part in ("a is there 2 times", "is an interpolation", "there is no d"):
         assert part in message
 

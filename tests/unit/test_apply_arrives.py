@@ -118,7 +118,7 @@ def test_kbit_preparation_keeps_checkpointing_on(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         found.require()
     text = str(caught.value)
-    assert "one value does not arrive" in text
+    assert "1 value doesn't take effect" in text
     assert "train.py:4 model = prepare_model_for_kbit_training(load())" in text
     assert "use_gradient_checkpointing=False" in text
 

@@ -66,7 +66,7 @@ def test_what_is_computed_is_left_with_its_line(tmp_path: Path) -> None:
 
 def test_a_name_that_is_set_twice_is_left(tmp_path: Path) -> None:
     text = SCRIPT.replace("BATCH = 8\n", "BATCH = 8\nif input():\n    BATCH = 4\n")
-    with pytest.raises(InputError, match="in the way"):
+    with pytest.raises(InputError, match="nothing written"):
         written(tmp_path, text, batch=2)
 
 
