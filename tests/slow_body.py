@@ -9,7 +9,7 @@ from pathlib import Path
 from runner_bodies import CLOCK, measurement, obey_clock, set_ahead
 
 from tuner.core.records import Configuration, Measurement
-from tuner.trial import deadline
+from tuner.trial import stop_rule as deadline
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.messages import Report
 

@@ -23,8 +23,8 @@ from tuner.cost.parallel import Exchange, Links, waited_s
 from tuner.cost.speed.roofline import Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.inside.core import KernelLaunch, readable
-from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.pricing import Pricer
+from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.triton_launches import describe_kernel
 from tuner.emulator.rates import EXCHANGE, gpu_from_dict, gpu_to_dict, pcie_bytes_per_s
 from tuner.emulator.session import Session
@@ -515,7 +515,7 @@ def test_a_module_is_heard_of_once_whenever_it_is_imported(tmp_path, monkeypatch
 EVENTS = """
 import json, os, torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from tuner.emulator.inside.priced import price_operators
+from tuner.emulator.inside.triton_launches import price_operators
 
 (mode,) = [m for m in _get_current_dispatch_mode_stack() if hasattr(m, "observer")]
 pricer = price_operators(mode, json.loads(os.environ["TUNER_EMULATOR_SETTINGS"])["gpu"])

@@ -17,7 +17,7 @@ from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.token_data import build_loader
 from tuner.space.data import DataFacts
 from tuner.trial.device import RealEnvironment, open_session
-from tuner.trial.settings import ALLOCATOR_VARIABLES, apply_settings, set_allocator
+from tuner.trial.measure import ALLOCATOR_VARIABLES, apply_settings, set_allocator
 
 LLAMA = LlamaConfig(**SHAPE)
 

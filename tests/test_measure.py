@@ -17,8 +17,7 @@ from tuner.predict.training.causal_lm import CausalLMSession
 from tuner.space.data import DataFacts, TokenLengths
 from tuner.trial import measure as module
 from tuner.trial.measure import measure
-from tuner.trial.rate import RunningMean
-from tuner.trial.stop_rule import StopRule
+from tuner.trial.stop_rule import RunningMean, StopRule
 
 LENGTHS = TokenLengths(10.0, 20, ((0.0, 0.0), (20.0, 1.0)))  # even between 0 and 20 tokens
 

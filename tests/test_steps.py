@@ -22,11 +22,10 @@ from tuner.space.data import DataFacts, TokenLengths
 from tuner.trial import step_plan
 from tuner.trial.base import GiveUp, Instructions, MeasureOptions
 from tuner.trial.device import RealEnvironment
-from tuner.trial.gpu_watch import GpuActivity
 from tuner.trial.measure import measure
-from tuner.trial.step_parts import StepParts
+from tuner.trial.process_device import GpuActivity
 from tuner.trial.step_plan import LONG_STEP_S, StepPlan
-from tuner.trial.steps import Stepper, time_steps, warm_up
+from tuner.trial.steps import StepParts, Stepper, time_steps, warm_up
 from tuner.trial.stop_rule import STEP_SCATTER, VERIFIED_STEPS, StopRule, thorough
 
 FIRST_S, LATER_S, UPDATE_S = 0.75, 1.0, 0.5

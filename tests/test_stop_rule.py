@@ -8,8 +8,7 @@ from measure_samples import job, knobs, model_folder, quick
 from tuner.core.records import Measurement, Status
 from tuner.trial.base import GiveUp, Instructions, MeasureOptions
 from tuner.trial.isolated import IsolatedRunner
-from tuner.trial.rate import RunningMean
-from tuner.trial.stop_rule import STEP_SCATTER, VERIFIED_STEPS, StopRule
+from tuner.trial.stop_rule import STEP_SCATTER, VERIFIED_STEPS, RunningMean, StopRule
 
 
 def rule_of(give_up: GiveUp, device_bytes: int = 100) -> StopRule:

@@ -120,7 +120,7 @@ def _set_up(task: Task, row: dict[str, Any]) -> None:
     import torch
 
     from tuner.trial.device import limit_memory
-    from tuner.trial.settings import set_allocator
+    from tuner.trial.measure import set_allocator
 
     started = time.perf_counter()
     if task.device.startswith("cuda"):

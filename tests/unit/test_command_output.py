@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.trial.base import MeasureOptions
-from tuner.trial.command_output import (
+from tuner.trial.command_progress import (
+    CommandProgress,
     Counted,
     NotFinite,
     OutputReader,
@@ -19,8 +20,7 @@ from tuner.trial.command_output import (
     TaggedLine,
     events_of,
 )
-from tuner.trial.command_progress import CommandProgress
-from tuner.trial.step_timer import Amounts, StepTimer
+from tuner.trial.stop_rule import Amounts, StepTimer
 
 OPTIONS = MeasureOptions(device="cpu", budget_s=1.0, min_steps=3, warmup_steps=2)
 

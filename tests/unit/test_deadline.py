@@ -9,8 +9,8 @@ from test_runner_processes import job
 
 from tuner.core.records import Configuration, Status
 from tuner.trial.base import MeasureOptions
-from tuner.trial.deadline import FIRST_STEP_WITHIN_S, LONGEST_S, NEEDED_S, SLACK, Deadline
 from tuner.trial.isolated import IsolatedRunner
+from tuner.trial.stop_rule import FIRST_STEP_WITHIN_S, LONGEST_S, NEEDED_S, SLACK, Deadline
 
 
 def test_time_of_the_user_stands():

@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from tuner.emulator.inside.owners import FROZEN, GRADIENT, STATE, TRAINED, Owners
-from tuner.emulator.inside.parts import LOGITS, Parts, Sightings
+from tuner.emulator.inside.owners import (
+    FROZEN,
+    GRADIENT,
+    LOGITS,
+    STATE,
+    TRAINED,
+    Owners,
+    Parts,
+    Sightings,
+)
 
 PHASES = ((0, "load"), (100, "forward"), (200, "backward"), (300, "optimizer"), (400, "forward"))
 

@@ -25,9 +25,9 @@ from tuner.core.units import GIB
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.factories import VerifiedFactory
-from tuner.trial.gpu_watch import GpuWatch
 from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.preflight import obstacle, require_answer
+from tuner.trial.process_device import GpuWatch
 
 MEMORY = get_gpu("a6000").memory_bytes
 LOST = [GPU_IS_LOST, RESET_REQUIRED, UNKNOWN]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.trial import gpu_watch
-from tuner.trial.gpu_watch import GpuWatch
-from tuner.trial.rate import RunningMean, student_t
+from tuner.trial import process_device as gpu_watch
+from tuner.trial.process_device import GpuWatch
+from tuner.trial.stop_rule import RunningMean, student_t
 
 # Quantiles at 97.5 %, from the table in NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 20: 2.086, 100: 1.984}

@@ -28,9 +28,8 @@ from tuner.emulator.emulation import (
     Emulation,
     unknown_values,
 )
-from tuner.emulator.ending import find_ending
+from tuner.emulator.ending import find_ending, own_fault
 from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
-from tuner.emulator.own_fault import own_fault
 from tuner.emulator.session import Account, Session
 from tuner.emulator.step_time import EmulatedStepTime, step_time
 from tuner.emulator.toolchain import find_torch

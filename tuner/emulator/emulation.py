@@ -11,8 +11,7 @@ from typing import Any
 from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.records import MemoryBudget
-from tuner.emulator.ending import Ended, ProgramError
-from tuner.emulator.own_fault import OwnFault
+from tuner.emulator.ending import Ended, OwnFault, ProgramError
 from tuner.emulator.step_time import EmulatedStepTime
 
 _WITH_STATES = 2

@@ -7,6 +7,7 @@ caught it, hid it or ended well.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ OUT_OF_MEMORY = "torch.OutOfMemoryError"
 """The type of the error where memory ran out, whatever the program made of it."""
 
 Event = Mapping[str, Any]
-"""What a process of the program told of itself (`tuner.emulator.inside.events`)."""
+"""What a process of the program told of itself (`tuner.emulator.inside.faults`)."""
 
 
 class Ended(enum.StrEnum):
@@ -174,3 +175,27 @@ def _program_error(event: Event) -> ProgramError:
 def _is_memory(event: Event, *, causes: bool = True) -> bool:
     texts = [f"{event['type']}: {event['message']}", *(event["causes"] if causes else ())]
     return any(map(is_out_of_memory, texts))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFault:
+    """The program went on without what tuner was reading there.
+
+    `type` and `message` are those of the exception, `line` is in tuner's own code.
+    """
+
+    type: str
+    message: str
+    line: str | None
+    reading: str
+
+    def __str__(self) -> str:
+        where = f" at tuner's {self.line}" if self.line else ""
+        return f"tuner itself failed{where}, reading {self.reading}: {self.type}: {self.message}"
+
+
+def own_fault(events: Iterable[Mapping[str, Any]]) -> OwnFault | None:
+    """The first fault among the events of a session; None where there was none."""
+    names = [field.name for field in dataclasses.fields(OwnFault)]
+    faults = (event for event in events if event["event"] == "fault")
+    return next((OwnFault(**{name: one[name] for name in names}) for one in faults), None)

@@ -1,11 +1,14 @@
-"""The rates of a GPU type, as plain data too: emulated programs have no catalogue to read."""
+"""Rates and properties of a GPU type, as emulated programs see them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
+from tuner.core.units import KIB
 
 TRANSFER, EXCHANGE = "transfer", "exchange"
 """Kinds of work that no trace has: copies to and from the host, and between devices."""
@@ -60,3 +63,65 @@ def gpu_from_dict(data: Mapping[str, Any]) -> Gpu:
         power_w=data["power_w"],
         link_bytes_per_s=data["link_bytes_per_s"],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """One multiprocessor of a compute capability."""
+
+    shared_kib: int
+    shared_per_block_kib: int
+    threads: int
+    blocks: int
+    fp32_cores: int
+
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and "Throughput of
+# Native Arithmetic Instructions" (fp32 multiply-adds a clock and multiprocessor).
+MULTIPROCESSORS = {
+    (7, 0): Multiprocessor(96, 96, 2048, 32, 64),
+    (7, 5): Multiprocessor(64, 64, 1024, 16, 64),
+    (8, 0): Multiprocessor(164, 163, 2048, 32, 64),
+    (8, 6): Multiprocessor(100, 99, 1536, 16, 128),
+    (8, 7): Multiprocessor(164, 163, 1536, 16, 128),
+    (8, 9): Multiprocessor(100, 99, 1536, 24, 128),
+    (9, 0): Multiprocessor(228, 227, 2048, 32, 128),
+    (10, 0): Multiprocessor(228, 227, 2048, 32, 128),
+    (10, 3): Multiprocessor(228, 227, 2048, 32, 128),
+    (12, 0): Multiprocessor(100, 99, 1536, 24, 128),
+    (12, 1): Multiprocessor(100, 99, 1536, 24, 128),
+}
+
+BUS_BITS = 512
+"""The catalogue knows a memory's bandwidth, not its bus and clock: this bus, and the clock with
+which it has that bandwidth, are told."""
+
+
+def multiprocessor_of(gpu: Gpu) -> Multiprocessor:
+    """That of the type's compute capability. Raises `InputError` for one that is not known."""
+    found = MULTIPROCESSORS.get(gpu.compute_capability)
+    if found is None:
+        major, minor = gpu.compute_capability
+        known = ", ".join(f"{a}.{b}" for a, b in sorted(MULTIPROCESSORS))
+        raise InputError(
+            f"{gpu.name} cannot be emulated: compute capability {major}.{minor} is not known",
+            hint=f"known are {known}",
+        )
+    return found
+
+
+def shared_kib_in_bytes(gpu: Gpu) -> tuple[int, int]:
+    """Shared memory of a multiprocessor, and what one block may have of it, in bytes."""
+    one = multiprocessor_of(gpu)
+    return one.shared_kib * KIB, one.shared_per_block_kib * KIB
+
+
+def clock_khz(gpu: Gpu) -> int:
+    """The boost clock that the type's fp32 rate implies: two operations a core and clock."""
+    cores = gpu.sm_count * multiprocessor_of(gpu).fp32_cores
+    return round(gpu.flops.get("fp32", 0.0) / (2 * cores) / 1e3)
+
+
+def memory_clock_khz(gpu: Gpu) -> int:
+    """The clock with which a bus of `BUS_BITS` has the type's bandwidth, two transfers a clock."""
+    return round(gpu.bandwidth_bytes_per_s / (2 * BUS_BITS / 8) / 1e3)

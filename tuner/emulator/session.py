@@ -21,14 +21,14 @@ from tuner.core.gpu import Gpu
 from tuner.cost.nccl import nccl_bytes
 from tuner.emulator.build import build
 from tuner.emulator.here import DEVICE_VARIABLE, LIBRARIES_VARIABLE
-from tuner.emulator.properties import (
+from tuner.emulator.rates import (
     BUS_BITS,
     clock_khz,
+    gpu_to_dict,
     memory_clock_khz,
     multiprocessor_of,
     shared_kib_in_bytes,
 )
-from tuner.emulator.rates import gpu_to_dict
 from tuner.emulator.toolchain import TorchBuild, find_torch
 
 ON_PATH = Path(__file__).parent / "inside" / "path"

@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from tuner.trial.base import MeasureOptions
-from tuner.trial.command_output import TAG
-from tuner.trial.step_timer import StepTimer
+from tuner.trial.command_progress import TAG
+from tuner.trial.stop_rule import StepTimer
 
 _TRIAL = "TUNER_TRIAL"
 _STDOUT = 1

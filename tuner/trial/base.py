@@ -136,7 +136,7 @@ class MeasureOptions:
     - `short_steps` times no whole step, even of a verification: for an emulated device, of which
       every micro-step after the first takes the same.
     - `timeout_s` is for the whole trial; what runs longer is killed. None leaves it to the pace
-      of the first step (`tuner.trial.deadline`).
+      of the first step (`tuner.trial.stop_rule`).
     - `memory_limit_bytes` lets a large device stand in for a smaller one.
     - `weights` is "synthetic", "hub" or the path of a checkpoint.
     - `lengths` is "full" (every sequence has the longest length, as predictions assume) or "data"

@@ -35,10 +35,9 @@ from tuner.program.settings import find_settings
 from tuner.space.command import Command
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.command_progress import CommandProgress
-from tuner.trial.command_result import measurement_of
-from tuner.trial.deadline import NEEDED_S
-from tuner.trial.listening import Streams
+from tuner.trial.command_result import Streams, measurement_of
 from tuner.trial.messages import Report
+from tuner.trial.stop_rule import NEEDED_S
 
 TRIAL = "TUNER_TRIAL"
 """Environment variable of a command that says it runs in a trial: JSON, see `trial_facts`."""

@@ -22,7 +22,7 @@ from tuner.core.records import Configuration, Phase
 from tuner.emulator.here import begin_phase, is_emulated
 from tuner.predict.training.base import TrainingSession, Workload
 from tuner.space.data import DataFacts
-from tuner.trial.rank import Rank
+from tuner.trial.ranks import Rank
 from tuner.trial.synthetic import fill
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.processes import become_subreaper
 from tuner.core.records import Configuration, Measurement, Memory, Source, Speed
-from tuner.emulator.own_fault import own_fault
+from tuner.emulator.ending import own_fault
 from tuner.space.command import Command
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.command import (
@@ -30,8 +30,7 @@ from tuner.trial.command import (
     started,
 )
 from tuner.trial.command_progress import CommandProgress
-from tuner.trial.command_result import required
-from tuner.trial.listening import Streams
+from tuner.trial.command_result import Streams, required
 from tuner.trial.messages import Report
 
 EVENTS_VARIABLE = "TUNER_EMULATOR_EVENTS"

@@ -25,9 +25,9 @@ from tuner.core.outcome import Ending, classify, signal_name, unavailable
 from tuner.core.processes import end_marked, oom_kills, oom_kills_since
 from tuner.core.records import Configuration, Outcome, Source, Status
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
-from tuner.trial.deadline import Deadline
 from tuner.trial.messages import CannotRun, Ended, Ready, Reported, Run, Start, Stop
 from tuner.trial.preflight import require_answer, wait_for_device
+from tuner.trial.stop_rule import Deadline
 
 START_WITHIN_S = 300.0
 """Importing torch and transformers takes seconds, minutes from a cold network disk."""

@@ -7,6 +7,7 @@ it behind.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,23 +16,87 @@ from typing import Any
 import torch
 
 from tuner.core.errors import InputError
+from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Measurement, Memory, Phase, Source, Speed
+from tuner.cost.speed.product_rates import matmul_peak
 from tuner.emulator.here import is_emulated
 from tuner.predict.training import get_workload
 from tuner.predict.training.base import TrainingSession
 from tuner.space.data import DataFacts
 from tuner.space.models.catalogue import get_entry, resolve_config
 from tuner.trial.base import MeasureOptions, TrialJob
-from tuner.trial.deadline import NEEDED_S
 from tuner.trial.device import RealEnvironment, alloc_retries, open_session, parse_device
-from tuner.trial.mfu import mfu
 from tuner.trial.process_device import ProcessDevice, peaks_of
-from tuner.trial.rank import Rank
-from tuner.trial.settings import apply_settings
+from tuner.trial.ranks import Rank
 from tuner.trial.step_plan import StepPlan
 from tuner.trial.steps import Stepper, TimedSteps, time_steps, warm_up
-from tuner.trial.stop_rule import StopRule, thorough
+from tuner.trial.stop_rule import NEEDED_S, StopRule, thorough
 from tuner.trial.verification import RecordedCall, evaluate_and_save
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The second is the older name; versions of PyTorch differ in which they read first."""
+
+
+def apply_settings(configuration: Configuration, device: str) -> tuple[str, ...]:
+    """Put the process-wide knobs of `configuration` in force; returns notes for the reader.
+
+    Call it before `device` is touched: the allocator reads its settings once. Raises
+    `InputError` for settings that PyTorch does not take. Whether a knob can act on `device` at
+    all is the workload's to say.
+    """
+    allocator = str(configuration.get("allocator", ""))
+    notes = []
+    if device != "cpu":
+        inherited = next(filter(None, map(os.environ.get, ALLOCATOR_VARIABLES)), None)
+        if allocator:
+            set_allocator(allocator)
+        elif inherited:
+            notes.append(f"the environment sets the allocator: {inherited}")
+    torch.backends.cudnn.benchmark = bool(configuration.get("cudnn_benchmark", False))
+    if torch.backends.cudnn.benchmark:
+        notes.append("cudnn_benchmark acts on convolutions only")
+    return tuple(notes)
+
+
+def set_allocator(text: str) -> None:
+    """Settings of PyTorch's caching allocator, for this process and those that it starts.
+
+    They are set directly too: the variables have been read where torch was imported before a
+    fork. Raises `InputError` with PyTorch's own words for text that it does not take.
+    """
+    # PyTorch has no public function for it; the second is what versions before 2.10 have.
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    try:
+        (setter or torch.cuda.memory._set_allocator_settings)(text)
+    except (ValueError, RuntimeError) as error:
+        raise InputError(
+            f"allocator {text!r} is not a setting of PyTorch's allocator",
+            hint=f"{str(error).splitlines()[0][:200]}; write it as in PYTORCH_CUDA_ALLOC_CONF, "
+            "for example expandable_segments:True",
+        ) from error
+    for name in ALLOCATOR_VARIABLES:
+        os.environ[name] = text
+
+
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+
+
+def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None) -> float | None:
+    """Model FLOP/s over the dense peak of the precision in which most products run.
+
+    The same precision as in a prediction: that of autocast, else of the weights, and bf16 for
+    quantised ones. None where the FLOPs or the device's peak are not known.
+    """
+    if flops_per_s is None:
+        return None
+    mixed = str(configuration.get("mixed_precision", "no"))
+    precision = mixed if mixed != "no" else str(configuration.get("precision"))
+    if precision in ("nf4", "int8"):
+        precision = "bf16"
+    if gpu is None or precision not in gpu.flops:
+        return None
+    return flops_per_s / matmul_peak(gpu, _DTYPES[precision], precision == "tf32")
+
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -52,7 +117,7 @@ def measure(
     PyTorch and the operating system raise. A loss that is not finite ends the timed steps and
     is in the measurement. `report` is called with JSON facts: "device", "phase" (of warm-up
     steps; null while steps are timed), "load_s", "loaded_bytes", "trainable_params",
-    "total_params", "needed_s" (`tuner.trial.deadline`), "first_step_s", "phase_peak_bytes",
+    "total_params", "needed_s" (`tuner.trial.stop_rule`), "first_step_s", "phase_peak_bytes",
     "peak_reserved_bytes".
 
     The process must be a fresh one that has imported what training needs (`Training.prepare`):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 
@@ -108,3 +109,15 @@ def _host_obstacle(limit_bytes: int | None) -> str | None:
         f"{format_gib(available)} of memory are free on this machine, and a trial may use "
         f"{format_gib(limit_bytes)}"
     )
+
+
+# The driver's log (Xid 79), and NVML's texts and names where a device does not answer any more
+# until it is reset (nvml.h: NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED).
+_LOST_DEVICE = re.compile(
+    r"fallen off the bus|GPU is lost|GPU_IS_LOST|GPU requires reset|RESET_REQUIRED", re.IGNORECASE
+)
+
+
+def says_device_is_lost(text: str) -> bool:
+    """Whether an error says that its device is gone until somebody resets it."""
+    return _LOST_DEVICE.search(text) is not None

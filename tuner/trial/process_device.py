@@ -1,19 +1,148 @@
-"""Where a real trial runs: the device, the limit on it, and the memory that the trial takes."""
+"""The memory, use and power of a device, by the process that trains on it."""
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import dataclass
+from statistics import fmean
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from tuner.core.errors import InputError
 from tuner.core.host import cpu_name
+from tuner.core.nvml import DeviceReader, DeviceUse, device_use, open_reader
 from tuner.core.records import Memory
 from tuner.core.units import format_gib
 from tuner.space.gpus import match_device
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.device import RealEnvironment, alloc_retries, limit_memory, parse_device
-from tuner.trial.footprint import DeviceMemory, Footprint
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes on the device now: as the driver counts them, and beyond PyTorch's own.
+
+    `context_bytes` is None where the driver tells nothing.
+    """
+
+    process_bytes: int | None
+    device_bytes: int | None
+    context_bytes: int | None
+
+
+class Footprint:
+    """Follows this process's memory on one CUDA device. Made before the device is touched."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._index = device.index or 0
+        self._before = device_use(self._index)
+
+    def read(self) -> DeviceMemory:
+        """What the driver says now.
+
+        In a container it may not tell processes apart; then what the device holds beyond what
+        it held before is taken for this process's, which is right while it has the device alone.
+        """
+        use = device_use(self._index)
+        if use is None:
+            return DeviceMemory(None, None, None)
+        own = self._own_bytes(use)
+        reserved = torch.cuda.memory_reserved(self._device)
+        context = None if own is None else max(0, own - reserved)
+        return DeviceMemory(use.process_bytes, use.used_bytes, context)
+
+    def _own_bytes(self, use: DeviceUse) -> int | None:
+        if use.process_bytes is not None:
+            return use.process_bytes
+        return use.used_bytes - self._before.used_bytes if self._before else None
+
+
+INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GpuActivity:
+    """Means over a span of time; None is unknown. `utilization` is from 0 to 1."""
+
+    utilization: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    energy_source: str | None = None
+
+
+class GpuWatch:
+    """Watches CUDA device `index` between `__enter__` and `__exit__`; None watches nothing.
+
+    `activity` is what was seen. Energy comes from the driver's counter, which GPUs have since
+    Volta (nvmlDeviceGetTotalEnergyConsumption), else from mean sampled power and time.
+    """
+
+    def __init__(self, index: int | None) -> None:
+        self._reader: DeviceReader | None = open_reader(index) if index is not None else None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._utilizations: list[float] = []
+        self._powers_w: list[float] = []
+        self._start_j: float | None = None
+        self._started = 0.0
+        self.activity = GpuActivity()
+
+    def __enter__(self) -> GpuWatch:
+        if self._reader is not None:
+            self._start_j = self._reader.energy_j()
+            self._started = time.perf_counter()
+            self._thread = threading.Thread(target=self._sample, daemon=True, name="gpu-watch")
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._reader is None or self._thread is None:
+            return
+        elapsed_s = time.perf_counter() - self._started
+        end_j = self._reader.energy_j()
+        self._stop.set()
+        self._thread.join()
+        self._reader.close()
+        self.activity = _summary(
+            self._utilizations, self._powers_w, (self._start_j, end_j), elapsed_s
+        )
+
+    def _sample(self) -> None:
+        assert self._reader is not None
+        while True:
+            utilization, power_w = self._reader.utilization(), self._reader.power_w()
+            if utilization is not None:
+                self._utilizations.append(utilization)
+            if power_w is not None:
+                self._powers_w.append(power_w)
+            if self._stop.wait(INTERVAL_S):
+                return
+
+
+def _summary(
+    utilizations: list[float],
+    powers_w: list[float],
+    counter_j: tuple[float | None, float | None],
+    elapsed_s: float,
+) -> GpuActivity:
+    utilization = fmean(utilizations) if utilizations else None
+    start_j, end_j = counter_j
+    if start_j is not None and end_j is not None and end_j > start_j:
+        energy_j = end_j - start_j
+        return GpuActivity(utilization, energy_j / elapsed_s, energy_j, "counter")
+    if powers_w:
+        power_w = fmean(powers_w)
+        return GpuActivity(utilization, power_w, power_w * elapsed_s, "sampled power")
+    return GpuActivity(utilization)
 
 
 class ProcessDevice:

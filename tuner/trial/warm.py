@@ -35,8 +35,7 @@ from tuner.core.processes import (
 from tuner.core.records import Configuration
 from tuner.predict.training import load_object
 from tuner.trial.base import Instructions, MeasureOptions
-from tuner.trial.child import ChildTask, child_main
-from tuner.trial.deadline import Deadline
+from tuner.trial.child import ChildTask, ProgressParser, Read, child_main
 from tuner.trial.messages import (
     CannotRun,
     Ended,
@@ -47,7 +46,7 @@ from tuner.trial.messages import (
     Stop,
     TrialBody,
 )
-from tuner.trial.progress_parser import ProgressParser, Read
+from tuner.trial.stop_rule import Deadline
 
 END_WITHIN_S = 20.0
 """A killed process that uses a GPU ends when the driver has taken back its memory."""

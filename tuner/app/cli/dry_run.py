@@ -16,7 +16,7 @@ from tuner.core.records import TrialRecord
 from tuner.core.units import format_duration, format_size, significant
 from tuner.report.terminal.render import echo, print_fields, print_json, settings_text
 from tuner.report.terminal.tables import Sheet, print_sheet
-from tuner.trial.deadline import LONGEST_S
+from tuner.trial.stop_rule import LONGEST_S
 
 if TYPE_CHECKING:
     from tuner.searches.preview import PlannedTrial, Preview

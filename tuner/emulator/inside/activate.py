@@ -14,15 +14,13 @@ def activate() -> None:
     """Push the mode that computes values, price what runs, and follow the program's steps."""
     import torch
 
-    from tuner.emulator.inside.guard import end_with_owner
     from tuner.emulator.inside.hollow import install as read_hollow_files
     from tuner.emulator.inside.host_reads import HostReads
-    from tuner.emulator.inside.mode import EmulatorMode
-    from tuner.emulator.inside.one_machine import launch_without_others
-    from tuner.emulator.inside.one_rank import stand_for_all_ranks
-    from tuner.emulator.inside.priced import price_operators
-    from tuner.emulator.inside.python_kernels import follow_python_kernels
-    from tuner.emulator.inside.rejection import draw_once
+    from tuner.emulator.inside.made_up import draw_once
+    from tuner.emulator.inside.mode import EmulatorMode, follow_python_kernels
+    from tuner.emulator.inside.one_rank import launch_without_others, stand_for_all_ranks
+    from tuner.emulator.inside.process import end_with_owner
+    from tuner.emulator.inside.triton_launches import price_operators
 
     end_with_owner()
     settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")

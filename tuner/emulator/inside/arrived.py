@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tuner.emulator.inside.faults import guarded
-from tuner.emulator.inside.later import when_imported
+from tuner.emulator.inside.process import when_imported
 
 _ARGUMENTS = {
     "micro_batch": "per_device_train_batch_size",

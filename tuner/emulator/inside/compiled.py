@@ -16,24 +16,21 @@ from typing import Any
 
 import torch
 
-from tuner.emulator.inside.aliases import (
-    CPU,
-    FLOATS,
-    LIMITS,
-    MEDIUM,
-    SMALL,
-    alias,
-    is_known,
-)
 from tuner.emulator.inside.faults import guarded
-from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.made_up import NOISE_LIMIT, Spread
 from tuner.emulator.inside.notes import (
     ASSUMED,
     AT_MOST,
+    CPU,
+    FLOATS,
+    LIMITS,
     MADE_UP,
+    MEDIUM,
+    SMALL,
+    alias,
     constant,
     forget_note,
+    is_known,
     note_known,
     note_origin,
     note_unknown,
@@ -42,6 +39,7 @@ from tuner.emulator.inside.notes import (
     worst,
 )
 from tuner.emulator.inside.operators import FINITE, ORDERING
+from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.settling import Settling
 
 # Booleans and integers of unknown floats are computed up to this many elements.

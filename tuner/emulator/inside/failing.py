@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,7 +56,7 @@ class Failing:
             self.note(UNCAUGHT, error)
         if self._found is not None:
             found, self._found = self._found, None
-            sibling("events").send({"event": "error", "on_device": uses_cuda(), **found})
+            send({"event": "error", "on_device": uses_cuda(), **found})
 
 
 def described(error: BaseException) -> dict[str, Any]:
@@ -101,6 +102,20 @@ def follow_failures() -> None:
     printed: Any = traceback.TracebackException
     printed.__init__ = note_and_build
     atexit.register(failing.tell)
+
+
+def send(event: dict[str, Any]) -> None:
+    """Append `event`; a line is written at once, so that lines of processes do not mix."""
+    import json
+
+    rank = os.environ.get("RANK", "0")
+    about = {"pid": os.getpid(), "rank": rank, "at_ns": time.monotonic_ns()}
+    line = json.dumps({**about, **event}).encode() + b"\n"
+    file = os.open(os.environ["TUNER_EMULATOR_EVENTS"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        os.write(file, line)
+    finally:
+        os.close(file)
 
 
 @functools.cache

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from tuner.emulator.inside.events import send
-from tuner.emulator.inside.failing import name_of, text_of
+from tuner.emulator.inside.failing import name_of, send, text_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -20,13 +20,12 @@ from types import FrameType
 from typing import Any
 
 from tuner.emulator.inside.arrived import Arrived
-from tuner.emulator.inside.events import send
-from tuner.emulator.inside.failing import uses_cuda
+from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import program_line
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.one_rank import STANDS_FOR
-from tuner.emulator.inside.stopping import end_when_told
+from tuner.emulator.inside.process import end_when_told
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tuner.core.sparse import read_header, says_hollow
-from tuner.emulator.inside.aliases import FLOATS
-from tuner.emulator.inside.later import when_imported
+from tuner.emulator.inside.notes import FLOATS
+from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.transfers import FRESH_BYTES
 
 if TYPE_CHECKING:

@@ -18,11 +18,9 @@ from typing import Any
 
 import torch
 
-from tuner.emulator.inside.aliases import is_known
-from tuner.emulator.inside.events import send
-from tuner.emulator.inside.lines import package_of, places
-from tuner.emulator.inside.notes import origin_of
-from tuner.emulator.inside.unknowns import Unknowns, frames_of
+from tuner.emulator.inside.failing import send
+from tuner.emulator.inside.lines import Unknowns, frames_of, package_of, places
+from tuner.emulator.inside.notes import is_known, origin_of
 
 _READER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 

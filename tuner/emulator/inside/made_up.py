@@ -8,16 +8,49 @@ round all candidates, so that experts get equal loads.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import arange, empty, randn
 
-from tuner.emulator.inside.aliases import FLOATS, SMALL, alias
-from tuner.emulator.inside.notes import MADE_UP, note_origin
-from tuner.emulator.inside.randomness import seed_of
+from tuner.emulator.inside.notes import FLOATS, MADE_UP, SMALL, alias, note_origin
+
+_MASK = (1 << 63) - 1
+_MIX = 0x9E3779B97F4A7C15  # an odd constant that spreads neighbouring states over all seeds
+
+
+def seed_of(generator: torch.Generator | None, device: torch.device) -> int:
+    """A seed for what the device's generator has just drawn."""
+    if generator is None or generator.device.type != "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        generator = torch.cuda.default_generators[index]
+    state = generator.initial_seed() * 31 + generator.get_offset()
+    return (state * _MIX) & _MASK
+
+
+def draw(
+    func: Callable[..., Any],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    *,
+    seed: int,
+    takes_generator: bool,
+) -> Any:
+    """What `func` returns on the CPU with this seed."""
+    if takes_generator:
+        generator = torch.Generator().manual_seed(seed)
+        return func(*args, **(kwargs | {"generator": generator}))
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch.default_generator.set_state(state)
+
 
 _TILE = 1 << 20
 # Comparisons of more unknown floats than this are not made up.
@@ -193,3 +226,29 @@ def spreads(made_up: MadeUp) -> dict[str, Spread]:
         "aten::mode": best,
         "aten::multinomial": sampled,
     }
+
+
+def draw_once(init: ModuleType) -> None:
+    """Have `torch.nn.init` draw large tensors on the device twice, and then leave them."""
+    module: Any = init
+    original = module._no_grad_trunc_normal_
+    if "while True" not in inspect.getsource(original):  # an older release: it needs no loop
+        return
+
+    def trunc_normal(
+        tensor: torch.Tensor,
+        mean: float,
+        std: float,
+        a: float,
+        b: float,
+        generator: torch.Generator | None = None,
+    ) -> torch.Tensor:
+        if not tensor.is_cuda or tensor.numel() <= SMALL:
+            out: torch.Tensor = original(tensor, mean, std, a, b, generator=generator)
+            return out
+        with torch.no_grad():
+            tensor.normal_(mean, std, generator=generator)
+            again = torch.empty_like(tensor).normal_(mean, std, generator=generator)
+            return tensor.copy_(torch.where((tensor < a) | (tensor > b), again, tensor))
+
+    module._no_grad_trunc_normal_ = trunc_normal

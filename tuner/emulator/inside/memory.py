@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import itertools
 import os
 import sys
@@ -14,15 +15,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import places
-from tuner.emulator.inside.owners import GRADIENT, Owners, addresses
-from tuner.emulator.inside.parts import LOGITS, Parts, Sightings
-from tuner.emulator.inside.sharded import when_reduced
+from tuner.emulator.inside.owners import GRADIENT, LOGITS, Owners, Parts, Sightings, addresses
+from tuner.emulator.inside.process import when_imported
 
 _ROUND = 512
 """PyTorch's allocator rounds sizes up to this (CUDACachingAllocator.cpp, kMinBlockSize)."""
@@ -262,3 +263,37 @@ def _physical(ordinal: int) -> int:
     """The session's number of a device that CUDA_VISIBLE_DEVICES shows as `ordinal`."""
     library = Path(os.environ["TUNER_EMULATOR_LIBRARIES"]) / "libtuner_device.so"
     return int(ctypes.CDLL(str(library)).emu_physical(ordinal))
+
+
+Note = Callable[[Iterable[Any]], Any]
+
+
+def when_reduced(note: Note) -> None:
+    """Call `note` with gradients on the device that FSDP (PyTorch 2.8 to 2.13) is to reduce."""
+    fsdp = "torch.distributed.fsdp"
+    when_imported(f"{fsdp}._fully_shard._fsdp_collectives", functools.partial(_watch_second, note))
+    when_imported(f"{fsdp}._runtime_utils", functools.partial(_watch_first, note))
+
+
+def _watch_second(note: Note, module: ModuleType) -> None:
+    """FSDP2: the gradients are an argument."""
+    reduce = module.foreach_reduce
+
+    @functools.wraps(reduce)
+    def foreach_reduce(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        note(gradients)
+        return reduce(parameters, gradients, *args, **kwargs)
+
+    module.foreach_reduce = foreach_reduce  # type: ignore[attr-defined]
+
+
+def _watch_first(note: Note, module: ModuleType) -> None:
+    """FSDP1: the flat parameter has its gradient until then."""
+    reduce = module._reduce_grad
+
+    @functools.wraps(reduce)
+    def reduce_grad(state: Any, handle: Any) -> Any:
+        note([getattr(handle.flat_param, "grad", None)])
+        return reduce(state, handle)
+
+    module._reduce_grad = reduce_grad  # type: ignore[attr-defined]

@@ -6,10 +6,41 @@ what memory holds, and more floats are unknown.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import full
+from torch import empty, full
+
+STRIDED = torch.strided
+"""The layout of tensors with memory of their own."""
+
+
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors with memory that a sparse tensor is made of, its elements last."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def made_of(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor of the size and layout of `like`, which shares the memory of `parts`."""
+    if like.layout is torch.sparse_coo:
+        indices, values = parts
+        return torch.sparse_coo_tensor(
+            indices,
+            values,
+            like.shape,
+            is_coalesced=like.is_coalesced(),
+            check_invariants=False,
+        )
+    first, second, values = parts
+    return torch.sparse_compressed_tensor(
+        first, second, values, like.shape, layout=like.layout, check_invariants=False
+    )
+
 
 WRITTEN, UNKNOWN, UNIFORM = "written", "unknown", "uniform"
 
@@ -114,3 +145,60 @@ def covers_storage(tensor: torch.Tensor) -> bool:
 def _set(tensor: torch.Tensor, note: Note) -> None:
     storage: Any = tensor.untyped_storage()
     storage.tuner_values = note
+
+
+CPU = torch.device("cpu")
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+# Floats up to this many are always written: computed where all inputs are known, made up otherwise.
+SMALL = FEW
+# Floats up to this many are computed where all inputs are known: masks, positions and their angles.
+MEDIUM = 1 << 20
+# Integers are computed up to this many elements. Bytes hold quantised weights and images, int32
+# packed weights: those decide no shapes and are left alone.
+LIMITS = {
+    torch.bool: 1 << 24,
+    torch.int64: 1 << 23,
+    torch.int32: 1 << 22,
+    torch.int16: 1 << 20,
+    torch.uint8: 1 << 20,
+    torch.int8: 1 << 20,
+}
+
+_construct = torch._C._construct_storage_from_data_pointer
+_nothing: dict[torch.dtype, torch.Tensor] = {}
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the memory of a CUDA tensor; valid as long as that memory is."""
+    if tensor.layout is not STRIDED:
+        return made_of([alias(part) for part in parts_of(tensor)], tensor)
+    dtype = tensor.dtype
+    nothing = _nothing.get(dtype)
+    if nothing is None:
+        nothing = _nothing[dtype] = empty(0, dtype=dtype)
+    count = tensor.numel()
+    if count == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
+    shape, stride = tensor.shape, tensor.stride()
+    if not tensor.is_contiguous():
+        count = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    storage = _construct(tensor.data_ptr(), CPU, count * dtype.itemsize)
+    return nothing.detach().set_(storage, 0, shape, stride)
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether the values of a CUDA tensor in memory are what the program computed."""
+    if tensor.layout is not STRIDED:
+        return all(map(is_known, parts_of(tensor)))
+    dtype = tensor.dtype
+    storage = tensor.untyped_storage()
+    note = getattr(storage, NOTE, None)
+    if dtype in FLOATS:
+        if tensor.numel() <= SMALL and storage.nbytes() <= SMALL * dtype.itemsize:
+            return True
+        return note is not None and note.state == WRITTEN and tensor.numel() <= MEDIUM
+    if tensor.numel() > LIMITS.get(dtype, 0):
+        return False
+    return note is None or note.state == WRITTEN

@@ -20,18 +20,20 @@ import torch
 
 from tuner.core.gpu import Gpu
 from tuner.cost.operators.timeline import Work
-from tuner.emulator.inside.calls import (
+from tuner.emulator.inside.core import MOST_KEPT, Core, KernelLaunch, readable
+from tuner.emulator.inside.faults import guarded
+from tuner.emulator.inside.works import (
+    Describer,
     Function,
+    Prices,
     any_on_device,
+    has_own_rules,
     key_of,
     label_of_call,
     label_of_work,
     shapes_of,
     sides_of,
 )
-from tuner.emulator.inside.core import MOST_KEPT, Core, KernelLaunch, readable
-from tuner.emulator.inside.faults import guarded
-from tuner.emulator.inside.works import Describer, Prices, has_own_rules
 
 _NS = 1e9
 _UNSEEN: Any = object()

@@ -1,19 +1,33 @@
-"""Arguments of a CUDA operator as CPU tensors, and the operator computed on them."""
+"""Reads values back from the device, and computes those that an operator needs."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import empty
 
-from tuner.emulator.inside.aliases import CPU, FLOATS, alias, is_known
-from tuner.emulator.inside.made_up import NOISE_LIMIT, MadeUp
-from tuner.emulator.inside.notes import MADE_UP, constant, noted, worst
+from tuner.emulator.inside.made_up import NOISE_LIMIT, MadeUp, draw, seed_of
+from tuner.emulator.inside.notes import (
+    AT_MOST,
+    CPU,
+    FLOATS,
+    MADE_UP,
+    STRIDED,
+    alias,
+    constant,
+    is_known,
+    made_of,
+    noted,
+    origin_of,
+    parts_of,
+    worst,
+)
 from tuner.emulator.inside.operators import Operator
-from tuner.emulator.inside.randomness import draw, seed_of
-from tuner.emulator.inside.sparse import STRIDED, made_of, parts_of
 
 
 class Reading:
@@ -113,3 +127,210 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_finite(one) for one in value)
     return True
+
+
+Count = tuple[int, int]  # a value, and how many bytes of it are read back
+_MASKS = frozenset({torch.bool, torch.uint8})
+_FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}
+
+
+UNREADABLE: list[Count] = [(0, 4), (0, 8), (1, 1)]
+
+
+class UnreadableError(Exception):
+    """A count depends on values that nobody computed."""
+
+
+class Readbacks:
+    """Counts for the operators that ask the device for them."""
+
+    def __init__(self, made_up: MadeUp) -> None:
+        self._made_up = made_up
+        library = ctypes.CDLL(None)
+        self._answer = library.emu_answer
+        self._answer.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        self._forget = library.emu_forget_answers
+
+    def call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], counts: list[Count]
+    ) -> Any:
+        """What `func` returns when its reads from the device find `counts`, in this order."""
+        for value, size in counts:
+            self._answer(struct.pack(_FORMATS[size], value), size)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._forget()
+
+    def counted(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Count], str | None]:
+        """The counts that an operator of `COUNTED` reads, and what they rest on.
+
+        Where nobody knows them, the largest that are possible: then they are at most so large.
+        """
+        reading = _Counting(self._made_up)
+        try:
+            counts = COUNTED[operator.full_name](reading, *args, **kwargs)
+        except UnreadableError:
+            return UNREADABLE, MADE_UP
+        return counts, reading.origin
+
+
+class _Counting:
+    """The counts of one call. `origin` is what they rest on, by the worst of what was read."""
+
+    def __init__(self, made_up: MadeUp) -> None:
+        self._made_up = made_up
+        self.origin: str | None = None
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of a tensor, on the CPU."""
+        note = noted(tensor)
+        if note is not None:
+            self.origin = worst(self.origin, note.origin)
+        if not tensor.is_cuda:
+            return tensor
+        if is_known(tensor):
+            return alias(tensor)
+        one = None if note is None else constant(tensor, note)
+        if one is not None:
+            return one.expand(tensor.shape)
+        if tensor.dtype in FLOATS and tensor.numel() <= NOISE_LIMIT:
+            self.origin = MADE_UP
+            return self._made_up.noise(tensor)
+        raise UnreadableError
+
+    def _true(self, mask: torch.Tensor) -> int:
+        """How many elements are not zero, or may be so."""
+        note = noted(mask)
+        one = None if note is None else constant(mask, note)
+        if mask.dtype in FLOATS and (not is_known(mask) or origin_of(mask)) and one is None:
+            self.origin = worst(self.origin, AT_MOST)
+            return mask.numel()
+        try:
+            read = self._read(mask)
+        except UnreadableError:
+            self.origin = worst(self.origin, AT_MOST)
+            return mask.numel()
+        return int(read.count_nonzero()) if one is None else mask.numel() * bool(one)
+
+    def distinct_places(self, source: torch.Tensor) -> list[Count]:
+        indices = source._indices()
+        if not is_known(indices):
+            raise UnreadableError
+        return _either(torch.unique(alias(indices), dim=1).shape[1])
+
+    def nonzero(self, source: torch.Tensor, **_: Any) -> list[Count]:
+        return [(self._true(source), 4)]
+
+    def masks(self, source: torch.Tensor, indices: list[torch.Tensor | None]) -> list[Count]:
+        counts = []
+        for index in indices:
+            if index is not None and index.dtype in _MASKS:
+                if index.is_cuda:
+                    counts.append((self._true(index), 4))
+                else:  # its count is taken on the host
+                    self.origin = worst(self.origin, origin_of(index))
+        return counts
+
+    def masks_put(
+        self,
+        source: torch.Tensor,
+        indices: list[torch.Tensor | None],
+        values: torch.Tensor,
+        accumulate: bool = False,
+        unsafe: bool = False,
+    ) -> list[Count]:
+        counts = self.masks(source, indices)
+        if accumulate and not unsafe:
+            # It looks whether the largest and the smallest index are in range: they are.
+            expanded = sum(
+                (index.dim() if index.dtype in _MASKS else 1)
+                for index in indices
+                if index is not None
+            )
+            counts += [(0, 8)] * (2 * expanded)
+        return counts
+
+    def selected(self, source: torch.Tensor, mask: torch.Tensor, *_: Any) -> list[Count]:
+        shape = torch.broadcast_shapes(source.shape, mask.shape)  # type: ignore[no-untyped-call]
+        repeated = math.prod(shape) // max(mask.numel(), 1)
+        return [(self._true(mask) * repeated, 4)]
+
+    def repeats(self, repeats: torch.Tensor, output_size: int | None = None) -> list[Count]:
+        if output_size is not None:
+            return []
+        return [(int(self._read(repeats).sum()), 8), (1, 1)]  # and none is negative
+
+    def distinct(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
+        if source.dtype is torch.bool:
+            return [(self._true(source), 4)]
+        return [(torch.unique(self._read(source)).numel(), 8)]
+
+    def distinct_runs(
+        self,
+        source: torch.Tensor,
+        _inverse: bool = False,
+        _counts: bool = False,
+        dim: int | None = None,
+    ) -> list[Count]:
+        runs = torch.unique_consecutive(self._read(source), dim=dim)
+        return _either(runs.shape[dim or 0])
+
+    def distinct_slices(self, source: torch.Tensor, dim: int, *_: Any, **__: Any) -> list[Count]:
+        return _either(torch.unique(self._read(source), dim=dim).shape[dim])
+
+    def distinct_runs_of_slices(
+        self, source: torch.Tensor, dim: int, *_: Any, **__: Any
+    ) -> list[Count]:
+        return _either(torch.unique_consecutive(self._read(source), dim=dim).shape[dim])
+
+    def bins(self, source: torch.Tensor, *_: Any, **__: Any) -> list[Count]:
+        if source.numel() == 0:
+            return []
+        read = self._read(source)
+        size = source.dtype.itemsize
+        return [(int(read.min()), size), (int(read.max()), size)]
+
+    def valid(
+        self, source: torch.Tensor, samples: int, replacement: bool = False, **_: Any
+    ) -> list[Count]:
+        """The probabilities are valid, and no row is all zeros."""
+        return [(1, 1), (0, 1 if source.dim() == 1 else 8)]
+
+    def no_errors(self, *_: Any, **__: Any) -> list[Count]:
+        """No matrix of the batch is singular, and every iteration converged."""
+        return [(0, 1)]
+
+
+COUNTED: dict[str, Callable[..., list[Count]]] = {
+    "aten::nonzero": _Counting.nonzero,
+    "aten::index.Tensor": _Counting.masks,
+    "aten::_unsafe_index.Tensor": _Counting.masks,
+    "aten::index_put": _Counting.masks_put,
+    "aten::index_put_": _Counting.masks_put,
+    "aten::_unsafe_index_put": _Counting.masks_put,
+    "aten::_index_put_impl_": _Counting.masks_put,
+    "aten::masked_select": _Counting.selected,
+    "aten::masked_scatter_backward": _Counting.selected,
+    "aten::repeat_interleave.Tensor": _Counting.repeats,
+    "aten::_unique": _Counting.distinct,
+    "aten::_unique2": _Counting.distinct,
+    "aten::unique_consecutive": _Counting.distinct_runs,
+    "aten::unique_dim": _Counting.distinct_slices,
+    "aten::unique_dim_consecutive": _Counting.distinct_runs_of_slices,
+    "aten::bincount": _Counting.bins,
+    "aten::_coalesce": _Counting.distinct_places,
+    "aten::_to_sparse": _Counting.nonzero,
+    "aten::_to_sparse_csr": _Counting.nonzero,
+    "aten::_to_sparse_csc": _Counting.nonzero,
+    "aten::multinomial": _Counting.valid,
+    "aten::_linalg_check_errors": _Counting.no_errors,
+}
+"""By operator's name: the counts that it reads, from its arguments."""
+
+
+def _either(count: int) -> list[Count]:
+    """A count that releases of PyTorch read at different widths."""
+    return [(count, 8), (count, 4)]

@@ -8,33 +8,32 @@ from typing import Any
 import torch
 from torch import empty
 
-from tuner.emulator.inside.aliases import (
+from tuner.emulator.inside.lines import Unknowns
+from tuner.emulator.inside.made_up import MadeUp, Spread, spreads
+from tuner.emulator.inside.notes import (
+    ASSUMED,
     FLOATS,
     LIMITS,
     MEDIUM,
     SMALL,
-    alias,
-    is_known,
-)
-from tuner.emulator.inside.made_up import MadeUp, Spread, spreads
-from tuner.emulator.inside.notes import (
-    ASSUMED,
+    STRIDED,
     UNIFORM,
+    alias,
     covers_storage,
     forget_note,
+    is_known,
     note_known,
     note_origin,
     note_uniform,
     note_unknown,
     noted,
     origin_of,
+    parts_of,
     worst,
 )
 from tuner.emulator.inside.operators import POINTWISE, Operator
 from tuner.emulator.inside.reading import Reading, compute, mend
-from tuner.emulator.inside.sparse import STRIDED, parts_of
 from tuner.emulator.inside.uniform import after, carry, combine, compare, fill, write_out
-from tuner.emulator.inside.unknowns import Unknowns
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _Tensor = torch.Tensor

@@ -13,26 +13,25 @@ from typing import Any
 import torch
 from torch import empty
 
-from tuner.emulator.inside.aliases import (
+from tuner.emulator.inside.notes import (
     FLOATS,
     LIMITS,
     SMALL,
+    STRIDED,
     alias,
-    is_known,
-)
-from tuner.emulator.inside.notes import (
     constant,
     covers_storage,
     forget_note,
+    is_known,
     note_known,
     note_origin,
     note_unknown,
     noted,
     origin_of,
+    parts_of,
 )
 from tuner.emulator.inside.operators import Operator
 from tuner.emulator.inside.settling import Handler, Settling
-from tuner.emulator.inside.sparse import STRIDED, parts_of
 
 # What the stand-in runtime copies from host to device (KEPT in device/cudart.c).
 KEPT_BYTES = 1 << 20

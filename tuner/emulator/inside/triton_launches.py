@@ -11,15 +11,17 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from tuner.cost.operators.timeline import Work
-from tuner.emulator.inside.later import when_imported
 from tuner.emulator.inside.pricing import Described, Pricer
+from tuner.emulator.inside.process import when_imported
+from tuner.emulator.rates import gpu_from_dict
 
 _FEW = {
     "warmup": 0,
@@ -248,3 +250,21 @@ def _layouts(tensors: list[torch.Tensor]) -> tuple[Any, ...]:
 def _bytes_of(tensor: torch.Tensor) -> int:
     sizes = [s for s, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     return math.prod(sizes) * tensor.element_size()
+
+
+def price_operators(mode: Any, rates: Mapping[str, Any]) -> Any | None:
+    """Have all that runs priced, from now on, at the rates of a GPU type (`gpu_to_dict`).
+
+    `mode` shows operators to its `observer`, and calls `before` before each. None in an environment
+    without numpy, which the rooflines need: memory is emulated there, and time is not.
+    """
+    if find_spec("numpy") is None:
+        return None
+    from tuner.emulator.inside.core import DeviceCore
+    from tuner.emulator.inside.pricing import Pricer
+    from tuner.emulator.inside.triton_launches import watch
+
+    pricer = Pricer(gpu_from_dict(rates), DeviceCore())
+    mode.observer, mode.before = pricer.note, pricer.before
+    watch(pricer)
+    return pricer

@@ -14,15 +14,21 @@ from typing import Any
 import torch
 from torch import empty
 
-from tuner.emulator.inside.aliases import FLOATS, LIMITS, MEDIUM, SMALL, alias, is_known
+from tuner.emulator.inside.lines import calling_package
 from tuner.emulator.inside.made_up import MadeUp
 from tuner.emulator.inside.notes import (
     ASSUMED,
     AT_MOST,
+    FLOATS,
+    LIMITS,
     MADE_UP,
+    MEDIUM,
+    SMALL,
     UNIFORM,
+    alias,
     constant,
     forget_note,
+    is_known,
     note_known,
     note_origin,
     note_uniform,
@@ -30,7 +36,6 @@ from tuner.emulator.inside.notes import (
     worst,
 )
 from tuner.emulator.inside.operators import CHOOSING, COPYING, FINITE, GROWING, Operator
-from tuner.emulator.inside.unknowns import calling_package
 
 # Unknown floats that stand for all of them.
 SAMPLE = 4096

@@ -15,17 +15,15 @@ from typing import Any
 import torch
 from torch import arange
 
-from tuner.emulator.inside.aliases import FLOATS, alias, is_known
 from tuner.emulator.inside.compiled import install as install_compiled
 from tuner.emulator.inside.faults import note
+from tuner.emulator.inside.lines import Unknowns
 from tuner.emulator.inside.made_up import MadeUp
-from tuner.emulator.inside.notes import AT_MOST, MADE_UP, note_origin
+from tuner.emulator.inside.notes import AT_MOST, FLOATS, MADE_UP, alias, is_known, note_origin
 from tuner.emulator.inside.operators import EMPTY, Operator
-from tuner.emulator.inside.readbacks import COUNTED, UNREADABLE, Readbacks
-from tuner.emulator.inside.reading import Reading
+from tuner.emulator.inside.reading import COUNTED, UNREADABLE, Readbacks, Reading
 from tuner.emulator.inside.settling import Handler, Settling, is_wanted
 from tuner.emulator.inside.transfers import Transfers
-from tuner.emulator.inside.unknowns import Unknowns
 
 __all__ = ["Handler", "Values"]
 

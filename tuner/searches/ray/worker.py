@@ -17,7 +17,7 @@ from tuner.core.environment import trial_environment
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.records import Configuration, Outcome, Status
 from tuner.trial.base import PLAIN, Instructions, RunnerFactory, TrialRunner
-from tuner.trial.lost_device import says_device_is_lost
+from tuner.trial.preflight import says_device_is_lost
 
 REQUEST = "request"
 """Key under which the index of a trial's search travels to the worker; 0 where it is missing."""

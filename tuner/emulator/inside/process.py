@@ -1,13 +1,18 @@
-"""Calls something as soon as a module has been imported, whoever imports it."""
+"""Watches the program's process: what it imports, whether its owner lives, when it is to stop."""
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import os
+import select
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 
+from tuner.emulator.here import TELL_SIGNAL, TIMEOUT
 from tuner.emulator.inside.faults import guarded
 
 Then = Callable[[ModuleType], None]
@@ -66,3 +71,52 @@ class _CallingBack(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._then(module)
+
+
+def end_with_owner() -> None:
+    """From now on this process, and what it forks, ends with the process that made the session."""
+    _watch()
+    os.register_at_fork(after_in_child=_watch)
+
+
+def _watch() -> None:
+    # A runner of trials ends them itself, and forks them from a process of one thread.
+    if "TUNER_RUNNER" in os.environ:
+        return
+    # The session's memory file is named by its owner: /proc/PID/fd/N.
+    owner = int(os.environ["TUNER_EMULATOR"].split("/")[2])
+    if owner == os.getpid():
+        return
+    try:
+        handle = os.pidfd_open(owner)
+    except OSError:  # it has ended already
+        os._exit(3)
+    threading.Thread(target=_wait, args=(handle,), name="tuner-emulator", daemon=True).start()
+
+
+def _wait(handle: int) -> None:
+    select.select([handle], [], [])
+    os._exit(3)
+
+
+STOPPED = 124
+"""The exit status of a program that was stopped, as that of timeout(1)."""
+
+
+def end_when_told(tell: Callable[[str], bool | None]) -> None:
+    """On `TELL_SIGNAL`, call `tell` with `TIMEOUT` and end this process, if it told something.
+
+    A process that has nothing to tell goes on, without a handler: it may be a launcher.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        try:
+            if tell(TIMEOUT):
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(STOPPED)
+        finally:
+            signal.signal(number, signal.SIG_IGN)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(TELL_SIGNAL, end)
