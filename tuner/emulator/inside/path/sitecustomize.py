@@ -79,7 +79,7 @@ def _give_up(error: Exception) -> None:
     failing = _failing()
     kind, text = failing.name_of(error), failing.text_of(error)
     fault = {"type": kind, "message": text, "line": None, "reading": "PyTorch, as it starts"}
-    failing.sibling("events").send({"event": "fault", **fault})
+    failing.send({"event": "fault", **fault})
     sys.stderr.write(f"tuner's emulator: {kind}: {error}\n")
     os._exit(3)
 
@@ -124,7 +124,7 @@ class _Nothing(io.FileIO):
 def _tell_asked() -> None:
     with contextlib.suppress(Exception):  # nothing of this may be an error of the program
         line = _failing().sibling("lines").program_line(sys._getframe(2))
-        _failing().sibling("events").send({"event": "asked", "line": line})
+        _failing().send({"event": "asked", "line": line})
 
 
 def _follow_questions() -> None:
